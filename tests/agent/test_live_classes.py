@@ -1,159 +1,24 @@
-"""Classes of live bytes, on tensors of the real PyTorch in host memory, and through the adapter on a stand-in."""
+"""Classes of live bytes: the tests of live_classes.py, in a process that may import PyTorch."""
 
 from __future__ import annotations
 
-import gc
 import importlib.util
+import os
+import subprocess
 import sys
-import warnings
-from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import pytest
-
-from gpumond.agent.adapters import torch_classes
-from gpumond.agent.adapters.torch_classes import CLASSES, ClassBytes
-from gpumond.model.program import LiveClasses
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("needs PyTorch", allow_module_level=True)
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # NumPy is missing
-    import torch
-
-LONG = 600.0
-"""Seconds that suffice on any machine."""
+TESTS = Path(__file__).with_name("live_classes.py")
 
 
-def measured(seconds: float = LONG) -> dict[str, int]:
-    gc.collect()
-    found = torch_classes.measure(torch, "cpu", seconds)
-    return dict(zip(CLASSES, found.devices.get(0, [0] * len(CLASSES)), strict=True))
-
-
-def growth(before: dict[str, int]) -> dict[str, int]:
-    return {name: size - before[name] for name, size in measured().items() if size != before[name]}
-
-
-def test_training_with_adam_is_exact_to_the_byte():
-    before = measured()
-    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 10))
-    size = 4 * (64 * 32 + 32 + 32 + 32 + 32 * 10 + 10)
-    buffers = 4 * 32 * 2 + 8
-    assert growth(before) == {"parameters": size, "buffers": buffers}
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(4, 64)).sum().backward()
-    optimizer.step()
-    steps = 4 * 6
-    assert growth(before) == {
-        "parameters": size,
-        "gradients": size,
-        "optimizer": 2 * size + steps,
-        "buffers": buffers,
-    }
-    optimizer.zero_grad(set_to_none=True)
-    assert growth(before) == {"parameters": size, "optimizer": 2 * size + steps, "buffers": buffers}
-
-
-def test_views_share_their_storage():
-    before = measured()
-    whole = torch.zeros(1000)
-    views = [whole[i : i + 500] for i in range(20)] + [whole.view(10, 100), whole.detach()]
-    tied = torch.nn.Linear(10, 10, bias=False)
-    other = torch.nn.Linear(10, 10, bias=False)
-    other.weight = tied.weight
-    assert growth(before) == {"tensors": 4000, "parameters": 400}
-    assert views
-
-
-def test_results_of_differentiable_functions_are_in_no_class():
-    before = measured()
-    weight = torch.ones(1000, requires_grad=True)
-    result = (weight.exp().sin().cos()).sum()  # keeps the arguments of each function
-    assert growth(before) == {"tensors": 4000}
-    assert result is not None
-
-
-def test_subclasses_run_no_code_of_the_program():
-    calls = []
-
-    class Mine(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
-            calls.append(args)
-            return super().__torch_function__(*args, **kwargs)
-
-    kept = torch.ones(1000).as_subclass(Mine)
-    calls.clear()
-    before = measured()
-    assert before["tensors"] >= 4000
-    assert calls == []
-    assert kept is not None
-
-
-@pytest.mark.parametrize("device", ["meta"])
-def test_tensors_of_other_devices_do_not_count(device: str):
-    before = measured()
-    kept = [torch.zeros(1000, device=device), torch.nn.Linear(10, 10, device=device)]
-    assert growth(before) == {}
-    assert kept
-
-
-def test_sample_states_that_it_is_one():
-    kept = [torch.zeros(100) for _ in range(20_000)]
-    found = torch_classes.measure(torch, "cpu", 0.0)
-    assert found.exactness == "sampled"
-    assert torch_classes.measure(torch, "cpu", LONG).exactness == "exact"
-    assert kept
-
-
-def test_frozen_objects_are_not_visited_and_it_is_stated():
-    kept = torch.zeros(100)
-    gc.freeze()
-    try:
-        assert torch_classes.measure(torch, "cpu", LONG).exactness == "sampled"
-    finally:
-        gc.unfreeze()
-    assert kept is not None
-
-
-def total(classes: LiveClasses) -> int:
-    return (
-        classes.parameters_bytes
-        + classes.gradients_bytes
-        + classes.optimizer_bytes
-        + classes.buffers_bytes
-        + classes.tensors_bytes
-        + classes.activations_bytes
-    )
-
-
-@pytest.mark.parametrize(
-    ("own", "exactness", "live", "tensors", "activations", "excess"),
-    [
-        ((10, 10, 20, 1, 5), "exact", 100, 5, 54, 0),
-        ((10, 10, 20, 1, 5), "exact", 40, 5, 0, 6),  # some belong to another allocator
-        ((10, 10, 20, 1, 500), "sampled", 100, 59, 0, 0),  # an estimate is limited by the count
-        ((90, 30, 0, 0, 500), "sampled", 100, 0, 0, 20),
-    ],
-)
-def test_classes_sum_to_the_live_bytes_of_the_allocator(
-    own: Sequence[int], exactness: Any, live: int, tensors: int, activations: int, excess: int
-):
-    found = ClassBytes({0: own}, exactness)
-    classes = torch_classes.live_classes(found, 0, "torch", "GPU-0", live)
-    assert (classes.tensors_bytes, classes.activations_bytes, classes.excess_bytes) == (tensors, activations, excess)
-    assert total(classes) == classes.live_bytes + classes.excess_bytes
-    nothing = torch_classes.live_classes(found, 1, "torch", "GPU-1", live)
-    assert (total(nothing), nothing.activations_bytes) == (live, live)
-
-
-def test_listing_of_too_many_objects_is_not_begun():
-    listing = torch_classes._Listing()
-    few, complete = listing.objects(0.0)
-    assert not complete
-    every, complete = listing.objects(LONG)
-    assert complete
-    assert len(few) < len(every)
-    assert sys.getallocatedblocks() * listing._seconds_per_block < LONG
+def test_live_classes_of_pytorch() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(TESTS)]
+    done = subprocess.run(command, env=environ, cwd=TESTS.parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
