@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gpumond.api.agents import WHY, WHY_EXAMPLE
-from tests.integration.browser import PHONE, Serve, axe, needs_chromium, open_page, sign_in
+from tests.integration.browser import PHONE, PROGRAMS, Serve, axe, needs_chromium, open_page, sign_in
 from tests.integration.test_page_for_all import CHECK
 
 if TYPE_CHECKING:
@@ -31,6 +31,24 @@ def test_refusal_of_a_program_is_shown(browser: Browser, serve: Serve):
         assert session.fits()
         dialog.get_by_role("button", name="Close").click()
         page.locator("dialog#why").wait_for(state="hidden")
+
+
+def test_dialog_names_a_program_whose_agent_connected_after_its_process_was_shown(browser: Browser, serve: Serve):
+    daemon = serve("--interval", "0.2", verb="demo")
+    named: list[bool] = []
+
+    def hide_names(frame: dict[str, Any]) -> None:
+        for process in frame["processes"] if not named else ():
+            process["workload"] = ""
+
+    with open_page(browser, daemon, rewrite=hide_names) as session:
+        page = session.page
+        page.locator("#processes tbody").nth(len(PROGRAMS) - 1).wait_for(timeout=60_000)
+        named.append(True)
+        page.get_by_role("button", name="leak", exact=True).click()
+        page.get_by_role("button", name="Memory of leak").click()
+        sign_in(session, daemon)
+        page.get_by_role("dialog", name="Memory of leak (pid").wait_for()
 
 
 def test_classes_and_advice_are_shown(browser: Browser, serve: Serve):

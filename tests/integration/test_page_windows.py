@@ -104,6 +104,30 @@ def test_window_without_a_token_gets_no_data_of_one_with_a_token(browser: Browse
         assert second.texts("#events li") == [[]]
 
 
+def test_refusal_of_an_older_request_does_not_erase_a_newer_token(browser: Browser, demo: RunningDaemon):
+    problem = {"title": "Unauthorized", "status": 401, "detail": "reading requires a token"}
+    refusal = {"status": 401, "json": problem, "content_type": "application/problem+json"}
+    held: list[Route] = []
+
+    def guard(route: Route) -> None:
+        if route.request.headers.get("authorization", "").startswith("Bearer gpm_"):
+            route.continue_()
+        elif session.page.locator("#signing").is_visible():
+            held.append(route)
+        else:
+            route.fulfill(**refusal)
+
+    with open_page(browser, demo) as session:
+        session.page.context.route("**/api/v1/**", guard)
+        session.shows("Sign in to see this page")
+        session.page.get_by_role("button", name="Sign in").click()
+        while not held:
+            session.page.wait_for_timeout(100)
+        sign_in(session, demo)
+        held.pop(0).fulfill(**refusal)
+        advances([session], 4)
+
+
 def test_connection_limit_of_the_browser_is_distinguished_from_a_silent_daemon(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo) as session:
         advances([session], 1)

@@ -24,6 +24,7 @@ export function read(path, headers = {}) {
 }
 
 async function request() {
+  const tokenBefore = state.closed ? token : "";
   try {
     const answer = await read("api/v1/frame", etag ? { "If-None-Match": etag } : {});
     if (answer.status === 200) {
@@ -31,7 +32,7 @@ async function request() {
       etag = answer.headers.get("ETag");
       await requestEvents();
     } else if (answer.status !== 304) {
-      await refused(answer.status, await answer.json());
+      refused(answer.status, await answer.json(), tokenBefore);
       return;
     }
     Object.assign(state, { failures: 0, cause: null, problem: null });
@@ -42,7 +43,7 @@ async function request() {
   }
 }
 
-function refused(status, problem) {
+function refused(status, problem, sentToken) {
   if ((status === 429 || status === 503) && state.frame) {
     state.failures += 1;
     state.cause = problem;
@@ -52,7 +53,7 @@ function refused(status, problem) {
   etag = null;
   Object.assign(state, { failures: 0, cause: null, problem });
   if (status === 401) {
-    if (state.closed) setToken("");
+    if (sentToken && sentToken === token) setToken(""); // a token given after the request is not refused
     state.closed = true;
   }
 }

@@ -113,12 +113,12 @@ function createProcess(row) {
   head.append(
     make(
       "td.of-act",
-      button("Flush…", () => flush({ pid: row.pid, start_ticks: row.start_ticks }, `${row.program} (pid ${row.pid})`)),
+      button("Flush…", () => flush({ pid: row.pid, start_ticks: row.start_ticks }, body.subject)),
     ),
   );
   more.hidden = true;
   more.firstChild.colSpan = COLUMNS.length + 1;
-  const asks = button("Memory…", () => why(row.pid, `${row.program} (pid ${row.pid})`));
+  const asks = button("Memory…", () => why(row.pid, body.subject));
   more.firstChild.append(make("div.history"), make("dl.facts"), make("p.why", asks));
   return body;
 }
@@ -126,6 +126,7 @@ function createProcess(row) {
 function updateProcess(body, row) {
   const [head, more] = body.children;
   body.target = { uuid: row.device_uuid, pid: row.pid, start_ticks: row.start_ticks };
+  body.subject = `${row.program} (pid ${row.pid})`; // a program gets its name when its agent connects
   COLUMNS.forEach((column, place) => column.text && put(head.children[place], column.text(row)));
   name(head.querySelector(".of-program bdi"), row.program, 80);
   name(head.querySelector(".of-user"), row.owner, 40);
