@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run demo test soak check docs site clean
+.PHONY: run demo test soak check bench-check docs site clean
 
 run: $(VENV)/.installed  ## the daemon on this machine's GPUs; without any, the demo
 	@if $(BIN)/python -c 'from gpumond.cli.serve import choose_source; choose_source("auto")' 2>/dev/null; \
@@ -23,6 +23,9 @@ check: $(VENV)/.installed  ## style, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(MAKE) test
+
+bench-check: $(VENV)/.installed  ## instructions of the paths that run every second against the recorded ones; needs valgrind
+	$(BIN)/python -m bench.instructions --check
 
 docs: $(VENV)/.installed  ## the pages of docs/reference that derive from the code, and the metrics that a test expects
 	for page in configuration metrics plugins responses rules verdicts; do $(BIN)/python -m tools.docs.$$page > docs/reference/$$page.md || exit 1; done

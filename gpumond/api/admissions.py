@@ -25,6 +25,7 @@ EXAMPLE = Admission(
     id="5b1f6a0c9d1e4c7f8a2b3c4d5e6f7a8b",
     state="waiting",
     device_uuid=examples.UUID,
+    device_index=0,
     need_bytes=40 * examples.GIB,
     available_bytes=examples.GIB,
     plan=(
@@ -80,7 +81,7 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
         raise HTTPException(409, f"GPU {device.index} has {size}, less than the {human(body.need_bytes)} requested")
     admission = view.admissions.request(
         frame.snapshot,
-        device.uuid,
+        device,
         body.need_bytes,
         caller.name,
         uid=caller.uid,

@@ -56,11 +56,14 @@ class RecordBody(Encodable):
 class Why:
     """What the live memory of a program consists of. ``sites``, ``unrecorded_bytes`` (live bytes that were allocated
     before), ``snapshot`` and ``treemap`` are results of a recording. ``advice``: changes that apply.
+    ``kv_cache_bytes``: the part of the other leaf tensors that a declared serving engine states as its KV cache; null
+    if none states it.
     """
 
     classes: tuple[LiveClasses, ...] = ()
     sites: tuple[Site, ...] = ()
     unrecorded_bytes: int = 0
+    kv_cache_bytes: int | None = None
     advice: tuple[str, ...] = ()
     snapshot: Dump | None = None
     treemap: Dump | None = None
@@ -73,7 +76,9 @@ WHY_EXAMPLE = Why(
     unrecorded_bytes=examples.GIB,
     advice=("use a smaller batch",),
     snapshot=examples.DUMP,
-    treemap=replace(examples.DUMP, path="/home/ada/.local/state/gpumond/snapshots/train-4242-1790000060.html", id=2),
+    treemap=replace(
+        examples.DUMP, path="/home/research/.local/state/gpumond/snapshots/train-4242-1790000060.html", id=2
+    ),
 )
 
 PROBLEMS = (401, 403, 404, 409, 422, 503, 504, 507)
@@ -145,6 +150,7 @@ async def why(
         classes=answer.classes,
         sites=answer.sites,
         unrecorded_bytes=answer.unrecorded_bytes,
+        kv_cache_bytes=_kv_cache_bytes(view_of(request).frame, pid, answer.classes),
         advice=_advice(view_of(request).frame, pid, answer.classes),
         snapshot=answer.dump,
         treemap=answer.treemap,
@@ -189,6 +195,15 @@ async def snapshot_file(
 
 def _seconds(body: RecordBody | None) -> float | None:
     return None if body is None else body.record_seconds
+
+
+def _kv_cache_bytes(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> int | None:
+    """Return the KV cache of an engine whose only process this is, if it may be part of the only pool."""
+    for engine in frame.snapshot.engines if frame else ():
+        stated = engine.kv_cache_bytes
+        if [each.pid for each in engine.processes] == [pid] and stated is not None and len(classes) == 1:
+            return stated if stated <= classes[0].tensors_bytes else None
+    return None
 
 
 def _advice(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> tuple[str, ...]:

@@ -11,11 +11,13 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 
 from gpumond import __version__, api
-from gpumond.api import events, problems, rules
+from gpumond.api import problems, rules, streams
 from gpumond.api.auth import Tokens
+from gpumond.api.live import LiveFrames
 from gpumond.api.problems import responses
 from gpumond.api.shares import Shares
 from gpumond.api.view import DaemonView
+from gpumond.host.event_loop import background
 
 DESCRIPTION = (
     "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "
@@ -30,18 +32,19 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     """Return the application. ``lifespan`` starts and stops the parts that the view reads."""
 
     @asynccontextmanager
-    async def live(app: FastAPI) -> AsyncIterator[None]:
-        async with lifespan():
+    async def running(app: FastAPI) -> AsyncIterator[None]:
+        async with lifespan(), background(app.state.live.run()):
             yield
 
     app = FastAPI(
-        title="gpumond", version=__version__, description=DESCRIPTION, lifespan=live, docs_url=None, redoc_url=None
+        title="gpumond", version=__version__, description=DESCRIPTION, lifespan=running, docs_url=None, redoc_url=None
     )
     app.state.view = view
     app.state.tokens = tokens
-    app.state.event_streams = Shares(events.MAX_STREAMS)
+    app.state.live = LiveFrames(view)
+    app.state.event_streams = Shares(streams.MAX_STREAMS)
     app.state.previews = Shares(rules.MAX_PREVIEWS, 1)
-    app.state.slow_seconds = events.SLOW_SECONDS
+    app.state.slow_seconds = streams.SLOW_SECONDS
     problems.install(app)
     complete_openapi(app)
     for router in routers():

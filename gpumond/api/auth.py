@@ -26,7 +26,11 @@ from gpumond.api.rate_limits import (
     TokenBucket,
 )
 from gpumond.api.shares import user_of
+from gpumond.api.sign_ins import SignIns
 from gpumond.config.tokens import Token, digest
+
+SESSIONS = "/api/v1/sessions"
+"""Route where a browser without a token signs in with a code."""
 
 bearer = HTTPBearer(
     auto_error=False,
@@ -64,17 +68,23 @@ class Tokens:
     ) -> None:
         self._own = [Token("token", frozenset({"admin"}), digest(token)) for token in own]
         self._others, self.clock = others, clock
+        self.sign_ins: SignIns[Caller] = SignIns()
         self.failures = TokenBucket(FAILURES_PER_MINUTE, 60.0)
         self.flushes = TokenBucket(FLUSHES_PER_MINUTE, 60.0)
         self.silences = TokenBucket(SILENCES_PER_MINUTE, 60.0)
         self.receiver_tests = TokenBucket(RECEIVER_TESTS_PER_MINUTE, 60.0)
 
     def caller(self, token: str) -> Caller | None:
-        presented = digest(token)
+        return self._caller(digest(token))
+
+    def _caller(self, presented: bytes) -> Caller | None:
         # Compares with every entry, so that the duration reveals nothing.
         found = [entry for entry in (*self._own, *self._others()) if hmac.compare_digest(presented, entry.digest)]
         if not found:
-            return None
+            session = self.sign_ins.session(presented, self.clock())
+            if session is None:
+                return None
+            return session.caller if session.origin is None else self._caller(session.origin)
         entry = found[0]
         name = "token" if entry in self._own else f"token:{entry.name}"
         return Caller(name, entry.scopes | {"read"})

@@ -209,7 +209,7 @@ EVENT = Event(
     ),
 )
 APPLIED_LIMIT = AppliedLimit("torch", UUID, 20 * GIB, True)
-DUMP = Dump("torch", "/home/ada/.local/state/gpumond/snapshots/train-4242-1790000000.pickle", 7_340_032, id=1)
+DUMP = Dump("torch", "/home/research/.local/state/gpumond/snapshots/train-4242-1790000000.pickle", 7_340_032, id=1)
 LIVE_CLASSES = LiveClasses(
     allocator="torch",
     device_uuid=UUID,
@@ -221,7 +221,7 @@ LIVE_CLASSES = LiveClasses(
     tensors_bytes=2 * GIB,
     activations_bytes=22 * GIB,
 )
-SITE = Site(12 * GIB, 96, (Call("/home/ada/train.py", 31, "step"), Call("/home/ada/train.py", 50, "main")))
+SITE = Site(12 * GIB, 96, (Call("/home/research/train.py", 31, "step"), Call("/home/research/train.py", 50, "main")))
 
 
 def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpumond.api.auth import Tokens, admit, authenticate, failed, header, user
+from gpumond.api.auth import SESSIONS, Tokens, admit, authenticate, failed, header, user
 from gpumond.api.basic_auth import Passwords
 from gpumond.api.page import PAGE
 from gpumond.api.problems import problem
@@ -136,7 +136,7 @@ class Guard:
         length = header(scope["headers"], b"content-length")
         if length and int(length) > MAX_BODY_BYTES:
             raise too_large()
-        if scope["path"] not in (*ALWAYS_OPEN, *(() if web.users else PAGE)):
+        if scope["path"] not in (*ALWAYS_OPEN, *(() if web.users else (*PAGE, SESSIONS))):
             await self._check_reader(scope, web)
 
     async def _check_reader(self, scope: Scope, web: Web) -> None:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from gpumond.api import examples
 from gpumond.api.auth import CHANGES, require_rules
 from gpumond.api.problems import responses
+from gpumond.api.rules import etag_of
 from gpumond.api.view import view_of
 from gpumond.config.quota_registry import QuotaEntry, QuotaRegistry
 from gpumond.config.quotas import QuotaConfig
@@ -26,10 +27,6 @@ IfMatch = Annotated[str | None, Header(description="The expected ETag of the quo
 
 def _registry(request: Request) -> QuotaRegistry:
     return view_of(request).quotas
-
-
-def _tag(if_match: str | None) -> str | None:
-    return None if if_match in (None, "*") else if_match.strip().removeprefix("W/").strip('"')
 
 
 def _entry(entry: QuotaEntry) -> Response:
@@ -62,7 +59,7 @@ async def replace(
     """
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")
-    return _entry(await _registry(request).put(body, by, _tag(if_match)))
+    return _entry(await _registry(request).put(body, by, etag_of(if_match)))
 
 
 @router.delete(
@@ -75,5 +72,5 @@ async def replace(
 )
 async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
     """Removes the limit from the programs in which this quota has set it."""
-    await _registry(request).delete(name, by, _tag(if_match))
+    await _registry(request).delete(name, by, etag_of(if_match))
     return Response(status_code=204)

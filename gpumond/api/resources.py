@@ -16,6 +16,7 @@ from gpumond import __version__
 from gpumond.api import examples
 from gpumond.api.holdings import EXAMPLE_HOLDING, ProcessHolding, holdings
 from gpumond.api.view import view_of
+from gpumond.host.machine_name import MACHINE_NAME
 from gpumond.model.conditions import conditions
 from gpumond.model.engines import EngineReading
 from gpumond.model.frame import Alert, Frame, Ledger, Verdict
@@ -56,9 +57,10 @@ class StatedCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Status of the daemon."""
+    """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set."""
 
     version: str
+    host: str
     started_at: float
     uptime_seconds: float
     source: SourceState
@@ -74,9 +76,13 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeFrame:
-    """One complete frame. Responses of the other routes are parts of a frame, and may differ by a tick."""
+    """One complete frame. Responses of the other routes are parts of a frame, and may differ by a tick.
+
+    `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
+    """
 
     version: str
+    host: str
     snapshot: Snapshot
     ledger: Ledger
     verdicts: tuple[Verdict, ...]
@@ -89,6 +95,7 @@ class WholeFrame:
 
 EXAMPLE_STATUS = Status(
     version=__version__,
+    host="gpu-17",
     started_at=examples.TAKEN_AT - 6,
     uptime_seconds=6.0,
     source=examples.SNAPSHOT.source,
@@ -103,6 +110,7 @@ EXAMPLE_STATUS = Status(
 )
 EXAMPLE_FRAME = WholeFrame(
     version=__version__,
+    host="gpu-17",
     snapshot=examples.SNAPSHOT,
     ledger=examples.LEDGER,
     verdicts=(examples.VERDICT,),
@@ -126,14 +134,14 @@ def answer(kind: Any, value: Any) -> Response:
 
 def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
     """Return a part of the current frame as JSON. It is serialized once per frame and route."""
-    frame, answers = _frame(request), view_of(request).answers
+    frame, answers = current_frame(request), view_of(request).answers
     name = request.scope["route"].path
     if name not in answers:
         answers[name] = _adapter(kind).dump_json(make(frame))
     return Response(answers[name], media_type="application/json")
 
 
-def _frame(request: Request) -> Frame:
+def current_frame(request: Request) -> Frame:
     frame = view_of(request).frame
     if frame is None:
         raise HTTPException(503, "the first reading is in progress; retry in a second")
@@ -147,11 +155,11 @@ def _frame(request: Request) -> Frame:
 )
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
-    frame = _frame(request)
+    frame = current_frame(request)
     headers = {"ETag": f'"{view_of(request).started_at:.3f}-{frame.snapshot.seq}"', "Cache-Control": "no-cache"}
     if if_none_match == headers["ETag"]:
         return Response(status_code=304, headers=headers)
-    whole = answer_once(request, WholeFrame, _whole)
+    whole = answer_once(request, WholeFrame, whole_frame)
     whole.headers.update(headers)
     return whole
 
@@ -253,11 +261,12 @@ async def receipts(request: Request) -> Response:
 
 @router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
 async def status(request: Request) -> Response:
-    snapshot, started_at = _frame(request).snapshot, view_of(request).started_at
+    snapshot, started_at = current_frame(request).snapshot, view_of(request).started_at
     return answer(
         Status,
         Status(
             version=__version__,
+            host=MACHINE_NAME,
             started_at=started_at,
             uptime_seconds=time.time() - started_at,
             source=snapshot.source,
@@ -273,9 +282,10 @@ async def status(request: Request) -> Response:
     )
 
 
-def _whole(frame: Frame) -> WholeFrame:
+def whole_frame(frame: Frame) -> WholeFrame:
     return WholeFrame(
         version=__version__,
+        host=MACHINE_NAME,
         snapshot=frame.snapshot,
         ledger=frame.ledger,
         verdicts=frame.verdicts,

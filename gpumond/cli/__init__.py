@@ -23,6 +23,7 @@ VERBS = {
     "serve": "run the daemon",
     "demo": "run the daemon on a simulated device with sample programs; needs no GPU",
     "status": "show devices, processes and the memory of each",
+    "open": "open the page in a browser, signed in",
     "top": "show devices, processes, alerts and verdicts live in the terminal, and flush programs",
     "flush": "make programs release cached memory, and print receipts",
     "limit": "limit the memory that the allocators of one program may hold",

@@ -91,7 +91,7 @@ def explained(answer: Mapping[str, Any]) -> str:
     """Return why the memory is not available, and the flushes after which it is."""
     need, available = human(answer["need_bytes"]), answer["available_bytes"]
     free = "an unknown amount is" if available is None else f"{human(max(0, available))} are"
-    parts = [f"{need} do not fit on {safe(answer['device_uuid'])}: {free} available"]
+    parts = [f"{need} do not fit on GPU {answer['device_index']}: {free} available"]
     if answer["ahead"]:
         requests = "request waits" if answer["ahead"] == 1 else "requests wait"
         parts.append(f"{answer['ahead']} earlier {requests}")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from gpumond.errors import DaemonError
+from gpumond.errors import DaemonError, GpumondError
 from gpumond.model.device_names import device_uuid
 from gpumond.model.snapshot import DeviceReading
 from gpumond.protocol.sockets import SERVICE_SOCKET, default_socket
@@ -43,9 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
+        type=address,
         default=os.environ.get("GPUMOND_URL") or DEFAULT_URL,
         help=f"address of the daemon (default: $GPUMOND_URL, then {DEFAULT_URL})",
     )
+
+
+def address(text: str) -> str:
+    """Return the URL for a text such as `127.0.0.1:9917`, `:9917` or a URL. Raises ArgumentTypeError."""
+    url = text if "://" in text else f"http://{'127.0.0.1' if text.startswith(':') else ''}{text}"
+    if not url.startswith(("http://", "https://", "unix:///")):
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected an http:// or https:// address, or unix:///DIRECTORY/api.sock"
+        )
+    return url
 
 
 def device(url: str, name: str) -> str:
@@ -74,13 +85,16 @@ def delete(url: str, path: str) -> None:
 
 
 def download(url: str, path: str, file: BinaryIO) -> int:
-    """Write the response to GET, which is sent as a change is, to a file. Return its size. Raises DaemonError."""
+    """Write the response to GET, which is sent as a change is, to a file. Return its size. Raises GpumondError."""
     request, opener, named = _request(url, path, None, {}, "GET", authorised=True)
     with _errors(named), opener.open(request, timeout=DOWNLOAD_SECONDS) as answer:
         size = int(answer.headers.get("Content-Length", -1))
         received = 0
         while chunk := answer.read(CHUNK_BYTES):
-            file.write(chunk)
+            try:
+                file.write(chunk)
+            except OSError as error:  # not of the connection
+                raise GpumondError(f"the response cannot be written: {error.strerror}") from None
             received += len(chunk)
     if received != size:
         raise DaemonError(f"the download ended after {received} of {size} bytes")
@@ -103,8 +117,6 @@ def _request(
     url: str, path: str, body: bytes | None, headers: dict[str, str], method: str, authorised: bool
 ) -> tuple[urllib.request.Request, urllib.request.OpenerDirector, str]:
     """Return a request, its opener and the address for messages. ``authorised``: it requires a token or the socket."""
-    if not url.startswith(("http://", "https://", "unix:///")):
-        raise DaemonError(f"{url}: expected an http:// or https:// address, or unix:///DIRECTORY/api.sock")
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # the daemon is on this machine
     token, named = _token(url), url
     if url.startswith("unix://"):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Memory": ("status", "top", "flush", "limit", "receipts"),
+    "Memory": ("status", "top", "open", "flush", "limit", "receipts"),
     "Problems": ("alerts", "silence", "verdicts", "events"),
     "Programs": ("run", "attach", "why", "snapshot"),
     "Analysis": ("diagnose", "record", "baseline", "load"),
@@ -20,6 +20,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "serve": ("gpumond serve --source auto", "gpumond serve --config /etc/gpumond/gpumond.yaml --log-format json"),
     "demo": ("gpumond demo", "gpumond demo --listen 127.0.0.1:9918"),
     "status": ("gpumond status", "gpumond status --json", "gpumond status -v --url http://127.0.0.1:9917"),
+    "open": ("gpumond open", "gpumond open --print"),
     "top": ("gpumond top", "gpumond top --device 0", "gpumond top --once"),
     "flush": (
         "gpumond flush --workload train --dry-run",

@@ -44,7 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _become(command, environ)
     from gpumond.cli import admission, client
 
-    url = arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL
+    try:
+        url = client.address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
+    except argparse.ArgumentTypeError as error:
+        return _fail(f"run: --url {error}", 2)
     need, seconds = admission.size(arguments.need), admission.wait_seconds(arguments.wait)
     with admission.admitted(url, need, arguments.device, seconds) as granted:
         if granted is None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
+from contextlib import suppress
 from typing import Any
 
-from gpumond.cli import DONE, FAILED, WRONG_USE, client
-from gpumond.errors import DaemonError
+from gpumond.cli import DONE, client
+from gpumond.errors import ConfigError, DaemonError, GpumondError
 from gpumond.model.units import human, seconds
 
 ANSWER_SECONDS = 60.0
@@ -33,16 +33,10 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     body = recording(arguments.record)
-    if body is None:
-        return WRONG_USE
     path = f"/api/v1/agents/{arguments.pid}"
     dump = client.post(arguments.url, f"{path}/snapshot", body, timeout=duration(body) + ANSWER_SECONDS)
     if arguments.out is not None:
-        try:
-            fetch(arguments.url, path, dump, arguments.out)
-        except OSError as error:
-            print(f"gpumond: {arguments.out}: {error.strerror}", file=sys.stderr)
-            return FAILED
+        fetch(arguments.url, path, dump, arguments.out)
     if arguments.json:
         print(json.dumps(dump))
     else:
@@ -51,15 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def recording(text: str | None) -> dict[str, float] | None:
-    """Return the body of a request; None, after a message, for a wrong duration."""
+def recording(text: str | None) -> dict[str, float]:
+    """Return the body of a request. Raises ConfigError for a wrong duration."""
     if text is None:
         return {}
     try:
         return {"record_seconds": seconds(text)}
     except ValueError as error:
-        print(f"gpumond: --record {text!r}: {error}", file=sys.stderr)
-        return None
+        raise ConfigError(f"--record {text!r}: {error}") from None
 
 
 def duration(body: dict[str, float]) -> float:
@@ -67,7 +60,7 @@ def duration(body: dict[str, float]) -> float:
 
 
 def fetch(url: str, path: str, dump: dict[str, Any], out: str) -> None:
-    """Write a snapshot's file to ``out``, which is complete or absent. Raises OSError, DaemonError."""
+    """Write a snapshot's file to ``out``, which is complete or absent. Raises GpumondError."""
     if dump.get("id") is None:
         raise DaemonError("the program's agent is too old to send the file")
     partial = f"{out}.{os.getpid()}.partial"
@@ -75,7 +68,8 @@ def fetch(url: str, path: str, dump: dict[str, Any], out: str) -> None:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             client.download(url, f"{path}/snapshots/{dump['id']}", file)
         os.replace(partial, out)
-    except BaseException:
-        if os.path.exists(partial):
+    except OSError as error:
+        raise GpumondError(f"{out}: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
             os.unlink(partial)
-        raise

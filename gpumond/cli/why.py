@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.cli import DONE, FAILED, WRONG_USE, client
+from gpumond.cli import DONE, client
 from gpumond.cli.snapshot import ANSWER_SECONDS, add_program, duration, fetch, recording
 from gpumond.model.units import human
 
@@ -32,16 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     body = recording(arguments.record)
-    if body is None:
-        return WRONG_USE
     path = f"/api/v1/agents/{arguments.pid}"
     found = client.post(arguments.url, f"{path}/why", body, timeout=duration(body) + ANSWER_SECONDS)
     if arguments.html is not None and found["treemap"] is not None:
-        try:
-            fetch(arguments.url, path, found["treemap"], arguments.html)
-        except OSError as error:
-            print(f"gpumond: {arguments.html}: {error.strerror}", file=sys.stderr)
-            return FAILED
+        fetch(arguments.url, path, found["treemap"], arguments.html)
     if arguments.json:
         print(json.dumps(found))
     else:
@@ -58,6 +51,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         for name, text in CLASSES.items():
             size = one[f"{name}_bytes"]
             yield f"  {human(size):>10}  {size / live:4.0%}  {text}"
+            if name == "tensors" and found["kv_cache_bytes"] is not None:
+                yield f"  {human(found['kv_cache_bytes']):>10}        of these are KV cache"
         if one["excess_bytes"]:
             yield f"  {human(one['excess_bytes']):>10}        of these belong to another allocator"
     if found["sites"]:

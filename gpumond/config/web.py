@@ -143,7 +143,7 @@ class WebFile(Part):
         if users is None:
             return {}
         if not isinstance(users, dict):
-            raise ValueError("expected names and bcrypt hashes, as in `alice: $2y$10$…`")
+            raise ValueError("expected names and bcrypt hashes, as in `prometheus: $2y$10$…`")
         for name, hashed in users.items():
             if not isinstance(name, str) or not name or ":" in name:
                 raise ValueError(f"{name!r:.60} is not a valid user name")

@@ -159,6 +159,9 @@ class Daemon:
     def frame(self) -> Frame | None:
         return self._parts.current.frame
 
+    async def await_frame(self, seconds: float) -> bool:
+        return await self._parts.current.await_frame(seconds)
+
     @property
     def answers(self) -> dict[str, bytes]:
         return self._parts.current.answers

@@ -38,6 +38,7 @@ class CurrentFrame:
         self._clock = edges.clock
         self._scrapes: ScrapeSchedule[Form] = ScrapeSchedule()
         self._rendering = asyncio.Lock()
+        self._swapped = asyncio.Event()
 
     async def write_pages(self, frame: Frame, interval: float) -> dict[Form, Page]:
         """Return the pages that will probably be requested within ``interval`` seconds."""
@@ -48,6 +49,16 @@ class CurrentFrame:
         """Make ``frame`` the current one. ``pages`` show no annotation of an alert, so they may precede these."""
         self.frame, self.answers = frame, {}
         self.exposition.show(frame, pages)
+        self._swapped.set()  # wakes current waiters; later ones wait for the next frame
+        self._swapped = asyncio.Event()
+
+    async def await_frame(self, seconds: float) -> bool:
+        """Wait for the next frame. Returns False if none is taken in time."""
+        try:
+            await asyncio.wait_for(self._swapped.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
 
     async def metrics(self, accept: str, compat: Compat | None = None) -> Page:
         form = Form.of(accept, compat)

@@ -17,7 +17,7 @@ from gpumond.engine.rooms import Lending, Started, allocated, rooms
 from gpumond.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.flush import FlushOutcome, FlushRequest, Target
 from gpumond.model.process import ProcessKey
-from gpumond.model.snapshot import Snapshot
+from gpumond.model.snapshot import DeviceReading, Snapshot
 from gpumond.model.units import human
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class Admission:
     id: str
     state: AdmissionState
     device_uuid: str
+    device_index: int
     need_bytes: int
     ahead: int = 0
     available_bytes: int | None = None
@@ -74,6 +75,7 @@ class _Entry:
     owner: str
     started: Started
     request: WaitingRequest
+    device_index: int
     leased_until: float
     granted: bool = False
 
@@ -108,7 +110,7 @@ class Admissions:
     def request(
         self,
         snapshot: Snapshot,
-        device_uuid: str,
+        device: DeviceReading,
         need_bytes: int,
         owner: str,
         *,
@@ -131,13 +133,16 @@ class Admissions:
         process, owner_uid = found if found and uid in (None, found[1]) else (None, uid)
         request = WaitingRequest(
             id=name,
-            device_uuid=device_uuid,
+            device_uuid=device.uuid,
             need_bytes=need_bytes,
             grant_seconds=PROCESS_GRANT_SECONDS if process else GRANT_SECONDS,
             uid=uid if self._lending() == "user" else None,
         )
-        started = Started(process, owner_uid, device_uuid, need_bytes)
-        entry = _Entry(owner=owner, started=started, request=request, leased_until=now + LEASE_SECONDS)
+        started = Started(process, owner_uid, device.uuid, need_bytes)
+        leased_until = now + LEASE_SECONDS
+        entry = _Entry(
+            owner=owner, started=started, request=request, device_index=device.index, leased_until=leased_until
+        )
         self._entries[name] = entry
         self._queue = Queue((*self._queue.waiting, request), self._queue.grants)
         self._decide(snapshot)
@@ -196,15 +201,16 @@ class Admissions:
         return found is not None and found[0] == process
 
     def _answer(self, snapshot: Snapshot, name: str, entry: _Entry) -> Admission:
-        device, need = entry.request.device_uuid, entry.request.need_bytes
+        device, index, need = entry.request.device_uuid, entry.device_index, entry.request.need_bytes
         if entry.granted:
-            return Admission(id=name, state="granted", device_uuid=device, need_bytes=need)
+            return Admission(id=name, state="granted", device_uuid=device, device_index=index, need_bytes=need)
         ahead = self._ahead(name, device)
         found = self._decision.plans.get(name) or self._plan_behind(snapshot, entry.request, ahead)
         return Admission(
             id=name,
             state="waiting",
             device_uuid=device,
+            device_index=index,
             need_bytes=need,
             ahead=len(ahead),
             available_bytes=found.available_bytes,

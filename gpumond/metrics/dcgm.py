@@ -12,21 +12,19 @@ Names: etc/default-counters.csv of github.com/NVIDIA/dcgm-exporter at 4.5.3-4.8.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from prometheus_client.core import Metric
 
+from gpumond.host.machine_name import MACHINE_NAME
 from gpumond.model.frame import Frame
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import DeviceReading
 from gpumond.model.units import MIB
 
 VENDORS = ("nvidia", "sim")
-HOSTNAME = os.environ.get("NODE_NAME") or socket.gethostname()  # in a pod, gethostname() returns the pod's name
 
 
 class DcgmFamily(NamedTuple):
@@ -118,7 +116,7 @@ LEFT_OUT: Mapping[str, str] = {
 """Families of dcgm-exporter's lists that are not exported, and the reasons."""
 
 
-def metrics(frame: Frame, hostname: str = HOSTNAME) -> Iterator[Metric]:
+def metrics(frame: Frame, hostname: str = MACHINE_NAME) -> Iterator[Metric]:
     devices = {device.uuid: device for device in frame.snapshot.devices if device.vendor in VENDORS}
     split = {device.parent_uuid for device in devices.values()}
     version = frame.snapshot.source.driver_version or ""

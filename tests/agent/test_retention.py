@@ -69,7 +69,7 @@ def search(alive: Callable[[], list[Any]]) -> RetentionSearch:
 
 
 class Pool:
-    """A program's objects, of which the search is told by weak references."""
+    """Objects of a program, which the search reaches through weak references."""
 
     def __init__(self) -> None:
         self.references: list[weakref.ref[Any]] = []

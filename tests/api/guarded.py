@@ -20,7 +20,7 @@ from tests.api.test_app import View, no_lifespan
 ADMIN = {"Authorization": "Bearer gpm_own"}
 FLUSH = {"target": {"all": True}}
 RULE = {"name": "hog", "scope": "process", "value": "used_bytes", "above": "40GiB"}
-ALICE = {"alice": bcrypt.hashpw(b"wonder", bcrypt.gensalt(4))}
+READERS = {"prometheus": bcrypt.hashpw(b"wonder", bcrypt.gensalt(4))}
 OTHERS = [
     Token("reader", frozenset({"read"}), digest("gpm_reader")),
     Token("ruler", frozenset({"rules"}), digest("gpm_ruler")),

@@ -31,7 +31,7 @@ CHECKS = (
     "unsupported_method",
 )
 """Excludes positive_data_acceptance, because the document cannot express all constraints of a rule."""
-ENDLESS = "/api/v1/events"
+ENDLESS = ("/api/v1/events", "/api/v1/live")
 LAST = "/api/v1/release"
 """Requested last, because it releases the driver that other requests need."""
 CONFIG = """
@@ -63,7 +63,13 @@ def ask(daemon: RunningDaemon, directory: Path, examples: int, *options: str, se
     config = directory / "schemathesis.toml"
     config.write_text(CONFIG.format(pid=agent["pid"], device=daemon.get("devices")[0]["uuid"]))
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)]
-    command += ["run", f"{daemon.url}/openapi.json", "--checks", ",".join(CHECKS), "--exclude-path", ENDLESS]
+    command += [
+        "run",
+        f"{daemon.url}/openapi.json",
+        "--checks",
+        ",".join(CHECKS),
+        *(part for path in ENDLESS for part in ("--exclude-path", path)),
+    ]
     command += ["--max-examples", str(examples), "--seed", str(seed)]
     command += ["--generation-database", "none", "--continue-on-failure", "--request-timeout", "60", "--no-color"]
     command += ["--warnings", "off", *options]

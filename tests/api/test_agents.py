@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpumond.api import examples
 from gpumond.errors import NoSuchTarget, StoreUnavailable
+from gpumond.model.engines import EngineProcess
 from gpumond.model.program import AppliedLimit, Dump
 from gpumond.protocol.messages import AgentResponse
-from tests.api.test_app import TOKEN, View, ask
+from gpumond.testing import GIB
+from tests.api.test_app import FRAME, TOKEN, View, ask
 
 LIMIT, SNAPSHOT, WHY = (f"/api/v1/agents/10/{name}" for name in ("limit", "snapshot", "why"))
 
@@ -39,9 +42,9 @@ def test_limit_returns_the_applied_limits():
 
 
 def test_snapshot_returns_its_path():
-    view = view_with_response(AgentResponse("id", "", dump=Dump("torch", "/home/ada/x.pickle", 12)))
+    view = view_with_response(AgentResponse("id", "", dump=Dump("torch", "/home/research/x.pickle", 12)))
     answer = ask(view, SNAPSHOT, "POST", headers=TOKEN)
-    assert (answer.status_code, answer.json()["path"]) == (200, "/home/ada/x.pickle")
+    assert (answer.status_code, answer.json()["path"]) == (200, "/home/research/x.pickle")
 
 
 def test_why_returns_classes_sites_and_advice():
@@ -51,9 +54,23 @@ def test_why_returns_classes_sites_and_advice():
     assert answer.status_code == 200
     found = answer.json()
     assert found["classes"][0]["activations_bytes"] == examples.LIVE_CLASSES.activations_bytes
-    assert found["sites"][0]["calls"][0] == {"file": "/home/ada/train.py", "line": 31, "function": "step"}
+    assert found["sites"][0]["calls"][0] == {"file": "/home/research/train.py", "line": 31, "function": "step"}
     assert (found["unrecorded_bytes"], found["advice"]) == (7, [])
     assert view.agent_requests == [(10, "classes", None, None, "token", 60.0)]
+
+
+@pytest.mark.parametrize(
+    ("pids", "stated", "shown"),
+    [([10], GIB, GIB), ([10], None, None), ([10, 11], GIB, None), ([11], GIB, None), ([10], 9 * GIB, None)],
+    ids=["engine", "unknown", "several processes", "another program", "more than its tensors"],
+)
+def test_kv_cache_of_an_engine_is_stated(pids: list[int], stated: int | None, shown: int | None):
+    classes = replace(examples.LIVE_CLASSES, tensors_bytes=2 * GIB)
+    view = view_with_response(AgentResponse("id", classes=(classes,)))
+    processes = tuple(EngineProcess(pid, 1) for pid in pids)
+    engine = replace(examples.ENGINE, kv_cache_bytes=stated, processes=processes)
+    view.frame = replace(FRAME, snapshot=replace(FRAME.snapshot, engines=(engine,)))
+    assert ask(view, WHY, "POST", headers=TOKEN).json()["kv_cache_bytes"] == shown
 
 
 @pytest.mark.parametrize("seconds", [0.5, 601, "60", -1])

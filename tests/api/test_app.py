@@ -139,6 +139,10 @@ class View:
         self._exposition = Exposition(Telemetry())
         self.answers: dict[str, bytes] = {}
 
+    async def await_frame(self, seconds: float) -> bool:
+        await asyncio.sleep(seconds)
+        return False
+
     def receipts(self) -> list[Receipt]:
         return [RECEIPT]
 

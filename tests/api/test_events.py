@@ -11,6 +11,7 @@ from gpumond.api import events as route
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.api.event_log import EventLog
+from gpumond.api.streams import MAX_STREAMS
 from gpumond.model.frame import Frame, Ledger
 from gpumond.testing import make_report, make_snapshot
 from tests.api.test_app import View, ask, no_lifespan
@@ -23,10 +24,11 @@ def frame_with_agents(*pids: int) -> Frame:
 class Reader:
     """One connection to the application. With ``stuck``, it accepts no more bytes."""
 
-    def __init__(self, app: Any, user: str = "loopback", **headers: str) -> None:
+    def __init__(self, app: Any, user: str = "loopback", path: str = "/api/v1/events", **headers: str) -> None:
         self.received = bytearray()
         self.status = 0
         self.stuck = False
+        self.blocked: asyncio.Event | None = None
         self.more = True
         self.disconnect = asyncio.Event()
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
@@ -35,8 +37,8 @@ class Reader:
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
             "method": "GET",
-            "path": "/api/v1/events",
-            "raw_path": b"/api/v1/events",
+            "path": path,
+            "raw_path": path.encode(),
             "root_path": "",
             "scheme": "http",
             "query_string": b"",
@@ -52,6 +54,8 @@ class Reader:
     async def _send(self, message: dict[str, Any]) -> None:
         if self.stuck:
             await asyncio.Event().wait()
+        if self.blocked:
+            await self.blocked.wait()
         self.status = message.get("status", self.status)
         self.received += message.get("body", b"")
         self.more = message.get("more_body", True)
@@ -161,7 +165,7 @@ def test_streams_of_one_user_exclude_no_other_user():
         app = create_app(View(), Tokens("secret"), no_lifespan)
         honest = Reader(app, "uid:1001")
         await honest.wait(lambda text: "retry" in text)
-        greedy = [Reader(app, "uid:1000") for _ in range(route.MAX_STREAMS - 1)]
+        greedy = [Reader(app, "uid:1000") for _ in range(MAX_STREAMS - 1)]
         for reader in greedy:
             await reader.wait(lambda text: "retry" in text)
         another = Reader(app, "uid:1002")

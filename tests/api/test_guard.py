@@ -12,7 +12,7 @@ from gpumond.api.guard import Policy
 from gpumond.api.page import PAGE
 from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
 from gpumond.config.web import Web
-from tests.api.guarded import ADMIN, ALICE, FLUSH, OTHERS, RULE, GuardedApi, basic, bearer
+from tests.api.guarded import ADMIN, FLUSH, OTHERS, READERS, RULE, GuardedApi, basic, bearer
 
 CHANGES = [
     ("POST", "/api/v1/flushes", FLUSH, "flush"),
@@ -89,11 +89,11 @@ def test_wrong_tokens_are_rate_limited_by_address_and_valid_ones_never():
 
 
 def test_guesses_from_all_loopback_addresses_are_counted_together():
-    api = GuardedApi(Policy(web=lambda: Web(users=ALICE)))
+    api = GuardedApi(Policy(web=lambda: Web(users=READERS)))
     addresses = [f"127.0.{n}.1" for n in range(FAILURES_PER_MINUTE)] + ["::1", "127.9.9.9"]
-    guesses = [api.ask("GET", "/metrics", client=client, headers=basic("alice", client)) for client in addresses]
+    guesses = [api.ask("GET", "/metrics", client=client, headers=basic("prometheus", client)) for client in addresses]
     assert [guess.status_code for guess in guesses] == [401] * FAILURES_PER_MINUTE + [429] * 2
-    assert api.ask("GET", "/metrics", client="10.0.0.9", headers=basic("alice", "x")).status_code == 401
+    assert api.ask("GET", "/metrics", client="10.0.0.9", headers=basic("prometheus", "x")).status_code == 401
 
 
 def test_flushes_of_one_caller_are_bounded_and_plans_are_not():
@@ -118,14 +118,14 @@ def test_reads_are_open_on_loopback_and_require_a_token_elsewhere():
     assert closed.ask("GET", "/api/v1/ledger", uid=4242).status_code == 200
     assert closed.ask("GET", "/-/healthy").status_code == 200
     assert closed.ask("GET", "/-/ready").status_code == 200
-    assert closed.ask("GET", "/api/v1/ledger", headers=basic("alice", "wonder")).status_code == 401
+    assert closed.ask("GET", "/api/v1/ledger", headers=basic("prometheus", "wonder")).status_code == 401
     assert GuardedApi().ask("GET", "/api/v1/ledger").status_code == 200
 
 
 def test_page_requires_no_token_unless_users_are_configured():
     closed, named = (
         GuardedApi(Policy(open_reads=False)),
-        GuardedApi(Policy(open_reads=False, web=lambda: Web(users=ALICE))),
+        GuardedApi(Policy(open_reads=False, web=lambda: Web(users=READERS))),
     )
     for path in PAGE:
         assert closed.ask("GET", path).status_code == 200
@@ -139,36 +139,43 @@ def test_client_certificate_opens_reads():
 
 
 def test_users_of_the_web_configuration_may_only_read():
-    api = GuardedApi(Policy(web=lambda: Web(users=ALICE)))
+    api = GuardedApi(Policy(web=lambda: Web(users=READERS)))
     refused = api.ask("GET", "/metrics")
     assert (refused.status_code, refused.headers["www-authenticate"].partition(" ")[0]) == (401, "Basic")
-    wrong = [("alice", "wrong"), ("bob", "wonder"), ("", ""), ("alice", ""), ("alice", "wonder\0"), ("alice", "w" * 99)]
+    wrong = [
+        ("prometheus", "wrong"),
+        ("grafana", "wonder"),
+        ("", ""),
+        ("prometheus", ""),
+        ("prometheus", "wonder\0"),
+        ("prometheus", "w" * 99),
+    ]
     for user, password in wrong:
         assert api.ask("GET", "/metrics", headers=basic(user, password), client=user + password[:3]).status_code == 401
     assert api.ask("GET", "/metrics", headers={"Authorization": "Basic !!!"}).status_code == 401
     for _ in range(2):  # checked, then remembered
-        assert api.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
+        assert api.ask("GET", "/metrics", headers=basic("prometheus", "wonder")).status_code == 200
     assert api.ask("GET", "/metrics", headers=bearer("gpm_reader")).status_code == 200
-    assert api.flush(basic("alice", "wonder")).status_code == 401
+    assert api.flush(basic("prometheus", "wonder")).status_code == 401
     assert api.unchanged()
     assert api.flush(ADMIN).status_code == 200
 
 
 def test_wrong_passwords_are_rate_limited_and_cached_ones_are_not():
-    api = GuardedApi(Policy(web=lambda: Web(users=ALICE)))
-    assert api.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
-    statuses = [api.ask("GET", "/metrics", headers=basic("alice", f"{n}")).status_code for n in range(12)]
+    api = GuardedApi(Policy(web=lambda: Web(users=READERS)))
+    assert api.ask("GET", "/metrics", headers=basic("prometheus", "wonder")).status_code == 200
+    statuses = [api.ask("GET", "/metrics", headers=basic("prometheus", f"{n}")).status_code for n in range(12)]
     assert statuses == [401] * FAILURES_PER_MINUTE + [429] * 2
-    assert api.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
+    assert api.ask("GET", "/metrics", headers=basic("prometheus", "wonder")).status_code == 200
 
 
 def test_changed_password_is_refused():
-    users = dict(ALICE)
+    users = dict(READERS)
     api = GuardedApi(Policy(web=lambda: Web(users=users)))
-    assert api.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
-    users["alice"] = bcrypt.hashpw(b"glass", bcrypt.gensalt(4))
-    assert api.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 401
-    assert api.ask("GET", "/metrics", headers=basic("alice", "glass")).status_code == 200
+    assert api.ask("GET", "/metrics", headers=basic("prometheus", "wonder")).status_code == 200
+    users["prometheus"] = bcrypt.hashpw(b"glass", bcrypt.gensalt(4))
+    assert api.ask("GET", "/metrics", headers=basic("prometheus", "wonder")).status_code == 401
+    assert api.ask("GET", "/metrics", headers=basic("prometheus", "glass")).status_code == 200
 
 
 def test_web_configurations_rate_holds_for_all_requests():

@@ -12,7 +12,8 @@ from tests.api.guarded import GuardedApi
 ROUTES = [
     path for path, methods in GuardedApi().ask("GET", "/openapi.json").json()["paths"].items() if "get" in methods
 ]
-PATHS = [path.replace("{name}", "device-lost") for path in ROUTES if path not in ("/api/v1/history", "/api/v1/events")]
+STREAMS = ("/api/v1/events", "/api/v1/live")
+PATHS = [path.replace("{name}", "device-lost") for path in ROUTES if path not in ("/api/v1/history", *STREAMS)]
 PATHS += [*FILES, "/docs", "/openapi.json", f"/api/v1/history?uuid={DEVICE.uuid}"]
 
 
@@ -27,8 +28,9 @@ def test_head_answers_as_get_without_the_body(path: str):
     assert full.content
 
 
-def test_head_of_a_stream_ends():
-    head = GuardedApi().ask("HEAD", "/api/v1/events")
+@pytest.mark.parametrize("path", STREAMS)
+def test_head_of_a_stream_ends(path: str):
+    head = GuardedApi().ask("HEAD", path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"].startswith("text/event-stream")
 

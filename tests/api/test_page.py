@@ -93,7 +93,7 @@ def test_modules_are_preloaded_by_the_page():
 
 
 def test_page_is_small():
-    assert sum(len(file.body) for file in FILES.values()) < 92_000
+    assert sum(len(file.compressed) for file in FILES.values()) < 40_000
 
 
 def test_page_has_no_external_and_no_inline_resources():

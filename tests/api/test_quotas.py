@@ -16,7 +16,7 @@ from tests.api.guarded import PeerMiddleware
 from tests.api.test_app import TOKEN, View, ask, no_lifespan
 
 GIB = 1 << 30
-TEAM: dict[str, Any] = {"name": "team", "match": {"workload": "train-*", "user": "ada"}, "limit": "40GiB"}
+TEAM: dict[str, Any] = {"name": "team", "match": {"workload": "train-*", "user": "research"}, "limit": "40GiB"}
 PATH = "/api/v1/quotas/team"
 
 

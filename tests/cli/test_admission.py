@@ -20,7 +20,13 @@ LOST = (404, {"detail": "no request has this id"})
 
 def state(state: str, name: str = "a", **fields: Any) -> tuple[int, dict[str, Any]]:
     known = {"ahead": 0, "available_bytes": GIB, "missing_bytes": GIB, "plan": []}
-    return 200, {"id": name, "state": state, "device_uuid": "GPU-a", "need_bytes": 2 * GIB} | known | fields
+    return 200, {
+        "id": name,
+        "state": state,
+        "device_uuid": "GPU-a",
+        "device_index": 0,
+        "need_bytes": 2 * GIB,
+    } | known | fields
 
 
 @contextmanager
@@ -84,7 +90,7 @@ def test_refused_request_is_not_withdrawn():
     with scripted(state("refused")) as (url, requests):
         done = run(url)
     assert (done.returncode, requests) == (NO_ROOM, ["POST"])
-    assert "2.0 GiB do not fit on GPU-a: 1.0 GiB are available; 1.0 GiB are missing" in done.stderr
+    assert "2.0 GiB do not fit on GPU 0: 1.0 GiB are available; 1.0 GiB are missing" in done.stderr
 
 
 def test_grant_of_a_command_that_does_not_exist_is_released():

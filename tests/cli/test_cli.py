@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli import VERBS, main, make_parser
+from gpumond.cli import VERBS, client, main, make_parser
 from gpumond.cli.help import EXAMPLES
 from tests.running import free_port
 
@@ -137,3 +137,24 @@ def test_options_cannot_be_abbreviated(words: str, capsys: pytest.CaptureFixture
         main([*words.split(), "--hel"])
     assert wrong.value.code == 2
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("127.0.0.1:9917", "http://127.0.0.1:9917"),
+        (":9918", "http://127.0.0.1:9918"),
+        ("[::1]:9917", "http://[::1]:9917"),
+        ("https://gpu", "https://gpu"),
+        ("unix:///run/gpumond-api/api.sock", "unix:///run/gpumond-api/api.sock"),
+    ],
+)
+def test_address_may_have_no_scheme(text: str, url: str):
+    assert client.address(text) == url
+
+
+@pytest.mark.parametrize("verb", [("status",), ("run", "--need", "1GiB")])
+def test_address_with_another_scheme_is_wrong_use(verb: tuple[str, ...]):
+    refused = gpumond(*verb, "--url", "ftp://gpu", *(("true",) if "run" in verb else ()))
+    assert refused.returncode == 2
+    assert "ftp://gpu: expected an http:// or https:// address" in refused.stderr

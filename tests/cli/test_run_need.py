@@ -103,7 +103,7 @@ def test_program_starts_if_it_fits_and_counts_before_it_allocates(daemon: Runnin
     first = start("--need", "600MiB")
     assert line_of(first) == "started\n"
     error = refused(start("--need", "600MiB"))
-    assert f"600.0 MiB do not fit on {UUID}: 424.0 MiB are available" in error
+    assert "600.0 MiB do not fit on GPU 0: 424.0 MiB are available" in error
     assert "176.0 MiB are missing" in error
     allocate(first, 600)
     until(lambda: used(daemon, first) == 600 * MIB)

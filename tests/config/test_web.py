@@ -30,7 +30,7 @@ GOOD = {
     "one curve": f"tls_server_config: {{{TLS}, curve_preferences: [CurveP384]}}",
     "headers": "http_server_config: {http2: false, headers: {X-Frame-Options: deny, X-Content-Type-Options: nosniff, "
     "Strict-Transport-Security: max-age=31536000, X-XSS-Protection: '', Content-Security-Policy: \"default-src *\"}}",
-    "users": f"basic_auth_users: {{alice: {HASH}, bob: {HASH}}}",
+    "users": f"basic_auth_users: {{prometheus: {HASH}, grafana: {HASH}}}",
     "no users": "basic_auth_users:",
     "rate": "rate_limit: {interval: 1s, burst: 20}",
     "no rate": "rate_limit: {interval: 0, burst: 20}",
@@ -113,16 +113,19 @@ BAD = {
         'http_server_config: {headers: {Content-Security-Policy: "a\\r\\nSet-Cookie: b"}}',
         "Content-Security-Policy: expected printable ASCII",
     ),
-    "a password in clear": ("basic_auth_users: {alice: wonder}", "basic_auth_users: 'alice': expected a bcrypt hash ("),
+    "a password in clear": (
+        "basic_auth_users: {prometheus: wonder}",
+        "basic_auth_users: 'prometheus': expected a bcrypt hash (",
+    ),
     "a costly password": (
-        f"basic_auth_users: {{alice: {HASH.replace('$10$', '$31$')}}}",
-        "basic_auth_users: 'alice': the bcrypt cost is 31; expected 4 to 15",
+        f"basic_auth_users: {{prometheus: {HASH.replace('$10$', '$31$')}}}",
+        "basic_auth_users: 'prometheus': the bcrypt cost is 31; expected 4 to 15",
     ),
     "a user that cannot log in": (
         f"basic_auth_users: {{'a:b': {HASH}}}",
         "basic_auth_users: 'a:b' is not a valid user name",
     ),
-    "users as a list": ("basic_auth_users: [alice]", "basic_auth_users: expected names and bcrypt hashes, as in "),
+    "users as a list": ("basic_auth_users: [prometheus]", "basic_auth_users: expected names and bcrypt hashes, as in "),
     "a rate without bursts": ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: input should be greater than"),
     "a rate of nothing": ("rate_limit: {interval: soon}", "rate_limit.interval: expected a duration such as 30s"),
 }
@@ -162,7 +165,7 @@ def test_configuration_takes_effect(place: Path):
     assert web.tls is not None
     assert (web.tls.verify_mode, web.mutual) == (ssl.CERT_REQUIRED, True)
     assert (web.tls.minimum_version, web.tls.maximum_version) == (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
-    assert web.users == {"alice": HASH.encode(), "bob": HASH.encode()}
+    assert web.users == {"prometheus": HASH.encode(), "grafana": HASH.encode()}
     assert (web.rate_interval, web.rate_burst) == (1.0, 20)
     assert [path.name for path in web.files] == ["web.yml", "server.crt", "server.key", "ca.crt"]
     assert HASH not in repr(web)

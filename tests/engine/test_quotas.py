@@ -14,7 +14,7 @@ from gpumond.model.quota import Quota, QuotaTable
 from gpumond.model.snapshot import AgentReport, Snapshot
 
 assign = synchronous(assigning)
-ADA = replace(PROCESS, user="ada", container_name="jupyter", pod_namespace="ml", comm="python")
+RESEARCH = replace(PROCESS, user="research", container_name="jupyter", pod_namespace="ml", comm="python")
 UUID = DEVICE.uuid
 LIMITED = replace(REPORT, allows_limit=True)
 
@@ -37,26 +37,26 @@ def with_limit(limit_bytes: int, quota: str = "") -> AgentReport:
     [
         ({"workload": "tr*"}, True),
         ({"workload": "serve"}, False),
-        ({"user": "ada"}, True),
+        ({"user": "research"}, True),
         ({"user": "1000"}, True),
         ({"user": "a"}, False),
         ({"container": "jupyter*"}, True),
         ({"namespace": "ml"}, True),
         ({"namespace": "?"}, False),
-        ({"workload": "train", "user": "bob"}, False),
-        ({"workload": "train", "user": "ada"}, True),
+        ({"workload": "train", "user": "grafana"}, False),
+        ({"workload": "train", "user": "research"}, True),
     ],
 )
 def test_all_patterns_of_a_quota_match_a_process(patterns: dict[str, str], matches: bool):
     table = QuotaTable([Quota(name="team", soft_bytes=1, **patterns)])
-    device = replace(DEVICE, processes=(ADA,))
+    device = replace(DEVICE, processes=(RESEARCH,))
     assert bool(assign(table, (device,), (REPORT,))) is matches
 
 
 def test_process_without_agent_is_matched_by_its_command():
-    device = replace(DEVICE, processes=(ADA,))
+    device = replace(DEVICE, processes=(RESEARCH,))
     (found,) = assign(QuotaTable([quota(workload="python")]), (device,), ())
-    assert (found.key, found.quota.limit_bytes) == (ADA.key, 40)
+    assert (found.key, found.quota.limit_bytes) == (RESEARCH.key, 40)
 
 
 def test_lowest_limits_and_highest_reserve_apply_with_the_names_of_their_quotas():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.api.examples import DEVICE, GIB, REPORT, SNAPSHOT, UUID
+from gpumond.api.examples import DEVICE, GIB, REPORT, SNAPSHOT
 from gpumond.engine.rooms import Lending
 from gpumond.errors import CoolingDown, NoSuchAdmission, TooManyAdmissions
 from gpumond.flush import FlushOutcome, FlushRequest
@@ -25,7 +25,7 @@ from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Snapshot
 from tests.agents.harness import in_event_loop
 
-ADA = 1000
+RESEARCH = 1000
 
 
 def with_free(gib: int) -> Snapshot:
@@ -49,13 +49,14 @@ class World:
         return FlushOutcome("id", (), 0)
 
     def find(self, pid: int) -> tuple[ProcessKey, int] | None:
-        return (ProcessKey(pid, 1), ADA) if self.alive else None
+        return (ProcessKey(pid, 1), RESEARCH) if self.alive else None
 
     def ask(
         self, gib: int, free: int = 10, wait: bool = True, owner: str = "uid:1000", pid: int | None = None
     ) -> Admission:
         uid = int(owner[4:]) if owner.startswith("uid:") else None
-        return self.admissions.request(with_free(free), UUID, gib * GIB, owner, uid=uid, pid=pid, wait=wait)
+        snapshot = with_free(free)
+        return self.admissions.request(snapshot, snapshot.devices[0], gib * GIB, owner, uid=uid, pid=pid, wait=wait)
 
     def state(self, asked: Admission, free: int = 10, owner: str = "uid:1000") -> str:
         return self.admissions.renew(with_free(free), asked.id, owner).state
@@ -187,7 +188,7 @@ async def test_programs_of_other_users_are_flushed_only_if_lending_is_all():
     ):
         world = World(lending=lending)  # type: ignore[arg-type]
         uid = int(owner[4:]) if owner.startswith("uid:") else None
-        world.admissions.request(with_free(10), UUID, 30 * GIB, owner, uid=uid, wait=True)
+        world.admissions.request(with_free(10), with_free(10).devices[0], 30 * GIB, owner, uid=uid, wait=True)
         await world.tick(10)
         assert len(world.flushed) == flushed, (lending, owner)
 

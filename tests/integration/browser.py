@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,9 @@ WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 780}
 PROGRAMS = ("training", "serving", "leak", "fragmentation")
 """Programs of the demo."""
+
+LIVE = "**/api/v1/live"
+"""Route of the stream of frames."""
 
 Serve = Callable[..., RunningDaemon]
 NETWORK = ("Failed to load resource", "net::ERR_")
@@ -94,21 +98,24 @@ def open_page(
     guard: Callable[[Route], None] | None = None,
     **options: Any,
 ) -> Iterator[PageSession]:
-    """Open the page in a tab. ``rewrite`` changes each frame before the page receives it; ``guard`` answers API
-    requests.
+    """Open the page in a tab. ``rewrite`` changes each frame before the page receives it, on a stream that ends after
+    it; ``guard`` answers API requests.
     """
     context = browser.new_context(viewport=viewport or WIDE, reduced_motion="reduce", **options)
     context.set_default_timeout(15_000)
 
     def through(route: Route) -> None:
-        answer = route.fetch()
-        frame = answer.json() if answer.status == 200 else None
-        if rewrite and frame:
-            rewrite(frame)
-        route.fulfill(response=answer, **({"json": frame} if frame else {}))
+        answer = route.fetch(url=f"{daemon.url}/api/v1/frame")
+        if rewrite is None or answer.status != 200:
+            route.fulfill(response=answer)
+            return
+        frame = answer.json()
+        rewrite(frame)
+        events = context.request.get(f"{daemon.url}/api/v1/events", headers={"Accept": "application/json"}).json()
+        route.fulfill(**stream_of(frame, events))
 
     if rewrite:
-        context.route("**/api/v1/frame", through)
+        context.route(LIVE, through)
     if guard:
         context.route("**/api/v1/**", guard)
     try:
@@ -118,6 +125,21 @@ def open_page(
     finally:
         context.close()
     assert session.complaints == []
+
+
+def stream_of(frame: Any, events: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return the answer of the route of the stream with one frame."""
+    data = json.dumps(frame | {"events": list(events)})
+    return {"content_type": "text/event-stream", "body": f"event: frame\ndata: {data}\n\n"}
+
+
+def show_frame(session: PageSession, frame: Any) -> None:
+    """Make the page show this frame until ``session.page.unroute(LIVE)``."""
+    session.page.route(LIVE, lambda route: route.fulfill(**stream_of(frame)))
+    session.page.reload()
+    session.page.wait_for_function(
+        "seq => document.documentElement.dataset.seq === seq", arg=str(frame["snapshot"]["seq"])
+    )
 
 
 def sign_in(session: PageSession, daemon: RunningDaemon) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from gpumond.cli.table import size
 from gpumond.model.units import human
 from gpumond.model.verdicts import SHAPES
-from tests.integration.browser import PageSession
+from tests.integration.browser import LIVE, PageSession, show_frame
 from tests.running import RunningDaemon, Series, series_of
 from tests.top.frames import FakeDaemon, fake_daemon
 
@@ -126,10 +126,7 @@ def _of_metrics(now: FrameAndAnswers) -> Iterator[str]:
 
 
 def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
-    page, seq = session.page, str(frame["snapshot"]["seq"])
-    page.unroute("**/api/v1/frame")
-    page.route("**/api/v1/frame", lambda route: route.fulfill(json=frame))
-    page.wait_for_function("seq => document.documentElement.dataset.seq === seq", arg=seq)
+    show_frame(session, frame)
     totals, parts, legend, programs, sizes, alerts, verdicts = session.texts(
         ".total",
         ".legend dt",
@@ -139,7 +136,7 @@ def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
         "#alerts li b",
         "#verdicts li b",
     )
-    page.unroute("**/api/v1/frame")
+    session.page.unroute(LIVE)
     processes = sorted(frame["processes"], key=lambda process: (-process["used_bytes"], process["pid"]))
     columns = ("used", *OF_PROCESSES)
     yield from _differ(

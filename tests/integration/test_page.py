@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,17 @@ import pytest
 from gpumond.cli.table import size
 from gpumond.model.units import human
 from gpumond.testing import GIB
-from tests.integration.browser import PROGRAMS, PageSession, Serve, needs_chromium, open_page, ready, sign_in
+from tests.api.test_live import as_json, changes_as_json, random_wholes
+from tests.integration.browser import (
+    PROGRAMS,
+    PageSession,
+    Serve,
+    needs_chromium,
+    open_page,
+    ready,
+    show_frame,
+    sign_in,
+)
 from tests.integration.faces import command, consistent_frame, disagreements, of_command, serving_frame
 from tests.running import RunningDaemon
 
@@ -23,13 +34,9 @@ SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
 
 
 def frame_and_texts(session: PageSession, *selectors: str) -> tuple[Any, list[list[str]]]:
-    """Return the next frame that the page receives, and the texts that it then shows."""
-    with session.page.expect_response(lambda answer: "/frame" in answer.url and answer.status == 200) as caught:
-        pass
-    frame = caught.value.json()
-    session.page.wait_for_function(
-        "seq => document.documentElement.dataset.seq === seq", arg=str(frame["snapshot"]["seq"])
-    )
+    """Return a frame of the daemon, and the texts that the page shows for it."""
+    frame = session.page.request.get(f"{session.page.url}api/v1/frame").json()
+    show_frame(session, frame)
     texts = session.texts("html", *selectors)
     return frame, texts[1:]
 
@@ -311,8 +318,7 @@ def test_hidden_tab_sends_no_requests(session: PageSession):
     assert session.requested_urls == []
     session.page.evaluate(turn, False)
     session.page.wait_for_timeout(500)
-    assert [url for url in session.requested_urls if url.endswith("/frame")]
-    assert [url for url in session.requested_urls if url.endswith("/events")]
+    assert [url for url in session.requested_urls if url.endswith("/live")]
 
 
 def test_page_requests_a_token_if_reading_requires_one(browser: Browser, demo: RunningDaemon):
@@ -333,3 +339,41 @@ def test_page_requests_a_token_if_reading_requires_one(browser: Browser, demo: R
         sign_in(session, demo)
         session.page.locator("tbody .of-program").first.wait_for()
         session.page.locator("#events .agent-connected").first.wait_for()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_page_applies_changes_to_a_frame(session: PageSession, seed: int):
+    wholes = random_wholes(seed, count=40)
+    found = [changes_as_json(before, after) for before, after in pairwise(wholes)]
+    script = """async ([frame, found]) => {
+        const { applyChanges } = await import('/live.js');
+        return found.map(changes => (applyChanges(frame, changes), JSON.stringify(frame)));
+    }"""
+    shown = session.page.evaluate(script, [as_json(wholes[0]), found])
+    assert [json.loads(each) for each in shown] == [as_json(whole) for whole in wholes[1:]]
+
+
+def test_page_signs_in_with_the_code_in_its_address(browser: Browser, demo: RunningDaemon):
+    token = (demo.directory / "token").read_text().strip()
+    _, answer, _ = demo.request("/api/v1/sessions/code", {}, Authorization=f"Bearer {token}")
+    address = f"{demo.url}/#code={json.loads(answer)['code']}"
+    with open_page(browser, demo) as session:
+        signed_in = PageSession(session.page.context, address)
+        signed_in.page.get_by_role("button", name="Sign out").wait_for()
+        assert signed_in.page.url == f"{demo.url}/"
+        assert signed_in.complaints == []
+        again = PageSession(session.page.context, address)
+        again.shows("was used before")
+
+
+def test_link_restores_order_and_filter(session: PageSession):
+    page = session.page
+    page.get_by_role("button", name="Program", exact=True).click()
+    page.get_by_label("Filter").fill("serving")
+    assert page.url.endswith("#sort=program%2Cup&filter=serving")
+    other = PageSession(page.context, page.url)
+    other.page.locator("#shown", has_text="1 of 4").wait_for()
+    assert other.page.get_by_label("Filter").input_value() == "serving"
+    assert other.page.locator("#columns [aria-sort=ascending]").inner_text() == "Program"
+    page.get_by_label("Filter").fill("")
+    assert page.url.endswith("#sort=program%2Cup")

@@ -20,6 +20,15 @@ WINDOWS = 8
 """More than the six connections that a browser opens to one address."""
 FRAMES = 40
 """20 s of the demo's frames."""
+HIDE = """hidden => {
+    Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
+    document.dispatchEvent(new Event('visibilitychange'));
+}"""
+"""Script that makes a window hidden or visible."""
+CONNECT = """() => Promise.all([...Array(6)].map(() => new Promise(resolve => {
+    new EventSource('/api/v1/events').onopen = resolve;
+})))"""
+"""Script that opens the six connections that a browser allows for one address."""
 
 
 def seq(session: PageSession) -> int:
@@ -39,7 +48,7 @@ def advances(sessions: Sequence[PageSession], frames: int) -> None:
 
 
 def requesting(sessions: Sequence[PageSession]) -> list[PageSession]:
-    return [session for session in sessions if any(url.endswith("/frame") for url in session.requested_urls)]
+    return [session for session in sessions if any(url.endswith(("/live", "/frame")) for url in session.requested_urls)]
 
 
 def test_eight_windows_are_live_and_one_requests_for_all(browser: Browser, demo: RunningDaemon):
@@ -59,18 +68,14 @@ def test_eight_windows_are_live_and_one_requests_for_all(browser: Browser, demo:
 
 
 def test_hidden_window_hands_its_requests_to_another_and_returns(browser: Browser, demo: RunningDaemon):
-    hide = """hidden => {
-        Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
-        document.dispatchEvent(new Event('visibilitychange'));
-    }"""
     with open_page(browser, demo) as first:
         second = PageSession(first.page.context, demo.url)
         advances([first, second], 2)
-        first.page.evaluate(hide, True)
+        first.page.evaluate(HIDE, True)
         advances([second], 4)
         assert requesting([second]) == [second]
         first.requested_urls.clear()
-        first.page.evaluate(hide, False)
+        first.page.evaluate(HIDE, False)
         advances([first, second], 4)
         assert requesting([first]) == []
 
@@ -133,7 +138,9 @@ def test_connection_limit_of_the_browser_is_distinguished_from_a_silent_daemon(b
         advances([session], 1)
         other = session.page.context.new_page()
         other.goto(f"{demo.url}/docs")
-        other.evaluate("() => { for (let place = 0; place < 6; place++) new EventSource('/api/v1/events'); }")
+        session.page.evaluate(HIDE, True)  # closes its stream
+        other.evaluate(CONNECT)
+        session.page.evaluate(HIDE, False)
         session.shows("This browser has too many connections to the daemon")
         other.close()
         session.page.locator("#content").wait_for()
@@ -153,3 +160,17 @@ def test_stopped_daemon_is_shown_as_not_answering(browser: Browser, serve: Serve
             daemon.process.send_signal(signal.SIGCONT)
         advances([session], 2)
         session.complaints[:] = [each for each in session.complaints if not each.startswith("WebSocket connection to")]
+
+
+def test_paused_window_keeps_its_frame_and_hands_its_requests_to_another(browser: Browser, demo: RunningDaemon):
+    with open_page(browser, demo) as first:
+        second = PageSession(first.page.context, demo.url)
+        advances([first, second], 2)
+        first.page.keyboard.press("Space")
+        first.shows("paused")
+        before = seq(first)
+        advances([second], 4)
+        assert seq(first) == before
+        first.page.get_by_role("button", name="Resume").click()
+        advances([first, second], 4)
+        assert "paused" not in first.texts("#moment")[0][0]

@@ -19,7 +19,6 @@ from gpumond.agent.registry import FLUSHES
 from gpumond.agents.limits import Limits
 from gpumond.alerting import silences
 from gpumond.alerting.outbox import QUEUE_LIMIT
-from gpumond.api.events import MAX_STREAMS
 from gpumond.api.examples import SNAPSHOT
 from gpumond.api.rate_limits import (
     CHANGES_AT_ONCE,
@@ -34,6 +33,7 @@ from gpumond.api.rate_limits import (
 )
 from gpumond.api.rules import MAX_PREVIEWS
 from gpumond.api.silences import MAX_MATCHERS, MAX_VALUE
+from gpumond.api.streams import MAX_STREAMS
 from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.cli import VERBS
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY

@@ -34,6 +34,7 @@ def make_frame(
     processes = tuple(holdings(frame))
     whole = WholeFrame(
         version="0",
+        host="gpu-17",
         snapshot=snapshot,
         ledger=frame.ledger,
         verdicts=verdicts,
@@ -53,7 +54,7 @@ def busy_frame(**fields: Any) -> dict[str, Any]:
         name="H100",
         used_bytes=50 * GIB,
         free_bytes=30 * GIB,
-        processes=(make_process(10, 40 * GIB), make_process(11, 10 * GIB, comm="python", user="ada")),
+        processes=(make_process(10, 40 * GIB), make_process(11, 10 * GIB, comm="python", user="research")),
     )
     report = make_report(10, (make_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),))
     return make_frame(device, **{"reports": (report,)} | fields)

@@ -95,7 +95,7 @@ def test_keys_sort_and_reverse(fake: FakeDaemon):
 def test_filter_hides_other_rows_until_escape(fake: FakeDaemon):
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, "train")
-        await pilot.press("slash", *"ada", "enter")
+        await pilot.press("slash", *"research", "enter")
         await until(pilot, top, "python", without="train")
         await pilot.press("escape")
         await until(pilot, top, "python", "train")

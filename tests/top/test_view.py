@@ -53,7 +53,7 @@ def test_shares_are_those_of_the_ledger():
     assert (train.program, train.pid, train.shares["cached"], train.shares["opaque"]) == ("train", 10, 12 * GIB, None)
     assert (python.program, python.user, python.shares["cached"], python.shares["opaque"]) == (
         "python",
-        "ada",
+        "research",
         None,
         10 * GIB,
     )
@@ -254,7 +254,7 @@ ROWS = view(
             processes=(
                 make_process(1, 2 * GIB, comm="Zeta", pod_name="trainer-0", pod_namespace="ml"),
                 make_process(2, None, comm="alpha"),
-                make_process(3, 4 * GIB, comm="mid", user="ada"),
+                make_process(3, 4 * GIB, comm="mid", user="research"),
             ),
         )
     )
@@ -276,7 +276,7 @@ def test_sorting_puts_largest_numbers_first_and_unknown_last(order: SortOrder, p
 
 
 @pytest.mark.parametrize(
-    ("words", "pids"), [("ADA", [3]), ("ml/train zeta", [1]), ("zeta ada", []), ("gpu", [3, 1, 2])]
+    ("words", "pids"), [("RESEARCH", [3]), ("ml/train zeta", [1]), ("zeta research", []), ("gpu", [3, 1, 2])]
 )
 def test_filter_searches_all_names_of_a_process(words: str, pids: list[int]):
     assert [row.pid for row in arranged(ROWS, SortOrder(), words)] == pids

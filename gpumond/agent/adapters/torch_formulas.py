@@ -153,7 +153,6 @@ def usage(uuid: str, statistics: Figures, reclaimable: Reclaimable, unmapped: in
             min(reclaimable.low, cached), min(reclaimable.likely, cached), cached, reclaimable.exactness
         )
     stranded = cached - reclaimable.likely
-    # Positional for speed: one call each second for each device.
     return PoolUsage(
         allocator="torch",
         device_uuid=uuid,

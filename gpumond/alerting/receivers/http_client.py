@@ -22,6 +22,7 @@ from gpumond import __version__
 from gpumond.alerting.receivers import ReceiverType, Rejected, Retry
 from gpumond.host.files import read_text
 from gpumond.host.http_exchange import exchange
+from gpumond.host.machine_name import MACHINE_NAME
 from gpumond.protocol.text import has_control_characters
 
 TIMEOUT_SECONDS = 5.0
@@ -43,7 +44,7 @@ class HttpReceiver(ReceiverType):
     @property
     def instance(self) -> str:
         """Name of this machine, for a receiver of several machines."""
-        return socket.gethostname()
+        return MACHINE_NAME
 
     @model_validator(mode="after")
     def _addressed(self) -> HttpReceiver:

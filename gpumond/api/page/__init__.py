@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gpumond.model.engines import NOT_READ
 from gpumond.model.frame import SHARES
 from gpumond.model.snapshot import MISSED_LIMIT
 from gpumond.model.verdicts import SHAPES
+from gpumond.protocol.text import accepts
 
 router = APIRouter(include_in_schema=False)
 
@@ -25,6 +27,7 @@ POLICY = (
 )
 HEADERS = {
     "Cache-Control": "no-cache",
+    "Vary": "Accept-Encoding",
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -33,7 +36,10 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class File:
+    """``compressed``: the body with gzip."""
+
     body: bytes
+    compressed: bytes
     media_type: str
     etag: str
 
@@ -43,7 +49,8 @@ def read(name: str, media_type: str) -> File:
 
 
 def file(body: bytes, media_type: str) -> File:
-    return File(body, f"{media_type}; charset=utf-8", f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+    tag = hashlib.sha256(body).hexdigest()[:16]
+    return File(body, gzip.compress(body, mtime=0), f"{media_type}; charset=utf-8", tag)
 
 
 def words() -> str:
@@ -74,7 +81,7 @@ IfNoneMatch = Annotated[str | None, Header()]
 
 
 async def page(request: Request, if_none_match: IfNoneMatch = None) -> Response:
-    return _answer(FILES[request.scope["route"].path], if_none_match)
+    return _answer(request, FILES[request.scope["route"].path], if_none_match)
 
 
 for path in FILES:
@@ -86,11 +93,15 @@ async def docs(request: Request, if_none_match: IfNoneMatch = None) -> Response:
     state = request.app.state
     if not hasattr(state, "reference"):  # the routes do not change while the daemon runs
         state.reference = file(reference(request.app.openapi()).encode(), "text/html")
-    return _answer(state.reference, if_none_match)
+    return _answer(request, state.reference, if_none_match)
 
 
-def _answer(file: File, if_none_match: str | None) -> Response:
-    headers = HEADERS | {"ETag": file.etag}
-    if if_none_match == file.etag:
+def _answer(request: Request, file: File, if_none_match: str | None) -> Response:
+    compressed = accepts(request.headers.get("accept-encoding", ""), "gzip")
+    etag = f'"{file.etag}-gzip"' if compressed else f'"{file.etag}"'
+    headers = HEADERS | {"ETag": etag}
+    if if_none_match == etag:
         return Response(status_code=304, headers=headers)
+    if compressed:
+        return Response(file.compressed, 200, headers | {"Content-Encoding": "gzip"}, file.media_type)
     return Response(file.body, headers=headers, media_type=file.media_type)

@@ -46,7 +46,7 @@ export function showAlerts() {
   );
   $("no-alerts").hidden = entries.length > 0;
   const firing = entries.filter((alert) => alert.phase === "firing" && !alert.silenced_by.length).length;
-  document.title = `${firing ? `(${firing}) ` : ""}gpumond ${location.host}`;
+  document.title = `${firing ? `(${firing}) ` : ""}gpumond ${clean(state.frame.host, 80)}`;
 }
 
 export function showVerdicts() {

@@ -2,13 +2,13 @@
 
 import { showAlerts, showEvents, showVerdicts } from "./alerts.js";
 import { showDevices } from "./devices.js";
-import { $, put } from "./elements.js";
+import { $, name, put } from "./elements.js";
 import { showEngines } from "./engines.js";
 import { clock } from "./format.js";
 import { showNotices } from "./notices.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./store.js";
-import { start } from "./stream.js";
+import { setPaused, start } from "./stream.js";
 import { showProcesses } from "./table.js";
 import { MISSED_LIMIT } from "./words.js";
 
@@ -26,7 +26,8 @@ function show() {
   const { taken_at, seq, source } = frame.snapshot;
   const named = source.driver_version?.startsWith(source.name);
   const driver = named ? source.driver_version : [source.name, source.driver_version].filter(Boolean).join(" ");
-  put($("moment"), `${clock(taken_at)} · ${driver}`);
+  put($("moment"), [clock(taken_at), driver, state.paused && "paused"].filter(Boolean).join(" · "));
+  name($("host"), frame.host, 80);
   put($("version"), `gpumond ${frame.version}`);
   showDevices();
   showAlerts();
@@ -38,6 +39,18 @@ function show() {
   document.documentElement.dataset.seq = String(seq);
 }
 
+function pause() {
+  setPaused(!state.paused);
+  put($("pause"), state.paused ? "Resume" : "Pause");
+  show();
+}
+
 put($("host"), location.host);
+$("pause").addEventListener("click", pause);
+addEventListener("keydown", (event) => {
+  if (event.key !== " " || event.target !== document.body) return;
+  event.preventDefault();
+  pause();
+});
 drawing.addEventListener("change", show);
 start();

@@ -1,5 +1,6 @@
 // The token that changes require, and requests that change something.
 
+import * as address from "./address.js";
 import { $, put } from "./elements.js";
 
 const STORED = "gpumond-token";
@@ -52,6 +53,18 @@ export async function save(path, name) {
   return "";
 }
 
+/** Signs in with the code in the page's address, which `gpumond open` wrote there. */
+async function signInByCode() {
+  const code = address.read("code");
+  if (!code) return;
+  address.write("code", "");
+  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ code }) };
+  const answer = await fetch("api/v1/sessions", options);
+  const content = await answer.json();
+  if (answer.ok) setToken(content.token);
+  else await signIn(content.detail);
+}
+
 $("signing")
   .querySelector("form")
   .addEventListener("submit", (event) => {
@@ -63,3 +76,4 @@ $("signing")
 $("sign-cancel").addEventListener("click", () => $("signing").close());
 $("sign").addEventListener("click", () => (token ? setToken("") : signIn()));
 setToken(token);
+signInByCode().catch(() => {}); // the daemon does not answer, which a notice shows

@@ -11,6 +11,7 @@ export const state = {
   cause: null, // of the failures: "unreachable", "connections" or the daemon's problem document
   problem: null, // the daemon's answer in place of a first frame
   closed: false, // the daemon requires a token for reading
+  paused: false, // by the user: the frame stays
   devices: new Map(), // of the frame, by UUID
   events: new Map(), // by id
 };

@@ -1,17 +1,20 @@
-// Frames and events from the daemon. Of all windows of a browser with the same daemon, one requests them and sends them
-// to the others, because a browser opens at most six connections to an address.
+// Frames and events from the daemon. Of all windows of a browser with the same daemon, one reads the stream and sends
+// its messages to the others, because a browser opens at most six connections to an address. Windows that share nothing
+// request frames instead.
 
+import { applyChanges, readMessages } from "./live.js";
 import { setToken, token } from "./session.js";
 import { addEvents, changed, setFrame, state } from "./store.js";
 
 const PAUSE = 1000;
-const TIMEOUT = 5000;
+const TIMEOUT = 5000; // the daemon sends at least a comment every 2 s
 const SILENCE = 8000; // after this time without a message, a window requests frames itself
 
 const NAME = `gpumond ${new URL(".", document.baseURI).pathname}`;
 const channel = new BroadcastChannel(NAME);
 
 let etag = null;
+let number = 0; // of the newest message of the stream; -1 if this window's frame is not from the stream
 let leaving = new AbortController(); // aborted when this window is hidden, or changes its part
 let leading = false;
 let timer = 0;
@@ -21,6 +24,92 @@ let watchdog = 0;
 export function read(path, headers = {}) {
   const own = state.closed && token ? { Authorization: `Bearer ${token}` } : {};
   return fetch(path, { headers: { ...headers, ...own }, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
+}
+
+/** Reads the stream until this window is hidden. */
+async function follow() {
+  const { signal } = leaving;
+  while (!signal.aborted) {
+    try {
+      await readStream(signal);
+    } catch (error) {
+      if (signal.aborted) return;
+      await failed(error);
+    }
+    if (signal.aborted) return;
+    send();
+    changed();
+    if (state.closed) return join();
+    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+  }
+}
+
+async function readStream(signal) {
+  const ending = new AbortController();
+  const end = () => ending.abort(signal.reason);
+  let silence = 0;
+  const alive = () => {
+    clearTimeout(silence);
+    silence = setTimeout(() => ending.abort(new DOMException("The daemon is silent.", "TimeoutError")), TIMEOUT);
+  };
+  signal.addEventListener("abort", end);
+  try {
+    alive();
+    const answer = await fetch("api/v1/live", { cache: "no-store", signal: ending.signal });
+    if (!answer.ok) return refused(answer.status, await answer.json());
+    await readMessages(answer.body, (kind, content) => {
+      alive();
+      if (!kind) return send();
+      number += 1;
+      show({ [kind]: content });
+      Object.assign(state, { failures: 0, cause: null, problem: null });
+      send({ [kind]: content });
+      changed();
+    });
+  } finally {
+    clearTimeout(silence);
+    signal.removeEventListener("abort", end);
+  }
+}
+
+function show({ frame, changes }) {
+  const { events } = frame ?? changes;
+  if (changes) applyChanges(state.frame, changes);
+  setFrame(frame ?? state.frame);
+  addEvents(events);
+}
+
+async function failed(error) {
+  const connected = error.name === "TimeoutError" && (await reachable());
+  state.failures += 1;
+  state.cause = connected ? "connections" : "unreachable";
+}
+
+function refused(status, problem, sentToken = "") {
+  if ((status === 429 || status === 503) && state.frame) {
+    state.failures += 1;
+    state.cause = problem;
+    return;
+  }
+  setFrame(null);
+  etag = null;
+  Object.assign(state, { failures: 0, cause: null, problem });
+  if (status === 401) {
+    if (sentToken && sentToken === token) setToken(""); // a token given after the request is not refused
+    state.closed = true;
+  }
+}
+
+/** Requests a frame each second until this window is hidden. */
+async function poll() {
+  const { signal } = leaving;
+  clearTimeout(timer);
+  number = -1;
+  await request();
+  if (signal.aborted) return;
+  changed();
+  clearTimeout(timer);
+  timer = setTimeout(poll, PAUSE);
 }
 
 async function request() {
@@ -37,24 +126,7 @@ async function request() {
     }
     Object.assign(state, { failures: 0, cause: null, problem: null });
   } catch (error) {
-    const connected = error.name === "TimeoutError" && (await reachable());
-    state.failures += 1;
-    state.cause = connected ? "connections" : "unreachable";
-  }
-}
-
-function refused(status, problem, sentToken) {
-  if ((status === 429 || status === 503) && state.frame) {
-    state.failures += 1;
-    state.cause = problem;
-    return;
-  }
-  setFrame(null);
-  etag = null;
-  Object.assign(state, { failures: 0, cause: null, problem });
-  if (status === 401) {
-    if (sentToken && sentToken === token) setToken(""); // a token given after the request is not refused
-    state.closed = true;
+    await failed(error);
   }
 }
 
@@ -82,36 +154,17 @@ function reachable() {
   });
 }
 
-/** Requests a frame each second until this window is hidden. */
-async function poll() {
-  const { signal } = leaving;
-  clearTimeout(timer);
-  const [etagBefore, lastBefore] = [etag, Math.max(0, ...state.events.keys())];
-  await request();
-  if (signal.aborted) return;
-  if (leading) send(etag !== etagBefore, lastBefore);
-  changed();
-  if (leading && state.closed) return join();
-  clearTimeout(timer);
-  timer = setTimeout(poll, PAUSE);
-}
-
-function send(withFrame, afterEvent) {
-  const { failures, cause, problem, closed, events } = state;
-  channel.postMessage({
-    etag,
-    frame: withFrame && !closed ? state.frame : undefined,
-    events: closed ? [] : [...events.values()].filter((event) => event.id > afterEvent),
-    state: { failures, cause, problem, closed },
-  });
+function send(message = {}) {
+  const { failures, cause, problem, closed } = state;
+  channel.postMessage({ ...(closed ? {} : message), number, state: { failures, cause, problem, closed } });
 }
 
 channel.addEventListener("message", ({ data }) => {
   if (data === "hello") {
-    if (leading) send(true, 0);
+    if (leading && state.frame) send({ frame: { ...state.frame, events: [...state.events.values()] } });
     return;
   }
-  if (leading || state.closed || document.hidden) return;
+  if (leading || state.closed || state.paused || document.hidden) return;
   clearTimeout(timer);
   watch();
   if (data.state.closed) {
@@ -120,15 +173,13 @@ channel.addEventListener("message", ({ data }) => {
     return;
   }
   Object.assign(state, data.state);
-  addEvents(data.events);
-  if (data.frame) {
-    setFrame(data.frame);
-    etag = data.etag;
-  } else if (data.etag !== etag) {
-    if (!data.etag) setFrame(null);
-    else channel.postMessage("hello");
-    etag = data.etag && etag;
+  if (data.frame || (data.changes && data.number === number + 1)) {
+    show(data);
+    number = data.number;
+  } else if (data.number !== number) {
+    channel.postMessage("hello");
   }
+  if (data.state.problem) setFrame(null);
   changed();
 });
 
@@ -142,7 +193,7 @@ function watch() {
 tokens, or if the browser has no locks (plain HTTP to another host). */
 function join() {
   disconnect();
-  if (document.hidden) return;
+  if (document.hidden || state.paused) return;
   const { signal } = leaving;
   if (state.closed || !navigator.locks) {
     poll();
@@ -151,8 +202,9 @@ function join() {
   const lead = () => {
     if (signal.aborted) return undefined;
     clearTimeout(watchdog);
+    clearTimeout(timer);
     leading = true;
-    poll();
+    follow();
     return new Promise((resolve) => signal.addEventListener("abort", resolve));
   };
   navigator.locks.request(NAME, { signal }, lead).catch(() => {}); // aborted: this window was hidden before it led
@@ -168,9 +220,15 @@ function disconnect() {
   clearTimeout(watchdog);
 }
 
-/** Requests a frame now, if this window is the one that requests them. */
+/** Keeps the frame that is shown, as a hidden window does, or continues. */
+export function setPaused(paused) {
+  state.paused = paused;
+  join();
+}
+
+/** Requests a frame now, if this window requests frames. */
 export function refresh() {
-  if (leading || state.closed || !navigator.locks) poll();
+  if (!state.paused && (state.closed || !navigator.locks)) poll();
 }
 
 export function start() {

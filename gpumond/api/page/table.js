@@ -1,5 +1,6 @@
 // The table of processes.
 
+import * as address from "./address.js";
 import { ORDINARY } from "./alerts.js";
 import { toggle } from "./chart.js";
 import { bar, showBar } from "./devices.js";
@@ -35,8 +36,9 @@ const COLUMNS = [
 ];
 const FLUSH_POLICIES = { allow: "allowed", step: "at its next step", never: "not allowed" };
 
-let order = { id: "used", up: false };
-let filter = "";
+const [sortedBy, direction] = address.read("sort").split(",");
+let order = COLUMNS.some(({ id }) => id === sortedBy) ? { id: sortedBy, up: direction === "up" } : { id: "used", up: false };
+let filter = address.read("filter");
 
 function rows() {
   const { frame, devices } = state;
@@ -91,6 +93,7 @@ function showColumns() {
 
 function sortBy(column) {
   order = { id: column.id, up: order.id === column.id ? !order.up : !column.number };
+  address.write("sort", `${order.id},${order.up ? "up" : "down"}`);
   showColumns();
   showProcesses(true);
 }
@@ -229,8 +232,10 @@ export function showProcesses(reorder = false) {
   $("no-agents").hidden = reports.length > 0 || !known;
 }
 
+$("filter").value = filter;
 $("filter").addEventListener("input", () => {
   filter = $("filter").value.trim();
+  address.write("filter", filter);
   if (state.frame) showProcesses(true);
 });
 document.addEventListener("keydown", (event) => {

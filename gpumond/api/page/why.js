@@ -29,7 +29,8 @@ export async function why(pid, subject) {
   dialog.showModal();
   const answer = await attempt(`agents/${pid}/why`, {}, "The daemon does not answer.");
   if (own !== newest) return;
-  if (answer) show(answer.detail ?? answer.advice.join("; "), answer.classes?.map(entryOfClasses));
+  const entries = answer?.classes?.map((found) => entryOfClasses(found, answer.kv_cache_bytes));
+  if (answer) show(answer.detail ?? answer.advice.join("; "), entries);
   else dialog.close();
 }
 
@@ -45,12 +46,13 @@ async function saveSnapshot(pid) {
   show(refusal || `${name} is saved; pytorch.org/memory_viz shows a snapshot of PyTorch.`);
 }
 
-function entryOfClasses(found) {
+function entryOfClasses(found, kvCache) {
   const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))} %)`;
   const facts = Object.entries(CLASSES).map(([name, text]) => [text, part(found[`${name}_bytes`])]);
   const device = state.devices.get(found.device_uuid);
   const where = `${device ? ` on ${label(device)}` : ""}: ${human(found.live_bytes)} live`;
-  return entryOf([named(found.allocator, 40), where], facts, [found.exactness === "sampled" && "Sampled: time ran out."]);
+  const ofKvCache = kvCache !== null && `${human(kvCache)} of the other leaf tensors are KV cache.`;
+  return entryOf([named(found.allocator, 40), where], facts, [found.exactness === "sampled" && "Sampled: time ran out.", ofKvCache]);
 }
 
 $("why-close").addEventListener("click", () => $("why").close());

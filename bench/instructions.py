@@ -1,0 +1,177 @@
+"""Instructions of the paths that run every second: they differ by less than 1 % between runs, unlike times.
+
+python -m bench.instructions [--save | --check]
+
+Each path runs under valgrind (cachegrind) a few times, then more often; the difference is the cost of one run without
+that of the start. ``--check`` compares with ``bench/results/instructions.json`` and exits with 1 if a path needs over
+5 % more; fewer are reported, so that the record can be renewed with ``--save``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
+from pathlib import Path
+
+from bench.result import RESULTS, publish
+
+ROOT = Path(__file__).resolve().parents[1]
+STANDINS = ROOT / "tests" / "agent" / "standins"
+TOLERANCE = 0.05
+UNUSED_PIDS = range(4_190_000, 4_190_064)
+"""Pids that a machine hardly has, so that the facts about processes cost the same on each."""
+FEW = 4
+"""Runs in the shorter one of the two measurements."""
+
+
+def tick() -> Callable[[], object]:
+    """Observe and advance: 8 devices, 512 processes with agents, the built-in rules and four others."""
+    from bench.tick import CALM, UP, facts, rules
+    from gpumond.engine import EngineState, advance, observe
+
+    state, snapshot, active = EngineState(), None, rules(CALM)
+    prepared, numbers = cycle([facts(number) for number in range(4)]), iter(range(1_000_000))
+
+    def run() -> None:
+        nonlocal state, snapshot
+        number = float(next(numbers))
+        snapshot = observe(snapshot, UP, *next(prepared), number, number)
+        state = advance(state, active, snapshot).memory
+
+    return run
+
+
+def render() -> Callable[[], object]:
+    """Render the metrics of a new frame with 8 devices and 512 processes."""
+    from bench.tick import CALM, UP, facts, rules
+    from gpumond.engine import EngineState, advance, observe
+    from gpumond.metrics import Exposition, Form
+    from gpumond.metrics.telemetry import Telemetry
+
+    state, snapshot, frames = EngineState(), None, []
+    for number in range(2):
+        snapshot = observe(snapshot, UP, *facts(number), float(number), float(number))
+        result = advance(state, rules(CALM), snapshot)
+        state = result.memory
+        frames.append(result.frame)
+    exposition, next_frame = Exposition(Telemetry()), cycle(frames)
+    return lambda: exposition.page(next(next_frame), Form.of(""))
+
+
+def decode() -> Callable[[], object]:
+    """Decode 50 reports of agents."""
+    from gpumond.protocol.messages import Report, encode
+    from gpumond.protocol.validator import decode as decoded
+    from gpumond.testing import GIB, make_pool
+
+    lines = [encode(Report(pools=(make_pool("GPU-0", live=GIB + number, cached=GIB),))) for number in range(50)]
+    return lambda: [decoded(line) for line in lines]
+
+
+def report() -> Callable[[], object]:
+    """Make and encode 10 reports of an agent with PyTorch (a stand-in) on 8 devices."""
+    sys.path.insert(0, str(STANDINS))
+    import torch
+    from torch.world import ACTIVE, FREE, Segment
+
+    from gpumond.agent import session
+    from gpumond.agent.thread import AgentThread
+
+    def statistics(mib: int) -> list[object]:
+        segments = [Segment([(mib << 20, ACTIVE), (14 << 20, FREE)], device) for device in range(8)]
+        torch.WORLD.reset(segments=segments, devices=8, contexts=set(range(8)))
+        return [torch.WORLD.stats(device) for device in range(8)]
+
+    worlds = [statistics(6), statistics(8)]
+    torch.WORLD.stats = lambda device: worlds[0][device]
+    session.REPORT_SECONDS = 0.0
+    agent = session.Session(AgentThread([]))
+
+    def run() -> None:
+        for _ in range(10):
+            worlds.reverse()
+            agent.run_once()
+
+    return run
+
+
+def reading() -> Callable[[], object]:
+    """Read 8 devices with 8 processes each from the stand-in of the driver's library."""
+    from gpumond.sources.nvml import NvmlSource
+
+    source = NvmlSource()
+    source.open()
+    return source.read
+
+
+PATHS = {path.__name__: path for path in (tick, render, decode, report, reading)}
+RUNS = {"tick": 8, "render": 12, "decode": 24, "report": 24, "reading": 24}
+
+
+def repeat(path: str, runs: int) -> None:
+    """Run a path; this is what valgrind observes."""
+    run = PATHS[path]()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for _ in range(runs):
+        run()
+
+
+def instructions(path: str, runs: int, environ: dict[str, str]) -> int:
+    command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", sys.executable]
+    command += ["-c", f"from bench.instructions import repeat; repeat({path!r}, {runs})"]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found = re.search(r"I +refs: +([\d,]+)", done.stderr)
+    assert found, done.stderr
+    return int(found[1].replace(",", ""))
+
+
+def measure(path: str, environ: dict[str, str]) -> int:
+    """Return the instructions of one run."""
+    few, many = (instructions(path, runs, environ) for runs in (FEW, RUNS[path]))
+    return round((many - few) / (RUNS[path] - FEW))
+
+
+def main() -> None:
+    from tests.fakenvml import FakeDriver, build, machine
+
+    with tempfile.TemporaryDirectory() as directory:
+        driver = FakeDriver(Path(directory), build(Path(directory)), machine(8, UNUSED_PIDS))
+        driver.write()
+        environ = {**os.environ, **driver.env, "PYTHONHASHSEED": "0", "GPUMOND_SOCKET": f"{directory}/none"}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            figures = dict(zip(PATHS, pool.map(lambda path: measure(path, environ), PATHS), strict=True))
+    if "--check" in sys.argv:
+        raise SystemExit(check(figures))
+    publish("instructions", {"instructions": figures})
+
+
+def check(figures: dict[str, int]) -> int:
+    """Print the difference of each path from the record. Return the exit code."""
+    recorded = json.loads((RESULTS / "instructions.json").read_text())
+    version, own = recorded["machine"]["python"], sys.version.split()[0]
+    if version.rpartition(".")[0] != own.rpartition(".")[0]:
+        print(f"the record is of Python {version}, not {own}: nothing is compared")
+        return 0
+    exceeded = 0
+    for path, before in recorded["figures"]["instructions"].items():
+        change = figures[path] / before - 1
+        exceeded += change > TOLERANCE
+        hint = "  more than 5 %" if change > TOLERANCE else "  renew with --save" if change < -TOLERANCE else ""
+        print(f"{path:8} {before:>13,} -> {figures[path]:>13,} {change:+7.1%}{hint}")
+    return int(exceeded > 0)
+
+
+if __name__ == "__main__":
+    main()

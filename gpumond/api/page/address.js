@@ -1,0 +1,13 @@
+// What the part of the address after # states: the view that a link restores, and a code that signs in.
+
+const parameters = new URLSearchParams(location.hash.slice(1));
+
+export const read = (name) => parameters.get(name) ?? "";
+
+/** Writes a value into the address, or removes it if it is empty. */
+export function write(name, value) {
+  if (value) parameters.set(name, value);
+  else parameters.delete(name);
+  const text = parameters.toString();
+  history.replaceState(null, "", location.pathname + location.search + (text && `#${text}`));
+}

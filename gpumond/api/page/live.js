@@ -1,0 +1,37 @@
+// The daemon's stream of frames: messages of server-sent events, each with a complete frame or with changes.
+
+/** Calls `receive(kind, content)` with each message, and `receive()` with each comment, until the stream ends. */
+export async function readMessages(body, receive) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const messages = (text + value).split("\n\n");
+    text = messages.pop();
+    for (const message of messages) {
+      const [, kind, data] = /^event: (\w+)\ndata: ([^\n]*)$/.exec(message) ?? [];
+      receive(kind, kind && JSON.parse(data));
+    }
+  }
+}
+
+/** Changes a frame into the next one; `/docs` describes the format. */
+export function applyChanges(frame, { values, tables }) {
+  for (const [path, value] of Object.entries(values)) {
+    const [owner, name] = place(frame, path);
+    owner[name] = value;
+  }
+  for (const [path, { rows, added, cells = {} }] of Object.entries(tables)) {
+    const [owner, name] = place(frame, path);
+    let next = 0;
+    if (rows) owner[name] = rows.map((row) => (row < 0 ? added[next++] : owner[name][row]));
+    for (const [field, [changed, found]] of Object.entries(cells))
+      changed.forEach((row, index) => (owner[name][row][field] = found[index]));
+  }
+}
+
+function place(frame, path) {
+  const [part, name] = path.split(".");
+  return name ? [frame[part], name] : [frame, part];
+}

@@ -1,0 +1,32 @@
+"""``gpumond open``: open the page in a browser, signed in."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import webbrowser
+
+from gpumond.cli import DONE, client
+from gpumond.errors import ConfigError
+from gpumond.model.units import duration
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_url(parser)
+    parser.add_argument("--print", action="store_true", help="print the address instead of opening a browser")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.url.startswith("unix:"):
+        raise ConfigError(f"open: --url {arguments.url}: a browser needs an http:// or https:// address")
+    answer = client.post(arguments.url, "/api/v1/sessions/code", {}, 10.0)
+    address = f"{arguments.url.rstrip('/')}/#code={answer['code']}"
+    if arguments.print or not (_has_display() and webbrowser.open(address)):
+        valid = duration(answer["valid_seconds"])
+        print(f"{address}\nThe address signs one browser in, within {valid}.")
+    return DONE
+
+
+def _has_display() -> bool:
+    """Return False where ``webbrowser`` would start a browser in this terminal."""
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or os.environ.get("BROWSER"))

@@ -1,0 +1,40 @@
+"""``gpumond open`` with a real daemon."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+from tests.running import RunningDaemon
+
+
+def run(daemon: RunningDaemon, *options: str) -> subprocess.CompletedProcess[str]:
+    environ = daemon.environ | {"GPUMOND_RUNTIME_DIR": str(daemon.directory)}
+    command = [sys.executable, "-m", "gpumond", "open", *options]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_printed_address_signs_in_once(tmp_path: Path):
+    daemon = RunningDaemon(tmp_path, "--source", "nvml")
+    try:
+        done = run(daemon, "--print", "--url", daemon.url)
+        assert done.returncode == 0, done.stderr
+        address, hint = done.stdout.splitlines()
+        assert address.startswith(f"{daemon.url}/#code=gpm_")
+        assert hint == "The address signs one browser in, within 1 min."
+        body = json.dumps({"code": address.partition("#code=")[2]}).encode()
+        headers = {"Content-Type": "application/json"}
+        with urlopen(Request(f"{daemon.url}/api/v1/sessions", body, headers), timeout=10) as answer:
+            assert json.load(answer)["token"].startswith("gpm_")
+    finally:
+        daemon.stop()
+
+
+def test_address_of_a_socket_is_refused(tmp_path: Path):
+    command = [sys.executable, "-m", "gpumond", "open", "--url", "unix:///run/gpumond-api"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "a browser needs an http:// or https:// address" in done.stderr
