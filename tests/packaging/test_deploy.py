@@ -18,9 +18,11 @@ from gpumond.agent.instrument.oom import MAX_RECORD_BYTES
 from gpumond.agent.registry import FLUSHES
 from gpumond.agents.limits import Limits
 from gpumond.alerting import silences
+from gpumond.alerting.hook import REMEMBERED
 from gpumond.alerting.outbox import QUEUE_LIMIT
 from gpumond.api.events import MAX_STREAMS
 from gpumond.api.examples import SNAPSHOT
+from gpumond.api.hooks import MAX_ALERTS, MAX_LABEL, MAX_LABELS
 from gpumond.api.rate_limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
@@ -320,6 +322,8 @@ STATED = {
     "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
     "limits that quotas set in programs of one user": f"{SENT_PER_HOUR} an hour",
     "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
+    "alerts of one notification of Alertmanager; starts of alerts that are remembered for each caller": f"{MAX_ALERTS}, "
+    f"with {MAX_LABELS} labels of {MAX_LABEL:,} characters; {REMEMBERED:,}",
     "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
     "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
