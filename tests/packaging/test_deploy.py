@@ -96,6 +96,7 @@ def test_promtool_accepts_the_rules_and_their_tests_pass():
     accepted("promtool", "check", "config", "prometheus/prometheus.yaml")
     accepted("promtool", "check", "rules", "prometheus/gpumond.rules.yaml")
     accepted("promtool", "test", "rules", "prometheus/gpumond.rules.test.yaml")
+    accepted("promtool", "test", "rules", "prometheus/gpumond.sums.test.yaml")
 
 
 def test_amtool_accepts_the_alertmanager():
@@ -169,8 +170,22 @@ def test_rules_use_existing_metrics():
     page = Exposition(Telemetry()).page(advance(EngineState(), BUILT_IN, SNAPSHOT).frame, Form(False)).plain.decode()
     exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     recorded = {rule["record"] for rule in groups() if "record" in rule}
-    used = {name for rule in groups() for name in re.findall(r"\bgpumond[:_][a-z_:]+\b", rule["expr"])}
+    name = re.compile(r"[a-z_]+:gpumond_[a-z0-9_:]+|gpumond[:_][a-z_:]+\b")
+    used = {found for rule in groups() for found in name.findall(rule["expr"])}
     assert used <= exported | recorded
+
+
+def test_sums_are_tested_and_described():
+    """Each series that the group gpumond-sums records."""
+    content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.yaml").read_text())
+    (sums,) = [group for group in content["groups"] if group["name"] == "gpumond-sums"]
+    recorded = [rule["record"] for rule in sums["rules"]]
+    (test,) = yaml.safe_load((DEPLOY / "prometheus/gpumond.sums.test.yaml").read_text())["tests"]
+    page = document_text("reference/recorded-series.md")
+    assert [name for name in recorded if name not in {check["expr"] for check in test["promql_expr_test"]}] == []
+    assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == recorded
+    assert sums["interval"] == "1m"
+| recorded
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
