@@ -237,11 +237,15 @@ def run(script: str, **environ: str) -> str:
 def test_task_prolog_starts_the_agent_in_tasks_with_devices(installed: Path):
     own = {"GPUMOND_AGENT_DIRECTORY": str(installed)}
     inject = f"{installed}/gpumond/agent/inject"
-    task = own | {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_JOB_NAME": "train llm\nexport LD_PRELOAD=x", "PYTHONPATH": "/home/a"}
+    task = own | {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "SLURM_JOB_NAME": "train llm\nexport A=x",
+        "PYTHONPATH": "/home/a",
+    }
     assert run("taskprolog.sh", **task).splitlines() == [
         "export GPUMOND_AGENT=1",
         f"export PYTHONPATH={inject}:/home/a",
-        "export GPUMOND_WORKLOAD=trainllmexportLD_PRELOADx",
+        "export GPUMOND_WORKLOAD=trainllmexportAx",
     ]
     assert "WORKLOAD" not in run("taskprolog.sh", **task, GPUMOND_WORKLOAD="mine")
     assert run("taskprolog.sh", **own, SLURM_JOB_NAME="cpu") == ""
