@@ -19,7 +19,14 @@ POLICIES = DEPLOY / "kubernetes/injection"
 INJECT = f"/opt/gpumond-agent/{__version__}/gpumond/agent/inject"
 Pod = dict[str, Any]
 
-with_cel = pytest.mark.skipif(util.find_spec("celpy") is None, reason="needs cel-python, which the dev extra brings")
+MISSING = (
+    "needs Python 3.11 or newer, as the pinned cel-python"
+    if sys.version_info < (3, 11)
+    else "needs cel-python, which the dev extra brings"
+    if util.find_spec("celpy") is None
+    else ""
+)
+with_cel = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 GPU = {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}}
 
 
