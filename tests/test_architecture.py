@@ -43,6 +43,7 @@ LAYERS = (
     "daemon",
     "loadgen",
     "top",
+    "fleet",
     "cli",
     "testing",
     "__main__",
