@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, fleet_flush, fleet_machines
+from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, fleet_flush, fleet_machines, fleet_report
 from gpumond.cli.fleet_machines import chosen, listed, make_client, make_prometheus, progress
 from gpumond.cli.table import safe, size, table
 from gpumond.fleet.discovery import to_groups
@@ -18,21 +18,25 @@ from gpumond.model.units import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="targets|status|flush", required=True)
+    what = parser.add_subparsers(dest="what", metavar="targets|status|flush|report", required=True)
     targets = what.add_parser("targets", help="print the addresses of the daemons; with --json in file_sd format")
     status = what.add_parser("status", help="show the state of each machine, and machines that do not answer")
     for each in (targets, status):
         fleet_machines.add_arguments(each)
-    fleet_flush.add_arguments(what.add_parser("flush", help="flush programs on several machines, and print receipts"))
+    flush = what.add_parser("flush", help="flush programs on several machines, and print receipts")
+    fleet_flush.add_arguments(flush)
+    report = what.add_parser("report", help="show the memory that was held without use, from Prometheus")
+    fleet_report.add_arguments(report)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return asyncio.run({"targets": _targets, "status": _status, "flush": fleet_flush.run}[arguments.what](arguments))
+    actions = {"targets": _targets, "status": _status, "flush": fleet_flush.run, "report": fleet_report.run}
+    return asyncio.run(actions[arguments.what](arguments))
 
 
 async def _targets(arguments: argparse.Namespace) -> int:
     client = make_client(arguments)
-    machines = await listed(arguments, client, make_prometheus(arguments, client))
+    machines = await listed(arguments, client, make_prometheus(arguments))
     found = chosen(arguments, machines.all)
     if arguments.json:
         print(json.dumps(to_groups(found), indent=2))
@@ -44,7 +48,7 @@ async def _targets(arguments: argparse.Namespace) -> int:
 
 async def _status(arguments: argparse.Namespace) -> int:
     client = make_client(arguments)
-    machines = await listed(arguments, client, make_prometheus(arguments, client))
+    machines = await listed(arguments, client, make_prometheus(arguments))
     found = chosen(arguments, machines.all)
     with progress(len(found), "machines read") as done:
         states = await statuses(client, found, arguments.parallel, done)

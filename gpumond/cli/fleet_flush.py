@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(arguments: argparse.Namespace) -> int:
     criteria, options = _criteria(arguments), _options(arguments)
     client = make_client(arguments)
-    prometheus = make_prometheus(arguments, client)
+    prometheus = make_prometheus(arguments)
     if arguments.query and prometheus is None:
         raise ConfigError("--query requires --prometheus")
     processes = await named_processes(prometheus, arguments.query) if prometheus and arguments.query else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpumond.errors import ConfigError
 from gpumond.fleet import Machine, Machines
 from gpumond.fleet.connection import Client
-from gpumond.fleet.credentials import CredentialFiles, access, secret
+from gpumond.fleet.credentials import CredentialFiles, access, secret, trust
 from gpumond.fleet.discovery import DEFAULT_SERVICE, Sources, discover
 from gpumond.fleet.prometheus import Prometheus
 
@@ -32,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"list the endpoints of a service with kubectl (default: {DEFAULT_SERVICE})",
     )
     listed.add_argument("--slurm", action="store_true", help="list the nodes with sinfo")
-    parser.add_argument("--prometheus", metavar="URL", help="Prometheus that scrapes the daemons; it also lists them")
-    parser.add_argument("--prometheus-token-file", type=Path, metavar="FILE", help="file with a token for Prometheus")
-    parser.add_argument(
-        "--job", default="gpumond", metavar="NAME", help="job of the daemons in Prometheus (default: gpumond)"
-    )
+    add_prometheus(parser)
     parser.add_argument(
         "--scheme", choices=("http", "https"), default="http", help="scheme of addresses without one (default: http)"
     )
@@ -60,6 +56,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def add_prometheus(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the connection to Prometheus."""
+    parser.add_argument("--prometheus", metavar="URL", help="Prometheus that scrapes the daemons; it also lists them")
+    parser.add_argument("--prometheus-token-file", type=Path, metavar="FILE", help="file with a token for Prometheus")
+    parser.add_argument(
+        "--prometheus-ca-file", metavar="FILE", help="authorities for Prometheus (default: those of the system)"
+    )
+    parser.add_argument(
+        "--job", default="gpumond", metavar="NAME", help="job of the daemons in Prometheus (default: gpumond)"
+    )
+
+
 def make_client(arguments: argparse.Namespace) -> Client:
     """Return the client that the options describe. Raises ConfigError."""
     if arguments.parallel < 1 or not arguments.timeout > 0:
@@ -75,12 +83,13 @@ def make_client(arguments: argparse.Namespace) -> Client:
     return Client(access(files), arguments.timeout)
 
 
-def make_prometheus(arguments: argparse.Namespace, client: Client) -> Prometheus | None:
+def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
     """Return the Prometheus of the options, None without one. Raises ConfigError."""
     if arguments.prometheus is None:
         return None
     token = secret(arguments.prometheus_token_file) if arguments.prometheus_token_file else None
-    return Prometheus(url=arguments.prometheus, trust=client.access.trust, token=token)
+    authorities = trust(CredentialFiles(), arguments.prometheus_ca_file)
+    return Prometheus(url=arguments.prometheus, trust=authorities, token=token)
 
 
 async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prometheus | None) -> Machines:

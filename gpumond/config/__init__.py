@@ -339,21 +339,15 @@ def load(
         raise ConfigError(f"{where}: {error}") from None
 
 
-def read_yaml_value(file: Path) -> Any:
-    """Return the value in a YAML or JSON file. Raises ConfigError."""
+def read_yaml(file: Path) -> dict[str, Any]:
     try:
-        return yaml.safe_load(read_text(file))
+        content = yaml.safe_load(read_text(file))
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
     except RecursionError:
         raise ConfigError(f"{file}: lists or keys are nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
-
-
-def read_yaml(file: Path) -> dict[str, Any]:
-    """Return the keys and values of a YAML file. Raises ConfigError."""
-    content = read_yaml_value(file)
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

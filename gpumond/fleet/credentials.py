@@ -38,7 +38,7 @@ def trust(files: CredentialFiles, authorities: str | None) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=authorities)
     except OSError as error:
-        raise ConfigError(f"GPUMOND_CA_FILE {authorities}: {error.strerror or error}") from None
+        raise ConfigError(f"{authorities}: {error.strerror or error}") from None
     if files.certificate is not None:
         try:
             context.load_cert_chain(files.certificate, files.key, password="")  # no prompt for an encrypted key

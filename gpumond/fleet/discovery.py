@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpumond.config import read_yaml_value
+import yaml
+
 from gpumond.errors import ConfigError, DiscoveryError
 from gpumond.fleet import METRICS_PATH, Machine, Machines, machine
 from gpumond.fleet.connection import Client
@@ -61,8 +62,8 @@ async def discover(sources: Sources, client: Client) -> Machines:
 
 
 def from_file(path: Path, scheme: str) -> Iterator[Machine]:
-    """Yield the machines of a file in the format of file_sd, YAML or, by its name, JSON, which is read faster."""
-    return from_groups(_read_json(path) if path.suffix == ".json" else read_yaml_value(path), scheme, str(path))
+    """Yield the machines of a file in the format of file_sd."""
+    return from_groups(_read(path), scheme, str(path))
 
 
 def from_groups(groups: Any, scheme: str, where: str) -> Iterator[Machine]:
@@ -137,11 +138,15 @@ def _json(text: str, where: str) -> Any:
         raise DiscoveryError(f"{where}: not JSON") from None
 
 
-def _read_json(path: Path) -> Any:
+def _read(path: Path) -> Any:
+    """Return the value in a YAML file or, by its name, in a JSON file, which is read faster. Raises ConfigError."""
     try:
-        return _json(read_text(path), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+        text = read_text(path)
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
 
 
 def _output(command: Sequence[str]) -> str:
