@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, fleet_flush, fleet_machines, fleet_report
+from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, fleet_doctor, fleet_flush, fleet_machines, fleet_report
 from gpumond.cli.fleet_machines import chosen, listed, make_client, make_prometheus, progress
 from gpumond.cli.table import safe, size, table
 from gpumond.fleet.discovery import to_groups
@@ -18,10 +18,11 @@ from gpumond.model.units import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="targets|status|flush|report", required=True)
+    what = parser.add_subparsers(dest="what", metavar="targets|status|doctor|flush|report", required=True)
     targets = what.add_parser("targets", help="print the addresses of the daemons; with --json in file_sd format")
     status = what.add_parser("status", help="show the state of each machine, and machines that do not answer")
-    for each in (targets, status):
+    doctor = what.add_parser("doctor", help="print the problems of the machines, with a remedy for each")
+    for each in (targets, status, doctor):
         fleet_machines.add_arguments(each)
     flush = what.add_parser("flush", help="flush programs on several machines, and print receipts")
     fleet_flush.add_arguments(flush)
@@ -30,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    actions = {"targets": _targets, "status": _status, "flush": fleet_flush.run, "report": fleet_report.run}
+    actions = {
+        "targets": _targets,
+        "status": _status,
+        "doctor": fleet_doctor.run,
+        "flush": fleet_flush.run,
+        "report": fleet_report.run,
+    }
     return asyncio.run(actions[arguments.what](arguments))
 
 

@@ -62,6 +62,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "fleet": (
         "gpumond fleet targets --kubernetes --json",
         "gpumond fleet status --targets gpus.json --scheme https",
+        "gpumond fleet doctor --slurm --machine 'gpu-*'",
         "gpumond fleet flush --targets gpus.json --workload 'train-*' --dry-run",
         "gpumond fleet flush --prometheus http://127.0.0.1:9090 --query 'gpumond_pool_reclaimable_bytes > 2e9'",
         "gpumond fleet report --prometheus http://127.0.0.1:9090 --by workload --for 1d",

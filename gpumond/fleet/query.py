@@ -24,7 +24,8 @@ _RANGE = re.compile(r"\[([^\]]*)\]|\boffset\s+(-?\s*[\w.]+|\()", re.IGNORECASE)
 _DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+")
 _PART = re.compile(r"(\d+)(ms|[smhdwy])")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
-_RECORDED = re.compile(r"\bALERTS\b|\w:\w")
+_RECORDED = re.compile(r'\bALERTS\b|\b__name__\b|\w:\w|[{,]\s*""\s*[,}]')
+"""Names of recorded series and alerts, and selectors whose metric is a string."""
 
 
 @dataclass(frozen=True, slots=True)

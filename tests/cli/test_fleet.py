@@ -93,7 +93,7 @@ def test_targets_of_prometheus(tmp_path: Path, machines: list[SimulatedMachine])
     other = {"static_configs": [{"targets": [machines[0].address]}]}
     prometheus = Prometheus(tmp_path / "prometheus", {"gpumond": {"static_configs": named}, "other": other})
     try:
-        until(lambda: len(prometheus.ask("targets")["activeTargets"]) == 3)
+        until(lambda: len(prometheus.instant("up")) == 3)
         shown = fleet("targets", "--prometheus", prometheus.url, "--json")
         found = {group["labels"]["instance"]: group["targets"][0] for group in json.loads(shown.stdout)}
         assert found == {each.name: each.address for each in machines}

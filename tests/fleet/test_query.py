@@ -20,6 +20,9 @@ from gpumond.fleet.query import LOOKBACK_SECONDS, Named, data_seconds, named
         ("rate(x[300])  # not [1h]", 300),
         ('ALERTS{alertname="GpumondIdleHolder"}', LOOKBACK_SECONDS),
         ("workload:gpumond_pool_bytes:sum", LOOKBACK_SECONDS),
+        ('{"workload:gpumond_pool_bytes:sum", pid="1"}', LOOKBACK_SECONDS),
+        ('{__name__="workload:gpumond_pool_bytes:sum"}', LOOKBACK_SECONDS),
+        ('x{instance="gpu-1:9917"}', 0),
     ],
 )
 def test_age_of_the_data_is_bounded(expression: str, seconds: float):
