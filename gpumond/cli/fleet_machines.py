@@ -21,17 +21,17 @@ PARALLEL = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    listed = parser.add_mutually_exclusive_group()
-    listed.add_argument("--targets", type=Path, metavar="FILE", help="list of daemons in Prometheus' file_sd format")
-    listed.add_argument("--http-sd", metavar="URL", help="service that lists the daemons in Prometheus' http_sd format")
-    listed.add_argument(
+    sources = parser.add_mutually_exclusive_group()
+    sources.add_argument("--targets", type=Path, metavar="FILE", help="list of daemons in Prometheus' file_sd format")
+    sources.add_argument("--http-sd", metavar="URL", help="service that lists the daemons in Prometheus' http_sd format")
+    sources.add_argument(
         "--kubernetes",
         nargs="?",
         const=DEFAULT_SERVICE,
         metavar="NAMESPACE/SERVICE",
         help=f"list the endpoints of a service with kubectl (default: {DEFAULT_SERVICE})",
     )
-    listed.add_argument("--slurm", action="store_true", help="list the nodes with sinfo")
+    sources.add_argument("--slurm", action="store_true", help="list the nodes with sinfo")
     add_prometheus(parser)
     parser.add_argument(
         "--scheme", choices=("http", "https"), default="http", help="scheme of addresses without one (default: http)"

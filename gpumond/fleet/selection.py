@@ -140,7 +140,8 @@ def _other(process: _Process, named: Named) -> str:
 def _processes(frame: Mapping[str, Any]) -> Iterator[_Process]:
     """Yield each process that uses a device or has an agent, once."""
     snapshot = frame["snapshot"]
-    uptime, taken_at = snapshot["uptime_seconds"], float(snapshot["taken_at"])
+    uptime = snapshot["uptime_seconds"]
+    boot = None if uptime is None else float(snapshot["taken_at"]) - float(uptime)
     reports = {(report["pid"], report["start_ticks"]): report for report in snapshot["reports"]}
     users: dict[tuple[int, int | None], str] = {}
     uuids: dict[tuple[int, int | None], set[str]] = {key: set() for key in reports}
@@ -152,11 +153,10 @@ def _processes(frame: Mapping[str, Any]) -> Iterator[_Process]:
         uuids[key] |= {str(pool["device_uuid"]) for pool in report["pools"]}
         users[key] = users.get(key) or str(report["uid"])
     for (pid, start_ticks), own in uuids.items():
-        known = uptime is not None and start_ticks is not None
         yield _Process(
             pid=pid,
             start_ticks=start_ticks,
-            started_at=taken_at - float(uptime) + start_ticks / TICKS_PER_SECOND if known else None,
+            started_at=None if start_ticks is None or boot is None else boot + start_ticks / TICKS_PER_SECOND,
             user=users[pid, start_ticks],
             uuids=frozenset(own),
             report=reports.get((pid, start_ticks)),
