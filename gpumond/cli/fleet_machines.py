@@ -23,7 +23,7 @@ PARALLEL = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources = parser.add_mutually_exclusive_group()
     sources.add_argument("--targets", type=Path, metavar="FILE", help="list of daemons in Prometheus' file_sd format")
-    sources.add_argument("--http-sd", metavar="URL", help="service that lists the daemons in Prometheus' http_sd format")
+    sources.add_argument("--http-sd", metavar="URL", help="service that lists the daemons, as http_sd")
     sources.add_argument(
         "--kubernetes",
         nargs="?",

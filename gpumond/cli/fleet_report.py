@@ -1,4 +1,4 @@
-"""``gpumond fleet report``: print the memory that was held without use, by owner, from the recorded series of Prometheus."""
+"""``gpumond fleet report``: print the memory that owners held without use, from recorded series of Prometheus."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _table(by: str, rows: Sequence[Usage]) -> None:
     header, *cells = _cells(by, rows)
     print(table([header[0], *(f">{name}" for name in header[1:])], cells))
     if rows:
-        print("\nGiB-hours. WASTED is the memory of idle programs, and the returnable and stranded memory of the others")
+        print("\nGiB-hours. WASTED: memory of idle programs, returnable and stranded memory of the others")
 
 
 def _markdown(by: str, rows: Sequence[Usage]) -> None:

@@ -35,7 +35,8 @@ def test_expression_is_the_sum_of_the_hours_in_prometheus(tmp_path: Path):
     name = "namespace_user_workload:gpumond_wasted_bytes:sum"
     labels = ('user="ada",workload="a"', 'user="ada",workload="b"', 'user="grace",workload="a"')
     values = (f"{GIB}x120", f"{3 * GIB}x120", f"{2 * GIB}x29 _x90")
-    series = [{"series": f'{name}{{job="gpumond",{own}}}', "values": text} for own, text in zip(labels, values, strict=True)]
+    pairs = zip(labels, values, strict=True)
+    series = [{"series": f'{name}{{job="gpumond",{own}}}', "values": text} for own, text in pairs]
     series.append({"series": f'{name}{{job="other",user="ada"}}', "values": f"{GIB}x120"})
     query = expression("namespace_user_workload", "gpumond_wasted_bytes", "user", "gpumond", 3600)
     expected = [{"labels": '{user="ada"}', "value": 4.0}, {"labels": '{user="grace"}', "value": 1.0}]
@@ -72,7 +73,8 @@ def url():
 
 
 def test_report_has_several_formats(url: str):
-    command = ("report", "--prometheus", url, "--by", "workload", "--for", "1d", "--price", "2", "--gpu-memory", "80GiB")
+    price = ("--price", "2", "--gpu-memory", "80GiB")
+    command = ("report", "--prometheus", url, "--by", "workload", "--for", "1d", *price)
     shown = fleet(*command)
     assert shown.returncode == 0, shown.stderr
     lines = [line.split() for line in shown.stdout.splitlines()]
@@ -81,7 +83,8 @@ def test_report_has_several_formats(url: str):
         ["train", "100.0", "40.0", "40.0", "40.0", "40%", "1.00"],
     ]
     rows = [*csv.reader(io.StringIO(fleet(*command, "--format", "csv").stdout))]
-    assert rows[0] == ["workload", *(f"{name}_gibibyte_hours" for name in ("used", "idle_held", "returnable", "wasted")), "cost"]
+    hours = [f"{name}_gibibyte_hours" for name in ("used", "idle_held", "returnable", "wasted")]
+    assert rows[0] == ["workload", *hours, "cost"]
     assert rows[1] == ["train", "100", "40", "40", "40", "1"]
     markdown = fleet(*command, "--format", "markdown").stdout.splitlines()
     assert markdown[1].startswith("| --- | ---:")
