@@ -45,9 +45,7 @@ class PlannedFlush:
     refusal: str = ""
 
 
-def select(
-    machine: Machine, frame: Any, criteria: Criteria, named: Mapping[int, Named] | None
-) -> list[PlannedFlush]:
+def select(machine: Machine, frame: Any, criteria: Criteria, named: Mapping[int, Named] | None) -> list[PlannedFlush]:
     """Return the processes of a machine that match. Raises DaemonError if ``frame`` is not a frame.
 
     ``named``: the processes that a query names; None without a query.

@@ -99,9 +99,7 @@ def test_flush_selected_by_promql_reaches_exactly_the_selected_processes(
         prometheus.stop()
 
 
-def test_machines_that_fail_are_reported_and_the_others_are_flushed(
-    tmp_path: Path, machines: list[SimulatedMachine]
-):
+def test_machines_that_fail_are_reported_and_the_others_are_flushed(tmp_path: Path, machines: list[SimulatedMachine]):
     place = certificates.make(tmp_path / "certificates")
     with stub(lambda path, body: None) as slow, stub(lambda path, body: (200, {}), place / "client.crt") as wrong:
         others = {"down": f"127.0.0.1:{free_port()}", "slow": slow.address, "wrong": wrong.address}
