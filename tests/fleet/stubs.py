@@ -111,6 +111,14 @@ class SimulatedMachine:
         self.daemon = RunningDaemon(directory / "daemon", *options, environ=self.driver.env)
         self.address = self.daemon.url.removeprefix("http://")
         self.programs: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            self._start(uuid, programs)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, uuid: str, programs: Mapping[str, Mapping[str, Any]]) -> None:
+        until(lambda: self.daemon.request("/-/ready")[0] == 200)
         for workload, own in programs.items():
             fields = {"device_uuid": uuid, "workload": workload, "cached_bytes": 3 * GIB, **own}
             command = [sys.executable, "-m", "tests.isolation.agents", str(self.daemon.socket), json.dumps(fields)]
