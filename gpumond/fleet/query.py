@@ -68,8 +68,8 @@ def named(
     """
     scraped_at: dict[str, float] = {}
     for sample in scrapes:
-        instance = sample.labels.get("instance", "")
-        scraped_at[instance] = min(sample.value, scraped_at.get(instance, sample.value))
+        name = sample.labels.get("instance", "")
+        scraped_at[name] = min(sample.value, scraped_at.get(name, sample.value))
     found: dict[str, dict[int, Named]] = {}
     for sample in samples:
         instance, pid = sample.labels.get("instance"), sample.labels.get("pid")
