@@ -1,4 +1,4 @@
-"""Fleet: which machines waste, leak, fill?"""
+"""Fleet: which machines waste, leak, fill? Its queries read recorded sums and series of which a machine has a few."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from grafana.parts import (
     ANY,
     BAD,
     FULL,
+    GOOD,
     WARNING,
     Column,
     Query,
@@ -19,19 +20,43 @@ from grafana.parts import (
     runbook_of,
     series,
 )
-from grafana.queries import FLEET, ORDINARY, happening, or_none, share, whole, with_program
+from grafana.queries import FLEET, happening, or_none
 
-USED = f"gpumond_device_memory_used_bytes{{{FLEET}}}"
-SIZE = f"gpumond_device_memory_size_bytes{{{FLEET}}}"
-BY_DEVICE = "sum by (instance, gpu, uuid)"
+USED = f"instance:gpumond_device_memory_used_bytes:sum{{{FLEET}}}"
+SIZE = f"instance:gpumond_device_memory_size_bytes:sum{{{FLEET}}}"
+VERDICTS = f"instance_pid_kind:gpumond_verdict:max{{{FLEET}}}"
+LEAKS = f'instance_pid_kind:gpumond_verdict:max{{{FLEET}, kind="leak"}}'
 
 TO_DEVICE = leads_to("device", machine="__field.labels.instance", device="__field.labels.uuid")
+TO_MACHINE = leads_to("device", machine="__field.labels.instance")
+TO_WORKLOAD = leads_to("workload", workload="__field.labels.workload")
 MACHINE = Column("instance", "Machine", leads_to("device", machine="__value.raw"))
 DEVICE = Column("uuid", "Device", leads_to("device", machine='__data.fields["Machine"]', device="__value.raw"))
 WORKLOAD = Column(
     "workload", "Workload", leads_to("workload", machine='__data.fields["Machine"]', workload="__value.raw")
 )
 GPU, PID = Column("gpu", "GPU"), Column("pid", "PID")
+OWNER = (
+    Column("pod_namespace", "Namespace"),
+    Column("user", "User"),
+    Column("workload", "Workload", leads_to("workload", workload="__value.raw")),
+)
+
+
+def of_machines(name: str) -> str:
+    """Return a recorded sum of each selected machine."""
+    return f"instance:gpumond_{name}{{{FLEET}}}"
+
+
+def of_share(name: str, scope: str) -> str:
+    """Return the recorded bytes of a share of each machine."""
+    return f'instance_share:gpumond_memory_bytes:sum{{{scope}, share="{name}"}}'
+
+
+def of_devices(name: str) -> str:
+    """Return a share of each device, as a part of its size."""
+    return f'gpumond:device_memory_share:ratio{{{FLEET}, share="{name}"}}'
+
 
 GLANCE = [
     figure(
@@ -57,32 +82,33 @@ GLANCE = [
         runbooks=("daemon-down",),
     ),
     figure(
+        "Agent coverage",
+        "Programs with an agent, as a part of all programs on the devices. Only these can be flushed.",
+        "percentunit",
+        f"sum({of_machines('agent_processes:count')}) / sum({of_machines('processes:count')})",
+        levels=((0.5, WARNING), (0.9, GOOD)),
+        below=BAD,
+    ),
+    figure(
         "Used",
         "Share of all memory that is used, as reported by the drivers.",
         "percentunit",
-        f"sum({whole(USED)}) / sum({whole(SIZE)})",
+        f"sum({USED}) / sum({SIZE})",
         levels=FULL,
         runbooks=("device-nearly-full",),
     ),
     figure(
-        "Reclaimable",
-        "Unused cache of programs; a flush releases it.",
-        "bytes",
-        f"sum({whole(share('cached', FLEET))})",
+        "Wasted, last hour",
+        "GiB-hours of the last hour that were cached, stranded, unclaimed, or held by idle programs.",
+        "suffix: GiB h",
+        f"sum({of_machines('wasted_gibibyte_hours:sum1h')})",
         runbooks=("reclaimable-waste",),
-    ),
-    figure(
-        "Unclaimed",
-        "Used memory that is owned by no visible process.",
-        "bytes",
-        f"sum({whole(share('unclaimed', FLEET))})",
-        runbooks=("orphan-memory",),
     ),
     figure(
         "Leaks",
         "Programs with a verdict of leak.",
         "short",
-        or_none(f'sum(gpumond_verdict{{{FLEET}, kind="leak"}})', FLEET),
+        or_none(f"sum({LEAKS})", FLEET),
         levels=ANY,
         runbooks=("leak",),
     ),
@@ -100,8 +126,8 @@ OVER_TIME = [
         "Memory of the fleet",
         "The ledgers of all devices. The shares sum to used memory. MIG instances are included in their device.",
         FLEET,
-        Query(f"sum({whole(SIZE)})", "size"),
-        instances=False,
+        Query(f"sum({SIZE})", "size"),
+        of_share=of_share,
     ),
     series(
         "Alerts firing, by rule",
@@ -111,9 +137,27 @@ OVER_TIME = [
         height=11,
         stacked=True,
     ),
+    series(
+        "Unused memory",
+        "Wasted: cached, stranded, unclaimed, or held by idle programs. Returnable: memory that a flush or the end of "
+        "idle programs would release.",
+        "bytes",
+        Query(f"sum({of_machines('wasted_bytes:sum')})", "wasted"),
+        Query(f"sum({of_machines('returnable_bytes:sum')})", "returnable"),
+        Query(f"sum({of_machines('idle_held_bytes:sum')})", "idle-held"),
+        width=16,
+        runbooks=("reclaimable-waste", "idle-holder"),
+    ),
+    series(
+        "Programs with an agent",
+        "Programs on the devices, and those of them that have an agent.",
+        "short",
+        Query(f"sum({of_machines('processes:count')})", "programs"),
+        Query(f"sum({of_machines('agent_processes:count')})", "with an agent"),
+    ),
 ]
 
-GIVEN_BACK = [
+RELEASED = [
     series(
         "Released by flushes, by machine",
         "Memory that flushes released, according to receipts.",
@@ -125,10 +169,9 @@ GIVEN_BACK = [
     ),
     series(
         "Released by flushes, by workload",
-        "Memory that flushes of each workload released, according to receipts.",
-        "bytes",
-        Query(happening("gpumond_workload_flush_released_bytes_total", "workload", FLEET), "{{workload}}"),
-        bars=True,
+        "Rate at which flushes released memory of each workload, over five minutes, on all machines.",
+        "Bps",
+        Query("sum by (workload) (workload:gpumond_workload_flush_released_bytes:rate5m) > 0", "{{workload}}"),
         stacked=True,
         runbooks=("reclaimable-waste",),
     ),
@@ -147,7 +190,7 @@ RANKED = [
         "Fullest devices",
         "Used share of the ten fullest devices.",
         "percentunit",
-        Query(f"topk(10, {USED} / {SIZE})", "{{instance}} GPU {{gpu}}"),
+        Query(f"topk(10, gpumond:device_memory_used:ratio{{{FLEET}}})", "{{instance}} GPU {{gpu}}"),
         levels=FULL,
         most=1,
         link=TO_DEVICE,
@@ -155,67 +198,107 @@ RANKED = [
     ),
     ranking(
         "Most reclaimable",
-        "The ten devices on which a flush would release most.",
-        "bytes",
-        Query(f"topk(10, {BY_DEVICE} ({share('cached', FLEET)}))", "{{instance}} GPU {{gpu}}"),
+        "The ten devices of which a flush would release the largest part.",
+        "percentunit",
+        Query(f"topk(10, {of_devices('cached')})", "{{instance}} GPU {{gpu}}"),
         colour=COLOURS["cached"],
+        most=1,
         link=TO_DEVICE,
         runbooks=("reclaimable-waste",),
     ),
     ranking(
         "Most stranded",
-        "The ten devices with most memory that is held but free, and that no flush releases: fragmentation.",
-        "bytes",
-        Query(f"topk(10, {BY_DEVICE} ({share('stranded', FLEET)}))", "{{instance}} GPU {{gpu}}"),
+        "The ten devices with the largest part of memory that is held but free, and that no flush releases: "
+        "fragmentation.",
+        "percentunit",
+        Query(f"topk(10, {of_devices('stranded')})", "{{instance}} GPU {{gpu}}"),
         colour=COLOURS["stranded"],
+        most=1,
         link=TO_DEVICE,
         runbooks=("fragmentation",),
+    ),
+    ranking(
+        "Most wasted, by machine",
+        "The ten machines with most wasted memory in the last hour.",
+        "suffix: GiB h",
+        Query(f"topk(10, {of_machines('wasted_gibibyte_hours:sum1h')})", "{{instance}}"),
+        link=TO_MACHINE,
+        runbooks=("reclaimable-waste",),
+    ),
+    ranking(
+        "Largest workloads",
+        "The ten workloads that use most memory, on all machines; no agent: programs without an agent, and unclaimed "
+        "memory.",
+        "bytes",
+        Query(
+            'label_replace(topk(10, sum by (workload) (workload_share:gpumond_memory_bytes:sum)), "workload", '
+            '"no agent", "workload", "")',
+            "{{workload}}",
+        ),
+        link=TO_WORKLOAD,
+    ),
+    ranking(
+        "Lowest agent coverage",
+        "The ten machines with the smallest part of programs that have an agent.",
+        "percentunit",
+        Query(f"bottomk(10, {of_machines('agent_coverage:ratio')})", "{{instance}}"),
+        levels=((0.5, WARNING), (0.9, GOOD)),
+        colour=BAD,
+        most=1,
+        link=TO_MACHINE,
     ),
 ]
 
 
-def _pool(name: str) -> str:
-    return f"max by (instance, gpu, uuid, workload, pid, allocator) (gpumond_pool_{name}_bytes{{{FLEET}}})"
+def _of_owners(name: str) -> str:
+    return f"sum by (pod_namespace, user, workload) (namespace_user_workload:gpumond_{name})"
+
+
+def _most(name: str) -> str:
+    """Return a value of the fifty owners that wasted most."""
+    wasted = f"topk(50, {_of_owners('wasted_gibibyte_hours:sum1h')})"
+    return f"{_of_owners(name)} and on (pod_namespace, user, workload) {wasted}"
 
 
 WASTE = [
     listing(
-        "Reclaimable memory by pool",
-        "The 25 pools with most unused memory, including pools that allocate from another pool.",
-        (MACHINE, GPU, DEVICE, WORKLOAD, PID, Column("allocator", "Allocator")),
-        Query(f"topk(25, {_pool('reclaimable')} > 0)", "Reclaimable", "bytes"),
-        sort="Reclaimable",
-        runbooks=("reclaimable-waste",),
+        "Owners",
+        "The fifty owners that wasted most memory in the last hour, on all machines: namespace, user and workload.",
+        OWNER,
+        Query(_most("process_memory_used_bytes:sum"), "Used", "bytes"),
+        Query(_most("live_bytes:sum"), "Live", "bytes"),
+        Query(_most("cached_bytes:sum"), "Cached", "bytes"),
+        Query(_most("stranded_bytes:sum"), "Stranded", "bytes"),
+        Query(_most("idle_held_bytes:sum"), "Idle-held", "bytes"),
+        Query(_most("returnable_bytes:sum"), "Returnable", "bytes"),
+        Query(_most("wasted_gibibyte_hours:sum1h"), "Wasted, last hour", "suffix: GiB h"),
+        sort="Wasted, last hour",
+        runbooks=("reclaimable-waste", "idle-holder"),
     ),
     listing(
         "Machines",
         "One row for each machine. MIG instances are included in their device.",
         (MACHINE,),
-        Query(f"sum by (instance) ({whole(SIZE)})", "Size", "bytes"),
-        Query(f"sum by (instance) ({whole(USED)})", "Used", "bytes"),
+        Query(f"sum by (instance) ({SIZE})", "Size", "bytes"),
+        Query(f"sum by (instance) ({USED})", "Used", "bytes"),
         *(
-            Query(f"sum by (instance) ({whole(share(name, FLEET))})", name.capitalize(), "bytes")
+            Query(f"sum by (instance) ({of_share(name, FLEET)})", name.capitalize(), "bytes")
             for name in ("cached", "stranded", "unclaimed")
         ),
-        Query(f'sum by (instance) (gpumond_verdict{{{FLEET}, kind="leak"}})', "Leaks"),
+        Query(f"sum by (instance) ({of_machines('returnable_bytes:sum')})", "Returnable", "bytes"),
+        Query(f"sum by (instance) ({of_machines('agent_coverage:ratio')})", "Agents", "percentunit"),
+        Query(f"sum by (instance) ({LEAKS})", "Leaks"),
         Query(f'sum by (instance) (gpumond_alerts{{{FLEET}, phase="firing"}})', "Firing"),
         sort="Used",
     ),
 ]
 
-VERDICT = f'max by (job, instance, gpu, uuid, pid, kind) (gpumond_verdict{{{FLEET}, kind!~"{ORDINARY}"}})'
-LEFT = f"max by (job, instance, gpu, uuid, pid) (gpumond_time_to_oom_seconds{{{FLEET}}})"
-
-JUDGED = [
+DIAGNOSED = [
     listing(
         "Verdicts",
         "Active verdicts on programs and devices, except those for healthy patterns.",
         (Column("kind", "Verdict", runbook_of("verdicts")), MACHINE, GPU, DEVICE, WORKLOAD, PID),
-        Query(
-            "max by (instance, gpu, uuid, workload, pid, kind) "
-            f"({with_program(VERDICT, 'workload')} or on (job, instance, uuid, pid, kind) {VERDICT})",
-            "Stands",
-        ),
+        Query(f"max by (instance, gpu, uuid, workload, pid, kind) ({VERDICTS})", "Active"),
         sort="Verdict",
     ),
     listing(
@@ -223,8 +306,8 @@ JUDGED = [
         "Time until the device is full at the present rate of growth of the program.",
         (MACHINE, GPU, DEVICE, WORKLOAD, PID),
         Query(
-            "max by (instance, gpu, uuid, workload, pid) "
-            f"({with_program(LEFT, 'workload')} or on (job, instance, uuid, pid) {LEFT})",
+            "min by (instance, gpu, uuid, workload, pid) "
+            f"(instance_pid:gpumond_time_to_oom_seconds:min{{{FLEET}}})",
             "Time left",
             "s",
         ),
@@ -247,13 +330,13 @@ JUDGED = [
 BOARD = board(
     "fleet",
     "Fleet",
-    "Machines with unused, leaking or nearly full memory.",
+    "Machines with unused, leaking or nearly full memory. Requires the recording rules of deploy/prometheus.",
     [machine(several=True)],
     ("Overview", GLANCE),
     ("Over time", OVER_TIME),
-    ("Given back", GIVEN_BACK),
-    ("Devices", RANKED),
+    ("Released", RELEASED),
+    ("Devices, machines and workloads", RANKED),
     ("Unused memory", WASTE),
-    ("Verdicts and alerts", JUDGED),
+    ("Verdicts and alerts", DIAGNOSED),
     marks=[happened("Device lost", "red", "device-lost"), happened("Out of memory", "orange", "oom")],
 )

@@ -77,6 +77,7 @@ def _chosen(name: str, label: str, query: str, several: bool, about: str) -> Var
     chosen = chosen.query({"query": query, "refId": name}).sort(model.VariableSort.NATURAL_ASC)
     chosen = chosen.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED).multi(several).include_all(several)
     if several:
+        chosen = chosen.all_value(".*")  # or each query contains the name of every machine
         chosen = chosen.current(model.VariableOption(text="All", value="$__all"))
     return chosen
 

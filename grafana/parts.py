@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
@@ -22,7 +22,7 @@ from grafana_foundation_sdk.models import common as options, dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from gpumond.top.bars import COLOURS
-from grafana.queries import SHARES, share, whole
+from grafana.queries import SHARES, share
 
 Panel = lines.Panel | stat.Panel | bargauge.Panel | table.Panel | statetimeline.Panel
 
@@ -195,16 +195,15 @@ def ledger(
     scope: str,
     *levels: Query,
     shares: Sequence[str] = SHARES,
-    instances: bool = True,
+    of_share: Callable[[str, str], str] = share,
     width: int = 16,
     runbooks: Sequence[str] = (),
 ) -> Panel:
     """The shares as a stacked area, each in its colour; ``levels`` as lines: the last one dashed.
 
-    Without ``instances`` those of MIG are left out, for a sum over devices.
+    ``of_share``: returns the series of a share in a scope.
     """
-    lines_of = {name: share(name, scope) if instances else whole(share(name, scope)) for name in shares}
-    queries = [Query(f"sum({expression})", name) for name, expression in lines_of.items()]
+    queries = [Query(f"sum({of_share(name, scope)})", name) for name in shares]
     panel = lines.Panel().unit("bytes").targets(_targets([*queries, *levels], at_once=False)).min(0)
     panel = panel.fill_opacity(70).line_width(0).show_points(options.VisibilityMode.NEVER)
     panel = panel.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL).group("A"))

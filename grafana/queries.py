@@ -9,14 +9,6 @@ WORKLOAD = 'instance=~"$machine", workload="$workload"'
 SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
 """From the ground up, as they are stacked."""
 
-ORDINARY = "warm-up|steady|churn|periodic|step-change"
-"""Verdicts that say that all is well."""
-
-
-def whole(expression: str) -> str:
-    """Without MIG instances, whose bytes their card counts too."""
-    return f'{expression} unless on (job, instance, uuid) gpumond_device_info{{parent_uuid!=""}}'
-
 
 def share(name: str, scope: str) -> str:
     return f'gpumond_memory_bytes{{{scope}, share="{name}"}}'

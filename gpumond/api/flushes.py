@@ -98,7 +98,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     cannot be recorded.
     """
     if not body.dry_run:
-        _count_flush(request.app.state.tokens, caller)
+        count_flush(request.app.state.tokens, caller)
     view, device = view_of(request), body.target.device
     uuid = None if device is None else device_named(device, view.frame, caller.uid)
     wanted = body.target
@@ -129,7 +129,8 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     return Response(ANSWER.dump_json(answer), media_type="application/json")
 
 
-def _count_flush(tokens: Tokens, caller: Caller) -> None:
+def count_flush(tokens: Tokens, caller: Caller) -> None:
+    """Count a request for a flush. Raises 429 after too many by this caller."""
     now = tokens.clock()
     admit(
         tokens.flushes, caller.name, now, "too many flushes by this caller; flush a workload or a device in one request"

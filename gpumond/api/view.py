@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from fastapi import Request
 
+from gpumond.alerting.hook import AlertmanagerHook
 from gpumond.alerting.receiver_check import ReceiverTest
 from gpumond.alerting.silences import Silences
 from gpumond.api.event_log import EventLog
@@ -43,6 +44,7 @@ class DaemonView(Protocol):
     silences: Silences
     quotas: QuotaRegistry
     admissions: Admissions
+    hook: AlertmanagerHook
 
     @property
     def answers(self) -> dict[str, bytes]:

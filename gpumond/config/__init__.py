@@ -47,6 +47,7 @@ RELOADED = (
     "quotas",
     "lending",
     "allow_end_requests",
+    "hook_dry_run",
 )
 """Settings that a reload changes; the others require a restart."""
 
@@ -178,6 +179,10 @@ class Settings(Strict):
         False,
         description="permits the key `request_end` of [actions](../how-to/actions.md#end-idle-programs) to ask "
         "programs to end",
+    )
+    hook_dry_run: bool = Field(
+        False,
+        description="[alerts of Alertmanager](../how-to/flush-from-alertmanager.md) plan flushes and execute none",
     )
 
     @field_validator("listen")

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 
 from gpumond.alerting.dispatcher import AlertDispatcher
+from gpumond.alerting.hook import AlertmanagerHook
 from gpumond.config import Settings
 from gpumond.daemon.edges import Edges, real_edges
 from gpumond.daemon.parts import Parts
@@ -76,6 +77,12 @@ class Daemon:
             find_process,
             lambda: edges.clock.monotonic() - parts.began,
         )
+        self.hook = AlertmanagerHook(
+            self._requests.flush,
+            parts.store,
+            parts.machine_names,
+            lambda: parts.settings.hook_dry_run,
+        )
         effects = (self._dispatcher, self._quota_limits, self.admissions)
         self._ticker = Ticker(parts, self._history_persistence, *effects, between_ticks=between_ticks)
         self._store_seconds = STORE_SECONDS
@@ -129,6 +136,7 @@ class Daemon:
         """Load the state that the previous daemon stored."""
         parts = self._parts
         activities = await self._dispatcher.resume()
+        await self.hook.resume()
         parts.state = EngineState(activities, awaited=awaited(activities), diagnosis=parts.state.diagnosis)
         await self._history_persistence.restore(self.history)
         with suppress(StoreUnavailable):  # the store has logged it; they are loaded when it can be read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from gpumond.alerting.outbox import Outbox
 from gpumond.alerting.silences import Silences
@@ -96,6 +97,12 @@ class Parts:
         """An alert of a rule whose receivers are all unknown is sent to every receiver."""
         named = next((each.receivers for each in self.rulebook.rules if each.name == rule), ())
         return receiver in named or not set(named) & set(self.settings.receiver_names())
+
+    def machine_names(self) -> frozenset[str]:
+        """Return the names of this machine that alerts may have as `instance`, in lower case."""
+        own = socket.gethostname()
+        listened = () if self.settings.loopback or self.settings.host in ("0.0.0.0", "::") else (self.settings.host,)
+        return frozenset(name.lower() for name in (own, own.partition(".")[0], *self.settings.hosts, *listened))
 
     def gpu_processes(self) -> list[ProcessKey] | None:
         """Return the processes that the driver lists in the current frame; None before the first one."""

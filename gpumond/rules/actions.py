@@ -27,6 +27,9 @@ THRASHED_RATIO = 0.5
 
 ANNOTATION = "action"
 
+PROGRAM_LABELS = ("pid", "start_ticks", "workload", "uid")
+"""Labels of alerts that are attributes of a program's report."""
+
 Key = tuple[str, Labels, int | None]
 """Rule and labels of an alert, and the user whose programs are flushed; None in audits of earlier versions"""
 
@@ -260,16 +263,22 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
     for report in reports if action.program_steps else ():
         if report.flush_policy == "never" or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
             continue
-        if labels.get("pid", str(report.pid)) != str(report.pid) or alert.process not in (None, report.key):
+        if not concerns(labels, report) or alert.process not in (None, report.key):
             continue
-        if labels.get("workload", report.workload) != report.workload:
-            continue
-        if labels.get("uid", str(report.uid)) != str(report.uid):
-            continue
-        pools = [pool for pool in report.pools if labels.get("uuid", pool.device_uuid) == pool.device_uuid]
         least = 0 if action.request_end else max(1, action.min_reclaimable_bytes)
-        if sum(pool.reclaimable.likely for pool in pools) >= least:
+        if reclaimable_bytes(labels, report) >= least:
             yield report
+
+
+def concerns(labels: Mapping[str, str], report: AgentReport) -> bool:
+    """Return True if the labels of an alert that name a program name this one."""
+    return all(labels[name] == str(getattr(report, name)) for name in PROGRAM_LABELS if name in labels)
+
+
+def reclaimable_bytes(labels: Mapping[str, str], report: AgentReport) -> int:
+    """Return the memory that a flush of the program would release on the device that the labels name, or on all."""
+    uuid = labels.get("uuid")
+    return sum(pool.reclaimable.likely for pool in report.pools if uuid in (None, pool.device_uuid))
 
 
 def _engines(

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gpumond.alerting.hook import AlertmanagerHook
 from gpumond.alerting.receiver_check import ReceiverTest
 from gpumond.alerting.silences import Silences
 from gpumond.api.app import create_app
@@ -58,7 +59,16 @@ class MemoryStore:
         self.stored: dict[str, tuple[str, dict[str, Any]]] = {}
         self.stored_quotas: dict[str, tuple[str, dict[str, Any]]] = {}
         self.stored_overrides: dict[str, dict[str, Any]] = {}
+        self.audited: list[tuple[str, str, Any]] = []
         self.full = False
+
+    async def audit(self, actor: str, action: str, detail: Any) -> None:
+        if self.full:
+            raise StoreUnavailable("the disk is full", full=True)
+        self.audited.append((actor, action, detail))
+
+    async def audit_entries(self, *, users: bool) -> list[AuditEntry]:
+        return []
 
     async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
         return self.stored
@@ -128,6 +138,7 @@ class View:
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
         self.quotas = QuotaRegistry((), self.store)
         self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0)
+        self.hook = AlertmanagerHook(self.flush, self.store, lambda: ("node7",), lambda: False)
         self.wrong_configuration = ""
         self.frame = frame
         self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)

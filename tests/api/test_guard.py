@@ -9,6 +9,7 @@ import bcrypt
 import pytest
 
 from gpumond.api.guard import Policy
+from gpumond.api.hooks import EXAMPLE_BODY as HOOK
 from gpumond.api.page import PAGE
 from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
 from gpumond.config.web import Web
@@ -16,6 +17,7 @@ from tests.api.guarded import ADMIN, ALICE, FLUSH, OTHERS, RULE, GuardedApi, bas
 
 CHANGES = [
     ("POST", "/api/v1/flushes", FLUSH, "flush"),
+    ("POST", "/api/v1/hooks/alertmanager", HOOK, "flush"),
     ("POST", "/api/v1/rules", RULE, "rules"),
     ("PUT", "/api/v1/rules/hog", RULE, "rules"),
     ("DELETE", "/api/v1/rules/hog", None, "rules"),

@@ -29,14 +29,30 @@ class QueryRefused(Exception):
 
 
 class Prometheus:
-    """Prometheus that scrapes each second. ``jobs`` are scrape configurations, by name."""
+    """Prometheus that scrapes each second and evaluates the rules of a file.
 
-    def __init__(self, directory: Path, jobs: Mapping[str, Mapping[str, Any]]) -> None:
+    ``jobs`` are scrape configurations, by name. ``evaluation``: the interval of the rules.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        jobs: Mapping[str, Mapping[str, Any]],
+        rules: Path | None = None,
+        evaluation: str = "1s",
+    ) -> None:| None = None) -> None:
         if shutil.which("prometheus") is None:
             pytest.skip("needs prometheus (Debian: prometheus)")
         directory.mkdir()
         configs = [{"job_name": name, **job} for name, job in jobs.items()]
-        config = {"global": {"scrape_interval": "1s"}, "scrape_configs": configs}
+        config: dict[str, Any] = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": evaluation},
+            "scrape_configs": configs,
+        }
+        if rules is not None:
+            groups = [{**group, "interval": evaluation} for group in yaml.safe_load(rules.read_text())["groups"]]
+            (directory / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
+            config["rule_files"] = ["rules.yaml"]
         (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
         address = f"127.0.0.1:{free_port()}"
         self.url = f"http://{address}"

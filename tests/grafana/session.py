@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.fakenvml import FakeDriver, machine
-from tests.grafana.boards import Target, variables
+from tests.grafana.boards import ROOT, Target, variables
 from tests.grafana.prometheus import Prometheus, fill
 from tests.running import RunningDaemon, free_port, until
 
@@ -71,7 +71,7 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
 
     def start(daemon: RunningDaemon, workload: str, *card: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tests.grafana.program", workload, *card]
-        programs.append(subprocess.Popen(command, env=daemon.environ, cwd=Path(__file__).parents[2]))
+        programs.append(subprocess.Popen(command, env=daemon.environ, cwd=ROOT))
         return programs[-1]
 
     (directory / "cards").mkdir()
@@ -85,7 +85,7 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
         "gpumond": {"static_configs": [{"targets": [address(demo), address(node)]}]},
         "dcgm": {"params": {"compat": ["dcgm"]}, "static_configs": [{"targets": [address(node)]}]},
     }
-    prometheus = Prometheus(directory / "prometheus", everything)
+    prometheus = Prometheus(directory / "prometheus", everything, ROOT / "deploy/prometheus/gpumond.rules.yaml")
     try:
         (card,) = (directory / "cards").glob("gpumond-demo-*/card0")
         start(demo, "blocks", str(card))

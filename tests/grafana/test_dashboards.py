@@ -16,8 +16,24 @@ from tests.grafana.boards import BOARDS, DIRECTORY, NAMES, ROOT, Target, marks, 
 from tools.docs.metrics import document
 
 METRIC = re.compile(r"\bgpumond_\w+")
+SERIES = re.compile(r"[a-z_]+:gpumond_[\w:]+|gpumond:[\w:]+|gpumond_\w+")
+SELECTOR = re.compile(rf"(?:{SERIES.pattern}|\bup|\bscrape_\w+)\{{([^}}]*)\}}")
 OWN = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
 SUFFIXES = re.compile(r"_(bucket|count|sum)$")
+RULES = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text())
+RECORDED = {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
+OF_ALL_MACHINES = {name for name in RECORDED if name.startswith(("workload", "namespace"))}
+"""Recorded sums over all machines, without the label instance."""
+
+FEW_OF_A_MACHINE = {
+    "gpumond_alerts",
+    "gpumond_devices",
+    "gpumond_events_total",
+    "gpumond_flush_released_bytes_total",
+    "gpumond_flushes_total",
+}
+"""Metrics of which a machine has a few series, whatever number of devices and programs it has."""
+
 RUNBOOKS = (ROOT / "docs" / "how-to" / "runbooks.md").read_text()
 SECTIONS = {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", RUNBOOKS, re.MULTILINE)}
 RULE_NAME = "${__value.raw}"
@@ -125,8 +141,14 @@ def test_titles_are_unique_and_panels_fill_their_rows_without_overlapping(name: 
 
 @pytest.mark.parametrize("target", ALL, ids=str)
 def test_queries_use_existing_metrics(target: Target):
-    used = set(METRIC.findall(target.expression))
-    assert {name if name in OWN else SUFFIXES.sub("", name) for name in used} <= OWN
+    used = set(SERIES.findall(target.expression))
+    known = OWN | RECORDED
+    assert {name if name in known else SUFFIXES.sub("", name) for name in used} <= known
+
+
+@pytest.mark.parametrize("target", [target for target in ALL if target.board == "fleet"], ids=str)
+def test_fleet_reads_recorded_sums(target: Target):
+    assert set(SERIES.findall(target.expression)) <= RECORDED | FEW_OF_A_MACHINE
 
 
 @pytest.mark.parametrize("target", ALL, ids=str)
@@ -145,7 +167,10 @@ def test_counters_are_shown_as_rates(target: Target):
 
 @pytest.mark.parametrize("target", ALL, ids=str)
 def test_queries_are_limited_to_the_chosen_machines(target: Target):
-    inner = re.findall(r"\b(?:gpumond_\w+|up|scrape_\w+)\{([^}]*)\}", target.expression)
+    names = set(SERIES.findall(target.expression))
+    if names and names <= OF_ALL_MACHINES:
+        return
+    inner = SELECTOR.findall(target.expression)
     assert any("$machine" in matchers for matchers in inner)
     for matchers in inner:
         assert "$machine" in matchers or matchers == 'parent_uuid!=""'

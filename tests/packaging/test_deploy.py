@@ -18,9 +18,11 @@ from gpumond.agent.instrument.oom import MAX_RECORD_BYTES
 from gpumond.agent.registry import FLUSHES
 from gpumond.agents.limits import Limits
 from gpumond.alerting import silences
+from gpumond.alerting.hook import REMEMBERED
 from gpumond.alerting.outbox import QUEUE_LIMIT
 from gpumond.api.events import MAX_STREAMS
 from gpumond.api.examples import SNAPSHOT
+from gpumond.api.hooks import MAX_ALERTS, MAX_LABEL, MAX_LABELS
 from gpumond.api.rate_limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
@@ -94,6 +96,7 @@ def test_promtool_accepts_the_rules_and_their_tests_pass():
     accepted("promtool", "check", "config", "prometheus/prometheus.yaml")
     accepted("promtool", "check", "rules", "prometheus/gpumond.rules.yaml")
     accepted("promtool", "test", "rules", "prometheus/gpumond.rules.test.yaml")
+    accepted("promtool", "test", "rules", "prometheus/gpumond.sums.test.yaml")
 
 
 def test_amtool_accepts_the_alertmanager():
@@ -167,8 +170,22 @@ def test_rules_use_existing_metrics():
     page = Exposition(Telemetry()).page(advance(EngineState(), BUILT_IN, SNAPSHOT).frame, Form(False)).plain.decode()
     exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     recorded = {rule["record"] for rule in groups() if "record" in rule}
-    used = {name for rule in groups() for name in re.findall(r"\bgpumond[:_][a-z_:]+\b", rule["expr"])}
+    name = re.compile(r"[a-z_]+:gpumond_[a-z0-9_:]+|gpumond[:_][a-z_:]+\b")
+    used = {found for rule in groups() for found in name.findall(rule["expr"])}
     assert used <= exported | recorded
+
+
+def test_sums_are_tested_and_described():
+    """Each series that the group gpumond-sums records."""
+    content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.yaml").read_text())
+    (sums,) = [group for group in content["groups"] if group["name"] == "gpumond-sums"]
+    recorded = [rule["record"] for rule in sums["rules"]]
+    (test,) = yaml.safe_load((DEPLOY / "prometheus/gpumond.sums.test.yaml").read_text())["tests"]
+    page = document_text("reference/recorded-series.md")
+    assert [name for name in recorded if name not in {check["expr"] for check in test["promql_expr_test"]}] == []
+    assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == recorded
+    assert sums["interval"] == "1m"
+| recorded
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
@@ -320,6 +337,8 @@ STATED = {
     "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
     "limits that quotas set in programs of one user": f"{SENT_PER_HOUR} an hour",
     "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
+    "alerts of one notification of Alertmanager; starts of alerts that are remembered for each caller": f"{MAX_ALERTS}, "
+    f"with {MAX_LABELS} labels of {MAX_LABEL:,} characters; {REMEMBERED:,}",
     "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
     "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",

@@ -1,0 +1,217 @@
+"""A real Prometheus that scrapes generated metrics of many machines: series, memory, and the cost of each panel.
+
+python -m bench.fleet_series [--machines 2000] [--programs 1 4] [--minutes 4] [--save]
+
+Each machine has 8 devices. The pages are those of the daemon's own exposition with the names of the machine, so that
+series and labels are real; values change with each scrape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.server
+import json
+import tempfile
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.result import publish, spread
+from gpumond.engine import EngineState, advance
+from gpumond.metrics import Exposition, Form
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.model.sensors import Sensors
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.grafana.boards import ROOT, Target, targets
+from tests.grafana.prometheus import Prometheus, fill
+from tests.running import series_of, until
+
+DEVICES = 8
+REPEATS = 5
+RULES = ROOT / "deploy/prometheus/gpumond.rules.yaml"
+MARK = "machine-of-this-page"
+"""Text in the template that stands for the name of a machine."""
+
+SENSORS = Sensors(
+    gpu_utilization_ratio=0.5,
+    memory_controller_utilization_ratio=0.4,
+    sm_clock_hertz=1.9e9,
+    memory_clock_hertz=2.6e9,
+    gpu_temperature_celsius=60.0,
+    power_watts=500.0,
+    energy_joules=1e9,
+)
+
+
+def page(programs: int) -> str:
+    """Return the metrics of one machine with 8 devices and this number of programs on each."""
+    devices, reports = [], []
+    for index in range(DEVICES):
+        uuid = f"GPU-{MARK}-{index}"
+        pids = range(1000 + index * programs, 1000 + (index + 1) * programs)
+        size = 80 * GIB // programs
+        processes = tuple(
+            replace(make_process(pid, used_bytes=size * 3 // 4), user=f"user{pid % 40}", comm="python") for pid in pids
+        )
+        devices.append(
+            make_device(
+                uuid,
+                index=index,
+                name="H200",
+                vendor="nvidia",
+                used_bytes=60 * GIB,
+                free_bytes=20 * GIB,
+                processes=processes,
+                sensors=SENSORS,
+            )
+        )
+        reports += [
+            make_report(
+                pid,
+                pools=(make_pool(uuid, live=size // 4, cached=size // 4, stranded=size // 8),),
+                workload=f"train-{pid % 20}",
+            )
+            for pid in pids
+        ]
+    snapshot = make_snapshot(*devices, reports=tuple(reports))
+    frame = advance(EngineState(), BUILT_IN, snapshot).frame
+    return Exposition(Telemetry()).page(frame, Form(False)).plain.decode()
+
+
+class Pages(http.server.BaseHTTPRequestHandler):
+    """GET /NAME answers with the page of the machine NAME; the values of used memory depend on the time."""
+
+    protocol_version = "HTTP/1.1"
+    template = ""
+
+    def do_GET(self) -> None:
+        name = self.path.strip("/")
+        changing = int(time.time()) % 1000
+        text = self.template.replace(MARK, name).replace(str(60 * GIB), str(60 * GIB + changing))
+        body = text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def serving(template: str) -> Iterator[str]:
+    """Serve the pages and yield HOST:PORT."""
+    handler = type("PagesOfRun", (Pages,), {"template": template})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def scrape_job(address: str, machines: int) -> dict[str, Any]:
+    """Return the scrape configuration: one address, one path and instance for each machine."""
+    groups = [
+        {"targets": [address], "labels": {"__metrics_path__": f"/node{number}", "instance": f"node{number}:9917"}}
+        for number in range(machines)
+    ]
+    return {"static_configs": groups, "scrape_interval": "15s", "scrape_timeout": "15s"}
+
+
+def own_metrics(prometheus: Prometheus) -> dict[str, float]:
+    """Return the sums of Prometheus' metrics about itself, by name."""
+    with urllib.request.urlopen(f"{prometheus.url}/metrics", timeout=60) as answer:
+        found: dict[str, float] = {}
+        for (name, _), value in series_of(answer.read()).items():
+            found[name] = found.get(name, 0.0) + value
+    return found
+
+
+def cost(prometheus: Prometheus, target: Target) -> dict[str, object]:
+    """Measure a query of a panel as Grafana sends it: over the time since the start, or now."""
+    expression = fill(target.expression, {"machine": [".*"]})
+    parameters: dict[str, str | float] = {"query": expression}
+    route = "query"
+    if not target.instant:
+        route = "query_range"
+        parameters |= {"start": prometheus.since, "end": time.time(), "step": 15}
+    seconds, size = [], 0
+    for _ in range(REPEATS):
+        data = urllib.parse.urlencode(parameters).encode()
+        began = time.perf_counter()
+        with urllib.request.urlopen(f"{prometheus.url}/api/v1/{route}", data, timeout=120) as answer:
+            body = answer.read()
+        seconds.append(time.perf_counter() - began)
+        size = len(body)
+    found = json.loads(body)["data"]["result"]
+    return {"bytes": size, "series": len(found), **spread(seconds)}
+
+
+def measure(directory: Path, machines: int, programs: int, minutes: float) -> dict[str, object]:
+    template = page(programs)
+    with serving(template) as address:
+        jobs = {"gpumond": scrape_job(address, machines)}
+        prometheus = Prometheus(directory / "prometheus", jobs, RULES, evaluation="1m")
+        try:
+            expected = 'count(up{job="gpumond"} == 1)'
+            until(lambda: count(prometheus, expected) == machines, 300, every=1)
+            until(lambda: count(prometheus, "count(instance:gpumond_wasted_bytes:sum)") == machines, 300, every=1)
+            time.sleep(minutes * 60)
+            own = own_metrics(prometheus)
+            panels = {
+                f"{target.panel} / {target.legend or 'value'}": cost(prometheus, target)
+                for target in targets()
+                if target.board == "fleet"
+            }
+            recorded = 'count({__name__=~".+:gpumond_.+|gpumond:.+"})'
+            return {
+                "machines": machines,
+                "devices": machines * DEVICES,
+                "programs_of_a_device": programs,
+                "series_of_a_page": len(series_of(template.encode())),
+                "series": round(own["prometheus_tsdb_head_series"]),
+                "recorded_series": round(count(prometheus, recorded)),
+                "prometheus_mib": round(own["process_resident_memory_bytes"] / 2**20),
+                "rules_seconds": round(own["prometheus_rule_group_last_duration_seconds"], 3),
+                "samples_per_second": round(
+                    count(prometheus, 'sum(scrape_samples_post_metric_relabeling{job="gpumond"})') / 15
+                ),
+                "panels": panels,
+            }
+        finally:
+            prometheus.stop()
+
+
+def count(prometheus: Prometheus, expression: str) -> float:
+    found = prometheus.instant(expression)
+    return float(found[0]["value"][1]) if found else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machines", type=int, default=2000)
+    parser.add_argument("--programs", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--minutes", type=float, default=4.0, help="time between the first sums and the queries")
+    parser.add_argument("--save", action="store_true", help="store the figures in bench/results")
+    chosen = parser.parse_args()
+    figures: dict[str, object] = {}
+    for programs in chosen.programs:
+        with tempfile.TemporaryDirectory() as directory:
+            run = measure(Path(directory), chosen.machines, programs, chosen.minutes)
+        figures[f"{programs} programs a device"] = run
+    publish("fleet_series", figures)
+
+
+if __name__ == "__main__":
+    main()
