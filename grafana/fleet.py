@@ -306,8 +306,7 @@ DIAGNOSED = [
         "Time until the device is full at the present rate of growth of the program.",
         (MACHINE, GPU, DEVICE, WORKLOAD, PID),
         Query(
-            "min by (instance, gpu, uuid, workload, pid) "
-            f"(instance_pid:gpumond_time_to_oom_seconds:min{{{FLEET}}})",
+            f"min by (instance, gpu, uuid, workload, pid) (instance_pid:gpumond_time_to_oom_seconds:min{{{FLEET}}})",
             "Time left",
             "s",
         ),

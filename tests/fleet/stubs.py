@@ -33,9 +33,12 @@ class Stub:
 
 
 @contextmanager
-def stub(answer: Callable[[str, str], Answer], certificate: Path | None = None) -> Iterator[Stub]:
-    """Serve ``answer(path, body)`` on a port of this machine; with a certificate and the key with its name, over
-    TLS.
+def stub(
+    answer: Callable[[str, str], Answer], certificate: Path | None = None, clients: Path | None = None
+) -> Iterator[Stub]:
+    """Serve ``answer(path, body)`` on a port of this machine; with a certificate and the key with its name, over TLS.
+
+    ``clients``: the authority of the certificates that clients must have.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -68,6 +71,9 @@ def stub(answer: Callable[[str, str], Answer], certificate: Path | None = None) 
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+            if clients is not None:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(clients)
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         served = Stub(f"127.0.0.1:{server.server_port}")
         threading.Thread(target=server.serve_forever, daemon=True).start()

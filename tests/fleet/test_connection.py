@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpumond.errors import DaemonError, DiscoveryError
+from gpumond.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.fleet import Machine, machine
 from gpumond.fleet.connection import Access, Client, may_receive_token, run_each
+from gpumond.fleet.credentials import CredentialFiles, access
 from gpumond.fleet.prometheus import Prometheus
 from tests import certificates
 from tests.fleet.stubs import stub
@@ -166,3 +167,15 @@ def test_token_of_the_daemons_is_not_sent_to_prometheus():
         ]
     with pytest.raises(DiscoveryError, match="not sent without TLS"):
         asyncio.run(Prometheus(url="http://prometheus:9090", trust=TRUST, token="its-own").targets())
+
+
+def test_client_certificate_is_presented(tmp_path: Path):
+    place = certificates.make(tmp_path / "certificates")
+    files = CredentialFiles(certificate=place / "client.crt", key=place / "client.key")
+    environ = {"GPUMOND_CA_FILE": str(place / "ca.crt")}
+    with stub(lambda path, body: (200, {}), place / "server.crt", clients=place / "ca.crt") as served:
+        assert get(served.address, Client(access(files, environ), 10.0), scheme="https") == {}
+        with pytest.raises(DaemonError):
+            get(served.address, Client(access(CredentialFiles(), environ), 10.0), scheme="https")
+    with pytest.raises(ConfigError, match=r"client\.key"):
+        access(CredentialFiles(certificate=place / "client.key"), environ)
