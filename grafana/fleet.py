@@ -138,7 +138,7 @@ OVER_TIME = [
         stacked=True,
     ),
     series(
-        "Unused memory",
+        "Unused memory over time",
         "Wasted: cached, stranded, unclaimed, or held by idle programs. Returnable: memory that a flush or the end of "
         "idle programs would release.",
         "bytes",

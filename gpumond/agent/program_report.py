@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpumond.agent.instrument.oom import OOMS
 from gpumond.agent.instrument.usage import levels
 from gpumond.model.pools import PoolUsage
-from gpumond.model.program import SILENT, Program, Retainer
+from gpumond.model.program import MAX_RANKS, SILENT, Program, Retainer
 
 if TYPE_CHECKING:
     from gpumond.agent.instrument.scopes import Scopes
@@ -69,6 +69,26 @@ def is_rank(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] 
         return bool(distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1)
     except Exception:  # a build without it, or an incomplete set-up
         return False
+
+
+RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Variables with the rank and the number of ranks, of the same launchers."""
+
+
+def place_in_job(environ: Mapping[str, str] = os.environ) -> tuple[int | None, int | None]:
+    """Return rank and number of ranks that the launcher states, or twice None without several ranks."""
+    for names in RANKS:
+        texts = [environ.get(name, "") for name in names]
+        if all(text.isdecimal() and len(text) < 8 for text in texts):
+            rank, size = map(int, texts)
+            if rank < size and 1 < size <= MAX_RANKS:
+                return rank, size
+    return None, None
 
 
 def _more_than_one(size: str) -> bool:

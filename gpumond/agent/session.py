@@ -18,7 +18,7 @@ from gpumond import __version__
 from gpumond.agent.adapters import AllocatorAdapter, capture_guards, host_pools
 from gpumond.agent.administration import STEP_SECONDS, CommandHandler, answers
 from gpumond.agent.instrument.oom import OOMS, is_oom
-from gpumond.agent.program_report import is_rank, program_report, sample
+from gpumond.agent.program_report import is_rank, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY
 from gpumond.agent.transport import Transport
 from gpumond.model.program import Ending
@@ -144,7 +144,9 @@ class Session:
         if now >= self._transport.retry_at and self._transport.connect(self._thread.socket or _socket_path(), now):
             self._settings = settings
             admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
-            self._transport.send(Hello(self._thread.workload, __version__, sys.version.split()[0], allowed, admission))
+            python = sys.version.split()[0]
+            hello = Hello(self._thread.workload, __version__, python, allowed, admission, *place_in_job())
+            self._transport.send(hello)
             self._report_at = now
 
     def _wait(self) -> bool:

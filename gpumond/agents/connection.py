@@ -13,7 +13,7 @@ from gpumond.agents.limits import Budget
 from gpumond.errors import ProtocolError
 from gpumond.host.peer_credentials import Identity
 from gpumond.model.claims import MAX_REPORTED_POOLS, bounded
-from gpumond.model.program import SCOPES, PoolLimit
+from gpumond.model.program import MAX_RANKS, SCOPES, PoolLimit
 from gpumond.model.snapshot import AgentReport
 from gpumond.protocol.messages import (
     MAX_MESSAGE_BYTES,
@@ -117,9 +117,14 @@ def _set_result(future: asyncio.Future[Answer] | None, answer: Answer) -> None:
 
 
 def check_hello(hello: Hello) -> None:
-    """Check the workload's name. Raises ProtocolError."""
+    """Check the workload's name and the rank. Raises ProtocolError."""
     if not WORKLOAD.fullmatch(hello.workload):
         raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} is not [A-Za-z0-9._/-]{{0,64}}")
+    rank, size = hello.rank, hello.world_size
+    if rank is None and size is None:
+        return
+    if rank is None or size is None or not 0 <= rank < size <= MAX_RANKS:
+        raise ProtocolError("value", f"hello: {rank} is no rank of {size}")
 
 
 def check_report(report: Report) -> None:
@@ -147,6 +152,8 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
         limits=own_limits(report),
         allows_limit="limit" in hello.answers,
         admission=hello.admission,
+        rank=hello.rank,
+        world_size=hello.world_size,
     )
 
 

@@ -252,7 +252,7 @@ def _elsewhere(labels: Mapping[str, str], snapshot: Snapshot, machine: Collectio
             return ""
     if host_of(instance) in machine:
         return ""
-    return f"its label instance is {instance:.64!r}, which is no name of this machine; add it to `hosts` if it is one"
+    return f"its label instance is {instance!r:.66}, which is no name of this machine; add it to `hosts` if it is one"
 
 
 def host_of(instance: str) -> str:

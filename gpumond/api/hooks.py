@@ -95,7 +95,7 @@ class NotificationBody(Encodable):
     "/hooks/alertmanager",
     summary="Flush the programs that alerts of Alertmanager name",
     dependencies=CHANGES,
-    **examples.described(HookAnswer, EXAMPLE, 401, 403, 413, 422, 429, 503, 507),
+    **examples.described(HookAnswer, EXAMPLE, 401, 403, 422, 429, 503, 507),
 )
 async def alertmanager(
     request: Request,

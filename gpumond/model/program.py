@@ -16,6 +16,9 @@ Seen = Literal["counter", "scope", "retry", "observer"]
 Ending = Literal["exit", "error", "out-of-memory"]
 """End of a program: without an unhandled exception (or by Ctrl-C), with one, or with an out-of-memory one."""
 
+MAX_RANKS = 1 << 20
+"""Maximum number of ranks of a job."""
+
 SCOPES = 32
 """Maximum number of a program's scopes by name; the others are summed in ``OTHER``."""
 

@@ -170,6 +170,7 @@ class AgentReport:
     ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
     ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
     memory with which it was started, or empty.
+    ``rank`` and ``world_size``: those of a job of several processes, as its launcher states them.
     """
 
     pid: int
@@ -186,6 +187,8 @@ class AgentReport:
     limits: tuple[PoolLimit, ...] = ()
     allows_limit: bool = False
     admission: str = ""
+    rank: int | None = None
+    world_size: int | None = None
 
     @property
     def key(self) -> ProcessKey:

@@ -46,6 +46,7 @@ class Hello:
 
     ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
     ``admission``: the id with which `gpumond run --need` started the program, or empty.
+    ``rank`` and ``world_size``: those of a job of several processes, else both are None.
     """
 
     workload: str = ""
@@ -53,6 +54,8 @@ class Hello:
     python_version: str = ""
     answers: tuple[str, ...] = ()
     admission: str = ""
+    rank: int | None = None
+    world_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpumond.agent.daemon_trust import RateLimit
-from gpumond.agent.program_report import is_rank
+from gpumond.agent.program_report import is_rank, place_in_job
 
 
 def unavailable() -> bool:
@@ -39,6 +39,24 @@ def distributed(initialized: Callable[[], bool], size: int) -> dict[str, object]
 )
 def test_rank_is_detected(environ: dict[str, str], modules: dict[str, object], expected: bool) -> None:
     assert is_rank(environ, modules) is expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, (None, None)),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}, (0, 16)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "5", "SLURM_NTASKS": "16"}, (1, 2)),
+        ({"RANK": "0", "WORLD_SIZE": "1", "PMI_RANK": "1", "PMI_SIZE": "4"}, (1, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "2"}, (None, None)),
+        ({"RANK": "-1", "WORLD_SIZE": "8"}, (None, None)),
+        ({"RANK": "1", "WORLD_SIZE": "99999999"}, (None, None)),
+        ({"RANK": "1", "WORLD_SIZE": "9999999"}, (None, None)),
+    ],
+)
+def test_place_is_that_of_the_launcher(environ: dict[str, str], expected: tuple[int | None, int | None]) -> None:
+    assert place_in_job(environ) == expected
 
 
 def test_rate_limit_allows_a_burst_and_then_one_call_per_period() -> None:

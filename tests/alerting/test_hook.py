@@ -206,7 +206,8 @@ def test_programs_are_those_that_the_labels_name(labels: dict[str, str], expecte
         assert isinstance(found, str)
         assert expected in found
     else:
-        assert [each.pid for each in found if not isinstance(each, str)] == expected
+        assert not isinstance(found, str), found
+        assert [each.pid for each in found] == expected
 
 
 def test_resolved_alert_is_skipped():

@@ -40,7 +40,7 @@ class Prometheus:
         jobs: Mapping[str, Mapping[str, Any]],
         rules: Path | None = None,
         evaluation: str = "1s",
-    ) -> None:| None = None) -> None:
+    ) -> None:
         if shutil.which("prometheus") is None:
             pytest.skip("needs prometheus (Debian: prometheus)")
         directory.mkdir()

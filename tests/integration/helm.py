@@ -26,6 +26,8 @@ KINDS = {
     "apps/v1": ("DaemonSet", "Deployment"),
     "networking.k8s.io/v1": ("NetworkPolicy",),
     "monitoring.coreos.com/v1": ("PodMonitor", "ServiceMonitor", "PrometheusRule"),
+    "admissionregistration.k8s.io/v1": ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"),
+    "kyverno.io/v1": ("ClusterPolicy",),
 }
 KUBECONFIG = """
 apiVersion: v1
@@ -44,7 +46,7 @@ def plural(kind: str) -> str:
 def discovery(path: str) -> dict[str, Any] | None:
     """Capabilities that the Kubernetes API reports."""
     if path == "/version":
-        return {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
+        return {"major": "1", "minor": "36", "gitVersion": "v1.36.0"}
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":

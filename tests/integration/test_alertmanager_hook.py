@@ -24,7 +24,7 @@ receivers:
   - {{name: am-0, type: alertmanager, url: "{0}", resend: 1}}
   - {{name: am-1, type: alertmanager, url: "{1}", resend: 1}}
 rules:
-  - {{name: waste, scope: device, value: reclaimable_ratio, above: 50%}}
+  - {{name: waste, scope: device, value: reclaimable_ratio, above: 30%}}
 """
 ROUTES = """
 route: {{receiver: flush, group_by: [alertname], group_wait: 0s, group_interval: 1s, repeat_interval: 1h}}
@@ -35,7 +35,7 @@ receivers:
         http_config: {{authorization: {{credentials_file: "{token}"}}}}
       - url: "{listener}"
 """
-FILL_CACHE = "allocators[0].free(allocators[0].malloc(800 * MIB))"
+FILL_CACHE = "allocators[0].free(allocators[0].malloc(400 * MIB))"
 
 Serve = Callable[..., RunningDaemon]
 

@@ -16,7 +16,7 @@ from tests.integration import crds
 from tests.integration.machine import ROOT, in_tree, library, missing
 
 HELM = "helm-sdkpy==0.1.32"
-KUBERNETES = "1.34"
+KUBERNETES = "1.36"
 REASON = missing("debootstrap", "systemd-nspawn") or (
     crds.REASON if util.find_spec("kubernetes_validate") else "needs kubernetes-validate (pip)"
 )
@@ -30,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "rules": {"prometheusRule": {"enabled": True}},
     "dashboards": {"dashboards": {"enabled": True}},
     "open": {"networkPolicy": {"enabled": False}},
+    "injection": {"injection": {"enabled": True}},
+    "kyverno": {"injection": {"enabled": True, "engine": "kyverno"}, "runAsUser": 0},
     "no names": {"podNames": False},
     "root": {"runAsUser": 0},
     "another user": {"runAsUser": 64917},
@@ -81,9 +83,10 @@ REFUSED = {
         "/basicAuth/secretName",
     ),
     "the user nobody": ({"runAsUser": 65534}, "/runAsUser"),
+    "an unknown engine": ({"injection": {"engine": "webhook"}}, "/injection/engine"),
 }
 
-USERS = {"root": 0, "another user": 64917}
+USERS = {"root": 0, "kyverno": 0, "another user": 64917}
 
 
 @functools.cache
@@ -121,7 +124,7 @@ def valid(found: list[dict[str, Any]]) -> None:
 
     operators = [entry for entry in found if entry["apiVersion"].startswith(crds.GROUP)]
     for entry in found:
-        if entry not in operators:
+        if entry not in operators and entry["kind"] != "ClusterPolicy":  # Kyverno publishes no schema for the validator
             kubernetes_validate.validate(entry, KUBERNETES, strict=True)
     assert crds.errors_of(operators) == [[] for _ in operators]
 
@@ -149,6 +152,8 @@ def test_schema_refuses_invalid_values(case: str):
         ("service monitor", {"ServiceMonitor"}),
         ("rules", {"PrometheusRule"}),
         ("open", {"NetworkPolicy"}),
+        ("injection", {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}),
+        ("kyverno", {"ClusterPolicy"}),
         ("TLS", {"PodMonitor", "ServiceMonitor", "Secret"}),
     ],
 )
@@ -170,6 +175,15 @@ def test_chart_dashboards_equal_those_of_grafana(way: str):
     given = {path.name: json.loads(path.read_text()) for path in (ROOT / "grafana/dashboards").glob("*.json")}
     assert {name: json.loads(text) for data in maps for name, text in data.items()} == given
     assert given
+
+
+@pytest.mark.parametrize(("case", "file"), [("injection", "policy.yaml"), ("kyverno", "kyverno.yaml")])
+def test_chart_injects_as_the_policies_of_kubernetes(case: str, file: str):
+    own = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/injection" / file).read_text()))
+    for entry in own:
+        found = only(objects(case), entry["kind"])
+        assert found["spec"] == entry["spec"]
+        assert found["metadata"]["name"] == entry["metadata"]["name"]
 
 
 def test_pod_is_unprivileged():
@@ -196,10 +210,14 @@ def test_root_init_container_only_changes_the_owner_of_directories(case: str):
     """The init container has only the necessary capabilities, and is absent if the daemon is root."""
     pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
     user = USERS.get(case, 10001)
+    given = pod.get("initContainers", [])
+    agents = [each for each in given if each["name"] == "agent"]
+    assert len(agents) == (case in ("injection", "kyverno"))
+    assert all(each["securityContext"]["capabilities"] == {"drop": ["ALL"]} for each in agents)
     if user == 0:
-        assert "initContainers" not in pod
+        assert given == agents
         return
-    (giver,) = pod["initContainers"]
+    (giver,) = [each for each in given if each not in agents]
     assert giver["command"] == ["chown", "-R", f"{user}:{user}", "/run/gpumond", "/var/lib/gpumond"]
     assert giver["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "DAC_READ_SEARCH"]}
     assert pod["securityContext"] == {"fsGroup": user}
@@ -223,7 +241,7 @@ def test_private_files_of_the_daemon_have_their_own_volume(case: str):
 def test_kubelet_socket_is_mounted_only_for_root():
     for case in CASES:
         volumes = {volume["name"] for volume in only(objects(case), "DaemonSet")["spec"]["template"]["spec"]["volumes"]}
-        assert ("pod-resources" in volumes) == (case == "root")
+        assert ("pod-resources" in volumes) == (USERS.get(case) == 0)
         assert ("log-names" in volumes) == (case != "no names")
 
 

@@ -91,7 +91,7 @@ def test_names_and_labels_follow_the_conventions(family: Family):
     assert re.fullmatch(r"gpumond_[a-z][a-z0-9_]*", family.name)
     assert (family.kind == "counter") == family.name.endswith("_total")
     assert not FORBIDDEN_LABELS & set(family.labels)
-    assert len(family.labels) <= 12
+    assert len(family.labels) <= 13
     assert family.help.endswith(".")
     for abbreviation in ("_mib", "_mb", "_gb", "_percent", "_mhz", "_ms", "_milliseconds", "_kb"):
         assert abbreviation not in family.name
@@ -174,6 +174,15 @@ def test_series_of_a_user_above_its_share_cost_no_other_user():
         frames = [line for line in lines if line.startswith("gpumond_") and 'pid="' in line]
         assert 400 < len(frames) <= 500
     assert "\ngpumond_series_dropped_total 5380.0" in "\n".join(lines)
+
+
+def test_process_has_the_rank_that_its_agent_reports():
+    device = make_device(used_bytes=2 * GIB, processes=(make_process(10), make_process(11)))
+    report = make_report(10, rank=3, world_size=8)
+    text = page(advance(EngineState(), (), make_snapshot(device, reports=(report,))).frame)
+    (info,) = [family for family in parse_text(text) if family.name == "gpumond_process_info"]
+    found = {sample.labels["pid"]: (sample.labels["rank"], sample.labels["world_size"]) for sample in info.samples}
+    assert found == {"10": ("3", "8"), "11": ("", "")}
 
 
 def test_page_limits_series_and_counts_dropped_ones():

@@ -185,7 +185,6 @@ def test_sums_are_tested_and_described():
     assert [name for name in recorded if name not in {check["expr"] for check in test["promql_expr_test"]}] == []
     assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == recorded
     assert sums["interval"] == "1m"
-| recorded
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
@@ -337,8 +336,8 @@ STATED = {
     "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
     "limits that quotas set in programs of one user": f"{SENT_PER_HOUR} an hour",
     "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
-    "alerts of one notification of Alertmanager; starts of alerts that are remembered for each caller": f"{MAX_ALERTS}, "
-    f"with {MAX_LABELS} labels of {MAX_LABEL:,} characters; {REMEMBERED:,}",
+    "alerts of one notification of Alertmanager; starts of alerts that are remembered for each caller": f"{MAX_ALERTS}"
+    f", with {MAX_LABELS} labels of {MAX_LABEL:,} characters; {REMEMBERED:,}",
     "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
     "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",

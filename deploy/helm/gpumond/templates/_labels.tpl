@@ -25,6 +25,10 @@ labels:
 {{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
+{{- define "gpumond.agentVersion" -}}
+{{ .Values.image.digest | default .Values.image.tag | default .Chart.AppVersion | replace ":" "-" }}
+{{- end }}
+
 {{- define "gpumond.config" -}}
 {{- $access := dict }}
 {{- if not .Values.basicAuth.users }}{{ $_ := set $access "insecure" true }}{{ end }}

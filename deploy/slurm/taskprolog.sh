@@ -1,0 +1,17 @@
+#!/bin/sh
+# The agent in tasks of Slurm with GPUs: TaskProlog=/etc/slurm/gpumond-taskprolog.sh in slurm.conf. Slurm sets the
+# variables of the lines "export NAME=VALUE" in the task. A user opts out with GPUMOND_AGENT=0 in the job's environment.
+# GPUMOND_AGENT_DIRECTORY is the directory of `pip install --target DIRECTORY gpumond` on the node.
+directory=${GPUMOND_AGENT_DIRECTORY:-/opt/gpumond-agent}
+inject=$directory/gpumond/agent/inject
+
+[ -z "${GPUMOND_AGENT-}" ] || exit 0
+[ -n "${CUDA_VISIBLE_DEVICES-}${ROCR_VISIBLE_DEVICES-}${ZE_AFFINITY_MASK-}${SLURM_JOB_GPUS-}${SLURM_STEP_GPUS-}" ] || exit 0
+[ -d "$inject" ] || exit 0
+
+echo "export GPUMOND_AGENT=1"
+echo "export PYTHONPATH=$inject${PYTHONPATH:+:$PYTHONPATH}"
+if [ -z "${GPUMOND_WORKLOAD-}" ] && [ -n "${SLURM_JOB_NAME-}" ]; then
+  echo "export GPUMOND_WORKLOAD=$(printf %s "$SLURM_JOB_NAME" | tr -cd 'A-Za-z0-9._-' | cut -c1-64)"
+fi
+exit 0
