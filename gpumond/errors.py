@@ -23,6 +23,7 @@
   - EngineError         a serving engine does not answer, or not as its kind does
     · EngineRejected, EngineTimeout
   - DaemonError         the daemon cannot be reached or returned an error: exit code 1
+  - DiscoveryError      the machines cannot be listed or selected, or one has no single address: exit code 1
 """
 
 from __future__ import annotations
@@ -260,3 +261,7 @@ class DaemonError(GpumondError):
         super().__init__(message)
         self.status = status
         self.problem = problem or {}
+
+
+class DiscoveryError(GpumondError):
+    """The machines or series of a request cannot be listed, or the name of a machine has no single address."""

@@ -43,6 +43,7 @@ LAYERS = (
     "daemon",
     "loadgen",
     "top",
+    "fleet",
     "cli",
     "testing",
     "__main__",
@@ -65,7 +66,7 @@ LIBRARIES = {
     "matplotlib": ("cli",),
     "textual": ("top",),
     "rich": ("top",),
-    "yaml": ("config", "cli.rules"),
+    "yaml": ("config", "cli.rules", "fleet.discovery"),
     "cupy": ("loadgen.engines",),
     "torch": ("loadgen.engines",),
     "sitecustomize": ("agent.inject",),  # the module of the user's own name, which runs after this one

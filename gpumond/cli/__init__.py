@@ -46,6 +46,7 @@ VERBS = {
     "record": "write a daemon's snapshots to a file, for `gpumond diagnose`",
     "completion": "print the completion script of a shell",
     "audit": "show the audit log of changes and flushes, and verify its integrity",
+    "fleet": "list the daemons of several machines, show their state and use, and flush programs on them",
 }
 
 

@@ -13,6 +13,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Programs": ("run", "attach", "why", "snapshot"),
     "Analysis": ("diagnose", "record", "baseline", "load"),
     "Daemon": ("serve", "demo", "doctor", "check-config", "rules", "release", "audit"),
+    "Machines": ("fleet",),
     "Shell": ("completion",),
 }
 
@@ -59,6 +60,14 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "record": ("gpumond record --out recording.jsonl --for 1h",),
     "audit": ("gpumond audit", "gpumond audit verify"),
+    "fleet": (
+        "gpumond fleet targets --kubernetes --json",
+        "gpumond fleet status --targets gpus.json --scheme https",
+        "gpumond fleet doctor --slurm --machine 'gpu-*'",
+        "gpumond fleet flush --targets gpus.json --workload 'train-*' --dry-run",
+        "gpumond fleet flush --prometheus http://127.0.0.1:9090 --query 'gpumond_pool_reclaimable_bytes > 2e9'",
+        "gpumond fleet report --prometheus http://127.0.0.1:9090 --by workload --for 1d",
+    ),
     "completion": ("source <(gpumond completion bash)", "gpumond completion fish | source"),
 }
 

@@ -1,0 +1,229 @@
+"""``gpumond fleet flush``: flush programs on several machines, and print one table of receipts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, fleet_machines
+from gpumond.cli.fleet_machines import chosen, listed, make_client, make_prometheus, progress
+from gpumond.cli.table import safe, size, table
+from gpumond.errors import ConfigError
+from gpumond.fleet import Machine
+from gpumond.fleet.flush import FlushOptions, Missing, carry_out, located, named_processes, plan
+from gpumond.fleet.query import Named
+from gpumond.fleet.selection import Criteria, PlannedFlush
+from gpumond.fleet.waves import ProcessResult, waves
+from gpumond.model.pools import STEPS
+from gpumond.model.units import counted, level
+
+MAX_PARALLEL = 8
+"""Processes of a wave, by default."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    selection = parser.add_argument_group("selection", "processes that match all of these options; at least one")
+    selection.add_argument(
+        "--query", metavar="PROMQL", help="processes of the series of a query, by their labels instance, pid and uuid"
+    )
+    selection.add_argument("--workload", metavar="PATTERN", help="processes of workloads such as 'train-*'")
+    selection.add_argument("--user", metavar="PATTERN", help="processes of users with such a name")
+    parser.add_argument("--step", action="append", choices=STEPS, metavar="STEP", help="step to perform, repeatable")
+    parser.add_argument("--min-reclaimable", metavar="SIZE", default="0", help="skip programs that would release less")
+    parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan; flush nothing")
+    parser.add_argument("--yes", action="store_true", help="flush without confirmation")
+    parser.add_argument(
+        "--max-parallel",
+        type=int,
+        default=MAX_PARALLEL,
+        metavar="N",
+        help=f"processes that are flushed at the same time; those of one workload always are (default: {MAX_PARALLEL})",
+    )
+    parser.add_argument(
+        "--max-failures", type=int, default=1, metavar="N", help="start no further wave after N failures (default: 1)"
+    )
+    parser.add_argument(
+        "--flush-timeout", type=float, default=30.0, metavar="SECONDS", help="time limit for each program (default: 30)"
+    )
+    fleet_machines.add_arguments(parser)
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    criteria, options = _criteria(arguments), _options(arguments)
+    client = make_client(arguments)
+    prometheus = make_prometheus(arguments)
+    if arguments.query and prometheus is None:
+        raise ConfigError("--query requires --prometheus")
+    processes = await named_processes(prometheus, arguments.query) if prometheus and arguments.query else None
+    machines = await listed(arguments, client, prometheus)
+    missing: list[Missing] = []
+    selected: list[tuple[Machine, Mapping[int, Named] | None]]
+    if processes is None:
+        selected = [(machine, None) for machine in chosen(arguments, machines.all)]
+    else:
+        found, missing = located(machines, processes)
+        allowed = set(chosen(arguments, [machine for machine, _ in found]))
+        selected = [(machine, own) for machine, own in found if machine in allowed]
+    with progress(len(selected), "machines read") as done:
+        planned, unread = await plan(client, selected, criteria, arguments.parallel, done)
+    missing += unread
+    due = [each for each in planned if not each.refusal]
+    order = waves(due, arguments.max_parallel)
+    if not arguments.json:
+        _print_plan(planned, order, missing)
+    results: list[ProcessResult] = []
+    if due and not arguments.dry_run:
+        if not arguments.yes and not _confirmed():
+            print("gpumond: nothing was flushed; --yes confirms without a question", file=sys.stderr)
+            return WRONG_USE
+        with progress(len(due), "programs flushed") as done:
+            results = await carry_out(client, order, options, done)
+        if not arguments.json:
+            print(f"\n{receipt_table(results)}")
+    if arguments.json:
+        print(json.dumps(_document(planned, order, missing, results), indent=2))
+    return _exit_code(planned, missing, results, arguments.dry_run)
+
+
+def _criteria(arguments: argparse.Namespace) -> Criteria:
+    if not (arguments.query or arguments.workload or arguments.user or arguments.machine):
+        raise ConfigError("no processes are selected: use --query, --workload, --user or --machine")
+    try:
+        least = int(level(arguments.min_reclaimable))
+    except ValueError as error:
+        raise ConfigError(f"--min-reclaimable {arguments.min_reclaimable!r:.80}: {error}") from None
+    return Criteria(arguments.workload, arguments.user, least)
+
+
+def _options(arguments: argparse.Namespace) -> FlushOptions:
+    if arguments.max_parallel < 1 or arguments.max_failures < 1:
+        raise ConfigError("--max-parallel and --max-failures must be positive")
+    if not 0 < arguments.flush_timeout <= 600:
+        raise ConfigError("--flush-timeout must be more than 0 and at most 600")
+    if arguments.json and not (arguments.yes or arguments.dry_run):
+        raise ConfigError("--json requires --yes or --dry-run")
+    return FlushOptions(
+        steps=tuple(arguments.step or ()),
+        force=arguments.force,
+        timeout_seconds=arguments.flush_timeout,
+        max_failures=arguments.max_failures,
+    )
+
+
+def _confirmed() -> bool:
+    print("\nFlush these programs? [y/N] ", end="", flush=True)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        print()
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _print_plan(
+    planned: Sequence[PlannedFlush], order: Sequence[Sequence[PlannedFlush]], missing: Sequence[Missing]
+) -> None:
+    parts = [plan_table(planned, order)] if planned else []
+    parts.append("\n".join(safe(f"missing {each.machine}: {each.problem}") for each in missing))
+    parts.append(_total(order) if order else "no program would be flushed")
+    print("\n\n".join(filter(None, parts)), flush=True)
+
+
+def _total(order: Sequence[Sequence[PlannedFlush]]) -> str:
+    due = [each for wave in order for each in wave]
+    low, likely, high = (sum(getattr(each, f"{name}_bytes") for each in due) for name in ("low", "likely", "high"))
+    between = "" if low == high else f", between {size(low)} and {size(high)}"
+    machines = counted(len({each.machine.url for each in due}), "machine")
+    what = f"{counted(len(due), 'program')} on {machines} in {counted(len(order), 'wave')}"
+    return f"a flush of {what} would release {size(likely)}{between}"
+
+
+def plan_table(planned: Sequence[PlannedFlush], order: Sequence[Sequence[PlannedFlush]]) -> str:
+    """Return the selected processes with the bytes that a flush would release, wave by wave, then the refused ones."""
+    header = ("MACHINE", ">PID", "PROGRAM", "USER", ">WAVE", ">WOULD RELEASE", ">AT LEAST", ">AT MOST", "REASON")
+    waved = [(str(number), each) for number, wave in enumerate(order, start=1) for each in wave]
+    return table(header, ([*_plan_row(number, each)] for number, each in [*waved, *_refused(planned)]))
+
+
+def _refused(planned: Sequence[PlannedFlush]) -> list[tuple[str, PlannedFlush]]:
+    return [("-", each) for each in planned if each.refusal]
+
+
+def _plan_row(wave: str, each: PlannedFlush) -> Iterator[str]:
+    yield from (each.machine.name, str(each.pid), each.workload or "-", each.user or "-", wave)
+    sizes = (each.likely_bytes, each.low_bytes, each.high_bytes)
+    yield from ("-" if each.refusal else size(number) for number in sizes)
+    yield each.refusal
+
+
+def receipt_table(results: Sequence[ProcessResult]) -> str:
+    """Return one table of the receipts of all machines: the bytes of the allocators, and those of the driver."""
+    counts = (">EXPECTED", ">RELEASED", ">DRIVER", ">SECONDS")
+    header = ("MACHINE", ">PID", "PROGRAM", "ALLOCATOR", ">WAVE", "OUTCOME", *counts, "REASON")
+    rows = [row for each in results for row in _receipt_rows(each)]
+    number = {name: sum(each.result == name for each in results) for name in ("refused", "failed", "skipped")}
+    rest = "".join(f", {count} {name}" for name, count in number.items() if count)
+    return f"{table(header, rows)}\n\n{size(sum(each.released_bytes for each in results))} released{rest}"
+
+
+def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
+    planned = each.planned
+    subject = [planned.machine.name, str(planned.pid), planned.workload or "-"]
+    if not each.receipts:
+        yield [*subject, "-", str(each.wave), each.result, "-", "-", "-", "-", each.reason]
+    for receipt in each.receipts:
+        expected = receipt["expected"]
+        yield [
+            *subject,
+            str(receipt.get("allocator") or "-"),
+            str(each.wave),
+            str(receipt["outcome"]),
+            size(expected["likely"] if expected else None),
+            size(receipt["released_bytes"]),
+            size(receipt["driver_released_bytes"]),
+            f"{receipt.get('duration_seconds', 0.0):.2f}",
+            str(receipt.get("reason", "")),
+        ]
+
+
+def _document(
+    planned: Sequence[PlannedFlush],
+    order: Sequence[Sequence[PlannedFlush]],
+    missing: Sequence[Missing],
+    results: Sequence[ProcessResult],
+) -> dict[str, Any]:
+    numbers = {id(each): number for number, wave in enumerate(order, start=1) for each in wave}
+    return {
+        "plan": [_subject(each) | _sizes(each) | {"wave": numbers.get(id(each))} for each in planned],
+        "missing": [each._asdict() for each in missing],
+        "results": [
+            _subject(each.planned)
+            | {"wave": each.wave, "result": each.result, "reason": each.reason, "receipts": each.receipts}
+            | {"released_bytes": each.released_bytes}
+            for each in results
+        ],
+        "released_bytes": sum(each.released_bytes for each in results),
+    }
+
+
+def _subject(each: PlannedFlush) -> dict[str, Any]:
+    names = ("pid", "start_ticks", "workload", "user")
+    return {"machine": each.machine.name} | {name: getattr(each, name) for name in names}
+
+
+def _sizes(each: PlannedFlush) -> dict[str, Any]:
+    return {name: getattr(each, name) for name in ("low_bytes", "likely_bytes", "high_bytes", "refusal")}
+
+
+def _exit_code(
+    planned: Sequence[PlannedFlush], missing: Sequence[Missing], results: Sequence[ProcessResult], dry_run: bool
+) -> int:
+    """Return FAILED if a machine or program failed, NOTHING_TO_DO if nothing was, or would be, released."""
+    if missing or any(each.result in ("failed", "skipped") for each in results):
+        return FAILED
+    effective = any(each.released_bytes for each in results)
+    if dry_run:
+        effective = any(each.high_bytes for each in planned if not each.refusal)
+    return DONE if effective else NOTHING_TO_DO

@@ -1,0 +1,163 @@
+"""Flushes on several machines: read the frames, plan, and flush in waves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gpumond.errors import DaemonError, DiscoveryError
+from gpumond.fleet import Machine, Machines
+from gpumond.fleet.connection import Client, run_each
+from gpumond.fleet.prometheus import Prometheus
+from gpumond.fleet.query import SCRAPES, Named, data_seconds, named
+from gpumond.fleet.selection import Criteria, PlannedFlush, select
+from gpumond.fleet.status import FRAME
+from gpumond.fleet.waves import ProcessResult, Result, result_of
+
+FLUSHES = "/api/v1/flushes"
+MARGIN_SECONDS = 15.0
+"""Time that a daemon takes for a flush in addition to the program's time limit: the driver's count settles."""
+REFUSALS = (404, 409, 429)
+"""The process has ended, is being flushed, or was flushed a moment ago; or too many flushes by this caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushOptions:
+    """``timeout_seconds`` is for each program. Without ``steps``, the daemon performs its default steps.
+
+    The flushes stop before the next wave after ``max_failures`` failures.
+    """
+
+    steps: tuple[str, ...] = ()
+    force: bool = False
+    timeout_seconds: float = 30.0
+    max_failures: int = 1
+
+
+class Missing(NamedTuple):
+    """A machine that was not read, with the reason. Its processes are unknown."""
+
+    machine: str
+    url: str | None
+    problem: str
+
+
+async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[str, Mapping[int, Named]]:
+    """Return the processes that a query names, by instance and pid. Raises DiscoveryError, ConfigError."""
+    age = data_seconds(expression)
+    samples = await prometheus.query(expression)
+    scrapes = await prometheus.query(SCRAPES, samples[0].at) if samples else ()
+    return named(samples, scrapes, age)
+
+
+def located(
+    machines: Machines, processes: Mapping[str, Mapping[int, Named]]
+) -> tuple[Sequence[tuple[Machine, Mapping[int, Named]]], list[Missing]]:
+    """Return the machines of a query's instances, and the instances without an address."""
+    found: dict[Machine, dict[int, Named]] = {}  # several instances may be names of one machine
+    missing: list[Missing] = []
+    for instance, own in processes.items():
+        try:
+            found.setdefault(machines.address_of(instance), {}).update(own)
+        except DiscoveryError as error:
+            missing.append(Missing(instance, None, str(error)))
+    return [*found.items()], missing
+
+
+async def plan(
+    client: Client,
+    machines: Sequence[tuple[Machine, Mapping[int, Named] | None]],
+    criteria: Criteria,
+    parallel: int,
+    done: Callable[[], None] = lambda: None,
+) -> tuple[list[PlannedFlush], list[Missing]]:
+    """Return the processes that match on the machines' present frames, and the machines that do not answer.
+
+    Nothing is changed. With each machine: the processes that a query names on it, or None without a query.
+    """
+
+    async def one(item: tuple[Machine, Mapping[int, Named] | None]) -> list[PlannedFlush] | Missing:
+        machine, own = item
+        try:
+            return select(machine, await client.get(machine, FRAME), criteria, own)
+        except DaemonError as error:
+            return Missing(machine.name, machine.url, str(error))
+
+    planned: list[PlannedFlush] = []
+    missing: list[Missing] = []
+    for answer in await run_each(machines, one, parallel, done):
+        if isinstance(answer, Missing):
+            missing.append(answer)
+        else:
+            planned += answer
+    return planned, missing
+
+
+async def carry_out(
+    client: Client,
+    waves: Sequence[Sequence[PlannedFlush]],
+    options: FlushOptions,
+    done: Callable[[], None] = lambda: None,
+) -> list[ProcessResult]:
+    """Flush wave after wave and return a result for each process, in order. All processes of a wave are flushed at
+    the same time.
+    """
+    results: list[ProcessResult] = []
+    failures = 0
+    for number, wave in enumerate(waves, start=1):
+        if failures >= options.max_failures:
+            reason = f"the flushes stopped after {failures} failed"
+            results += [ProcessResult(planned=one, result="skipped", wave=number, reason=reason) for one in wave]
+            continue
+        on_machine = Counter(one.machine.url for one in wave)
+        calls = (_flush(client, one, number, options, on_machine[one.machine.url], done) for one in wave)
+        ended = await asyncio.gather(*calls)
+        failures += sum(one.result == "failed" for one in ended)
+        results += ended
+    return results
+
+
+async def _flush(
+    client: Client,
+    planned: PlannedFlush,
+    wave: int,
+    options: FlushOptions,
+    on_machine: int,
+    done: Callable[[], None],
+) -> ProcessResult:
+    """Flush one process, if it is still the one of the plan. The daemon flushes processes that share a device one
+    after the other; ``on_machine`` is the number of the wave's processes on its machine.
+    """
+    body: dict[str, Any] = {
+        "target": {"pid": planned.pid, "start_ticks": planned.start_ticks},
+        "timeout_seconds": options.timeout_seconds,
+    }
+    if options.steps:
+        body["steps"] = options.steps
+    if options.force:
+        body["force"] = True
+    limit = on_machine * (options.timeout_seconds + MARGIN_SECONDS) + client.timeout_seconds
+    try:
+        answer = await client.post(planned.machine, FLUSHES, body, limit)
+        return result_of(planned, wave, answer["receipts"])
+    except DaemonError as error:
+        return _rejected(planned, wave, error)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return ProcessResult(planned=planned, result="failed", wave=wave, reason="its answer contains no receipts")
+    finally:
+        done()
+
+
+def _rejected(planned: PlannedFlush, wave: int, error: DaemonError) -> ProcessResult:
+    try:
+        if error.problem.get("receipts"):  # a 504: a program did not answer in time
+            return result_of(planned, wave, error.problem["receipts"], str(error))
+    except (KeyError, TypeError, AttributeError, ValueError):
+        pass
+    gone = error.status == 404
+    reason = "the process has ended, or has no agent any more" if gone else str(error)
+    result: Result = "refused" if error.status in REFUSALS else "failed"
+    return ProcessResult(planned=planned, result=result, wave=wave, reason=reason)

@@ -1,0 +1,181 @@
+"""Requests to daemons: where a token is sent, and the reason of each failure."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.errors import ConfigError, DaemonError, DiscoveryError
+from gpumond.fleet import Machine, machine
+from gpumond.fleet.connection import Access, Client, may_receive_token, run_each
+from gpumond.fleet.credentials import CredentialFiles, access
+from gpumond.fleet.prometheus import Prometheus
+from tests import certificates
+from tests.fleet.stubs import stub
+from tests.running import free_port
+
+TRUST = ssl.create_default_context()
+
+
+def client(trust: ssl.SSLContext = TRUST, seconds: float = 10.0) -> Client:
+    return Client(Access(trust=trust, token="secret", tokens={"own": "own-secret", "10.0.0.7": "host-secret"}), seconds)
+
+
+def get(address: str, own: Client | None = None, name: str = "a", scheme: str = "http") -> Any:
+    return asyncio.run((own or client()).get(machine(address, {"instance": name}, scheme=scheme), "/api/v1/frame"))
+
+
+def test_token_is_sent_to_a_loopback_address_and_over_tls_only(tmp_path: Path):
+    place = certificates.make(tmp_path / "certificates")
+    trust = ssl.create_default_context(cafile=place / "ca.crt")
+    with stub(lambda path, body: (200, {})) as plain, stub(lambda path, body: (200, {}), place / "server.crt") as tls:
+        get(plain.address)
+        get(plain.address.replace("127.0.0.1", "0.0.0.0"))  # reaches the same server, and is no loopback address
+        get(tls.address, client(trust), "own", "https")
+        assert [token for _, token, _ in plain.requests] == ["Bearer secret", None]
+        assert [token for _, token, _ in tls.requests] == ["Bearer own-secret"]
+
+
+def test_change_is_not_sent_where_the_token_must_not_be_sent():
+    with stub(lambda path, body: (200, {})) as served:
+        to = machine(served.address.replace("127.0.0.1", "0.0.0.0"), {})
+        with pytest.raises(DaemonError, match="not sent without TLS"):
+            asyncio.run(client().post(to, "/api/v1/flushes", {}, 10.0))
+        assert served.requests == []
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("https://gpu-1:9917", True),
+        ("http://127.0.0.1:9917", True),
+        ("http://[::1]:9917", True),
+        ("http://localhost:9917", True),
+        ("http://gpu-1:9917", False),
+        ("http://10.0.0.5:9917", False),
+        ("http://localhost.example.com:9917", False),
+        ("http://127.0.0.1.example.com:9917", False),
+    ],
+)
+def test_addresses_that_may_receive_a_token(url: str, allowed: bool):
+    assert may_receive_token(url) is allowed
+
+
+def test_token_of_a_machine_is_by_name_or_host():
+    access = client().access
+    assert access.token_of(Machine("own", "http://a:1")) == "own-secret"
+    assert access.token_of(Machine("b", "http://10.0.0.7:9917")) == "host-secret"
+    assert access.token_of(Machine("b", "http://b:1")) == "secret"
+
+
+def test_certificate_for_another_name_is_refused_and_no_token_is_sent(tmp_path: Path):
+    place = certificates.make(tmp_path / "certificates")
+    trust = ssl.create_default_context(cafile=place / "ca.crt")
+    with stub(lambda path, body: (200, {}), place / "client.crt") as other:
+        with pytest.raises(DaemonError, match="certificate is not valid for this address"):
+            get(other.address, client(trust), scheme="https")
+        with pytest.raises(DaemonError, match="certificate is not valid"):
+            get(other.address, scheme="https")  # of an authority that is not trusted
+        assert other.requests == []
+
+
+def test_redirect_is_not_followed():
+    with stub(lambda path, body: (302, {})) as served, pytest.raises(DaemonError, match="it answered 302"):
+        get(served.address)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((200, "x" * 10), None),
+        ((401, {"detail": "no token"}), "it answered 401: no token"),
+        ((500, ["x"]), "it answered 500"),
+        (None, "no answer within 0.5 s"),
+    ],
+)
+def test_failure_has_a_reason(answer: Any, message: str | None):
+    with stub(lambda path, body: answer) as served:
+        if message is None:
+            assert get(served.address) == answer[1]
+        else:
+            with pytest.raises(DaemonError, match=message):
+                get(served.address, client(seconds=0.5))
+
+
+def test_address_without_a_listener_and_name_without_an_address_have_a_reason():
+    with pytest.raises(DaemonError, match="nothing listens"):
+        get(f"127.0.0.1:{free_port()}")
+    with pytest.raises(DaemonError, match="cannot be resolved"):
+        get("no..name")
+
+
+def test_answer_that_is_not_http_or_not_json_has_a_reason():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        async def raw() -> None:
+            def work() -> None:
+                for sent in (b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{x}"):
+                    with server.accept()[0] as connection:
+                        connection.recv(65536)
+                        connection.sendall(sent)
+
+            task = asyncio.get_running_loop().run_in_executor(None, work)
+            to = machine(f"127.0.0.1:{server.getsockname()[1]}", {})
+            with pytest.raises(DaemonError, match="no answer: BadStatusLine"):
+                await client().get(to, "/")
+            with pytest.raises(DaemonError, match="its answer is not JSON"):
+                await client().get(to, "/")
+            await task
+
+        asyncio.run(raw())
+
+
+def test_results_keep_the_order_and_the_bound():
+    running, most, completed = 0, 0, 0
+
+    async def work(item: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(1 + item % 3):
+            await asyncio.sleep(0)
+        running -= 1
+        return item * 2
+
+    def done() -> None:
+        nonlocal completed
+        completed += 1
+
+    assert asyncio.run(run_each(range(50), work, 4, done)) == [item * 2 for item in range(50)]
+    assert (most, completed) == (4, 50)
+
+
+def test_token_of_the_daemons_is_not_sent_to_prometheus():
+    answer = {"status": "success", "data": {"activeTargets": []}}
+    with stub(lambda path, body: (200, answer)) as served:
+        url = f"http://{served.address}"
+        assert asyncio.run(Prometheus(url=url, trust=TRUST).targets()) == []
+        assert asyncio.run(Prometheus(url=url, trust=TRUST, token="its-own").targets()) == []
+        assert [(path, token) for path, token, _ in served.requests] == [
+            ("/api/v1/targets?state=active", None),
+            ("/api/v1/targets?state=active", "Bearer its-own"),
+        ]
+    with pytest.raises(DiscoveryError, match="not sent without TLS"):
+        asyncio.run(Prometheus(url="http://prometheus:9090", trust=TRUST, token="its-own").targets())
+
+
+def test_client_certificate_is_presented(tmp_path: Path):
+    place = certificates.make(tmp_path / "certificates")
+    files = CredentialFiles(certificate=place / "client.crt", key=place / "client.key")
+    environ = {"GPUMOND_CA_FILE": str(place / "ca.crt")}
+    with stub(lambda path, body: (200, {}), place / "server.crt", clients=place / "ca.crt") as served:
+        assert get(served.address, Client(access(files, environ), 10.0), scheme="https") == {}
+        with pytest.raises(DaemonError):
+            get(served.address, Client(access(CredentialFiles(), environ), 10.0), scheme="https")
+    with pytest.raises(ConfigError, match=r"client\.key"):
+        access(CredentialFiles(certificate=place / "client.key"), environ)

@@ -1,0 +1,81 @@
+"""Lists of machines in the formats of Prometheus, Kubernetes and Slurm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpumond.errors import ConfigError, DiscoveryError
+from gpumond.fleet import Machine, machine
+from gpumond.fleet.discovery import from_file, from_groups, from_nodes, from_prometheus, from_slices, to_groups
+
+MACHINES = [
+    Machine("node-1", "https://10.0.0.1:9917", (("rack", "7"),)),
+    Machine("gpu-2:9000", "http://gpu-2:9000/proxy"),
+    Machine("node-3", "http://[fd00::3]:9917"),
+]
+
+
+def test_printed_list_is_read_again():
+    assert [*from_groups(json.loads(json.dumps(to_groups(MACHINES))), "http", "x")] == MACHINES
+
+
+def test_yaml_and_json_files_are_equal(tmp_path: Path):
+    (tmp_path / "targets.yaml").write_text("- targets: [gpu-1, 'gpu-2:80']\n  labels: {rack: 7}\n")
+    (tmp_path / "targets.json").write_text('[{"targets": ["gpu-1", "gpu-2:80"], "labels": {"rack": "7"}}]')
+    expected = [machine(address, {"rack": "7"}, scheme="https") for address in ("gpu-1", "gpu-2:80")]
+    for name in ("targets.yaml", "targets.json"):
+        assert [*from_file(tmp_path / name, "https")] == expected
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[1]", '[{"targets": "gpu-1"}]', '[{"targets": ["gpu-1"], "labels": []}]', "[{]", '"' + "[" * 9]
+)
+@pytest.mark.parametrize("name", ["targets.json", "targets.yaml"])
+def test_file_of_another_format_is_refused(tmp_path: Path, name: str, content: str):
+    if "labels" in content:
+        content = content.replace("[]}", "[1]}")
+    (tmp_path / name).write_text(content)
+    with pytest.raises((ConfigError, DiscoveryError), match=name):
+        [*from_file(tmp_path / name, "http")]
+
+
+def test_file_that_does_not_exist_is_named(tmp_path: Path):
+    for name in ("a.json", "a.yaml"):
+        with pytest.raises(ConfigError, match=f"{name}: No such file"):
+            [*from_file(tmp_path / name, "http")]
+
+
+def test_targets_of_prometheus_have_the_address_that_it_scrapes():
+    targets = [
+        {"labels": {"job": "gpumond", "instance": "node-1"}, "scrapeUrl": "https://10.0.0.1:9917/metrics"},
+        {"labels": {"job": "gpumond", "instance": "gpu-2:80"}, "scrapeUrl": "http://gpu-2/proxy/metrics?x=y"},
+        {"labels": {"job": "node", "instance": "node-1"}, "scrapeUrl": "http://10.0.0.1:9100/metrics"},
+    ]
+    assert [*from_prometheus(targets, "gpumond")] == [
+        Machine("node-1", "https://10.0.0.1:9917", (("job", "gpumond"),)),
+        Machine("gpu-2:80", "http://gpu-2:80/proxy", (("job", "gpumond"),)),
+    ]
+
+
+def test_endpoint_slices_name_the_nodes():
+    pod = {"kind": "Pod", "namespace": "gpumond", "name": "gpumond-x"}
+    ports = [{"name": "other", "port": 1}, {"name": "metrics", "port": 9917}]
+    ready = {"addresses": ["10.0.0.1"], "nodeName": "node-1", "targetRef": pod, "conditions": {"ready": True}}
+    failing = {"addresses": ["10.0.0.2"], "nodeName": "node-2", "conditions": {"ready": False}}
+    items = [
+        {"addressType": "IPv4", "ports": ports, "endpoints": [ready, failing, {"addresses": []}]},
+        {"addressType": "IPv6", "ports": ports, "endpoints": [{"addresses": ["fd00::3"]}]},
+        {"addressType": "IPv4", "ports": None, "endpoints": None},
+    ]
+    assert [*from_slices({"items": items}, "http")] == [
+        Machine("node-1", "http://10.0.0.1:9917", (("namespace", "gpumond"), ("pod", "gpumond-x"))),
+        Machine("node-2", "http://10.0.0.2:9917"),
+        Machine("[fd00::3]:9917", "http://[fd00::3]:9917"),
+    ]
+
+
+def test_node_in_several_partitions_is_listed_once():
+    assert [each.name for each in from_nodes("gpu-1\ngpu-2\ngpu-1\n", "http")] == ["gpu-1", "gpu-2"]

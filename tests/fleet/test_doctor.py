@@ -1,0 +1,90 @@
+"""Problems of several machines with their remedies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from gpumond.api.resources import StatedCondition, StatedFault
+from gpumond.fleet import Machine, machine
+from gpumond.fleet.connection import Access, Client
+from gpumond.fleet.doctor import FleetFinding, by_subject, examine
+from gpumond.model.remedies import remedy
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from tests.fleet.stubs import fleet, stub, write_targets
+from tests.running import free_port
+from tests.top.frames import make_frame
+
+LOST = StatedFault("nvml", "gpu_is_lost", "GPU-a", "", remedy("gpu_is_lost"))
+HIDDEN = StatedCondition("GPU-a", "unmapped_inferred", "none", "train (pid 10)")
+
+
+def frame(agent: bool = True, version: str = "1.0.0", **fields: Any) -> dict[str, Any]:
+    device = make_device(used_bytes=GIB, processes=(make_process(10, GIB),))
+    reports = (make_report(10, (make_pool(live=GIB),)),) if agent else ()
+    return {**make_frame(device, reports=reports, **fields), "version": version}
+
+
+def examined(*frames: Any) -> list[FleetFinding]:
+    with ExitStack() as stack:
+        machines: list[Machine] = []
+        for number, each in enumerate(frames):
+            if each is None:
+                address = f"127.0.0.1:{free_port()}"
+            else:
+                address = stack.enter_context(stub(lambda path, body, own=each: (200, own))).address
+            machines.append(machine(address, {"instance": f"node-{number}"}))
+        client = Client(Access(trust=ssl.create_default_context()), 10.0)
+        return asyncio.run(examine(client, machines, 8))
+
+
+def test_machine_without_a_problem_has_no_finding():
+    assert examined(frame()) == []
+
+
+def test_each_problem_has_a_state_and_a_remedy():
+    found = examined(
+        frame(),
+        frame(faults=(LOST,), conditions=(HIDDEN,)),
+        None,
+        frame(agent=False),
+        frame(version="0.9.0"),
+        {"version": "1"},
+    )
+    assert [(each.machine, each.state, each.subject) for each in found] == [
+        ("node-1", "bad", "gpu_is_lost"),
+        ("node-1", "note", "unmapped_inferred"),
+        ("node-2", "bad", "nothing listens at its address"),
+        ("node-3", "note", "programs without an agent"),
+        ("node-5", "bad", "its answer is not that of a gpumond daemon of a compatible version"),
+        ("node-4", "note", "another version of gpumond"),
+    ]
+    assert all(each.remedy for each in found)
+
+
+def test_same_problem_of_several_machines_is_one_group():
+    found = examined(*(frame(faults=(LOST,)) for _ in range(3)), frame(agent=False))
+    groups = by_subject(found)
+    assert [(finding.subject, names) for finding, names in groups] == [
+        ("gpu_is_lost", ["node-0", "node-1", "node-2"]),
+        ("programs without an agent", ["node-3"]),
+    ]
+
+
+def test_command_prints_each_problem_once(tmp_path: Path):
+    with stub(lambda path, body: (200, frame(agent=False))) as served:
+        addresses = {f"node-{number}": served.address for number in range(7)}
+        file = write_targets(tmp_path / "targets.json", addresses)
+        shown = fleet("doctor", "--targets", str(file))
+        assert shown.returncode == 0, shown.stderr
+        first, second = shown.stdout.splitlines()
+        assert first == "note  programs without an agent: node-0, node-1, node-2, node-3, node-4 and 2 more"
+        assert second.startswith("      -> start them with")
+        down = write_targets(tmp_path / "down.json", {"node-9": f"127.0.0.1:{free_port()}"})
+        failed = fleet("doctor", "--targets", str(down), "--json")
+        assert failed.returncode == 1
+        assert [each["machine"] for each in json.loads(failed.stdout)] == ["node-9"]

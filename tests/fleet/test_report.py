@@ -1,0 +1,118 @@
+"""Report of the use of GPU memory: its queries in Prometheus, its rows, and the formats of the verb."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpumond.fleet.prometheus import Sample
+from gpumond.fleet.report import LEVELS, MEASURES, Price, expression, usages
+from tests.fleet.stubs import fleet, prometheus_stub
+
+GIB = 1 << 30
+RULES = Path(__file__).parents[2] / "deploy/prometheus/gpumond.rules.yaml"
+
+
+def test_report_reads_series_that_the_rules_record():
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    recorded = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+    for level in LEVELS.values():
+        assert {f"{level.series}:{metric}:sum" for metric in (level.used, *MEASURES.values())} <= recorded
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+def test_expression_is_the_sum_of_the_hours_in_prometheus(tmp_path: Path):
+    """Two owners of one user hold 1 and 3 GiB for an hour, a third one 2 GiB for half an hour; another job does not
+    count."""
+    name = "namespace_user_workload:gpumond_wasted_bytes:sum"
+    labels = ('user="ada",workload="a"', 'user="ada",workload="b"', 'user="grace",workload="a"')
+    values = (f"{GIB}x120", f"{3 * GIB}x120", f"{2 * GIB}x29 _x90")
+    pairs = zip(labels, values, strict=True)
+    series = [{"series": f'{name}{{job="gpumond",{own}}}', "values": text} for own, text in pairs]
+    series.append({"series": f'{name}{{job="other",user="ada"}}', "values": f"{GIB}x120"})
+    query = expression("namespace_user_workload", "gpumond_wasted_bytes", "user", "gpumond", 3600)
+    expected = [{"labels": '{user="ada"}', "value": 4.0}, {"labels": '{user="grace"}', "value": 1.0}]
+    tests = [{"interval": "1m", "input_series": series, "promql_expr_test": []}]
+    tests[0]["promql_expr_test"] = [{"expr": query, "eval_time": "59m30s", "exp_samples": expected}]
+    file = tmp_path / "report.test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [], "tests": tests}))
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rows_are_those_who_waste_most_first():
+    def sample(user: str, value: float) -> Sample:
+        return Sample({"user": user} if user else {}, 0.0, value)
+
+    columns = {"used": [sample("ada", 10.0), sample("grace", 5.0)], "wasted": [sample("grace", 4.0), sample("", 1.0)]}
+    rows = usages(columns, "user", Price(2.0, 80 * GIB))
+    assert [(row.name, row.used, row.wasted, row.cost) for row in rows] == [
+        ("grace", 5.0, 4.0, 0.1),
+        ("", 0.0, 1.0, 0.025),
+        ("ada", 10.0, 0.0, 0.0),
+    ]
+
+
+@pytest.fixture
+def url():
+    now = time.time()
+    vectors = {}
+    for metric, hours in (("gpumond_process_memory_used_bytes", 100.0), *((each, 40.0) for each in MEASURES.values())):
+        query = expression("namespace_user_workload", metric, "workload", "gpumond", 86400)
+        vectors[query] = [({"workload": "train"}, now, hours), ({"workload": "a|b"}, now, hours / 4)]
+    with prometheus_stub(vectors) as url:
+        yield url
+
+
+def test_report_has_several_formats(url: str):
+    price = ("--price", "2", "--gpu-memory", "80GiB")
+    command = ("report", "--prometheus", url, "--by", "workload", "--for", "1d", *price)
+    shown = fleet(*command)
+    assert shown.returncode == 0, shown.stderr
+    lines = [line.split() for line in shown.stdout.splitlines()]
+    assert lines[:2] == [
+        ["WORKLOAD", "USED", "IDLE", "RETURNABLE", "WASTED", "OF", "USED", "COST"],
+        ["train", "100.0", "40.0", "40.0", "40.0", "40%", "1.00"],
+    ]
+    rows = [*csv.reader(io.StringIO(fleet(*command, "--format", "csv").stdout))]
+    hours = [f"{name}_gibibyte_hours" for name in ("used", "idle_held", "returnable", "wasted")]
+    assert rows[0] == ["workload", *hours, "cost"]
+    assert rows[1] == ["train", "100", "40", "40", "40", "1"]
+    markdown = fleet(*command, "--format", "markdown").stdout.splitlines()
+    assert markdown[1].startswith("| --- | ---:")
+    assert markdown[3].startswith(r"| a\|b | 25.0 |")
+    (first,) = json.loads(fleet(*command, "--format", "json", "--limit", "1").stdout)
+    assert (first["name"], first["wasted"], first["cost"]) == ("train", 40.0, 1.0)
+
+
+def test_report_without_recorded_series_names_the_rules():
+    metrics = ("gpumond_process_memory_used_bytes", *MEASURES.values())
+    queries = [expression("namespace_user_workload", metric, "user", "gpumond", 604800) for metric in metrics]
+    with prometheus_stub({query: [] for query in queries}) as url:
+        shown = fleet("report", "--prometheus", url)
+    assert shown.returncode == 3
+    assert "gpumond.rules.yaml" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--prometheus is required"),
+        (("--for", "long"), "--for 'long'"),
+        (("--price", "2"), "--gpu-memory"),
+        (("--gpu-memory", "80GiB"), "--price and --gpu-memory"),
+        (("--limit", "-1"), "--limit"),
+    ],
+)
+def test_wrong_use_of_report_exits_with_2(arguments: tuple[str, ...], message: str):
+    refused = fleet("report", *arguments)
+    assert refused.returncode == 2
+    assert message in refused.stderr

@@ -1,0 +1,114 @@
+"""Selection of processes on the frame of a machine, and its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpumond.errors import DaemonError
+from gpumond.fleet import Machine
+from gpumond.fleet.query import Named
+from gpumond.fleet.selection import Criteria, PlannedFlush, select
+from gpumond.fleet.status import of_frame
+from gpumond.model.process import TICKS_PER_SECOND
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from tests.top.frames import make_frame
+
+MACHINE = Machine("node-1", "http://node-1:9917")
+STARTED_AT = 500.0
+"""Unix time at which the processes of the frame started."""
+
+
+def frame(**fields: Any) -> dict[str, Any]:
+    """train (pid 10, ada) caches 12 GiB, serve (pid 11, grace) 1 GiB; pid 12 (ada) has no agent."""
+    device = make_device(
+        used_bytes=60 * GIB,
+        processes=(
+            make_process(10, 40 * GIB, user="ada"),
+            make_process(11, 10 * GIB, user="grace"),
+            make_process(12, 5 * GIB, user="ada"),
+        ),
+    )
+    reports = (
+        make_report(10, (make_pool(live=20 * GIB, cached=12 * GIB),), workload="train"),
+        make_report(11, (make_pool(live=5 * GIB, cached=GIB),), workload="serve", **fields),
+    )
+    found = make_frame(device, reports=reports)
+    snapshot = found["snapshot"]
+    snapshot["uptime_seconds"] = snapshot["taken_at"] - STARTED_AT + 100 / TICKS_PER_SECOND
+    return found
+
+
+def selected(named: dict[int, Named] | None = None, **criteria: Any) -> dict[int, PlannedFlush]:
+    return {each.pid: each for each in select(MACHINE, frame(), Criteria(**criteria), named)}
+
+
+def test_processes_match_by_workload_and_user():
+    assert set(selected(workload="tr*")) == {10}
+    assert set(selected(user="ada")) == {10, 12}
+    assert set(selected(user="ada", workload="serve")) == set()
+    assert set(selected()) == {10, 11, 12}
+
+
+def test_plan_states_the_bytes_and_the_identity_of_the_process():
+    planned = selected(workload="train")[10]
+    assert (planned.low_bytes, planned.likely_bytes, planned.high_bytes) == (12 * GIB, 12 * GIB, 12 * GIB)
+    assert (planned.start_ticks, planned.user, planned.refusal) == (100, "ada", "")
+
+
+def test_process_without_an_agent_and_with_too_few_bytes_is_refused():
+    planned = selected(min_reclaimable_bytes=2 * GIB)
+    assert planned[10].refusal == ""
+    assert "less than the 2.0 GiB requested" in planned[11].refusal
+    assert planned[12].refusal == "it has no agent"
+
+
+def test_program_whose_agent_allows_no_flush_is_refused():
+    planned = select(MACHINE, frame(flush_policy="never"), Criteria(workload="serve"), None)
+    assert [each.refusal for each in planned] == ["its agent allows no flush"]
+
+
+def test_only_processes_that_a_query_names_are_selected():
+    planned = selected({10: Named(10, STARTED_AT + 1, frozenset(("GPU-a",)), frozenset(("train",)))})
+    assert [(pid, each.refusal) for pid, each in planned.items()] == [(10, "")]
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        (Named(10, STARTED_AT - 1), "the pid was reused"),
+        (Named(10, STARTED_AT + 1, workloads=frozenset(("serve",))), "its workload is train, not serve"),
+        (Named(10, STARTED_AT + 1, uuids=frozenset(("GPU-z",))), "it does not use GPU-z"),
+        (Named(99, STARTED_AT + 1), "the process has ended"),
+    ],
+)
+def test_another_process_than_a_query_names_is_refused(named: Named, reason: str):
+    assert reason in selected({named.pid: named})[named.pid].refusal
+
+
+def test_process_whose_start_is_unknown_is_refused():
+    found = frame()
+    found["snapshot"]["uptime_seconds"] = None
+    (planned,) = select(MACHINE, found, Criteria(), {10: Named(10, STARTED_AT + 1)})
+    assert "its start is unknown" in planned.refusal
+
+
+def test_query_and_labels_both_select():
+    named = {pid: Named(pid, STARTED_AT + 1) for pid in (10, 11)}
+    assert set(selected(named, workload="train")) == {10}
+
+
+@pytest.mark.parametrize("answer", [None, [], {}, {"snapshot": None}, {"snapshot": {"devices": 1}}, "text"])
+def test_answer_of_another_service_is_refused(answer: Any):
+    with pytest.raises(DaemonError, match="not that of a gpumond daemon"):
+        select(MACHINE, answer, Criteria(), None)
+    with pytest.raises(DaemonError, match="not that of a gpumond daemon"):
+        of_frame(MACHINE, answer)
+
+
+def test_state_counts_the_programs_with_an_agent():
+    state = of_frame(MACHINE, frame())
+    assert (state.programs, state.agents, state.devices, state.devices_up) == (3, 2, 1, 1)
+    assert (state.used_bytes, state.returnable_bytes) == (60 * GIB, 13 * GIB)
+    assert of_frame(MACHINE, frame(flush_policy="never")).returnable_bytes == 12 * GIB
