@@ -190,6 +190,8 @@ def test_example_configuration_is_valid_and_its_tests_pass():
         ("Dockerfile", r"USER (\d+):\1$"),
         ("deploy/container.tmpfiles", r"^d /run/gpumond 0755 (\d+) \1 -$"),
         ("deploy/sidecar/docker-compose.yml", r"uid=(\d+),gid=\1,mode=0755"),
+        ("deploy/sidecar/pod.yaml", r"chown (\d+):\1 \."),
+        ("deploy/sidecar/pod.yaml", r"runAsUser: ([1-9]\d*)\n +runAsGroup: \1$"),
         ("deploy/helm/gpumond/values.yaml", r"^runAsUser: (\d+)$"),
         ("deploy/kubernetes/daemonset.yaml", r'chown, -R, "(\d+):\1"'),
         (
@@ -230,12 +232,22 @@ def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_dae
     train = manifest("sidecar/docker-compose.yml")["services"]["train"]
     (program,) = manifest("kubernetes/example/deployment.yaml")["spec"]["template"]["spec"]["containers"]
     mounts = [(entry["mountPath"], entry.get("readOnly", False)) for entry in program["volumeMounts"]]
+    (in_pod,) = manifest("sidecar/pod.yaml")["spec"]["containers"]
+    assert in_pod["volumeMounts"] == [{"name": "gpumond-socket", "mountPath": "/run/gpumond", "readOnly": True}]
     documented = re.findall(r"`-v (/run/gpumond):/run/gpumond(:ro)?`", document_text("how-to/install.md"))
     assert [mounted(volume) for volume in train["volumes"]] == [("/run/gpumond", True)]
     assert [(place, only) for place, only in mounts if place.startswith(("/run", "/tmp", "/var"))] == [
         ("/run/gpumond", True)
     ]
     assert documented == [("/run/gpumond", ":ro")]
+
+
+def test_pod_with_a_sidecar_shares_no_pid_namespace():
+    pod = manifest("sidecar/pod.yaml")["spec"]
+    assert not {"hostPID", "shareProcessNamespace"} & pod.keys()
+    _, daemon = pod["initContainers"]
+    assert (daemon["name"], daemon["restartPolicy"]) == ("gpumond", "Always")
+    assert "hostPath" not in str(pod["volumes"])
 
 
 def test_private_files_of_the_daemon_are_in_no_shared_directory():
