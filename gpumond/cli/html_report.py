@@ -24,7 +24,8 @@ table { border-collapse: collapse; margin: .5em 0 } th, td { padding: .15em .7em
 th { border-bottom: 1px solid } td { border-bottom: 1px solid var(--soft); overflow-wrap: anywhere }
 .number { text-align: right; white-space: nowrap }
 .axis { stroke: currentColor; opacity: .4 } .grid { stroke: currentColor; opacity: .12 }
-.curve { fill: none; stroke: var(--line); stroke-width: 1.5; stroke-linecap: round } .top { stroke: var(--bad); stroke-dasharray: 4 4 }
+.curve { fill: none; stroke: var(--line); stroke-width: 1.5; stroke-linecap: round }
+.top { stroke: var(--bad); stroke-dasharray: 4 4 }
 .mark { stroke: var(--bad) }
 .before { fill: var(--line) } .after { fill: var(--other) }
 .peak { stroke: currentColor; stroke-width: 2 }

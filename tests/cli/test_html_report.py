@@ -14,7 +14,7 @@ from gpumond.cli import html_report
 from gpumond.cli.baseline import _page
 from gpumond.testing import GIB
 
-VOID = ("meta", "line", "rect", "polyline")
+VOID = ("meta",)
 HOSTILE = '<script>alert("x")</script>\x1b[31m'
 
 
@@ -69,7 +69,7 @@ def leak() -> str:
     """Return a log with a leak of 60 MiB a minute on one device, and a constant use of another, with a hostile name."""
     header = "timestamp, uuid, name, memory.used [MiB], memory.total [MiB]\n"
     seconds = range(3000)
-    times = [(second, f"2024/05/01 {12 + second // 3600}:{second // 60 % 60:02}:{second % 60:02}") for second in seconds]
+    times = [(each, f"2024/05/01 {12 + each // 3600}:{each // 60 % 60:02}:{each % 60:02}") for each in seconds]
     return header + "".join(
         f"{time}, GPU-a, H100, {20_000 + max(0, second - 600)} MiB, 40960 MiB\n"
         f"{time}, GPU-b, {HOSTILE.replace(',', '')}, 7 MiB, 40960 MiB\n"

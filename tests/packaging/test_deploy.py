@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -35,7 +36,7 @@ from gpumond.api.rate_limits import (
 from gpumond.api.rules import MAX_PREVIEWS
 from gpumond.api.silences import MAX_MATCHERS, MAX_VALUE
 from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
-from gpumond.cli import VERBS
+from gpumond.cli import VERBS, load as load_verb
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.cli.rules import run_file
 from gpumond.collector.supervisor import DEADLINE_SECONDS
@@ -273,6 +274,24 @@ def test_service_directory_is_one_that_the_command_line_searches():
     assert f" GPUMOND_RUNTIME_DIR={SERVICE_RUNTIME_DIRECTORY} " in service
     assert f"\nRuntimeDirectory={SERVICE_RUNTIME_DIRECTORY.removeprefix('/run/')}\n" in service
     assert SERVICE_RUNTIME_DIRECTORY not in (DEPLOY / "systemd/gpumond.tmpfiles").read_text()
+
+
+def test_periodic_tests_pass_options_that_the_load_generator_accepts():
+    unit = (DEPLOY / "systemd/gpumond-stress@.service").read_text()
+    (command,) = re.findall(r"^ExecStart=\S+/gpumond (.*)$", unit, re.MULTILINE)
+    job, claim = yaml.safe_load_all((DEPLOY / "kubernetes/stress/cronjob.yaml").read_text())
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    parser = argparse.ArgumentParser()
+    load_verb.add_arguments(parser)
+    for words in (command.replace("%%", "%").replace("%i", "0").split(), container["args"]):
+        assert words[0] == "load"
+        given = parser.parse_args(words[1:])
+        assert (given.scenario, given.engine, given.duration, given.fill) == ("stress", "cupy", "10m", "80%")
+    assert "StateDirectory=gpumond-stress\n" in unit
+    assert " --report /var/lib/gpumond-stress/device-%i.jsonl" in unit
+    assert Path(container["args"][-1]).parent.as_posix() in [each["mountPath"] for each in container["volumeMounts"]]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 
 
 def document_text(path: str) -> str:
