@@ -203,8 +203,10 @@ def _page(comparison: Comparison) -> str:
             f"After: {comparison.after_seconds:.0f} s from {started[1]}."
         ),
         html_report.table(DIFFERENCES, _rows(comparison.differences)),
-        *filter(None, [_length_warning(comparison) and html_report.paragraph(_length_warning(comparison))]),
     ]
+    warning = _length_warning(comparison)
+    if warning:
+        parts.append(html_report.paragraph(warning))
     for workload in sorted({each.workload for each in comparison.differences}):
         own = {
             (each.measure, each.stat): each
