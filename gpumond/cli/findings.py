@@ -103,7 +103,9 @@ class Findings:
             marks = [(elapsed, change.verdict.kind) for elapsed, change in found if _is_finding(change)]
             parts.append(html_report.heading(_title(key, series)))
             parts.append(html_report.curve(series.curve.points(), series.top, marks))
-            rows = [(day_and_time(change.at), change.verdict.kind, _outcome(change)) for _, change in found]
+            rows: list[tuple[str, str, str]] = [
+                (day_and_time(change.at), change.verdict.kind, _outcome(change)) for _, change in found
+            ]
             if series.left_out:
                 rows.append(("", "", f"and {series.left_out} more"))
             if rows:

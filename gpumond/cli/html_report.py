@@ -66,7 +66,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     def row(cells: Sequence[str], tag: str) -> str:
         columns = zip(cells, numeric, strict=True)
-        shown = (f'<{tag}{" class=number" if number else ""}>{text(cell)}</{tag}>' for cell, number in columns)
+        shown = (f"<{tag}{' class=number' if number else ''}>{text(cell)}</{tag}>" for cell, number in columns)
         return f"<tr>{''.join(shown)}</tr>"
 
     names = [name.removeprefix(">") for name in header]
@@ -109,8 +109,8 @@ def bars(rows: Sequence[tuple[str, float | None, float | None, float | None, flo
     scale = max(known, default=0.0) or 1.0
     left, step, thick = 130.0, 46.0, 14.0
     shapes: list[str] = []
-    for place, (name, *values) in enumerate(rows):
-        y = TOP + place * step
+    for number, (name, *values) in enumerate(rows):
+        y = TOP + number * step
         shapes.append(f'<text x="{left - 8:g}" y="{y + thick + 4:g}" text-anchor="end">{text(name)}</text>')
         for side, (kind, typical, peak) in enumerate(
             (("before", values[0], values[2]), ("after", values[1], values[3]))

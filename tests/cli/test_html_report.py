@@ -144,4 +144,3 @@ def test_comparison_has_a_table_and_bars_for_each_workload():
     assert found.attributes["class"].count("peak") == 1
     assert {"2.0 GiB", "3.0 GiB", "50.0 %", "peak 4.0 GiB"} <= set(found.texts)
     assert any("are not comparable" in text for text in found.texts)
-

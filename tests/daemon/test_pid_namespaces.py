@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +58,7 @@ def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver) -> Iterator[
     driver.write()
     environ = driver.env | {"GPUMOND_SOCKET_MODE": "0666"}
     daemon = serve("--source", "nvml", "--interval", "0.2", environ=environ, around=APART)
+    until(lambda: daemon.request("/-/ready")[0] == 200)
     yield daemon
     daemon.process.kill()  # unshare does not pass other signals on
     daemon.process.wait()
@@ -78,7 +78,6 @@ def program(daemon: RunningDaemon, name: str, live_mib: int) -> Iterator[subproc
 
 def agents(daemon: RunningDaemon, count: int) -> dict[str, Any]:
     """Wait until the daemon has so many agents, and return them by workload."""
-    until(lambda: daemon.request("/-/ready")[0] == 200)
     until(lambda: len(daemon.get("agents")) == count)
     return {agent["workload"]: agent for agent in daemon.get("agents")}
 

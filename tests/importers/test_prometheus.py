@@ -172,7 +172,9 @@ def test_name_of_a_device_is_no_name_of_its_processes():
 
 
 def test_utilization_of_opentelemetry_is_that_of_the_general_task():
-    tasks = [series("hw_gpu_utilization_ratio", value, hw_id="a", hw_gpu_task=name) for name, value in
-             (("encoder", 0.1), ("general", 0.5))]
+    tasks = [
+        series("hw_gpu_utilization_ratio", value, hw_id="a", hw_gpu_task=name)
+        for name, value in (("encoder", 0.1), ("general", 0.5))
+    ]
     (device,) = read(answer(series("hw_gpu_memory_usage_bytes", 5, hw_id="a", hw_name="H100"), *tasks))[0].devices
     assert (device.name, device.sensors.gpu_utilization_ratio) == ("H100", 0.5)
