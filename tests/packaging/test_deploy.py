@@ -191,7 +191,7 @@ def test_example_configuration_is_valid_and_its_tests_pass():
         ("Dockerfile", r"USER (\d+):\1$"),
         ("deploy/container.tmpfiles", r"^d /run/gpumond 0755 (\d+) \1 -$"),
         ("deploy/sidecar/docker-compose.yml", r"uid=(\d+),gid=\1,mode=0755"),
-        ("deploy/sidecar/pod.yaml", r"chown (\d+):\1 \."),
+        ("deploy/sidecar/pod.yaml", r"chown ([1-9]\d*):\1 \."),
         ("deploy/sidecar/pod.yaml", r"runAsUser: ([1-9]\d*)\n +runAsGroup: \1$"),
         ("deploy/helm/gpumond/values.yaml", r"^runAsUser: (\d+)$"),
         ("deploy/kubernetes/daemonset.yaml", r'chown, -R, "(\d+):\1"'),
