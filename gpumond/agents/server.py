@@ -1,8 +1,9 @@
 """Server of the agents' socket: connections, and the newest report of each agent.
 
-Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer. Messages and
-connections of one uid do not delay other uids, and the connection of a peer that violates the protocol is closed and
-counted. ``connection`` has the state of one peer, ``limits`` the limits and what each uid uses of them.
+Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer; one in a PID
+namespace that is not visible here is identified by its connection and its uid. Messages and connections of one uid do
+not delay other uids, and the connection of a peer that violates the protocol is closed and counted. ``connection`` has
+the state of one peer, ``limits`` the limits and what each uid uses of them.
 
 This module does *not* cover: the meaning of reports (``engine``) and when to flush (``flush``).
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
-from gpumond.cli import DONE, FAILED, client
+from gpumond.cli import DONE, FAILED, client, html_report
 from gpumond.cli.table import table
 from gpumond.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.model.units import GIB, human, seconds
@@ -25,6 +25,8 @@ from gpumond.protocol.messages import from_json, to_json
 ROUTE = "/api/v1/baselines"
 POLL_SECONDS = 1.0
 SAVING_SECONDS = 30.0
+DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95 % FROM", ">TO")
+TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 if it holds; repeatable: 'held_typical>1GiB', 'retries_rate>0', 'utilization_typical<-10%%'",
     )
     compare.add_argument("--plot", type=Path, metavar="FILE", help="write a chart to this .svg or .png file")
+    compare.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts to this HTML file")
     entries = what.add_parser("list", help="list the stored baselines")
     delete = what.add_parser("delete", help="delete a baseline")
     delete.add_argument("name", metavar="NAME")
@@ -87,6 +90,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     thresholds = _thresholds(arguments)
     if arguments.plot is not None:
         check_plot(arguments.plot)
+    html_report.check(arguments.html)
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
         duration = _duration(arguments.duration)
@@ -103,6 +107,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(_report(comparison)))
     if arguments.plot is not None:
         draw_plot(comparison, arguments.plot)
+    if arguments.html is not None:
+        html_report.write(arguments.html, _page(comparison))
     failures = list(_failures(comparison.differences, thresholds))
     for failure in failures:
         print(f"gpumond: {failure}", file=sys.stderr)
@@ -170,14 +176,54 @@ def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]
 
 
 def _report(comparison: Comparison) -> Iterator[str]:
-    header = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95 % FROM", ">TO")
-    yield table(header, _rows(comparison.differences))
+    yield table(DIFFERENCES, _rows(comparison.differences))
+    warning = _length_warning(comparison)
+    if warning:
+        yield f"\n{warning}"
+
+
+def _length_warning(comparison: Comparison) -> str:
     longer, shorter = sorted((comparison.before_seconds, comparison.after_seconds), reverse=True)
-    if longer > 1.5 * shorter:
-        yield (
-            f"\npeaks of measurements of {comparison.before_seconds:.0f} s and {comparison.after_seconds:.0f} s "
-            "are not comparable"
-        )
+    if longer <= 1.5 * shorter:
+        return ""
+    return (
+        f"peaks of measurements of {comparison.before_seconds:.0f} s and {comparison.after_seconds:.0f} s "
+        "are not comparable"
+    )
+
+
+def _page(comparison: Comparison) -> str:
+    """Return the comparison as an HTML document: the table, and a chart of each workload."""
+    started = [
+        datetime.fromtimestamp(at).strftime(TIME) for at in (comparison.before_started_at, comparison.after_started_at)
+    ]
+    parts = [
+        html_report.paragraph(
+            f"Before: {comparison.before_seconds:.0f} s from {started[0]}. "
+            f"After: {comparison.after_seconds:.0f} s from {started[1]}."
+        ),
+        html_report.table(DIFFERENCES, _rows(comparison.differences)),
+    ]
+    warning = _length_warning(comparison)
+    if warning:
+        parts.append(html_report.paragraph(warning))
+    for workload in sorted({each.workload for each in comparison.differences}):
+        own = {
+            (each.measure, each.stat): each
+            for each in comparison.differences
+            if each.workload == workload and each.measure not in ("utilization", "retries")
+        }
+        bars = [
+            (measure, typical.before, typical.after, *_peaks(own.get((measure, "peak"))))
+            for (measure, stat), typical in own.items()
+            if stat == "typical" and _has_values(typical)
+        ]
+        parts += [html_report.heading(workload), html_report.bars(bars)]
+    return html_report.page(f"{comparison.name}: before and after", parts)
+
+
+def _peaks(peak: Difference | None) -> tuple[float | None, float | None]:
+    return (peak.before, peak.after) if peak is not None else (None, None)
 
 
 def _rows(differences: Sequence[Difference]) -> Iterator[list[str]]:
@@ -210,7 +256,7 @@ def _measures(kept: Any) -> Iterator[list[str]]:
 
 
 def _entry(entry: Any) -> list[str]:
-    started = datetime.fromtimestamp(entry["started_at"]).strftime("%Y-%m-%d %H:%M:%S") if entry["started_at"] else "-"
+    started = datetime.fromtimestamp(entry["started_at"]).strftime(TIME) if entry["started_at"] else "-"
     state = "kept" if entry["complete"] else "being measured"
     return [entry["name"], started, f"{entry['seconds']:.0f}", state, ", ".join(entry["workloads"])]
 

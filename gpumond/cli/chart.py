@@ -52,6 +52,12 @@ class ChartCurve:
                 own[slot * COLUMNS // max(used, COLUMNS)].append(value)
         return [max(values, default=None) for values in own]
 
+    def points(self) -> list[tuple[float, float]]:
+        """Return the start and the maximum of each interval with a point."""
+        begin = self._start or 0.0
+        slots = enumerate(self._highest)
+        return [(begin + slot * self._stretch, value) for slot, value in slots if value is not None]
+
     def _halve(self) -> None:
         pairs = zip(self._highest[::2], [*self._highest[1::2], None], strict=False)
         self._highest = [max((v for v in pair if v is not None), default=None) for pair in pairs]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from gpumond import agent
 from gpumond.agent import check_workload
 from gpumond.cli import DONE, FAILED
 from gpumond.cli.table import size
-from gpumond.errors import ConfigError
+from gpumond.errors import ConfigError, GpumondError
 from gpumond.loadgen.engines import ENGINES, EngineSettings, engine
 from gpumond.loadgen.executor import Executed, Terms
 from gpumond.loadgen.plan import Plan, plan
+from gpumond.loadgen.report import Report, failure, summary
 from gpumond.loadgen.runner import account, run as carry_out
 from gpumond.loadgen.scenarios import COMMON, TABLE, Option, Scenario, scenario
 from gpumond.loadgen.script import CONTEXT_BYTES
@@ -77,6 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-agent", action="store_true", help="run without the agent")
     parser.add_argument("--json", action="store_true", help="print the work done and the expected verdict as JSON")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="append the result to this file, compare it with the last one, and exit with 1 if it is worse",
+    )
     for option in _options():
         meaning = f"{option.meaning} ({option.drawn})".replace("%", "%%")
         parser.add_argument(f"--{option.name}", metavar=option.unit.upper(), help=meaning)
@@ -93,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.streams <= 64:
         raise ConfigError(f"option --streams {arguments.streams}: expected 1 to 64")
     with ExitStack() as stack:
+        report = None if arguments.report is None else stack.enter_context(closing(Report(arguments.report)))
         device_directory = (
             stack.enter_context(_simulated_device(arguments, made)) if arguments.engine == "sim" else None
         )
@@ -101,12 +109,18 @@ def run(arguments: argparse.Namespace) -> int:
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, blocked)
         started_at = time.time()
         agent = partial(_agent, None if arguments.no_agent else _workload(arguments, chosen))
-        done = carry_out(made, partial(engine, arguments.engine, settings), terms, agent)
+        try:
+            done = carry_out(made, partial(engine, arguments.engine, settings), terms, agent)
+        except GpumondError as error:
+            if report is not None:
+                report.add(failure(made, arguments.engine, started_at, str(error)))
+            raise
+        answer = account(made, done, arguments.engine, arguments.speed, started_at)
+        answer |= report.add(answer) if report is not None else {}
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    answer = account(made, done, arguments.engine, arguments.speed, started_at)
     print(json.dumps(answer) if arguments.json else _summary(answer))
-    return FAILED if answer["wrong_words"] else DONE
+    return FAILED if answer["wrong_words"] or answer.get("regressions") else DONE
 
 
 def _options() -> Iterator[Option]:
@@ -241,6 +255,8 @@ def _summary(done: dict[str, Any]) -> str:
         lines.append(f"{done['flushes']} flushes released {size(done['released_bytes'])} to the device")
     if done["checked_bytes"]:
         lines.append(f"{size(done['checked_bytes'])} checked, {done['wrong_words']} incorrect words")
+    if "regressions" in done:
+        lines.append(summary(done))
     lines.append(f"expected verdict: {truth['kind'] or 'none'}{' (' + truth['form'] + ')' if truth['form'] else ''}")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""``gpumond record``: write each snapshot of a daemon as one JSON line, for ``gpumond diagnose``."""
+"""``gpumond record``: write each snapshot of a daemon as one JSON line, or as CSV, for ``gpumond diagnose``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from gpumond.cli import DONE, client
 from gpumond.errors import ConfigError, DaemonError, ProtocolError
+from gpumond.importers.csv_recording import HEADER, csv_lines
 from gpumond.model.snapshot import Snapshot
 from gpumond.model.units import seconds
 from gpumond.protocol.messages import from_json, to_json
@@ -30,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="length of the recording, such as 10m (default: until Ctrl-C)",
     )
+    parser.add_argument(
+        "--csv",
+        action="store_true",
+        help="write used, live and held bytes of devices and processes as CSV, in the format that diagnose reads",
+    )
     client.add_url(parser)
 
 
@@ -42,8 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--for {arguments.duration!r}: {error}") from None
     try:
         with _opened(arguments.out) as out:
+            if arguments.csv and os.fstat(out.fileno()).st_size == 0:
+                out.write(HEADER.encode())
             for snapshot in taken(arguments.url, duration):
-                out.write(to_json(snapshot) + b"\n")
+                out.write(csv_lines(snapshot).encode() if arguments.csv else to_json(snapshot) + b"\n")
                 out.flush()
                 count += 1
                 if last is not None and snapshot.seq > last.seq:

@@ -2,11 +2,14 @@
 
 SO_PEERCRED gives pid and uid at the time of connect(), in this process's PID namespace (pid 0 if the peer is not
 visible there). The pid may have been reused before /proc is read, so the read takes place between two checks of a pidfd
-if the kernel provides one for sockets (6.5).
+if the kernel provides one for sockets (6.5). A peer that is not visible is identified by its connection, which has a
+number above ``MAX_PID`` in place of the pid, and by its uid. No number is used twice, not even after a restart, since
+the first one is random.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import socket
@@ -14,7 +17,7 @@ import struct
 from dataclasses import dataclass
 
 from gpumond.host.processes import start_ticks
-from gpumond.model.process import ProcessKey
+from gpumond.model.process import MAX_PID, ProcessKey
 
 _CREDENTIALS = struct.Struct("3i")
 SO_PEERPIDFD = 77
@@ -29,14 +32,19 @@ OWNER_OFFSET = 64
 """Offset of uid and inode in struct inet_diag_msg (linux/inet_diag.h)."""
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """Inode number of the host's PID namespace (include/linux/proc_ns.h)."""
+_connection_numbers = itertools.count(MAX_PID + 1 + int.from_bytes(os.urandom(4), "big") % (1 << 30))
+"""Numbers of connections, which remain below 2**31."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process and its user, as the kernel states them."""
+    """A process and its user, as the kernel states them.
+
+    A process that is not visible here has the number of its connection as ``pid``, and no ``start_ticks``.
+    """
 
     pid: int
-    start_ticks: int
+    start_ticks: int | None
     uid: int
 
     @property
@@ -45,12 +53,12 @@ class Identity:
 
 
 def identify(peer: socket.socket, pidfd: int | None, proc: str = "/proc") -> Identity | None:
-    """Return the peer's identity, or None if its process has exited or is not visible here."""
+    """Return the peer's identity, or None if its process has exited or is not visible in ``proc``."""
     pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    start = start_ticks(pid, proc) if pid > 0 else None
-    if start is None or (pidfd is not None and ended(pidfd)):
+    start = start_ticks(pid, proc) if pid else None
+    if (pid and start is None) or (pidfd is not None and ended(pidfd)):
         return None
-    return Identity(pid, start, uid)
+    return Identity(pid or next(_connection_numbers), start, uid)
 
 
 def peer_uid(peer: socket.socket) -> int:

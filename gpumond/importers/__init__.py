@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumond.errors import ConfigError, ProtocolError
-from gpumond.importers import csv_log, nvidia_smi, prometheus
+from gpumond.importers import csv_log, gpu_z, nvidia_smi, prometheus, scrolling
 from gpumond.importers.builder import NAMELESS, SnapshotBuilder
 from gpumond.importers.reader import Lines
 from gpumond.importers.rows import Remarks, moment
@@ -31,6 +31,15 @@ def _nvidia_smi(lines: Lines, remarks: Remarks, size: int | None, interval: floa
 
 def _csv(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
     return SnapshotBuilder(remarks, size).snapshots(csv_log.rows(lines, remarks))
+
+
+def _dcgm(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
+    numbered = ((lines.number, line) for line in lines if lines.whole)
+    return SnapshotBuilder(remarks, size).snapshots(scrolling.rows(numbered, remarks, interval))
+
+
+def _gpu_z(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
+    return SnapshotBuilder(remarks, size).snapshots(gpu_z.rows(lines, remarks))
 
 
 def _prometheus(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
@@ -79,6 +88,8 @@ READERS: Mapping[str, Reader] = {
     "nvidia-smi": _nvidia_smi,
     "csv": _csv,
     "prometheus": _prometheus,
+    "dcgm": _dcgm,
+    "gpu-z": _gpu_z,
     "gpumond": _gpumond,
 }
 
@@ -101,6 +112,12 @@ def detect(lines: Lines) -> str:
         raise ConfigError(f"{lines.name}: the log is empty")
     if first[0] in "{[":
         return "gpumond" if _is_snapshot(first) else "prometheus"
+    if gpu_z.starts(first):
+        return "gpu-z"
+    if scrolling.is_dcgmi(first):
+        return "dcgm"
+    if scrolling.starts(first):
+        return "nvidia-smi"
     columns, named = nvidia_smi.header(first), csv_log.names(first)
     if named and named.keys() & {"used_bytes", "live_bytes"}:
         return "csv"

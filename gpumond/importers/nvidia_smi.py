@@ -1,7 +1,7 @@
 """Logs of ``nvidia-smi --query-gpu=… --format=csv[,noheader,nounits] -l N``, and of ``--query-compute-apps``.
 
 Columns may be in any order, units in the header or in the cells. Headers may be repeated, and a log may contain
-several devices.
+several devices. ``smi_table`` reads the default table, ``scrolling`` the tables of ``dmon`` and ``pmon``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from gpumond.errors import ConfigError
-from gpumond.importers import smi_table
+from gpumond.importers import scrolling, smi_table
 from gpumond.importers.headerless import infer
 from gpumond.importers.reader import Lines
 from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, moment, pid_of
@@ -46,7 +46,7 @@ SAME_MOMENT_SECONDS = 0.02
 TO_INFER_FROM = 5000
 _CELL = re.compile(r"([a-z][\w.]*)(?: \[(.*)\])?")
 _MESSAGE = re.compile(r"(Unable to|Failed to|NVIDIA-SMI|No devices|No running|Unknown Error|GPU is lost|Terminated)")
-_OTHER = re.compile(r"\|[ =]|# *(gpu|Date|pid)\b|={10,}NVSMI")
+_OTHER = re.compile(r"\|[ =]|={10,}NVSMI")
 
 
 class LogColumn(NamedTuple):
@@ -81,8 +81,11 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
     if smi_table.starts(first):
         yield from smi_table.rows(_remaining_lines(lines, text), remarks, interval)
         return
+    if scrolling.starts(first):
+        yield from scrolling.rows(_remaining_lines(lines, text), remarks, interval)
+        return
     if _OTHER.match(first):
-        raise ConfigError(f"{lines.name}, line 1: this is dmon, pmon or -q of nvidia-smi, not CSV; {REMEDY}")
+        raise ConfigError(f"{lines.name}, line 1: this is the output of nvidia-smi -q, not CSV; {REMEDY}")
     columns = header(first)
     if columns is None:
         numbered = _numbered(lines, islice(text, TO_INFER_FROM))

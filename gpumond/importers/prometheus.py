@@ -39,15 +39,31 @@ METRICS: Mapping[str, tuple[str, float]] = {
     "gpu_memory_free_MiB": ("free", MIB),
     "gpu_utilization_Percentage": ("utilization", 0.01),
     "process_gpu_memory_MiB": ("used", MIB),
+    "hw_gpu_memory_usage_bytes": ("used", 1),
+    "hw_gpu_memory_limit_bytes": ("size", 1),
+    "hw_gpu_utilization_ratio": ("utilization", 1),
+    "hw.gpu.memory.usage_bytes": ("used", 1),
+    "hw.gpu.memory.limit_bytes": ("size", 1),
+    "hw.gpu.utilization_ratio": ("utilization", 1),
+    "hw.gpu.memory.usage": ("used", 1),
+    "hw.gpu.memory.limit": ("size", 1),
+    "hw.gpu.utilization": ("utilization", 1),
 }
-"""Meaning and unit of the series of gpumond, dcgm-exporter, nvidia_gpu_exporter and nvitop-exporter."""
+"""Meaning and unit of the series of gpumond, dcgm-exporter, nvidia_gpu_exporter, nvitop-exporter and OpenTelemetry.
+
+Prometheus writes the names of OpenTelemetry with underscores and units, with units only, or unchanged, as its
+``translation_strategy`` says.
+"""
 
 REMEDY = (
     "expected the JSON of /api/v1/query_range, such as: curl -G PROMETHEUS/api/v1/query_range --data-urlencode"
     " 'query=DCGM_FI_DEV_FB_USED' -d start=… -d end=… -d step=15"
 )
-INSTANCES = ("instance", "Hostname", "hostname")
-UUIDS = ("uuid", "UUID", "gpu_uuid")
+INSTANCES = ("instance", "Hostname", "hostname", "host_name", "host.name")
+UUIDS = ("uuid", "UUID", "gpu_uuid", "hw_id", "hw.id")
+NAMES = ("modelName", "devicename", "hw_name", "hw.name")
+TASKS = ("hw_gpu_task", "hw.gpu.task")
+"""Labels of the engine that a utilization describes; ``general`` is the whole device."""
 INDICES = ("gpu", "index", "minor_number", "device")
 SUMMED = ("live", "held")
 """Fields that are summed, because a process may have several allocators."""
@@ -73,15 +89,16 @@ def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
             remarks.note(metric, f"the series {metric[:80]} do not describe device memory; they are ignored")
             continue
         kind, factor = METRICS[metric]
+        if _label(labels, TASKS) not in ("", "general"):
+            continue
         pid = labels.get("pid", "")
         if pid and not (pid.isdecimal() and len(pid) <= 10):
             remarks.note("other", "series that aggregate processes (pid other) are ignored")
             continue
         key = (_label(labels, INSTANCES), _device(labels), int(pid) if pid else None)
         index = _label(labels, INDICES)
-        series = table.setdefault(
-            key, _Series(int(index) if index.isdecimal() and len(index) < 5 else None, _label(labels, ("modelName",)))
-        )
+        name = "" if pid else _label(labels, NAMES)
+        series = table.setdefault(key, _Series(int(index) if index.isdecimal() and len(index) < 5 else None, name))
         if sources.setdefault((key, kind), metric) == metric:
             _add(lines.name, series, kind, factor, entry["values"], _shown(key))
     _fill_sizes(table)

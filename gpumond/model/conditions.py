@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpumond.model.remedies import CONDITIONS
-from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Excess, Snapshot
+from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, Excess, Snapshot
 from gpumond.model.units import human
 
-OF_DEVICES = tuple(kind for kind in CONDITIONS if kind != "private_pid_namespace")
+OF_DEVICES = tuple(kind for kind in CONDITIONS if kind not in ("private_pid_namespace", "agent_pid_unknown"))
+SHOWN_AGENTS = 3
+"""Agents without a pid that the condition names; it counts the others."""
 
 
 class Condition(NamedTuple):
@@ -23,12 +25,21 @@ class Condition(NamedTuple):
 def conditions(snapshot: Snapshot) -> Iterator[Condition]:
     if snapshot.private_pid_namespace and any(device.vendor != "sim" for device in snapshot.devices):
         yield Condition(None, "private_pid_namespace")
+    without_pid = [report for report in snapshot.reports if not report.has_pid]
+    if without_pid:
+        yield Condition(None, "agent_pid_unknown", _names(without_pid))
     for device in snapshot.devices:
         for kind in of_device(device):
             yield Condition(device.uuid, kind)
     for excess in snapshot.excesses:
         if excess.unmapped_bytes or excess.allocator:
             yield _of_excess(excess)
+
+
+def _names(reports: Sequence[AgentReport]) -> str:
+    names = [f"{each.workload or 'unnamed'} (uid {each.uid}, connection {each.pid})" for each in reports[:SHOWN_AGENTS]]
+    others = len(reports) - len(names)
+    return ", ".join([*names, f"{others} others"] if others else names)
 
 
 def _of_excess(excess: Excess) -> Condition:

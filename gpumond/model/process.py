@@ -7,10 +7,14 @@ from typing import NamedTuple
 TICKS_PER_SECOND = 100
 """Linux's USER_HZ, the unit of ``start_ticks``, on all architectures that have GPUs."""
 
+MAX_PID = 1 << 22
+"""Largest pid of Linux (PID_MAX_LIMIT). A larger number denotes a connection of an agent whose pid is unknown."""
+
 
 class ProcessKey(NamedTuple):
     """Identity of a process: its pid and its start, as pids are reused.
 
+    ``pid`` is above ``MAX_PID`` for an agent in a PID namespace that the daemon cannot see; its start is unknown.
     ``start_ticks`` counts from boot, in USER_HZ; None if it is unknown. Keys are equal if both parts are: a key with
     an unknown start equals no key with a known one. A named tuple, since a tick looks up thousands of keys, and the
     hash of a dataclass takes three times as long.

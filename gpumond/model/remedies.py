@@ -16,6 +16,9 @@ OF_A_RETURN_CODE = "only that field is missing; the name is NVML's return code: 
 CONDITIONS: Mapping[str, str] = {
     "private_pid_namespace": "the driver's pids may denote other processes here: run the daemon with the host's PID "
     "namespace (hostPID: true, --pid=host); until then, agents and open device files identify the processes",
+    "agent_pid_unknown": "these agents are in another PID namespace; the driver's count, age, user and container of "
+    "their processes are unknown; flush them by the number of the connection, or share the namespace (hostPID: true, "
+    "shareProcessNamespace: true)",
     "unified_memory": "size is the memory of the machine, and used is the sum of the processes; free is the "
     "memory that is available",
     "coherent_memory": "the host has the device's memory as a NUMA node, where the kernel may keep files: unclaimed "

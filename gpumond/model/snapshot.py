@@ -10,7 +10,7 @@ from typing import Literal
 from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.engines import EngineReading
 from gpumond.model.pools import FlushPolicy, HostPool, PoolUsage
-from gpumond.model.process import ProcessKey
+from gpumond.model.process import MAX_PID, ProcessKey
 from gpumond.model.program import SILENT, Ending, PoolLimit, Program
 from gpumond.model.quota import EffectiveQuota
 from gpumond.model.sensors import NO_SENSORS, Sensors
@@ -167,6 +167,8 @@ class SourceState:
 class AgentReport:
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
+    For a process in a PID namespace that the daemon cannot see, ``pid`` is the number of its connection, which is above
+    ``MAX_PID``, and ``start_ticks`` is None.
     ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
     ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
     memory with which it was started, or empty.
@@ -174,7 +176,7 @@ class AgentReport:
     """
 
     pid: int
-    start_ticks: int
+    start_ticks: int | None
     uid: int
     workload: str
     age_seconds: float
@@ -194,13 +196,18 @@ class AgentReport:
     def key(self) -> ProcessKey:
         return ProcessKey(self.pid, self.start_ticks)
 
+    @property
+    def has_pid(self) -> bool:
+        """False if ``pid`` is the number of a connection."""
+        return self.pid <= MAX_PID
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
     """A program whose agent announced its end, and the kind of the end."""
 
     pid: int
-    start_ticks: int
+    start_ticks: int | None
     ending: Ending
 
     @property
@@ -217,7 +224,7 @@ class Excess:
     """
 
     pid: int
-    start_ticks: int
+    start_ticks: int | None
     device_uuid: str
     workload: str
     claimed_bytes: int

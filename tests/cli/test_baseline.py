@@ -50,7 +50,9 @@ def test_growth_of_memory_fails_the_build(daemon: RunningDaemon, driver: FakeDri
     assert "used_peak>20%" not in failed.stderr
     assert "+10.0 %" in failed.stdout
     assert plot.read_text().startswith("<?xml")
-    again = daemon.run("baseline", "compare", "n", "--fail-above", "5%")
+    report = tmp_path / "report.html"
+    again = daemon.run("baseline", "compare", "n", "--fail-above", "5%", "--html", str(report))
+    assert "n: before and after" in report.read_text()
     assert (again.returncode, again.stderr) == (1, "gpumond: live_peak>5%: no comparable measurement\n")
     assert [each["name"] for each in answer(daemon, "list")] == ["n"]
     assert answer(daemon, "delete", "n") == {"deleted": "n"}

@@ -115,3 +115,14 @@ def test_record_writes_snapshots_of_a_real_daemon_until_it_is_interrupted(
     assert errors.decode().splitlines()[-1].startswith(f"gpumond: {len(snapshots)} snapshots recorded")
     assert all(one.seq < other.seq for one, other in pairwise(snapshots))
     assert {device.uuid for device in snapshots[-1].devices} == {device.uuid for device in driver.devices}
+
+
+def test_csv_is_appended_to_with_one_header_and_diagnose_reads_it(tmp_path: Path):
+    file = tmp_path / "log.csv"
+    for seq in (1, 3):
+        with answering(to_json(at(seq)), to_json(at(seq + 1))) as url:
+            assert record("--url", url, "--for", "1s", "--csv", "--out", str(file)).returncode == 0
+    times = [line.partition(",")[0] for line in file.read_text().splitlines()]
+    assert times == ["time", "1001.000", "1002.000", "1003.000", "1004.000"]
+    done = subprocess.run([sys.executable, "-m", "gpumond", "diagnose", str(file)], capture_output=True, timeout=60)
+    assert b"4 readings over 3 s: 1 device, 0 processes" in done.stdout

@@ -23,6 +23,7 @@ from gpumond.host.peer_credentials import (
     sender_pid,
 )
 from gpumond.host.processes import start_ticks
+from gpumond.model.process import MAX_PID
 from gpumond.sources.process.procfs import ProcessTable
 
 TRIALS = 10_000
@@ -105,7 +106,7 @@ def test_sender_is_distinguished_from_the_connecting_process():
         assert sender_pid(ancillary) == child != os.getpid()
 
 
-def test_peer_of_another_pid_namespace_is_unknown(tmp_path: Path):
+def test_peer_of_another_pid_namespace_is_identified_by_its_connection_and_its_uid(tmp_path: Path):
     around = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("no new PID namespace may be made here")
@@ -113,15 +114,21 @@ def test_peer_of_another_pid_namespace_is_unknown(tmp_path: Path):
         "import socket, sys; from gpumond.host.peer_credentials import identify, peer_pidfd\n"
         "with socket.socket(socket.AF_UNIX) as listening_socket:\n"
         "    listening_socket.bind(sys.argv[1]); listening_socket.listen(); print('open', flush=True)\n"
-        "    peer, _ = listening_socket.accept(); print(identify(peer, peer_pidfd(peer)))"
+        "    for _ in range(2):\n"
+        "        peer, _ = listening_socket.accept(); found = identify(peer, peer_pidfd(peer))\n"
+        "        print(found.pid, found.start_ticks, found.uid)"
     )
     command = [*around, sys.executable, "-c", program, str(tmp_path / "listening_socket")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout
         assert started.stdout.readline() == "open\n"
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.connect(str(tmp_path / "listening_socket"))
-            assert started.stdout.read() == "None\n"
+        with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
+            for peer in (one, two):
+                peer.connect(str(tmp_path / "listening_socket"))
+            found = [line.split() for line in started.stdout]
+    assert [each[1:] for each in found] == [["None", str(os.getuid())]] * 2
+    first, second = (int(each[0]) for each in found)
+    assert MAX_PID < first < second < 2**31
 
 
 def test_namespace_that_cannot_be_seen_is_unknown(tmp_path: Path):

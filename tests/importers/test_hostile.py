@@ -13,8 +13,10 @@ from gpumond.model.snapshot import Snapshot
 from gpumond.protocol.messages import from_json, to_json
 from gpumond.testing import make_device, make_snapshot
 from tests.importers.reading import read
+from tests.importers.test_gpu_z import HEADER as SENSORS, ROWS as SENSOR_ROWS
 from tests.importers.test_nvidia_smi import HEADERLESS, PROCESSES, WITH_UNITS
 from tests.importers.test_prometheus import answer, series
+from tests.importers.test_scrolling import DMON
 from tests.importers.test_smi_table import date, process, table
 
 LOGS = (
@@ -26,6 +28,10 @@ LOGS = (
     "time,uuid,pid,used_bytes,live_bytes,held_bytes,size_bytes,utilization\n0,a,7,5,1,2,9,0.5\n1,a,,6,,,,\n",
     answer(series("", 5, 6, uuid="GPU-a", pid="7"), series("DCGM_FI_DEV_FB_FREE", 5, UUID="GPU-a")),
     (to_json(make_snapshot(make_device())) + b"\n").decode(),
+    DMON,
+    "#Time gpu pid fb command\n 23:59:59 0 7 5 a b\n 00:00:00 0 7 6 a b\n 00:00:00 1 - - -\n",
+    "#Entity FBUSD GPUTL\nID\nGPU 0 5 7\nGPU-I 1 5 7\nGPU 0 6 N/A\n",
+    SENSORS + SENSOR_ROWS,
 )
 PIECES = st.sampled_from(
     [

@@ -52,10 +52,26 @@ DCGM = {"gpu": "3", "UUID": "GPU-a", "instance": "node1:9400", "modelName": "NVI
             ],
             GIB,
         ),
+        (
+            [
+                series("hw_gpu_memory_usage_bytes", 100 * MIB, 200 * MIB, hw_id="GPU-a"),
+                series("hw_gpu_memory_limit_bytes", GIB, GIB, hw_id="GPU-a"),
+                series("hw_gpu_utilization_ratio", 0.5, 0.5, hw_id="GPU-a", hw_gpu_task="general"),
+                series("hw_gpu_utilization_ratio", 0.1, 0.1, hw_id="GPU-a", hw_gpu_task="encoder"),
+            ],
+            GIB,
+        ),
+        (
+            [
+                series("hw.gpu.memory.usage", 100 * MIB, 200 * MIB, **{"hw.id": "GPU-a"}),
+                series("hw.gpu.memory.limit", GIB, GIB, **{"hw.id": "GPU-a"}),
+            ],
+            GIB,
+        ),
         ([series("", 100 * MIB, 200 * MIB, uuid="GPU-a")], None),
         ([series("nvidia_smi_memory_used_bytes", 100 * MIB, 200 * MIB, uuid="GPU-a"), series("up", 1, 1)], None),
     ],
-    ids=["gpumond", "dcgm", "nvidia_gpu_exporter", "nvitop", "expression", "with-others"],
+    ids=["gpumond", "dcgm", "nvidia_gpu_exporter", "nvitop", "otel", "otel-utf-8", "expression", "with-others"],
 )
 def test_exporters_are_read_in_their_own_units(log: list[dict[str, Any]], size: int | None):
     snapshots = read(answer(*log))
@@ -143,3 +159,22 @@ def test_unusable_answer_is_refused(log: str, complaint: str):
 def test_ignored_lines_are_reported():
     _, remarks = read_with_notices(answer(series("", 5, uuid="a"), series("up", 1)))
     assert remarks == ["the series up do not describe device memory; they are ignored"]
+
+
+def test_name_of_a_device_is_no_name_of_its_processes():
+    labels = {"uuid": "GPU-a", "hostname": "n", "index": "0", "devicename": "NVIDIA H100"}
+    process = series("process_gpu_memory_MiB", 60, 70, pid="7", username="ada", **labels)
+    (device,) = read(answer(series("gpu_memory_used_MiB", 100, 200, **labels), process))[0].devices
+    assert (device.name, [(p.pid, p.used_bytes, p.comm) for p in device.processes or ()]) == (
+        "NVIDIA H100",
+        [(7, 60 * MIB, None)],
+    )
+
+
+def test_utilization_of_opentelemetry_is_that_of_the_general_task():
+    tasks = [
+        series("hw_gpu_utilization_ratio", value, hw_id="a", hw_gpu_task=name)
+        for name, value in (("encoder", 0.1), ("general", 0.5))
+    ]
+    (device,) = read(answer(series("hw_gpu_memory_usage_bytes", 5, hw_id="a", hw_name="H100"), *tasks))[0].devices
+    assert (device.name, device.sensors.gpu_utilization_ratio) == ("H100", 0.5)

@@ -200,8 +200,9 @@ def test_kubernetes_example_starts_the_agent_in_a_program(engine: Engine, tmp_pa
         engine("podman", "rm", "--force", "--time=2", daemon, hosted)
 
 
-def test_sidecar_receives_reports_of_a_root_program_over_the_volume(engine: Engine):
-    """Containers as in deploy/sidecar: one PID namespace, and a volume that belongs to the daemon's user."""
+@pytest.mark.parametrize("shared", [True, False], ids=["one PID namespace", "two PID namespaces"])
+def test_sidecar_receives_reports_of_a_root_program_over_the_volume(engine: Engine, shared: bool):
+    """Containers as in deploy/sidecar, and without its line ``pid``: a volume that belongs to the daemon's user."""
     content = yaml.safe_load((ROOT / "deploy/sidecar/docker-compose.yml").read_text())
     (options,) = [volume["driver_opts"] for volume in content["volumes"].values()]
     daemon, train = (content["services"][name] for name in ("gpumond", "train"))
@@ -215,7 +216,8 @@ def test_sidecar_receives_reports_of_a_root_program_over_the_volume(engine: Engi
     )
     try:
         engine.run(
-            *("--detach", f"--name={names[1]}", f"--pid={daemon['pid']}", *CONTAINED[1:], "--network=none"),
+            *("--detach", f"--name={names[1]}", *([f"--pid={daemon['pid']}"] if shared else []), *CONTAINED[1:]),
+            "--network=none",
             *(*(f"--volume={place}" for place in daemon["volumes"]), "--env=GPUMOND_STATE_DIR=/tmp/state", IMAGE),
         )
         until(lambda: "train (uid 0)" in agents_of(engine, names[1]), 60)

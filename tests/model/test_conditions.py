@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from gpumond.model.conditions import conditions, of_device
+from gpumond.model.process import MAX_PID
 from gpumond.model.remedies import CONDITIONS
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import MISSED_LIMIT
-from gpumond.testing import GIB, make_device, make_process, make_snapshot
+from gpumond.testing import GIB, make_device, make_process, make_report, make_snapshot
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,10 @@ def test_private_pid_namespace_is_a_condition_unless_the_device_is_simulated(
 ):
     snapshot = make_snapshot(make_device(vendor=vendor), private_pid_namespace=is_private)
     assert [(each.device_uuid, each.kind) for each in conditions(snapshot)] == [(None, kind) for kind in kinds]
+
+
+def test_agents_without_a_pid_are_one_condition_that_names_three_of_them():
+    reports = [make_report(MAX_PID + number, start_ticks=None, uid=7, workload=f"w{number}") for number in range(1, 6)]
+    snapshot = make_snapshot(reports=(make_report(MAX_PID), *reports))
+    names = ", ".join(f"w{number} (uid 7, connection {MAX_PID + number})" for number in (1, 2, 3))
+    assert list(conditions(snapshot)) == [(None, "agent_pid_unknown", f"{names}, 2 others")]

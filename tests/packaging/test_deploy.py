@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -37,7 +38,7 @@ from gpumond.api.rules import MAX_PREVIEWS
 from gpumond.api.silences import MAX_MATCHERS, MAX_VALUE
 from gpumond.api.streams import MAX_STREAMS
 from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
-from gpumond.cli import VERBS
+from gpumond.cli import VERBS, load as load_verb
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.cli.rules import run_file
 from gpumond.collector.supervisor import DEADLINE_SECONDS
@@ -206,6 +207,8 @@ def test_example_configuration_is_valid_and_its_tests_pass():
         ("Dockerfile", r"USER (\d+):\1$"),
         ("deploy/container.tmpfiles", r"^d /run/gpumond 0755 (\d+) \1 -$"),
         ("deploy/sidecar/docker-compose.yml", r"uid=(\d+),gid=\1,mode=0755"),
+        ("deploy/sidecar/pod.yaml", r"chown ([1-9]\d*):\1 \."),
+        ("deploy/sidecar/pod.yaml", r"runAsUser: ([1-9]\d*)\n +runAsGroup: \1$"),
         ("deploy/helm/gpumond/values.yaml", r"^runAsUser: (\d+)$"),
         ("deploy/kubernetes/daemonset.yaml", r'chown, -R, "(\d+):\1"'),
         (
@@ -246,12 +249,22 @@ def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_dae
     train = manifest("sidecar/docker-compose.yml")["services"]["train"]
     (program,) = manifest("kubernetes/example/deployment.yaml")["spec"]["template"]["spec"]["containers"]
     mounts = [(entry["mountPath"], entry.get("readOnly", False)) for entry in program["volumeMounts"]]
+    (in_pod,) = manifest("sidecar/pod.yaml")["spec"]["containers"]
+    assert in_pod["volumeMounts"] == [{"name": "gpumond-socket", "mountPath": "/run/gpumond", "readOnly": True}]
     documented = re.findall(r"`-v (/run/gpumond):/run/gpumond(:ro)?`", document_text("how-to/install.md"))
     assert [mounted(volume) for volume in train["volumes"]] == [("/run/gpumond", True)]
     assert [(place, only) for place, only in mounts if place.startswith(("/run", "/tmp", "/var"))] == [
         ("/run/gpumond", True)
     ]
     assert documented == [("/run/gpumond", ":ro")]
+
+
+def test_pod_with_a_sidecar_shares_no_pid_namespace():
+    pod = manifest("sidecar/pod.yaml")["spec"]
+    assert not {"hostPID", "shareProcessNamespace"} & pod.keys()
+    _, daemon = pod["initContainers"]
+    assert (daemon["name"], daemon["restartPolicy"]) == ("gpumond", "Always")
+    assert "hostPath" not in str(pod["volumes"])
 
 
 def test_private_files_of_the_daemon_are_in_no_shared_directory():
@@ -277,6 +290,24 @@ def test_service_directory_is_one_that_the_command_line_searches():
     assert f" GPUMOND_RUNTIME_DIR={SERVICE_RUNTIME_DIRECTORY} " in service
     assert f"\nRuntimeDirectory={SERVICE_RUNTIME_DIRECTORY.removeprefix('/run/')}\n" in service
     assert SERVICE_RUNTIME_DIRECTORY not in (DEPLOY / "systemd/gpumond.tmpfiles").read_text()
+
+
+def test_periodic_tests_pass_options_that_the_load_generator_accepts():
+    unit = (DEPLOY / "systemd/gpumond-stress@.service").read_text()
+    (command,) = re.findall(r"^ExecStart=\S+/gpumond (.*)$", unit, re.MULTILINE)
+    job, claim = yaml.safe_load_all((DEPLOY / "kubernetes/stress/cronjob.yaml").read_text())
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    parser = argparse.ArgumentParser()
+    load_verb.add_arguments(parser)
+    for words in (command.replace("%%", "%").replace("%i", "0").split(), container["args"]):
+        assert words[0] == "load"
+        given = parser.parse_args(words[1:])
+        assert (given.scenario, given.engine, given.duration, given.fill) == ("stress", "cupy", "10m", "80%")
+    assert "StateDirectory=gpumond-stress\n" in unit
+    assert " --report /var/lib/gpumond-stress/device-%i.jsonl" in unit
+    assert Path(container["args"][-1]).parent.as_posix() in [each["mountPath"] for each in container["volumeMounts"]]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 
 
 def document_text(path: str) -> str:
