@@ -19,11 +19,11 @@ function tenths(value) {
 export function human(bytes) {
   if (bytes === null || bytes === undefined) return "-";
   let size = bytes;
-  for (const unit of ["B", "KiB", "MiB"]) {
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
     if (Math.abs(size) < 1024) return unit === "B" ? `${Math.round(size)} B` : `${tenths(size)} ${unit}`;
     size /= 1024;
   }
-  return `${tenths(size)} GiB`;
+  return `${tenths(size)} TiB`;
 }
 
 /** An interval of bytes, such as `1.0 GiB to 1.5 GiB`. */
