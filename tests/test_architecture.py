@@ -63,8 +63,6 @@ LIBRARIES = {
     "httptools": ("daemon",),
     "bcrypt": ("config", "api"),
     "matplotlib": ("cli",),
-    "textual": ("top",),
-    "rich": ("top",),
     "yaml": ("config", "cli.rules"),
     "cupy": ("loadgen.engines",),
     "torch": ("loadgen.engines",),

@@ -7,6 +7,9 @@ from typing import NamedTuple
 TICKS_PER_SECOND = 100
 """Linux's USER_HZ, the unit of ``start_ticks``, on all architectures that have GPUs."""
 
+IDLE_SECONDS = 1800.0
+"""Time without use of a device after which a process that holds its memory counts as idle."""
+
 
 class ProcessKey(NamedTuple):
     """Identity of a process: its pid and its start, as pids are reused.
