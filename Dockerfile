@@ -7,7 +7,7 @@ COPY deploy/site-packages deploy/site-packages
 COPY gpumond gpumond
 RUN python3 -m venv --without-pip /opt/gpumond \
  && python3 -m pip --python /opt/gpumond/bin/python3 install --no-cache-dir --no-compile --disable-pip-version-check \
-      -c constraints.txt ".[daemon,kubernetes,top]" \
+      -c constraints.txt ".[daemon,kubernetes]" \
  && python3 -m compileall -q /opt/gpumond/lib
 
 FROM python:3.13.7-slim-trixie

@@ -64,8 +64,6 @@ LIBRARIES = {
     "httptools": ("daemon",),
     "bcrypt": ("config", "api"),
     "matplotlib": ("cli",),
-    "textual": ("top",),
-    "rich": ("top",),
     "yaml": ("config", "cli.rules", "fleet.discovery"),
     "cupy": ("loadgen.engines",),
     "torch": ("loadgen.engines",),

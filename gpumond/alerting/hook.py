@@ -264,7 +264,7 @@ def host_of(instance: str) -> str:
 
 def _younger(program: AgentReport, alert: HookAlert, snapshot: Snapshot) -> bool:
     """Return True if the program is known to have started after the alert: the alert is of another process."""
-    if snapshot.uptime_seconds is None:
+    if snapshot.uptime_seconds is None or program.start_ticks is None:
         return False
     started_at = snapshot.taken_at - snapshot.uptime_seconds + program.start_ticks / TICKS_PER_SECOND
     return started_at > alert.starts_at + CLOCK_SECONDS

@@ -53,9 +53,6 @@ VERBS = {
 OTHER_COMMANDS = ("run",)
 """Verbs whose arguments contain another command, with its own options."""
 
-EXTRAS = {"top": "top"}
-"""The extra that installs the libraries of a verb, for verbs that need another extra than ``daemon``."""
-
 
 class Parser(argparse.ArgumentParser):
     """A parser that accepts no abbreviated options. Its subcommands inherit this."""
@@ -82,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser, verbs = make_parser([chosen] if chosen else [])
     except ImportError as error:
-        return _missing_extra(chosen or "", error)
+        return _missing_extra(error)
     own = verbs.get(argv[0])
     if own is not None and argv[0] not in OTHER_COMMANDS and (word := help.misspelt(own, argv)) is not None:
         own.error(help.unknown("option", word, help.options(own)))
@@ -90,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _load(arguments.verb).run(arguments)
     except ImportError as error:
-        return _missing_extra(arguments.verb, error)
+        return _missing_extra(error)
     except (ConfigError, NoSuchDevice, AmbiguousDevice) as error:
         print(f"gpumond: {error}", file=sys.stderr)
         return WRONG_USE
@@ -125,9 +122,8 @@ def _load(name: str) -> Verb:
     return cast("Verb", import_module(f"gpumond.cli.{name.replace('-', '_')}"))
 
 
-def _missing_extra(verb: str, error: ImportError) -> int:
+def _missing_extra(error: ImportError) -> int:
     if error.name is None or error.name.startswith("gpumond"):
         raise error
-    extra = EXTRAS.get(verb, "daemon")
-    print(f"gpumond: {error.name} is not installed: pip install 'gpumond[{extra}]'", file=sys.stderr)
+    print(f"gpumond: {error.name} is not installed: pip install 'gpumond[daemon]'", file=sys.stderr)
     return WRONG_USE

@@ -20,6 +20,7 @@ from pathlib import Path
 import gpumond
 from gpumond.agent import POLICIES, check_workload
 from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
+from gpumond.cli.arguments import duration
 from gpumond.errors import GpumondError
 from gpumond.protocol.messages import clean
 
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
     parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
     parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="SECONDS", help="time to wait for the program (default: 10)"
+        "--timeout", type=duration, default=10.0, metavar="TIME", help="time to wait for the program (default: 10s)"
     )
 
 

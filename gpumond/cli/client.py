@@ -18,9 +18,10 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
+from gpumond.cli.arguments import address
 from gpumond.errors import DaemonError, GpumondError
 from gpumond.model.device_names import device_uuid
 from gpumond.model.snapshot import DeviceReading
@@ -31,8 +32,16 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 DOWNLOAD_SECONDS = 60.0
 """Longest wait for the next bytes of a download."""
 CHUNK_BYTES = 1 << 20
+UNAUTHORIZED = 401
 SERVICE_RUNTIME_DIRECTORY = "/run/gpumond-api"
 """Runtime directory of the system service; deploy/systemd/gpumond.service sets the same path."""
+
+
+class Origin(NamedTuple):
+    """Address and source of the token of a request, for messages. The source is empty without a token."""
+
+    address: str
+    token_source: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,19 +53,13 @@ def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         type=address,
-        default=os.environ.get("GPUMOND_URL") or DEFAULT_URL,
+        default=default_url(),
         help=f"address of the daemon (default: $GPUMOND_URL, then {DEFAULT_URL})",
     )
 
 
-def address(text: str) -> str:
-    """Return the URL for a text such as `127.0.0.1:9917`, `:9917` or a URL. Raises ArgumentTypeError."""
-    url = text if "://" in text else f"http://{'127.0.0.1' if text.startswith(':') else ''}{text}"
-    if not url.startswith(("http://", "https://", "unix:///")):
-        raise argparse.ArgumentTypeError(
-            f"{text}: expected an http:// or https:// address, or unix:///DIRECTORY/api.sock"
-        )
-    return url
+def default_url() -> str:
+    return os.environ.get("GPUMOND_URL") or DEFAULT_URL
 
 
 def device(url: str, name: str) -> str:
@@ -86,8 +89,8 @@ def delete(url: str, path: str) -> None:
 
 def download(url: str, path: str, file: BinaryIO) -> int:
     """Write the response to GET, which is sent as a change is, to a file. Return its size. Raises GpumondError."""
-    request, opener, named = _request(url, path, None, {}, "GET", authorised=True)
-    with _errors(named), opener.open(request, timeout=DOWNLOAD_SECONDS) as answer:
+    request, opener, origin = _request(url, path, None, {}, "GET", authorised=True)
+    with _errors(origin), opener.open(request, timeout=DOWNLOAD_SECONDS) as answer:
         size = int(answer.headers.get("Content-Length", -1))
         received = 0
         while chunk := answer.read(CHUNK_BYTES):
@@ -107,18 +110,20 @@ def _change(method: str, url: str, path: str, body: object, timeout: float) -> A
 
 
 def _call(url: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float, method: str = "GET") -> Any:
-    request, opener, named = _request(url, path, body, headers, method, authorised=method != "GET")
-    with _errors(named), opener.open(request, timeout=timeout) as answer:
+    request, opener, origin = _request(url, path, body, headers, method, authorised=method != "GET")
+    with _errors(origin), opener.open(request, timeout=timeout) as answer:
         empty = answer.status == 204 or answer.headers.get("Content-Type", "").startswith("text/plain")
         return None if empty else json.load(answer)
 
 
 def _request(
     url: str, path: str, body: bytes | None, headers: dict[str, str], method: str, authorised: bool
-) -> tuple[urllib.request.Request, urllib.request.OpenerDirector, str]:
-    """Return a request, its opener and the address for messages. ``authorised``: it requires a token or the socket."""
+) -> tuple[urllib.request.Request, urllib.request.OpenerDirector, Origin]:
+    """Return a request, its opener, and its origin. ``authorised``: it requires a token or the socket."""
+    if not url.startswith(("http://", "https://", "unix:///")):
+        raise DaemonError(f"{url}: expected an http:// or https:// address, or unix:///DIRECTORY/api.sock")
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # the daemon is on this machine
-    token, named = _token(url), url
+    (token, source), named = _token(url), url
     if url.startswith("unix://"):
         url, handlers = "http://localhost", [*handlers, _OverUnix(url.removeprefix("unix://"))]
     if token:
@@ -128,44 +133,50 @@ def _request(
     if url.startswith("https://"):
         handlers.append(urllib.request.HTTPSHandler(context=_trust()))
     request = urllib.request.Request(url.rstrip("/") + path, body, headers, method=method)
-    return request, urllib.request.build_opener(*handlers), named
+    return request, urllib.request.build_opener(*handlers), Origin(named, source)
 
 
 @contextmanager
-def _errors(named: str) -> Iterator[None]:
+def _errors(origin: Origin) -> Iterator[None]:
     """Raise DaemonError for refusals, and for an address without a daemon."""
     try:
         yield
     except urllib.error.HTTPError as error:
         with error:
-            raise _refusal(error) from None
+            raise _refusal(error, origin.token_source) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise DaemonError(
-            f"no daemon answers at {named} ({reason}); start one with `gpumond serve`, or pass its address with --url"
+            f"no daemon answers at {origin.address} ({reason}); "
+            "start one with `gpumond serve`, or pass its address with --url"
         ) from None
 
 
-def _refusal(error: urllib.error.HTTPError) -> DaemonError:
+def _refusal(error: urllib.error.HTTPError, token_source: str) -> DaemonError:
+    sent = f" (the token is from {token_source})" if error.code == UNAUTHORIZED and token_source else ""
     try:
         problem = json.load(error)
-        return DaemonError(str(problem["detail"]), error.code, problem)
+        return DaemonError(f"{problem['detail']}{sent}", error.code, problem)
     except (OSError, ValueError, KeyError, TypeError):
-        return DaemonError(f"the daemon answered {error.code} {error.reason}", error.code)
+        return DaemonError(f"the daemon answered {error.code} {error.reason}{sent}", error.code)
 
 
-def _token(url: str) -> str | None:
-    """Return $GPUMOND_TOKEN, else, for a daemon on this machine, the first readable token file's content."""
+def _token(url: str) -> tuple[str, str]:
+    """Return $GPUMOND_TOKEN, else, for a daemon on this machine, the first readable token file's content, and its
+    source.
+
+    Both are empty without a token.
+    """
     if token := os.environ.get("GPUMOND_TOKEN"):
-        return token
+        return token, "$GPUMOND_TOKEN"
     if urlsplit(url).hostname not in LOCAL:
-        return None
+        return "", ""
     for directory in runtime_directories():
         try:
-            return (directory / "token").read_text().strip()
+            return (directory / "token").read_text().strip(), str(directory / "token")
         except OSError:
             pass
-    return None
+    return "", ""
 
 
 def _api_socket() -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, client
+from gpumond.cli.arguments import duration
 from gpumond.cli.table import size, table
 from gpumond.errors import DaemonError
 from gpumond.model.pools import ALL_STEPS, ENGINE_STEP
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
     parser.add_argument("--plan", metavar="ID", help="plan to compare the receipts with (`id` of --dry-run --json)")
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="time limit for each program (default: 30)"
+        "--timeout", type=duration, default=30.0, metavar="TIME", help="time limit for each program (default: 30s)"
     )
     client.add_arguments(parser)
 
@@ -114,7 +115,7 @@ def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
     """Return the receipts as a table: planned, expected and released bytes, and those that the driver measured."""
-    counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">SECONDS")
+    counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TIME")
     header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON")
     total = sum(receipt["released_bytes"] for receipt in receipts)
     return f"{table(header, _receipt_rows(receipts))}\n\n{size(total)} released"
@@ -128,7 +129,7 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
             _part(receipt["expected"], "likely"),
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
-            f"{receipt['duration_seconds']:.2f}",
+            f"{receipt['duration_seconds']:.2f} s",
             _remarks(receipt) + (" (the program allocated during the flush)" if receipt["raced"] else ""),
         ]
 

@@ -20,9 +20,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "serve": ("gpumond serve --source auto", "gpumond serve --config /etc/gpumond/gpumond.yaml --log-format json"),
     "demo": ("gpumond demo", "gpumond demo --listen 127.0.0.1:9918"),
-    "status": ("gpumond status", "gpumond status --json", "gpumond status -v --url http://127.0.0.1:9917"),
+    "status": ("gpumond status", "gpumond status --wide", "gpumond status -v --url http://127.0.0.1:9917"),
     "open": ("gpumond open", "gpumond open --print"),
-    "top": ("gpumond top", "gpumond top --device 0", "gpumond top --once"),
+    "top": (
+        "gpumond top",
+        "gpumond top --device 0",
+        "gpumond top --url http://node1:9917 --url http://node2:9917",
+        "gpumond top --once",
+    ),
     "flush": (
         "gpumond flush --workload train --dry-run",
         "gpumond flush --pid 4242",

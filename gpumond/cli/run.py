@@ -43,9 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
             return _fail("run: --wait and --device require --need", 2)
         return _become(command, environ)
     from gpumond.cli import admission, client
+    from gpumond.cli.arguments import address
 
     try:
-        url = client.address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
+        url = address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
     except argparse.ArgumentTypeError as error:
         return _fail(f"run: --url {error}", 2)
     need, seconds = admission.size(arguments.need), admission.wait_seconds(arguments.wait)

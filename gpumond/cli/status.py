@@ -8,19 +8,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import DONE, client
-from gpumond.cli.table import safe, size, table
+from gpumond.cli.table import fitting_table, output_width, safe, size
 from gpumond.model.units import duration, human
 from gpumond.model.verdicts import REMEDIES
+from gpumond.top.bars import FILLS, bar
 from gpumond.top.engines import kv_cache_bytes
 from gpumond.top.ledger import flush_estimate
 from gpumond.top.notices import FrameNotice
-from gpumond.top.rows import HOLDINGS
+from gpumond.top.rows import HOLDINGS, DeviceRow
 from gpumond.top.view import View, view
+
+BAR = 20
+DEVICE_HIDEABLE = (">UNCLAIMED", ">STRANDED", ">CACHED", ">MEMORY")
+PROCESS_HIDEABLE = (">OPAQUE", ">OVERHEAD", ">LIVE", "USER", ">STRANDED")
+ENGINE_HIDEABLE = (">IDLE", ">WAITING", ">RUNNING", "KIND")
+"""Columns that a narrow terminal does not show, in the order in which they are left out."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--healthy", action="store_true", help="only check that the daemon responds, for health checks")
     parser.add_argument("-v", "--verbose", action="store_true", help="also show the UUID and PCI address of devices")
+    parser.add_argument("-w", "--wide", action="store_true", help="show complete tables, wider than the terminal")
     client.add_arguments(parser)
 
 
@@ -32,11 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_combined(frame, client.get(arguments.url, "/api/v1/status")), indent=2))
         return DONE
-    content = view(frame)
+    content, width = view(frame), output_width()
+    limit = None if arguments.wide else width
     tables = (
-        device_table(content, arguments.verbose),
-        process_table(content),
-        engine_table(frame["snapshot"]),
+        device_table(content, arguments.verbose, limit, bars=width is not None),
+        process_table(content, limit),
+        engine_table(frame["snapshot"], limit),
     )
     sections = (*tables, *notes(content))
     print("\n\n".join(section for section in sections if section))
@@ -51,26 +60,52 @@ def _combined(frame: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
     return facts | {name: frame[name] for name in ("processes", "ledger", "verdicts", "alerts")}
 
 
-def device_table(content: View, verbose: bool = False) -> str:
-    """Return a table of devices, with UUID and PCI address if ``verbose``; empty without a device."""
-    header = ["GPU", "NAME", ">SIZE", ">USED", ">CACHED", ">STRANDED", ">UNCLAIMED", "STATE"]
+def device_table(content: View, verbose: bool = False, width: int | None = None, bars: bool = False) -> str:
+    """Return a table of devices; empty without a device.
+
+    It has UUID and PCI address if ``verbose``, and a bar of the shares if ``bars``. ``width``: that of the terminal,
+    which the table fits.
+    """
+    bar_header, shares = [">MEMORY"] if bars else [], ("cached", "stranded", "unclaimed")
+    header = ["GPU", "NAME", *bar_header, ">SIZE", ">USED", *(f">{share.upper()}" for share in shares), "STATE"]
     rows = [
         [
             str(device.index),
             device.name,
+            *([bar_text(device)] if bars else []),
             size(device.size_bytes),
             size(device.used_bytes),
-            *(size(device.shares.get(share)) for share in ("cached", "stranded", "unclaimed")),
+            *(size(device.shares.get(share)) for share in shares),
             device.state or "up",
             *((device.uuid, device.pci_bus_id or "-") if verbose else ()),
         ]
         for device in content.devices
     ]
-    return table([*header, "UUID", "PCI"] if verbose else header, rows) if rows else ""
+    if not rows:
+        return ""
+    text = fitting_table([*header, ">UUID", ">PCI"] if verbose else header, rows, width, DEVICE_HIDEABLE)
+    return text + (f"\n{bar_legend(content)}" if bars else "")
 
 
-def process_table(content: View) -> str:
-    """Return a table of processes; empty without a process. UNMAPPED and LIMIT are absent while there is none."""
+def bar_text(device: DeviceRow) -> str:
+    """Return a bar of the shares, as characters; empty if the memory of the device is unknown."""
+    if device.used_bytes is None:
+        return ""
+    parts = {**device.shares, "reserved": device.reserved_bytes or 0}
+    return "".join(FILLS[share] * count for share, count in bar(parts, device.size_bytes or 0, BAR))
+
+
+def bar_legend(content: View) -> str:
+    """Return the characters of the shares that some device has."""
+    shares = [share for share in FILLS if any(device.shares.get(share) for device in content.devices)]
+    return "  ".join(f"{FILLS[share]} {share}" for share in (*shares, "free"))
+
+
+def process_table(content: View, width: int | None = None) -> str:
+    """Return a table of processes; empty without a process. UNMAPPED and LIMIT are absent while there is none.
+
+    ``width``: that of the terminal, which the table fits.
+    """
     asleep = any(process.unmapped_bytes for process in content.processes)
     limited = any(process.limit_bytes is not None for process in content.processes)
     shares = [f">{name.upper()}" for name in HOLDINGS]
@@ -99,10 +134,10 @@ def process_table(content: View) -> str:
         ]
         for process in content.processes
     ]
-    return table(header, rows) if rows else ""
+    return fitting_table(header, rows, width, PROCESS_HIDEABLE) if rows else ""
 
 
-def engine_table(snapshot: Mapping[str, Any]) -> str:
+def engine_table(snapshot: Mapping[str, Any], width: int | None = None) -> str:
     """Return a table of the declared serving engines; empty without one."""
     header = ("ENGINE", "KIND", "STATE", ">USED", ">KV CACHE IN USE", ">RUNNING", ">WAITING", ">IDLE", "MODELS")
     used = {
@@ -117,7 +152,7 @@ def engine_table(snapshot: Mapping[str, Any]) -> str:
         for engine in engines
         if engine.get("processes_problem") and not engine["problem"]
     ]
-    return "\n".join([table(header, rows), *hidden]) if rows else ""
+    return "\n".join([fitting_table(header, rows, width, ENGINE_HIDEABLE), *hidden]) if rows else ""
 
 
 def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], int | None]) -> Iterator[str]:

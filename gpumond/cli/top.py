@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
-from collections.abc import Iterator
 from io import TextIOWrapper
 from typing import Any
 
 from gpumond.cli import DONE, WRONG_USE, client
+from gpumond.cli.arguments import address
 from gpumond.cli.status import notes, process_table
-from gpumond.top.ledger import GROUNDS, Line, Piece, device_lines
-from gpumond.top.view import View, of_device, view
+from gpumond.cli.table import output_width
+from gpumond.top.connection import names
+from gpumond.top.ledger import device_lines
+from gpumond.top.lines import ansi, colours_of, plain_text
+from gpumond.top.view import View, merged, of_device, view
 
 
 class Daemon:
@@ -33,55 +35,57 @@ class Daemon:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print one frame as text and exit, for scripts")
     parser.add_argument("--device", metavar="NAME", help="show one device: index, UUID or its prefix, or PCI address")
-    client.add_arguments(parser)
+    parser.add_argument(
+        "--url",
+        action="append",
+        type=address,
+        help=f"address of a daemon, repeatable to show several (default: $GPUMOND_URL, then {client.DEFAULT_URL})",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, with --once")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    daemon = Daemon(arguments.url)
-    device = None if arguments.device is None else client.device(arguments.url, arguments.device)
+    urls = arguments.url or [address(client.default_url())]
+    if arguments.device is not None and len(urls) > 1:
+        return _wrong_use("--device requires a single --url")
+    device = None if arguments.device is None else client.device(urls[0], arguments.device)
     if arguments.once:
-        frame = daemon.get("/api/v1/frame")
+        frames = [client.get(url, "/api/v1/frame") for url in urls]
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
-        print(json.dumps(frame, indent=2) if arguments.json else _page(of_device(view(frame), device)))
+        if arguments.json:
+            print(json.dumps(frames[0] if len(frames) == 1 else frames, indent=2))
+        else:
+            views = [view(frame) for frame in frames]
+            content = views[0] if len(views) == 1 else merged([*zip(names(urls), views, strict=True)])
+            print(_page(of_device(content, device)))
         return DONE
     if arguments.json:
-        print("gpumond: --json requires --once", file=sys.stderr)
-        return WRONG_USE
-    from gpumond.top.app import Top
-
+        return _wrong_use("--json requires --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        print(
-            "gpumond: standard input or output is not a terminal; for scripts, run gpumond top --once", file=sys.stderr
-        )
-        return WRONG_USE
-    top = Top(daemon, device=device)
-    top.run()
-    return top.return_code or DONE
+        return _wrong_use("standard input or output is not a terminal; for scripts, run gpumond top --once")
+    return _show([Daemon(url) for url in urls], device)
+
+
+def _show(daemons: list[Daemon], device: str | None) -> int:
+    from gpumond.top.app import Top  # not needed for --once
+    from gpumond.top.terminal import Terminal
+
+    terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
+    Top(daemons, terminal, colours_of(os.environ), device).run()
+    return DONE
+
+
+def _wrong_use(message: str) -> int:
+    print(f"gpumond: {message}", file=sys.stderr)
+    return WRONG_USE
 
 
 def _page(content: View) -> str:
-    terminal = sys.stdout.isatty()
-    coloured = terminal and not os.environ.get("NO_COLOR") and os.environ.get("COLORTERM") in ("truecolor", "24bit")
-    width = shutil.get_terminal_size().columns if terminal else 80
-    lines = device_lines(content, width, sys.maxsize, monochrome=not coloured)
-    devices = "\n".join(_ansi(line) if coloured else _text(line) for line in lines)
-    return "\n\n".join(section for section in (devices, process_table(content), *notes(content)) if section)
-
-
-def _text(line: Line) -> str:
-    return "".join(piece.text for piece in line).rstrip()
-
-
-def _ansi(line: Line) -> str:
-    return "".join(
-        f"\x1b[{';'.join(codes)}m{piece.text}\x1b[0m" if (codes := [*_codes(piece)]) else piece.text for piece in line
+    colours = colours_of(os.environ) if sys.stdout.isatty() else "none"
+    width = output_width() or 80
+    lines = device_lines(content, width, sys.maxsize, monochrome=colours == "none")
+    devices = "\n".join(plain_text(line) if colours == "none" else ansi(line, colours) for line in lines)
+    return "\n\n".join(
+        section for section in (devices, process_table(content, output_width()), *notes(content)) if section
     )
-
-
-def _codes(piece: Piece) -> Iterator[str]:
-    if piece.ground:
-        red, green, blue = bytes.fromhex(GROUNDS[piece.ground].lstrip("#"))
-        yield f"48;2;{red};{green};{blue}"
-    if piece.style:
-        yield {"bold": "1", "dim": "2", "alarm": "7"}[piece.style]

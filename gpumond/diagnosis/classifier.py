@@ -21,6 +21,7 @@ from gpumond.history import HELD, UNCLAIMED, USED, History, SeriesKey
 from gpumond.history.series import FIVE_MINUTES, MAX, MINUTE
 from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Verdict
+from gpumond.model.process import IDLE_SECONDS
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.model.verdicts import DEVICE_DETECTORS, SHAPES, DeviceCase, VerdictName
 
@@ -232,7 +233,7 @@ class Classifier:
             tracked.series.column(MINUTE, what, count=1)[-1] for what in ((USED, HELD) if tracked.pid else (UNCLAIMED,))
         )
         held = next((value for value in newest if isfinite(value)), tracked.used)
-        if seconds < detectors.IDLE_SECONDS or not device.size_bytes or held < detectors.IDLE_RATIO * device.size_bytes:
+        if seconds < IDLE_SECONDS or not device.size_bytes or held < detectors.IDLE_RATIO * device.size_bytes:
             tracked.verdicts.pop("idle-holder", None)
             return
         seconds /= self.history.pace

@@ -31,7 +31,6 @@ ORPHAN_BUSY_SECONDS = 300.0
 """Limits while another program uses the device: more memory and a longer time."""
 FLAT_BYTES = 256 * MIB
 
-IDLE_SECONDS = 1800.0
 IDLE_GAP_SECONDS = 120.0
 """Maximum distance of two readings of an idle device. A reading covers a second at most, so fewer of them miss work."""
 IDLE_RATIO = 0.05

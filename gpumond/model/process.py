@@ -10,6 +10,9 @@ TICKS_PER_SECOND = 100
 MAX_PID = 1 << 22
 """Largest pid of Linux (PID_MAX_LIMIT). A larger number denotes a connection of an agent whose pid is unknown."""
 
+IDLE_SECONDS = 1800.0
+"""Time without use of a device after which a process that holds its memory counts as idle."""
+
 
 class ProcessKey(NamedTuple):
     """Identity of a process: its pid and its start, as pids are reused.

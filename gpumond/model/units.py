@@ -71,7 +71,7 @@ def counted(count: float, noun: str) -> str:
 
 
 def human(size: float) -> str:
-    """Format bytes: ``31.2 GiB``."""
+    """Format bytes: ``31.2 GiB``, ``1.5 TiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,5 +1,6 @@
-"""The terminal view. It requests one frame at a time from the daemon over HTTP.
+"""The terminal view. It requests one frame at a time from each daemon over HTTP.
 
-``view`` (with ``rows`` and ``notices``) and ``ledger`` (with ``bars``) convert a frame to rows and lines. They are
-pure, and the plain command line uses them, too. The other modules are textual widgets.
+``view`` (with ``rows`` and ``notices``), ``ledger`` (with ``bars``), ``groups``, ``processes`` and ``history`` convert
+frames to rows and lines. They are pure, and the plain command line uses some of them, too. ``app`` contains the
+application, ``terminal`` its input and output.
 """

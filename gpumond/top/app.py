@@ -1,234 +1,387 @@
-"""The screen: devices, processes, the history of the selected one, and notices."""
+"""The application: it requests one frame per second from each daemon, handles keys and the mouse, and draws."""
 
 from __future__ import annotations
 
 import time
-from typing import ClassVar
-
-from rich.text import Text
-from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
-from textual.widgets import DataTable, Input, Static
+from collections.abc import Callable, Mapping, Sequence
 
 from gpumond.errors import DaemonError
-from gpumond.top.connection import ConnectionState, DaemonClient, NoticesPanel, ask, headline, notice_lines, read_view
-from gpumond.top.details import Details, HistoryChart, drawn, read_history
-from gpumond.top.devices import Devices
-from gpumond.top.flush import FlushPanel
-from gpumond.top.panel import keys
-from gpumond.top.processes import Processes, SortOrder, fitting
-from gpumond.top.rows import Key
-from gpumond.top.view import View, at_index, device_of, key_of, neighbour, processes_on
+from gpumond.top import screen
+from gpumond.top.bars import BLOCKS
+from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
+from gpumond.top.details import described
+from gpumond.top.flush import FlushPanel, FlushTarget
+from gpumond.top.history import HistoryChart, drawn, extended, read_history
+from gpumond.top.keys import Mouse
+from gpumond.top.lines import Colours, Line, Piece, ansi, clipped
+from gpumond.top.local import Lineages
+from gpumond.top.notices import FrameNotice
+from gpumond.top.panels import HelpPanel, Panel, TextPanel
+from gpumond.top.processes import column_at, laid_out
+from gpumond.top.remarks import remark_lines, remarks, remarks_in_full
+from gpumond.top.rows import Key, ProcessLife, ProcessRow
+from gpumond.top.signals import SignalPanel
+from gpumond.top.table import TREE, Table
+from gpumond.top.terminal import Terminal
+from gpumond.top.view import View, at_index, device_of, key_of, neighbour, place_of, processes_on
 
 POLL_SECONDS = 1.0
-PAST_POLLS = 5
-"""Frames between two requests for the history. It is also requested when the selection changes."""
-CURVE_ROWS = 2
-ENOUGH_COLOURS = ("256", "truecolor", "windows")
-"""Colour systems that can distinguish the shares. Sixteen colours cannot."""
-NOTICES_SHARE = 4
-"""Notices take at most one part in this many of the screen."""
+WHEEL_ROWS = 3
+DETAIL_CHART_ROWS = 4
 
 
-class Top(App[None]):
-    """The application. It requests one frame per second, and never more than one at a time."""
+class Top:
+    """The application. ``device``: UUID of the device that is selected first."""
 
-    ENABLE_COMMAND_PALETTE = False
-    CSS = """
-    #head { height: 1; background: $primary-background; text-style: bold; }
-    #past { height: 3; }
-    #remarks { height: auto; }
-    #filter { height: 1; border: none; padding: 0; display: none; }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s", "sort", "Sort"),
-        Binding("r", "reverse", "Reverse"),
-        Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("enter", "leave_filter", show=False, priority=True),  # before the next key, which belongs to the table
-        Binding("f", "flush", "Flush"),
-        Binding("g", "flush_device", "GPU"),
-        Binding("F", "flush_all", "all", key_display="F"),
-        Binding("d", "details", "Details"),
-        Binding("a", "remarks", "Alerts"),
-        Binding("escape", "show_all", show=False),
-        *(Binding(str(index), f"device_at({index})", show=False) for index in range(10)),
-        Binding("q", "quit", "Quit"),
-        Binding("ctrl+c", "quit", show=False, priority=True),
-    ]
-
-    def __init__(self, daemon: DaemonClient, monochrome: bool = False, device: str | None = None) -> None:
-        super().__init__()
-        self.daemon = daemon
-        self.monochrome = monochrome or self.no_color or self.console.color_system not in ENOUGH_COLOURS
-        self.link = ConnectionState(time.monotonic())
-        self.view: View | None = None
+    def __init__(
+        self, daemons: Sequence[DaemonClient], terminal: Terminal, colours: Colours, device: str | None = None
+    ) -> None:
+        urls = [daemon.url for daemon in daemons]
+        self.connections = [Connection(*each) for each in zip(daemons, names(urls), strict=True)]
+        self.terminal, self.colours, self.device = terminal, colours, device
+        self.monochrome = colours == "none"
+        self.requests = Requests(terminal.wake)
+        self.table = Table()
+        self.lineages = Lineages()
+        self.panel: Panel | None = None
+        self.shown: View | None = None
+        self.paused: View | None = None
+        self._latest: View | None = None
+        self._views: list[View | None] = [None] * len(self.connections)
         self.past: HistoryChart | None = None
-        self.device = device
-        self._asking = False
-        self._frames = 0
+        self.message = ""
+        self._asking_past = False
+        self._filtering = False
+        self._ended = False
+        self._devices_first = 0
+        self._parts: dict[str, tuple[int, int]] = {}
+        """First row and height of each part that reacts to the mouse."""
+        self._device_lines: Sequence[Line] = ()
+        self._actions = self._keys()
 
-        self.head, self.devices, self.table = Static(id="head", markup=False), Devices(), Processes()
-        self.filter_input = Input(placeholder="part of a name, pid, user, verdict or pod", id="filter")
-        self.curve, self.notice_widget = Static(id="past", markup=False), Static(id="remarks", markup=False)
+    def _keys(self) -> Mapping[str, Callable[[], None]]:
+        table = self.table
+        return {
+            **dict.fromkeys(("q", "f10", "ctrl-c"), self._quit),
+            **dict.fromkeys(("?", "h", "f1"), lambda: self._open(HelpPanel())),
+            **dict.fromkeys(("/", "f3", "f4"), self._filter),
+            **dict.fromkeys(("s", ">", "."), lambda: self._sort(1)),
+            **dict.fromkeys(("<", ","), lambda: self._sort(-1)),
+            **dict.fromkeys(("r", "I"), self._reverse),
+            **dict.fromkeys(("t", "f5"), self._tree),
+            **dict.fromkeys(("k", "f9"), self._signal),
+            **dict.fromkeys(("enter", "d"), self._details),
+            "g": table.group,
+            " ": self._mark,
+            "U": lambda: table.marks.clear(),
+            "f": lambda: self._flush(self._targets()),
+            "F": self._flush_device,
+            "a": lambda: self._open(TextPanel(self._remarks_in_full, ("a", "enter"))),
+            "p": self._pause,
+            "escape": self._show_all,
+            "left": lambda: self._step_device(-1),
+            "right": lambda: self._step_device(1),
+        }
 
-    def compose(self) -> ComposeResult:
-        yield from (self.head, self.devices, self.table, self.filter_input, self.curve, self.notice_widget, keys())
+    def run(self) -> None:
+        """Run until the user quits. Raises SystemExit if the terminal is closed, or at SIGTERM."""
+        with self.terminal:
+            due = time.monotonic()
+            while not self._ended:
+                if time.monotonic() >= due:
+                    due = time.monotonic() + POLL_SECONDS
+                    self._poll()
+                self._draw()
+                keys = self.terminal.keys(due - time.monotonic())
+                for key in keys:
+                    if isinstance(key, Mouse):
+                        self._mouse(key)
+                    else:
+                        self._press(key)
+                self.requests.deliver()
 
-    @property
-    def shown(self) -> View | None:
-        """The latest view, None if it is too old to show."""
-        return None if self.link.withdrawn(time.monotonic()) else self.view
+    # what is shown
 
-    def on_mount(self) -> None:
-        self.table.focus()
-        self.set_interval(POLL_SECONDS, self._poll)
-        self._poll()
+    def _refresh(self) -> None:
+        """Determine the view to show: that of the pause, else the latest; None if all are too old to show."""
+        now = time.monotonic()
+        views = [each.shown(now) for each in self.connections]
+        if any(view is not before for view, before in zip(views, self._views, strict=True)):
+            self._views, self._latest = views, combined(self.connections, views)
+        self.shown = self.paused or self._latest
+
+    def _place_of(self, uuid: str) -> tuple[Connection, str]:
+        """Return the connection to the daemon of a device, and its own UUID for it."""
+        place, own = place_of(uuid) if len(self.connections) > 1 else (0, uuid)
+        return self.connections[place], own
+
+    def _notices(self) -> list[FrameNotice]:
+        now, several = time.monotonic(), len(self.connections) > 1
+        found = (each.notice(now, several) for each in self.connections)
+        return [] if self.paused else [notice for notice in found if notice]
 
     def _poll(self) -> None:
-        if not self._asking:
-            self._asking = True
-            ask(self, lambda: read_view(self.daemon), self._received)
-        if self.link.notice(time.monotonic()):
-            self._show()
+        for connection in self.connections:
+            connection.poll(self.requests, self._received)
 
-    def _received(self, answer: View | DaemonError) -> None:
-        self._asking = False
-        self.link = self.link.updated(answer, time.monotonic())
-        if isinstance(answer, View):
-            self.view = answer
-            if not device_of(answer, self.device):
-                self.device = None
-            if self._frames % PAST_POLLS == 0:
-                self._request_history()
-            self._frames += 1
-        self._show()
-
-    def _show(self) -> None:
-        now, shown, width = time.monotonic(), self.shown, self.size.width
-        self.head.update(headline(self.daemon.url, shown, self.link, now, width))
-        self.devices.show(shown, self.monochrome, self.device)
-        self.table.show(processes_on(shown, self.device) if shown else (), width)
-        self.notice_widget.update(notice_lines(shown, self.link, now, width, self.size.height // NOTICES_SHARE))
-        self._show_history()
-        self._show_panel()
+    def _received(self) -> None:
+        self._refresh()
+        shown = self.shown
+        if shown and not device_of(shown, self.device):
+            self.device = None
+        if shown and self.past:
+            self.past = extended(self.past, shown)
 
     def _subject(self) -> tuple[Key, str] | None:
-        """Return the process shown in the details, else the selected device, else the selected process."""
-        device, process = device_of(self.view, self.device), self.table.chosen
-        if device and not isinstance(self.screen, Details):
-            return key_of(device), f"GPU {device.index} {device.name} "
-        return (process.key, f"{process.program} (pid {process.pid}) ") if process else None
+        """Return the selected device, else the process under the cursor; in its details always the process."""
+        shown = self.shown
+        device, row = device_of(shown, self.device), self.table.chosen
+        if device and self.panel is None:
+            return key_of(device), f"GPU {device.label} {device.name} "
+        if shown is None or row is None or row.members:
+            return None
+        return row.key, f"{row.process.program} (pid {row.process.pid}) "
 
-    def _show_history(self) -> None:
-        line, subject = self.curve, self._subject()
-        if subject and self.past and self.past.of == subject[0]:
-            line.update(drawn(self.past, subject[1], line.size.width, CURVE_ROWS))
+    def _read_past(self) -> None:
+        """Request the history of the subject unless it is there or a request is in progress."""
+        subject, shown = self._subject(), self.shown
+        if subject is None or shown is None or self._asking_past or (self.past and self.past.of == subject[0]):
+            return
+        self._asking_past = True
+        connection, uuid = self._place_of(subject[0][0])
+        of, until = subject[0], shown.taken_at
+
+        def receive(answer: HistoryChart | DaemonError) -> None:
+            self._asking_past = False
+            self.past = answer if isinstance(answer, HistoryChart) else HistoryChart(of, until, ())
+
+        self.requests.ask(lambda: read_history(connection.daemon, uuid, of, until), receive)
+
+    def _chart(self, width: int, rows: int, named: bool = True) -> list[Line]:
+        subject = self._subject()
+        if subject is None or self.past is None or self.past.of != subject[0]:
+            return []
+        rows = rows if self.terminal.can_show(BLOCKS) else 0
+        return drawn(self.past, subject[1] if named else "", width, rows, self.monochrome)
+
+    def _draw(self) -> None:
+        self._refresh()
+        width, height = self.terminal.size()
+        shown, notices = self.shown, self._notices()
+        rows = processes_on(shown, self.device) if shown else ()
+        local = [row.key[1] for row in rows if self._place_of(row.key[0])[0].local] if self.table.by == TREE else []
+        if shown:
+            self.table.marks &= {row.key for row in shown.processes}
+        self.table.fill(rows, self.lineages.of(local))
+        self._read_past()
+        head = screen.head_line(self.connections, notices, shown, self.paused is not None)
+        if self.panel:
+            body = self._panel_lines(self.panel, width, height - 2)
+            hints = self.panel.hints
         else:
-            line.update(Text())
+            body = self._main_lines(shown, notices, width, height - 2)
+            hints = screen.FILTER_HINTS if self._filtering else screen.HINTS
+        last = [Piece(self.message, "bold")] if self.message else screen.hint_line(hints, width)
+        lines = [screen.padded(clipped(head, width), width, "head"), *body[: height - 2], clipped(last, width)]
+        self.terminal.draw([ansi(line, self.colours) for line in lines[:height]])
 
-    def _show_panel(self) -> None:
-        if isinstance(self.screen, Details):
-            self.screen.show(self.shown, self.past)
-        elif isinstance(self.screen, NoticesPanel):
-            self.screen.show(self.shown, self.link, time.monotonic())
+    def _panel_lines(self, panel: Panel, width: int, height: int) -> list[Line]:
+        lines, panel.first = screen.text_window(panel.lines(width - 2), height, panel.first)
+        blank: list[Line] = [[]] * (height - len(lines))
+        return [*([Piece(" "), *clipped(line, width - 2)] for line in lines), *blank]
 
-    def _request_history(self) -> None:
-        subject, view = self._subject(), self.view
-        if subject and view:
-            ask(self, lambda: read_history(self.daemon, subject[0], view.taken_at), self._receive_history)
+    def _main_lines(self, shown: View | None, notices: Sequence[FrameNotice], width: int, height: int) -> list[Line]:
+        devices, legend = screen.device_lines(shown, width, height + 2, self.monochrome, self.device)
+        estimate = screen.estimate_line(shown)
+        entry = screen.filter_line(self.table.words, self._filtering)
+        chart = self._chart(width, screen.chart_rows(height + 2))
+        about = [*remarks(shown, notices)]
+        wanted = {
+            "devices": min(len(devices) + len(legend), int((height + 2) * screen.DEVICES_RATIO)),
+            "estimate": len(estimate),
+            "filter": len(entry),
+            "chart": len(chart),
+            "remarks": len(remark_lines(about, width, int((height + 2) * screen.REMARKS_RATIO))),
+        }
+        room = screen.heights(height, wanted)
+        own = max(1, room["devices"] - len(legend))
+        self._devices_first = screen.scrolled(devices, own, self._devices_first, self.device)
+        self._device_lines = devices
+        shown_devices = [*devices[self._devices_first : self._devices_first + own], *legend][: room["devices"]]
+        above = [*shown_devices, *estimate[: room["estimate"]]]
+        table = self.table.lines(width, room["table"])
+        self._parts = {"devices": (1, len(shown_devices)), "table": (1 + len(above), room["table"])}
+        blank: list[Line] = [[]] * (room["table"] - len(table))
+        below = [*entry, *chart[: room["chart"]], *remark_lines(about, width, room["remarks"])]
+        return [clipped(line, width) for line in (*above, *table, *blank, *below)]
 
-    def _receive_history(self, answer: HistoryChart | DaemonError) -> None:
-        subject = self._subject()
-        if isinstance(answer, HistoryChart) and subject and answer.of == subject[0]:
-            self.past = answer
-            self._show_history()
-            self._show_panel()
+    def _remarks_in_full(self, width: int) -> list[Line]:
+        return remarks_in_full(remarks(self.shown, self._notices()), width)
 
-    def on_resize(self) -> None:
-        self._show()
+    # keys and mouse
 
-    def on_data_table_row_highlighted(self) -> None:
-        self._request_history_if_new()
+    def _press(self, key: str) -> None:
+        self.message = ""
+        if key == "ctrl-c":
+            self._quit()
+        elif self.panel:
+            self._press_in_panel(self.panel, key)
+        elif key in _MOVES or key in ("pageup", "pagedown"):
+            self.table.move(self._rows_of(key))
+        elif self._filtering:
+            self._type(key)
+        elif key.isdecimal() and len(key) == 1:
+            self._select_device(at_index(self.shown, int(key)) if self.shown else None, keep=True)
+        elif key in self._actions:
+            self._actions[key]()
 
-    def _request_history_if_new(self) -> None:
-        subject = self._subject()
-        if subject and (self.past is None or self.past.of != subject[0]):
-            self._request_history()
+    def _rows_of(self, key: str) -> int:
+        page = max(1, self._parts.get("table", (0, 2))[1] - 1)
+        return {"pageup": -page, "pagedown": page}.get(key) or _MOVES[key]
 
-    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        self.action_details()
+    def _press_in_panel(self, panel: Panel, key: str) -> None:
+        if key in panel.closing:
+            self.panel = None
+        elif key in _MOVES or key in ("pageup", "pagedown"):
+            panel.scroll(self._rows_of(key))
+        else:
+            panel.press(key)
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        self.table.filter_text = event.value
-        self._show()
-
-    def action_sort(self) -> None:
+    def _type(self, key: str) -> None:
         table = self.table
-        table.order = table.order.next(fitting(self.size.width - 1))
-        self._show()
+        if key in ("enter", "escape"):
+            self._filtering = False
+            table.words = "" if key == "escape" else table.words
+        elif key == "backspace":
+            table.words = table.words[:-1]
+        elif key == "ctrl-u":
+            table.words = ""
+        elif len(key) == 1 and key.isprintable():
+            table.words += key
 
-    def action_reverse(self) -> None:
+    def _mouse(self, mouse: Mouse) -> None:
+        if mouse.action != "press":
+            rows = -WHEEL_ROWS if mouse.action == "up" else WHEEL_ROWS
+            (self.panel.scroll if self.panel else self.table.move)(rows)
+            return
+        for part, (first, height) in self._parts.items():
+            if self.panel is None and first <= mouse.row < first + height:
+                if part == "table":
+                    self._click_table(mouse, mouse.row - first)
+                else:
+                    self._click_device(mouse.row - first)
+
+    def _click_table(self, mouse: Mouse, place: int) -> None:
         table = self.table
-        table.order = SortOrder(table.order.column, not table.order.reverse)
-        self._show()
+        if place:
+            if table.first + place - 1 < len(table.rows):
+                table.select(table.first + place - 1)
+            return
+        columns = laid_out(self.terminal.size()[0], (row.process for row in table.rows))
+        if column := column_at(columns, mouse.column):
+            table.order = table.order.by(column.name)
 
-    def action_filter(self) -> None:
-        filter_input = self.filter_input
-        filter_input.styles.display = "block"
-        self.screen.set_focus(filter_input)  # immediately, because the next key belongs to the filter
+    def _click_device(self, place: int) -> None:
+        line, shown = self._devices_first + place, self.shown
+        if shown and line < len(self._device_lines):
+            self._select_device(shown.devices[screen.device_at(self._device_lines, line)].uuid)
 
-    def action_show_all(self) -> None:
-        self.filter_input.value = ""
-        self.action_leave_filter()
-        self._select_device(None)
+    # actions
 
-    def action_device(self, step: int) -> None:
-        if self.view:
-            self._select_device(neighbour(self.view, self.device, step))
+    def _quit(self) -> None:
+        self._ended = True
 
-    def action_device_at(self, index: int) -> None:
-        if self.view and (uuid := at_index(self.view, index)):
-            self._select_device(uuid)
+    def _open(self, panel: Panel) -> None:
+        self.panel = panel
 
-    def _select_device(self, uuid: str | None) -> None:
-        self.device = uuid
-        self._show()
-        self._request_history_if_new()
+    def _filter(self) -> None:
+        self._filtering = True
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable the selection of a device if there is only one, and Enter of the filter while that has no focus."""
-        if action == "leave_filter":
-            return self.focused is self.filter_input
-        return len(self.view.devices) > 1 if action == "device" and self.view else True
+    def _sort(self, step: int) -> None:
+        columns = laid_out(self.terminal.size()[0], (row.process for row in self.table.rows))
+        self.table.order = self.table.order.next(columns, step)
 
-    def action_leave_filter(self) -> None:
-        filter_input = self.filter_input
-        if not filter_input.value:
-            filter_input.styles.display = "none"
-        self.screen.set_focus(self.table)
+    def _reverse(self) -> None:
+        self.table.order = self.table.order.by(self.table.order.column)
 
-    def action_details(self) -> None:
+    def _tree(self) -> None:
+        self.table.by = "" if self.table.by == TREE else TREE
+
+    def _mark(self) -> None:
+        if row := self.table.chosen:
+            self.table.mark(row)
+            self.table.move(1)
+
+    def _pause(self) -> None:
+        self.paused = None if self.paused else self.shown
+
+    def _show_all(self) -> None:
+        self.table.words = ""
+        self.table.marks.clear()
+        self.device = None
+
+    def _step_device(self, step: int) -> None:
+        if (shown := self.shown) and len(shown.devices) > 1:
+            self._select_device(neighbour(shown, self.device, step))
+
+    def _select_device(self, uuid: str | None, keep: bool = False) -> None:
+        """Select a device, or all. ``keep``: do nothing without a device."""
+        self.device = self.device if keep and uuid is None else uuid
+
+    def _details(self) -> None:
+        row = self.table.chosen
+        if row and row.members:
+            self.table.open(row)
+        elif row:
+            key = row.key
+            flush = {"f": lambda: self._flush(self._process(key))}
+            self.panel = TextPanel(lambda width: self._described(key, width), ("enter", "d"), flush)
+
+    def _process(self, key: ProcessLife) -> list[ProcessRow]:
+        """Return the process, nothing if it no longer uses a device."""
+        return [row for row in self.shown.processes if row.key == key] if self.shown else []
+
+    def _described(self, key: ProcessLife, width: int) -> list[Line]:
+        rows = self._process(key)
+        if not rows:
+            return [[Piece(f"pid {key[1].pid} no longer uses a device")]]
+        chart = self._chart(width, DETAIL_CHART_ROWS, named=False) if self.past and self.past.of == key else []
+        return described(rows[0], chart, width)
+
+    def _targets(self) -> list[ProcessRow]:
+        """Return the marked processes, else those of the row under the cursor; one row for each process."""
+        marked = [row for row in self.shown.processes if row.key in self.table.marks] if self.shown else []
         chosen = self.table.chosen
-        if chosen:
-            self.push_screen(Details(chosen.key))
-            self.call_after_refresh(self._show_panel)
-            self.call_after_refresh(self._request_history_if_new)
+        rows = marked or ([*chosen.processes] if chosen else [])
+        return [*{(self._place_of(row.key[0])[0].name, row.key[1]): row for row in rows}.values()]
 
-    def action_remarks(self) -> None:
-        self.push_screen(NoticesPanel())
-        self.call_after_refresh(self._show_panel)
+    def _flush(self, rows: Sequence[ProcessRow]) -> None:
+        targets = []
+        for row in rows:
+            body = {name: value for name, value in row.key[1]._asdict().items() if value is not None}
+            targets.append(FlushTarget(self._place_of(row.key[0])[0].daemon, body, f"{row.program} (pid {row.pid})"))
+        if targets:
+            self._ask_flush(targets, targets[0].name if len(targets) == 1 else f"{len(targets)} processes")
 
-    def action_flush(self) -> None:
-        chosen = self.table.chosen
-        if chosen:
-            target = {name: value for name, value in chosen.key[1]._asdict().items() if value is not None}
-            self.push_screen(FlushPanel(self.daemon, target, f"{chosen.program} (pid {chosen.pid})"))
+    def _flush_device(self) -> None:
+        device = device_of(self.shown, self.device)
+        if device:
+            connection, uuid = self._place_of(device.uuid)
+            name = f"every program on GPU {device.label}"
+            self._ask_flush([FlushTarget(connection.daemon, {"device": uuid}, name)], name)
+        else:
+            name = "every program with an agent"
+            self._ask_flush([FlushTarget(each.daemon, {"all": True}, each.name) for each in self.connections], name)
 
-    def action_flush_device(self) -> None:
-        device, process = device_of(self.view, self.device), self.table.chosen
-        uuid, gpu = (device.uuid, device.index) if device else (process.key[0], process.gpu) if process else ("", "")
-        if uuid:
-            self.push_screen(FlushPanel(self.daemon, {"device": uuid}, f"every program on GPU {gpu}"))
+    def _ask_flush(self, targets: Sequence[FlushTarget], name: str) -> None:
+        def done(summary: str) -> None:
+            self.message = "" if self.panel is panel else summary
 
-    def action_flush_all(self) -> None:
-        self.push_screen(FlushPanel(self.daemon, {"all": True}, "every program with an agent"))
+        panel = self.panel = FlushPanel(self.requests, targets, name, done)
+
+    def _signal(self) -> None:
+        if rows := self._targets():
+            self.panel = SignalPanel([(row, self._place_of(row.key[0])[0].local) for row in rows])
+
+
+_MOVES = {"up": -1, "down": 1, "home": -(1 << 30), "end": 1 << 30}

@@ -1,9 +1,10 @@
-"""Bars and curves drawn with characters, and the colours of the shares. No I/O."""
+"""Bars and stacked charts drawn with characters, and the colours of the shares. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 from gpumond.model.frame import SHARES
 
@@ -58,21 +59,76 @@ def bar(parts: Mapping[str, int], size: int, width: int) -> list[tuple[str, int]
     return [*cells, ("free", width - drawn)] if drawn < width else cells
 
 
-def curve(points: Sequence[tuple[float, float]], start: float, end: float, width: int, rows: int) -> Iterator[str]:
-    """Return the lines of a curve from the top. A column shows the maximum of its time interval between ``start`` and
-    ``end``, on a scale from 0 to the overall maximum. A column without a point is blank, unless the regular distance
-    between points is longer than a column (downsampled history, a long tick interval)."""
-    highest: list[float | None] = [None] * width
-    for at, value in points:
+class StackCell(NamedTuple):
+    """One character of a stacked chart: the lowest ``eighths`` of it belong to ``lower``, the rest to ``upper``.
+
+    An empty name is the space above the stack. Both are empty if nothing of the stack is in the cell.
+    """
+
+    lower: str
+    upper: str
+    eighths: int
+
+
+EMPTY = StackCell("", "", 0)
+
+
+def stack(
+    points: Sequence[tuple[float, Mapping[str, int]]], start: float, end: float, width: int, rows: int
+) -> list[list[StackCell]]:
+    """Return the rows of a stacked chart from the top. Each point is a time and the parts from the bottom.
+
+    A column shows the point with the largest sum in its time interval between ``start`` and ``end``, on a scale from 0
+    to the largest sum of all. A column without a point is empty, unless the regular distance between points is longer
+    than a column (downsampled history, a long tick interval).
+    """
+    highest: list[Mapping[str, int] | None] = [None] * width
+    for at, parts in points:
         place = int((at - start) / max(end - start, 1e-9) * width)
         if 0 <= place <= width:
             place = min(place, width - 1)
             before = highest[place]
-            highest[place] = value if before is None else max(before, value)
-    _bridge(highest, points, (end - start) / max(width, 1))
-    top = max((value for value in highest if value is not None), default=0.0) or 1.0
-    levels = [None if value is None else max(1, round(value / top * rows * 8)) if value else 0 for value in highest]
-    return rows_of(levels, rows)
+            if before is None or sum(parts.values()) > sum(before.values()):
+                highest[place] = parts
+    _bridge(highest, [at for at, _ in points], (end - start) / max(width, 1))
+    top = max((sum(parts.values()) for parts in highest if parts is not None), default=0) or 1
+    columns = [_column(parts, top, rows) for parts in highest]
+    return [[column[row] for column in columns] for row in reversed(range(rows))]
+
+
+def _column(parts: Mapping[str, int] | None, top: int, rows: int) -> list[StackCell]:
+    """Return the cells of one column from the bottom."""
+    if parts is None:
+        return [EMPTY] * rows
+    spans: list[tuple[str, int, int]] = []
+    passed, drawn = 0, 0
+    for name, part in parts.items():
+        passed += part
+        until = max(1, round(passed * rows * 8 / top)) if passed else 0
+        spans.append((name, drawn, until))
+        drawn = until
+    return [_cell(spans, 8 * row) for row in range(rows)]
+
+
+def _cell(spans: Iterable[tuple[str, int, int]], floor: int) -> StackCell:
+    """Return the cell from ``floor`` on: its height, or, if it is full, the proportion of its two largest parts."""
+    own = [(min(until, floor + 8) - max(begin, floor), name) for name, begin, until in spans]
+    filled = [each for each in own if each[0] > 0]
+    height = sum(size for size, _ in filled)
+    if not filled:
+        return EMPTY
+    largest = sorted(filled, key=lambda each: -each[0])[:2]
+    if height < 8 or len(largest) == 1:
+        return StackCell(largest[0][1], largest[0][1] if height == 8 else "", height)
+    lower, upper = [each for each in filled if each in largest]
+    return StackCell(lower[1], upper[1], round(8 * lower[0] / (lower[0] + upper[0])))
+
+
+def block(cell: StackCell) -> str:
+    """Return the character of a cell that shows the height of the stack without its parts."""
+    if not cell.lower:
+        return BLOCKS[0]
+    return BLOCKS[8 if cell.upper else cell.eighths]
 
 
 def rows_of(levels: Sequence[int | None], rows: int, blocks: str = BLOCKS) -> Iterator[str]:
@@ -81,14 +137,17 @@ def rows_of(levels: Sequence[int | None], rows: int, blocks: str = BLOCKS) -> It
         yield "".join(" " if level is None else blocks[max(0, min(8, level - 8 * row))] for level in levels)
 
 
-def _bridge(highest: list[float | None], points: Sequence[tuple[float, float]], column_seconds: float) -> None:
+T = TypeVar("T")
+
+
+def _bridge(columns: list[T | None], times: Sequence[float], column_seconds: float) -> None:
     """Fill gaps that result from the regular distance between points."""
-    steps = sorted(after - before for (before, _), (after, _) in pairwise(points))
+    steps = sorted(after - before for before, after in pairwise(times))
     longest = 2 * steps[len(steps) // 2] / column_seconds if steps and column_seconds else 0.0
     last: int | None = None
-    for place, value in enumerate(list(highest)):
+    for place, value in enumerate(list(columns)):
         if value is None:
             continue
         if last is not None and place - last <= longest:
-            highest[last + 1 : place] = [highest[last]] * (place - last - 1)
+            columns[last + 1 : place] = [columns[last]] * (place - last - 1)
         last = place

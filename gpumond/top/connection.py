@@ -1,32 +1,76 @@
-"""Requests to the daemon, the state of the connection, and the notices as single lines and in full."""
+"""Connections to daemons: requests in threads, and the latest view of each."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from http.client import HTTPException
-from typing import Any, ClassVar, Protocol, TypeVar
-
-from rich.text import Text
-from textual.binding import Binding, BindingType
-from textual.message_pump import MessagePump
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from gpumond.errors import DaemonError
 from gpumond.model.units import duration
 from gpumond.top.notices import FrameNotice
-from gpumond.top.panel import Panel, clipped
 from gpumond.top.rows import plain
-from gpumond.top.view import View, view
+from gpumond.top.view import View, merged, view
 
 SILENT_SECONDS = 3.0
 WITHDRAWN_SECONDS = 6.0
 """Time without a response after which no number is shown."""
 STALE_SECONDS, STALE_INTERVALS = 5.0, 3.0
 STARTING = 503
-STYLES = {"bad": "bold reverse", "warn": "bold", "note": ""}
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+T = TypeVar("T")
+
+
+class DaemonClient(Protocol):
+    """The HTTP API of a daemon. Both methods raise DaemonError."""
+
+    url: str
+
+    def get(self, path: str) -> Any: ...
+    def post(self, path: str, body: object, timeout: float) -> Any: ...
+
+
+class Requests:
+    """Requests in threads. ``wake`` is called in the thread when an answer is there for ``deliver``."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._answers: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def ask(self, question: Callable[[], T], then: Callable[[T | DaemonError], None]) -> None:
+        """Call the function in a new thread; ``then`` is called with the result or the error in ``deliver``."""
+
+        def run() -> None:
+            answer: T | DaemonError
+            try:
+                answer = question()
+            except DaemonError as error:
+                answer = error
+            except (HTTPException, OSError) as error:
+                answer = DaemonError(f"the daemon closed the connection: {type(error).__name__}")
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                answer = DaemonError(f"the response is not from gpumond ({type(error).__name__}: {error}); check --url")
+            self._answers.put(lambda: then(answer))
+            self._wake()
+
+        threading.Thread(target=run, name="gpumond-top", daemon=True).start()
+
+    def deliver(self) -> bool:
+        """Call the functions of all answers so far. Returns whether there were any."""
+        found = False
+        while True:
+            try:
+                then = self._answers.get_nowait()
+            except Empty:
+                return found
+            then()
+            found = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,89 +116,54 @@ class ConnectionState:
         return None
 
 
-def headline(url: str, view: View | None, link: ConnectionState, now: float, width: int) -> Text:
-    text = Text(f"gpumond {plain(url, 60)}")
-    wrong = link.notice(now)
-    if wrong:
-        text.append("  ").append(wrong.title.upper(), STYLES[wrong.level])
-    if view:
-        clock = time.strftime("%H:%M:%S", time.localtime(view.taken_at))
-        text.append(f"  {view.source}  frame {view.seq}  {clock}")
-    return clipped(text, width)
+class Connection:
+    """One daemon. ``name`` distinguishes it from others; ``local``: it may run on this machine."""
+
+    def __init__(self, daemon: DaemonClient, name: str) -> None:
+        self.daemon, self.name = daemon, name
+        parts = urlsplit(daemon.url)
+        self.local = parts.scheme == "unix" or parts.hostname in LOCAL
+        self.state = ConnectionState(time.monotonic())
+        self.view: View | None = None
+        self.asking = False
+
+    def poll(self, requests: Requests, then: Callable[[], None]) -> None:
+        """Request a frame unless a request is in progress. ``then`` is called after the answer."""
+        if self.asking:
+            return
+        self.asking = True
+
+        def receive(answer: View | DaemonError) -> None:
+            self.asking = False
+            self.state = self.state.updated(answer, time.monotonic())
+            if isinstance(answer, View):
+                self.view = answer
+            then()
+
+        requests.ask(lambda: view(self.daemon.get("/api/v1/frame")), receive)
+
+    def shown(self, now: float) -> View | None:
+        """Return the latest view, None if it is too old to show."""
+        return None if self.state.withdrawn(now) else self.view
+
+    def notice(self, now: float, named: bool) -> FrameNotice | None:
+        notice = self.state.notice(now)
+        return replace(notice, title=f"{self.name}: {notice.title}") if notice and named else notice
 
 
-def notice_lines(view: View | None, link: ConnectionState, now: float, width: int, rows: int) -> Text:
-    """Return the notices as one line each, the most severe first, in at most ``rows`` lines."""
-    lines = [_line(*each) for each in _all(view, link, now)]
-    if len(lines) > rows:
-        lines[rows - 1 :] = [Text(f"{len(lines) - rows + 1} more: press a")]
-    return Text("\n").join(clipped(line, width) for line in lines)
+def names(urls: Sequence[str]) -> list[str]:
+    """Return a short name for each daemon: its host, with the port if another daemon has the same host."""
+    parts = [urlsplit(url) for url in urls]
+    hosts = [each.hostname or url for each, url in zip(parts, urls, strict=True)]
+    return [
+        plain(each.netloc.rpartition("@")[2] or host if hosts.count(host) > 1 else host, 30)
+        for each, host in zip(parts, hosts, strict=True)
+    ]
 
 
-class NoticesPanel(Panel):
-    """All notices in full."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("a", "dismiss", show=False)]
-
-    def show(self, view: View | None, link: ConnectionState, now: float) -> None:
-        lines = [_line(*each) for each in _all(view, link, now)]
-        self.set_text(Text("\n\n").join(lines) if lines else Text("no alerts, verdicts or problems"))
-
-
-def _all(view: View | None, link: ConnectionState, now: float) -> Iterator[tuple[str, FrameNotice]]:
-    wrong = link.notice(now)
-    if wrong:
-        yield "", wrong
-    if view is None:
-        return
-    yield from (("", notice) for notice in view.notices)
-    yield from (("alert ", alert) for alert in view.alerts)
-    yield from (("", verdict) for verdict in view.verdicts)
-    yield from (("", entry) for entry in view.stuck)
-    if view.processes and not view.agents:
-        yield (
-            "",
-            FrameNotice("note", "no program runs the agent", "start one with gpumond run -- python YOUR_PROGRAM.py"),
-        )
-    elif view.up and view.devices and not view.processes:
-        yield "", FrameNotice("note", "no process uses a device", "")
-
-
-def _line(kind: str, remark: FrameNotice) -> Text:
-    line = Text().append(f"{kind}{remark.title}", STYLES[remark.level])
-    return line.append(f": {remark.text}" if remark.text else "")
-
-
-T = TypeVar("T")
-
-
-class DaemonClient(Protocol):
-    """The HTTP API of a daemon. Both methods raise DaemonError."""
-
-    url: str
-
-    def get(self, path: str) -> Any: ...
-    def post(self, path: str, body: object, timeout: float) -> Any: ...
-
-
-def ask(asker: MessagePump, question: Callable[[], T], then: Callable[[T | DaemonError], None]) -> None:
-    """Call the function in a new thread; ``then`` is called with the result or the error in the application's."""
-
-    def run() -> None:
-        answer: T | DaemonError
-        try:
-            answer = question()
-        except DaemonError as error:
-            answer = error
-        except (HTTPException, OSError) as error:
-            answer = DaemonError(f"the daemon closed the connection: {type(error).__name__}")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            answer = DaemonError(f"the response is not from gpumond ({type(error).__name__}: {error}); check --url")
-        with suppress(RuntimeError):  # the application has ended in the meantime
-            asker.call_later(then, answer)
-
-    threading.Thread(target=run, name="gpumond-top", daemon=True).start()
-
-
-def read_view(daemon: DaemonClient) -> View:
-    return view(daemon.get("/api/v1/frame"))
+def combined(connections: Sequence[Connection], views: Sequence[View | None]) -> View | None:
+    """Return the view of all daemons, without those of several that have none; None if none has one."""
+    if len(views) == 1:
+        return views[0]
+    named = [(each.name, view) for each, view in zip(connections, views, strict=True)]
+    return merged(named) if any(views) else None

@@ -2,132 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
-
-from rich.text import Text
-from textual.binding import Binding, BindingType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gpumond.errors import DaemonError
 from gpumond.model.units import human
-from gpumond.top.connection import DaemonClient, ask
-from gpumond.top.panel import Panel
+from gpumond.top.connection import DaemonClient, Requests
+from gpumond.top.lines import Line, Piece, wrapped
+from gpumond.top.panels import Hints, Panel
 from gpumond.top.rows import plain
+from gpumond.top.text_table import table
 
 TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
 """Time limit of a flush request; programs are flushed one after another."""
 
 UNAUTHORIZED = 401
+PLAN = (">PID", "PROGRAM", ">WOULD RELEASE", ">AT LEAST", ">AT MOST", "OUTCOME")
+RECEIPTS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TIME", "OUTCOME")
 
 
-class PanelText(NamedTuple):
-    text: Text
-    ready: bool
-    """True if a flush would release memory and may be requested."""
+class FlushTarget(NamedTuple):
+    """``body``: the target of a request to the daemon."""
+
+    daemon: DaemonClient
+    body: Mapping[str, object]
+    name: str
+
+
+class Receipt(NamedTuple):
+    """A receipt of a plan or a flush, as rows of the two tables. ``likely_bytes``: what a plan would release."""
+
+    planned: Sequence[str]
+    ended: Sequence[str]
+    remark: str
+    releases: bool
+    likely_bytes: int
+
+
+class Answer(NamedTuple):
+    """The answer for one target: ``problem`` is empty if there are receipts. ``id`` is that of the plan."""
+
+    target: FlushTarget
+    receipts: Sequence[Receipt] = ()
+    released_bytes: int = 0
+    id: str = ""
+    problem: str = ""
 
 
 class FlushPanel(Panel):
-    """The panel of a flush. Nothing is flushed before the plan is shown and ``y`` is pressed."""
+    """The panel of a flush. Nothing is flushed before the plan is shown and ``y`` is pressed.
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "confirm", "Yes, flush"),
-        Binding("n", "dismiss", show=False),
-    ]
+    ``done`` is called with a summary of the receipts, also if the panel is no longer shown.
+    """
 
-    def __init__(self, daemon: DaemonClient, target: Mapping[str, object], name: str) -> None:
+    closing = ("escape", "q", "n")
+
+    def __init__(
+        self, requests: Requests, targets: Sequence[FlushTarget], name: str, done: Callable[[str], None]
+    ) -> None:
         super().__init__()
-        self.daemon, self.target, self.target_name = daemon, target, name
+        self.requests, self.targets, self.name, self.done = requests, targets, name, done
+        self.state = "requesting the plan of a flush"
+        self.answers: Sequence[Answer] = ()
         self.ready = False
-        self.plan = ""
-        """Id of the plan that is shown."""
-
-    def on_mount(self) -> None:
-        self._show(PanelText(Text(f"{self.target_name}: requesting the plan of a flush"), False))
         self._ask(dry_run=True)
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return self.ready if action == "confirm" else True
+    @property
+    def hints(self) -> Hints:
+        return (("y", "Yes, flush"), ("esc", "No")) if self.ready else super().hints
 
-    def action_confirm(self) -> None:
-        self._show(PanelText(Text(f"{self.target_name}: flushing"), False))
-        self._ask(dry_run=False)
+    def press(self, key: str) -> None:
+        if key == "y" and self.ready:
+            self.ready, self.state = False, "flushing"
+            self._ask(dry_run=False)
 
     def _ask(self, dry_run: bool) -> None:
-        body = {"target": self.target, "dry_run": dry_run, "timeout_seconds": TIMEOUT_SECONDS}
-        if self.plan and not dry_run:
-            body["plan"] = self.plan
+        before = self.answers
+        targets = [answer.target for answer in before if any(each.releases for each in answer.receipts)] or self.targets
+        plans = {id(answer.target): answer.id for answer in before}
 
-        def question() -> PanelText:
-            try:
-                answer = self.daemon.post("/api/v1/flushes", body, ANSWER_SECONDS)
-            except DaemonError as error:
-                if "receipts" not in error.problem:
-                    raise
-                answer = error.problem  # only some of the programs answered in time
-            self.plan = str(answer.get("id", ""))
-            return plan(self.target_name, answer) if dry_run else proof(self.target_name, answer)
+        def question() -> list[Answer]:
+            return [_request(target, dry_run, plans.get(id(target), "")) for target in targets]
 
-        ask(self.app, question, self._show)
+        def receive(answers: list[Answer] | DaemonError) -> None:
+            self.answers = (
+                [Answer(self.targets[0], problem=str(answers))] if isinstance(answers, DaemonError) else answers
+            )
+            self.state = "plan of a flush" if dry_run else "receipts"
+            self.ready = dry_run and any(each.releases for each in _receipts(self.answers))
+            if not dry_run:
+                self.done(f"{self.name}: {self._summary()}")
 
-    def _show(self, answer: PanelText | DaemonError) -> None:
-        if isinstance(answer, DaemonError):
-            remedy = "; set a token with GPUMOND_TOKEN" if answer.status == UNAUTHORIZED else ""
-            answer = PanelText(Text(plain(f"{self.target_name}: not flushed: {answer}{remedy}", 600)), False)
-        if not self.is_attached:  # the panel was closed, which does not cancel a flush
-            self.app.notify(answer.text.plain, markup=False)
-            return
-        self.set_text(answer.text)
-        self.ready = answer.ready
-        self.refresh_bindings()
+        self.requests.ask(question, receive)
 
+    def _summary(self) -> str:
+        problems = [answer.problem for answer in self.answers if answer.problem]
+        if problems and len(problems) == len(self.answers):
+            return f"not flushed: {problems[0]}"
+        return f"released {human(sum(answer.released_bytes for answer in self.answers))}"
 
-def plan(target: str, answer: Mapping[str, Any]) -> PanelText:
-    ready = any(receipt["outcome"] == "planned" and receipt["expected"]["high"] for receipt in answer["receipts"])
-    text = Text(f"{target}: plan of a flush\n\n")
-    for receipt in answer["receipts"]:
-        text.append(f"  {_planned(receipt)}\n")
-    text.append("\nFlush? y: yes  esc: no" if ready else "\nNothing to release.", "bold")
-    return PanelText(text, ready)
+    def lines(self, width: int) -> list[Line]:
+        lines: list[Line] = [[Piece(f"{self.name}: {self.state}", "bold")], []]
+        receipts = [*_receipts(self.answers)]
+        planned = self.state == "plan of a flush"
+        if receipts:
+            rows = [each.planned if planned else each.ended for each in receipts]
+            lines += [[Piece(line)] for line in table(PLAN if planned else RECEIPTS, rows, width)]
+        for answer in self.answers:
+            if answer.problem:
+                lines += wrapped([Piece(f"{answer.target.name}: not flushed: {answer.problem}")], width)
+        for receipt in receipts:
+            lines += wrapped([Piece(receipt.remark)], width) if receipt.remark else []
+        return [*lines, [], *self._question(planned)]
 
-
-def _planned(receipt: Mapping[str, Any]) -> str:
-    expected = receipt["expected"]
-    if receipt["outcome"] != "planned":
-        return _ended(receipt)
-    if not expected["high"]:
-        return f"{_program(receipt)} would release nothing"
-    low, likely, high = (human(expected[name]) for name in ("low", "likely", "high"))
-    between = "" if expected["low"] == expected["high"] else f", between {low} and {high}"
-    return f"{_program(receipt)} would release about {likely}{between}"
-
-
-def proof(target: str, answer: Mapping[str, Any]) -> PanelText:
-    """Return the text of the receipts: released bytes as measured by the allocator and by the driver."""
-    text = Text(f"{target}: receipts\n\n")
-    for receipt in answer["receipts"]:
-        text.append(f"  {_ended(receipt)}\n")
-    text.append(f"\nreleased {human(answer['released_bytes'])}", "bold")
-    return PanelText(text, False)
+    def _question(self, planned: bool) -> Iterator[Line]:
+        if planned and self.ready:
+            likely = sum(each.likely_bytes for each in _receipts(self.answers))
+            yield [Piece(f"Flush {human(likely)}? y: yes  esc: no", "bold")]
+        elif planned:
+            yield [Piece("Nothing to release.", "bold")]
+        elif any(answer.receipts for answer in self.answers):
+            yield [Piece(self._summary(), "bold")]
 
 
-def _ended(receipt: Mapping[str, Any]) -> str:
-    summary = [f"{_program(receipt)}: {plain(receipt['outcome'], 20)}"]
-    if planned := receipt.get("planned"):
-        summary.append(f"{human(planned['likely'])} planned")
-    if receipt["released_bytes"] and receipt["expected"]:
-        summary.append(f"{human(receipt['released_bytes'])} of {human(receipt['expected']['likely'])} expected")
-    elif receipt["released_bytes"]:
-        summary.append(human(receipt["released_bytes"]))
-    if receipt["driver_released_bytes"] is not None:
-        summary.append(f"the driver measured {human(receipt['driver_released_bytes'])}")
-    if receipt["raced"]:
-        summary.append("the program allocated during the flush")
-    if receipt["reason"]:
-        summary.append(plain(receipt["reason"]))
-    return ", ".join([*summary, f"{receipt['duration_seconds']:.2f} s"])
+def _request(target: FlushTarget, dry_run: bool, plan: str) -> Answer:
+    body = {"target": target.body, "dry_run": dry_run, "timeout_seconds": TIMEOUT_SECONDS}
+    if plan and not dry_run:
+        body["plan"] = plan
+    try:
+        answer = target.daemon.post("/api/v1/flushes", body, ANSWER_SECONDS)
+    except DaemonError as error:
+        if "receipts" not in error.problem:
+            remedy = "; set a token with GPUMOND_TOKEN" if error.status == UNAUTHORIZED else ""
+            return Answer(target, problem=plain(f"{error}{remedy}", 600))
+        answer = error.problem  # only some of the programs answered in time
+    receipts = [_receipt(each) for each in answer["receipts"]]
+    return Answer(target, receipts, answer["released_bytes"], str(answer.get("id", "")))
 
 
-def _program(receipt: Mapping[str, Any]) -> str:
-    allocator = f" {plain(receipt['allocator'], 20)}" if receipt["allocator"] else ""
-    return f"{plain(receipt['workload'] or '?', 64)} (pid {receipt['pid']}){allocator}"
+def _receipts(answers: Iterable[Answer]) -> Iterator[Receipt]:
+    return (receipt for answer in answers for receipt in answer.receipts)
+
+
+def _receipt(receipt: Mapping[str, Any]) -> Receipt:
+    """Convert a receipt. Raises KeyError and TypeError if it is not one."""
+    expected, driver = receipt["expected"], receipt["driver_released_bytes"]
+    program = f"{plain(receipt['workload'] or '?', 64)} {plain(receipt['allocator'] or '', 20)}".rstrip()
+    subject, outcome = (str(receipt["pid"]), program), plain(receipt["outcome"], 20)
+    releases = bool(receipt["outcome"] == "planned" and expected and expected["high"])
+    numbers = (
+        _size(receipt.get("planned"), "likely"),
+        _size(expected, "likely"),
+        human(receipt["released_bytes"]),
+        "-" if driver is None else human(driver),
+        f"{receipt['duration_seconds']:.2f} s",
+    )
+    raced = "the program allocated during the flush" if receipt["raced"] else ""
+    remark = "; ".join(filter(None, (plain(receipt["reason"]), raced)))
+    return Receipt(
+        planned=(*subject, *(_size(expected, name) for name in ("likely", "low", "high")), outcome),
+        ended=(*subject, *numbers, outcome),
+        remark=f"pid {receipt['pid']}: {remark}" if remark else "",
+        releases=releases,
+        likely_bytes=expected["likely"] if releases else 0,
+    )
+
+
+def _size(promise: Mapping[str, int] | None, name: str) -> str:
+    return human(promise[name]) if promise else "-"

@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
-from gpumond.model.units import human
-from gpumond.top.bars import COLOURS, FILLS, FREE_ON_DARK, bar
+from gpumond.model.units import GIB, human
+from gpumond.top.bars import FILLS, bar
+from gpumond.top.lines import Line, Piece, cells, cut, fitted, width_of
 from gpumond.top.rows import DeviceRow
 from gpumond.top.view import View
 
-GROUNDS: Mapping[str, str] = {**COLOURS, "free": FREE_ON_DARK, "reserved": "#6B7480"}
-"""The colours of the parts of a bar on a dark background."""
-
 ROWS_EACH = 9
 """A device takes one line if the screen has fewer lines than this for each device."""
-
-
-class Piece(NamedTuple):
-    """Text with one style. ``style``: bold, dim, alarm, chosen or none; ``ground``: share of the background colour."""
-
-    text: str
-    style: str = ""
-    ground: str = ""
-
-
-Line = list[Piece]
+NAME = 10
+"""Width of a device's name on one line."""
+LEAST_BAR = 10
 
 
 def device_lines(view: View, width: int, height: int, monochrome: bool, chosen: str | None = None) -> list[Line]:
     """Return the lines of all devices. ``chosen``: UUID of the device whose name is highlighted."""
-    known = [device for device in view.devices if device.used_bytes is not None]
+    lines, legend = device_block(view, width, height, monochrome, chosen)
+    return [*lines, *legend]
+
+
+def device_block(
+    view: View, width: int, height: int, monochrome: bool, chosen: str | None = None
+) -> tuple[list[Line], list[Line]]:
+    """Return the lines of all devices, and those of the legend that they have in common."""
     if len(view.devices) > 1 and len(view.devices) * ROWS_EACH > height:
-        lines = [_on_one_line(device, width, monochrome, chosen) for device in view.devices]
-        lines += _legend(_totals(known), width, monochrome)
-    else:
-        lines = [line for device in view.devices for line in _in_full(device, width, monochrome, chosen)]
-    return lines
+        known = [device for device in view.devices if device.used_bytes is not None]
+        column = max(cells(device.label) for device in view.devices)
+        lines = [_on_one_line(device, width, max(2, column), monochrome, chosen) for device in view.devices]
+        return lines, _legend(_totals(known), width, monochrome)
+    return [line for device in view.devices for line in _in_full(device, width, monochrome, chosen)], []
 
 
 def flush_estimate(view: View) -> str:
@@ -51,12 +47,14 @@ def flush_estimate(view: View) -> str:
 
 
 def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[Line]:
-    head = [Piece(f"GPU {device.index}", _style(device, chosen)), Piece(f" {device.name or device.uuid}")]
+    values: Line = []
     if device.used_bytes is not None:
-        head += [Piece(f"  {_used(device)}", "bold"), *(Piece(f"  {sensor}", "dim") for sensor in _sensors(device))]
+        values += [Piece(f"  {_used(device)}", "bold"), *(Piece(f"  {sensor}", "dim") for sensor in _sensors(device))]
     if device.state:
-        head += [Piece("  "), Piece(device.state, "alarm")]
-    yield head
+        values += [Piece("  "), Piece(device.state, "alarm")]
+    index = Piece(f"GPU {device.label}", _style(device, chosen))
+    room = max(NAME, width - width_of([index, *values]) - 1)
+    yield [index, Piece(f" {cut(device.name or device.uuid, room)}"), *values]
     if device.used_bytes is not None:
         yield _bar(device, width, monochrome)
         yield from _legend(_parts(device), width, monochrome)
@@ -66,14 +64,23 @@ def _style(device: DeviceRow, chosen: str | None) -> str:
     return "chosen" if device.uuid == chosen else "bold"
 
 
-def _on_one_line(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Line:
-    index = Piece(f"{device.index:>2}", _style(device, chosen))
+def _on_one_line(device: DeviceRow, width: int, column: int, monochrome: bool, chosen: str | None) -> Line:
+    """Return index, name, bar, memory, utilisation, temperature and power of a device on one line."""
+    index = Piece(fitted(device.label, column, right=True), _style(device, chosen))
+    name = Piece(f" {fitted(_short(device.name or device.uuid), NAME)} ")
     if device.used_bytes is None:
-        return [index, Piece(f" {device.name}"), Piece("  "), Piece(device.state, "alarm")]
-    used = f" {_used(device)}"
+        return [index, name, Piece(device.state, "alarm")]
+    numbers = [Piece(f" {_used_short(device):>15}", "bold"), Piece(_sensor_columns(device))]
     state = [Piece(" "), Piece(device.state, "alarm")] if device.state else []
-    reserved_width = len(index.text) + 1 + sum(len(piece.text) for piece in state) + max(30, len(used))
-    return [index, Piece(" "), *_bar(device, max(10, width - reserved_width), monochrome), Piece(used), *state]
+    room = width - width_of([index, name, *numbers, *state])
+    return [index, name, *_bar(device, max(LEAST_BAR, room), monochrome), *numbers, *state]
+
+
+def _short(name: str) -> str:
+    """Return the model without the manufacturer, which all devices have in common."""
+    for maker in ("NVIDIA ", "AMD ", "Intel(R) ", "Intel "):
+        name = name.removeprefix(maker)
+    return name
 
 
 def _used(device: DeviceRow) -> str:
@@ -84,6 +91,11 @@ def _used(device: DeviceRow) -> str:
     return f"{human(device.used_bytes)} of {human(device.size_bytes)}  {device.used_bytes / device.size_bytes:.0%}"
 
 
+def _used_short(device: DeviceRow) -> str:
+    used = device.used_bytes or 0
+    return f"{used / GIB:.1f}/{device.size_bytes / GIB:.1f} GiB" if device.size_bytes else f"{human(used)} used"
+
+
 def _sensors(device: DeviceRow) -> Iterator[str]:
     if device.busy_ratio is not None:
         yield f"{device.busy_ratio:.0%} busy"
@@ -91,6 +103,14 @@ def _sensors(device: DeviceRow) -> Iterator[str]:
         yield f"{device.celsius:.0f} °C"
     if device.watts is not None:
         yield f"{device.watts:.0f} W"
+
+
+def _sensor_columns(device: DeviceRow) -> str:
+    """Return the sensors in columns of fixed width, as blanks where they are unknown."""
+    busy = "" if device.busy_ratio is None else f"{device.busy_ratio:.0%} busy"
+    heat = "" if device.celsius is None else f"{device.celsius:.0f} °C"
+    power = "" if device.watts is None else f"{device.watts:.0f} W"
+    return f" {busy:>9} {heat:>6} {power:>6}"
 
 
 def _bar(device: DeviceRow, width: int, monochrome: bool) -> Line:

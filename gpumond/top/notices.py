@@ -19,9 +19,14 @@ _MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
 
 @dataclass(frozen=True, slots=True)
 class FrameNotice:
+    """A notice. ``kind`` is the part of the title that notices about other subjects have in common; empty if no other
+    notice is like it.
+    """
+
     level: Level
     title: str
     text: str
+    kind: str = ""
 
 
 def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
@@ -39,12 +44,15 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         if source["up"] or (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
             where = index.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
             yield FrameNotice(
-                "warn", plain(f"{where}: {fault['kind']}", 80), _advised(fault["detail"], fault["remedy"])
+                "warn",
+                plain(f"{where}: {fault['kind']}", 80),
+                _advised(fault["detail"], fault["remedy"]),
+                plain(fault["kind"], 40),
             )
     for condition in frame["conditions"]:
         where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
         text = _advised(condition.get("detail", ""), condition["remedy"])
-        yield FrameNotice("note", plain(f"{where}: {condition['kind']}", 80), text)
+        yield FrameNotice("note", plain(f"{where}: {condition['kind']}", 80), text, plain(condition["kind"], 40))
 
 
 def _advised(detail: str, remedy: str = "") -> str:
@@ -64,9 +72,11 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
         age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
         silenced = ", silenced" if alert.get("silenced_by") else ""
-        title = f"{plain(alert['rule'], 60)} {'firing' if firing else 'pending'} for {age}{silenced}"
+        rule = plain(alert["rule"], 60)
+        title = f"{rule} {'firing' if firing else 'pending'} for {age}{silenced}"
         summary = plain(dict(alert["annotations"]).get("summary", ""), 400)
-        yield FrameNotice(_MARKS[_severity(alert)] if firing and not silenced else "note", title, summary)
+        level: Level = _MARKS[_severity(alert)] if firing and not silenced else "note"
+        yield FrameNotice(level, title, summary, f"alert {rule}")
 
 
 def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
@@ -89,4 +99,13 @@ def verdicts(verdicts: Iterable[Mapping[str, Any]]) -> Iterator[FrameNotice]:
 
     for verdict in sorted((each for each in verdicts if each["kind"] not in SHAPES), key=urgency):
         level: Level = "note" if verdict["kind"] in ("growing", "release") else "warn"
-        yield FrameNotice(level, plain(verdict["kind"], 40), plain(verdict["summary"], 400))
+        kind = plain(verdict["kind"], 40)
+        yield FrameNotice(level, kind, plain(verdict["summary"], 400), kind)
+
+
+def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
+    """Return the notices of each kind together, in the order of the first of each kind."""
+    kinds: dict[object, list[FrameNotice]] = {}
+    for place, notice in enumerate(notices):
+        kinds.setdefault((notice.kind, notice.level) if notice.kind else place, []).append(notice)
+    return list(kinds.values())

@@ -1,18 +1,14 @@
-"""Table of processes: sorted, filtered, with a stable cursor while the numbers change."""
+"""Table of processes: its columns, its order and its lines. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
-
-from rich.text import Text
-from textual.binding import Binding, BindingType
-from textual.coordinate import Coordinate
-from textual.widgets import DataTable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from gpumond.model.units import human
-from gpumond.top.rows import HOLDINGS, Key, ProcessRow
+from gpumond.top.groups import Lineage, TableRow, grouped, single, tree
+from gpumond.top.lines import Line, Piece, fitted
+from gpumond.top.rows import HOLDINGS, ProcessLife, ProcessRow
 
 Sortable = tuple[bool, float, str]
 
@@ -25,7 +21,7 @@ class TableColumn:
     width: int
     rank: int
     text: Callable[[ProcessRow], str]
-    number: Callable[[ProcessRow], int | None] | None = None
+    number: Callable[[ProcessRow], float | None] | None = None
 
     def key(self, row: ProcessRow) -> Sortable:
         """Return the sort key. Unknown values come last when the largest are first."""
@@ -43,15 +39,26 @@ def _size(value: int | None) -> str:
     return "-" if value is None else human(value)
 
 
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _index(gpu: str) -> int | None:
+    """Return the index at the end of a GPU's label."""
+    index = gpu.rpartition(":")[2]
+    return int(index) if index.isdecimal() else None
+
+
 RANKS = {"live": 3, "cached": 0, "stranded": 1, "overhead": 5, "opaque": 6}
 PROGRAM = 14
 COLUMNS = (
-    TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: int(row.gpu) if row.gpu.isdecimal() else None),
-    TableColumn("pid", 7, 0, lambda row: str(row.pid), lambda row: row.pid),
+    TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu)),
+    TableColumn("pid", 7, 0, lambda row: str(row.pid or ""), lambda row: row.pid),
     TableColumn("program", PROGRAM, 0, lambda row: f"{row.program} [{row.state}]" if row.state else row.program),
     TableColumn("user", 10, 7, lambda row: row.user),
     TableColumn("used", 10, 0, lambda row: _size(row.used_bytes), lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
+    TableColumn("busy", 5, 8, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
     TableColumn("verdict", 13, 2, lambda row: row.verdict),
 )
 
@@ -62,10 +69,14 @@ class SortOrder:
     reverse: bool = False
     """Sort against the column's default direction, which is largest first for numbers and from A for text."""
 
-    def next(self, columns: Sequence[TableColumn]) -> SortOrder:
+    def next(self, columns: Sequence[TableColumn], step: int = 1) -> SortOrder:
         names = [column.name for column in columns]
         at = names.index(self.column) if self.column in names else -1
-        return SortOrder(names[(at + 1) % len(names)])
+        return SortOrder(names[(at + step) % len(names)])
+
+    def by(self, column: str) -> SortOrder:
+        """Return the order by a column; the reverse one if it is by that column already."""
+        return SortOrder(column, column == self.column and not self.reverse)
 
 
 def fitting(width: int) -> list[TableColumn]:
@@ -86,76 +97,67 @@ def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[P
     return matching
 
 
-class Processes(DataTable[Text]):
-    """The table. ``chosen`` is the process under the cursor; the cursor follows it when rows change places."""
-
-    DEFAULT_CSS = "Processes { height: 1fr; min-height: 3; overflow-x: hidden; }"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "app.device(-1)", "GPU", key_display="←→"),  # rows do not scroll horizontally
-        Binding("right", "app.device(1)", show=False),
-    ]
-
-    def __init__(self) -> None:
-        super().__init__(cursor_type="row", cell_padding=0, show_cursor=True)
-        self.order = SortOrder()
-        self.filter_text = ""
-        self.rows_shown: list[ProcessRow] = []
-        self._headers: list[tuple[str, int]] = []
-        self._cells: list[list[tuple[str, bool]]] = []
-        self._key: Key | None = None
-
-    @property
-    def chosen(self) -> ProcessRow | None:
-        place = self.cursor_row
-        return self.rows_shown[place] if 0 <= place < len(self.rows_shown) else None
-
-    def show(self, rows: Iterable[ProcessRow], width: int) -> None:
-        chosen, first = self.chosen, self.scroll_y
-        self._key = chosen.key if chosen else self._key
-        columns = fitting(width - 1)  # without the scroll bar
-        spare = width - 1 - sum(column.width + 1 for column in columns)
-        widths = [column.width + (min(spare, 30) if column.name == "program" else 0) for column in columns]
-        self._head(columns, widths)
-        self.rows_shown = arranged(rows, self.order, self.filter_text)
-        self._fill(columns, widths)
-        keys = [row.key for row in self.rows_shown]
-        if self._key in keys:
-            self.move_cursor(row=keys.index(self._key), animate=False, scroll=False)
-        self.scroll_to(y=first, animate=False, force=True, immediate=True)
-
-    def _head(self, columns: Sequence[TableColumn], widths: Sequence[int]) -> None:
-        marks = {self.order.column: "↑" if self.order.reverse else "↓"}
-        headers = [f"{column.name.upper()}{marks.get(column.name, '')}" for column in columns]
-        if [*zip(headers, widths, strict=True)] == self._headers:
-            return
-        self._headers = [*zip(headers, widths, strict=True)]
-        self._cells = []
-        self.clear(columns=True)
-        for header, column, width in zip(headers, columns, widths, strict=True):
-            self.add_column(_aligned(header, True, column, width), width=width + 1)
-
-    def _fill(self, columns: Sequence[TableColumn], widths: Sequence[int]) -> None:
-        """Update the rows from the top. Only changed cells are written, as there may be hundreds of rows."""
-        cells = [[(column.text(row), _bold(column, row)) for column in columns] for row in self.rows_shown]
-        drawn = [*zip(columns, widths, strict=True)]
-        for place in reversed(range(len(cells), len(self._cells))):
-            self.remove_row(str(place))
-        for place, (row, before) in enumerate(zip(cells, self._cells, strict=False)):
-            for at, (cell, old) in enumerate(zip(row, before, strict=True)):
-                if cell != old:
-                    self.update_cell_at(Coordinate(place, at), _aligned(*cell, *drawn[at]))
-        for place in range(len(self._cells), len(cells)):
-            row = cells[place]
-            self.add_row(*(_aligned(*cell, *each) for cell, each in zip(row, drawn, strict=True)), key=str(place))
-        self._cells = cells
+def laid_out(width: int, rows: Iterable[ProcessRow]) -> list[TableColumn]:
+    """Return the columns of a line of that width, in their final widths. A GPU's label is shown completely."""
+    longest = max((len(row.gpu) for row in rows), default=0)
+    more = max(0, longest - COLUMNS[0].width)
+    columns = fitting(width - 1 - more)
+    spare = max(0, width - 1 - more - sum(column.width + 1 for column in columns))
+    wider = {"gpu": more, "program": min(spare, 30)}
+    return [replace(column, width=column.width + wider.get(column.name, 0)) for column in columns]
 
 
-def _bold(column: TableColumn, row: ProcessRow) -> bool:
-    return column.name == "verdict" and row.notable
+def table_rows(
+    rows: Iterable[ProcessRow],
+    order: SortOrder,
+    words: str,
+    by: str,
+    opened: Collection[ProcessLife],
+    lineage: Lineage,
+) -> Iterator[TableRow]:
+    """Yield the rows in their order. ``by``: a grouping, ``tree`` or empty.
+
+    The members of a group follow it if its key is in ``opened``.
+    """
+    matching = arranged(rows, order, words)
+    if by == "tree":
+        yield from tree(matching, lineage)
+    elif by:
+        groups = {group.key: group for group in grouped(matching, by)}
+        for row in arranged((group.process for group in groups.values()), order, ""):
+            yield groups[row.key]
+            if row.key in opened:
+                yield from (TableRow(member, 1) for member in groups[row.key].members)
+    else:
+        yield from single(matching)
 
 
-def _aligned(text: str, bold: bool, column: TableColumn, width: int) -> Text:
-    cell = Text(text, "bold" if bold else "")
-    cell.truncate(width, overflow="ellipsis")
-    cell.align("right" if column.number else "left", width)
-    return cell
+def table_head(columns: Sequence[TableColumn], order: SortOrder) -> Line:
+    """Return the line of the column names, with an arrow for the order."""
+    arrow = "↑" if order.reverse else "↓"
+    names = [f"{column.name.upper()}{arrow if column.name == order.column else ''}" for column in columns]
+    cells = [fitted(name, column.width, bool(column.number)) for name, column in zip(names, columns, strict=True)]
+    return [Piece(" " + " ".join(cells), "head")]
+
+
+def table_line(row: TableRow, columns: Sequence[TableColumn], width: int, marked: bool, chosen: bool) -> Line:
+    """Return the line of one row: a mark, then the columns."""
+    cells = [fitted(_text(column, row), column.width, bool(column.number)) for column in columns]
+    text = fitted(("*" if marked else " ") + " ".join(cells), width)
+    bold = bool(row.members) or row.process.notable
+    return [Piece(text, "chosen" if chosen else "bold" if bold else "")]
+
+
+def _text(column: TableColumn, row: TableRow) -> str:
+    text = column.text(row.process)
+    return f"{'  ' * row.depth}{text}" if column.name == "program" else text
+
+
+def column_at(columns: Sequence[TableColumn], place: int) -> TableColumn | None:
+    """Return the column at a place of the line, None outside of the columns."""
+    end = 1
+    for column in columns:
+        end += column.width + 1
+        if place < end:
+            return column
+    return None

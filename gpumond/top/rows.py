@@ -48,13 +48,21 @@ class DeviceRow:
     busy_ratio: float | None
     celsius: float | None
     watts: float | None
+    host: str = ""
+    """Name of the daemon, if there are several."""
+
+    @property
+    def label(self) -> str:
+        """Return the index, after the name of the daemon if there are several."""
+        return f"{self.host}:{self.index}" if self.host else str(self.index)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
     """One process on one device. ``facts`` are pairs of a term and a value; ``verdicts`` are sentences.
 
-    ``kv_cache``: the share that contains the KV cache of a serving engine, and a text about it; None if it is unknown.
+    ``container`` is the pod or container. ``kv_cache``: the share that contains the KV cache of a serving engine, and a
+    text about it; None if it is unknown.
     """
 
     key: ProcessLife
@@ -62,6 +70,9 @@ class ProcessRow:
     pid: int
     program: str
     user: str
+    uid: int | None
+    container: str
+    busy_ratio: float | None
     used_bytes: int | None
     shares: Mapping[str, int | None]
     unmapped_bytes: int | None
@@ -166,6 +177,9 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             pid=pid,
             program=program,
             user=user,
+            uid=process["uid"],
+            container=plain(_pod(process) or process["container_name"] or process["container"] or "", 64),
+            busy_ratio=process["utilization_ratio"],
             used_bytes=process["used_bytes"],
             shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
             unmapped_bytes=process.get("unmapped_bytes"),
@@ -191,6 +205,10 @@ def _process_state(process: Mapping[str, Any]) -> str:
     return plain(", ".join(word for word in odd if word))
 
 
+def _pod(process: Mapping[str, Any]) -> str:
+    return f"{process['pod_namespace']}/{process['pod_name']}" if process["pod_name"] else ""
+
+
 def _facts(
     process: Mapping[str, Any], report: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, object]]:
@@ -198,7 +216,7 @@ def _facts(
     yield "state", _process_state(process)
     yield "kinds", ", ".join(process["kinds"])
     yield "container", process["container_name"] or process["container"]
-    yield "pod", process["pod_name"] and f"{process['pod_namespace']}/{process['pod_name']}"
+    yield "pod", _pod(process)
     yield "unit", process["unit"]
     yield "Slurm job", process["slurm_job"]
     yield "engine", engine and f"{engine['name']} ({engine['kind']})"
@@ -228,5 +246,7 @@ def plain(text: object, most: int = 200) -> str:
     """Return untrusted text as one line of at most ``most`` characters, with a replacement for each character that
     could change the terminal or the adjacent text (control characters, escapes, direction marks, surrogates)."""
     cut = str(text)[: most + 1]
-    safe = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut)
+    safe = cut
+    if not cut.isprintable():
+        safe = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in cut)
     return safe if len(safe) <= most else safe[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

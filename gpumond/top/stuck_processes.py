@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpumond.diagnosis.detectors import IDLE_SECONDS
-from gpumond.model.process import ProcessKey
+from gpumond.model.process import IDLE_SECONDS, ProcessKey
 from gpumond.model.units import duration, human
 
 REMEDIES = {

@@ -5,7 +5,7 @@ All numbers of a view are from one frame. Text from programs is sanitised here, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,9 @@ from gpumond.errors import DaemonError
 from gpumond.top.notices import FrameNotice, alerts, notices, once, verdicts
 from gpumond.top.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, returnable
 from gpumond.top.stuck_processes import stuck
+
+PLACE_END = "|"
+"""The end of the place of a daemon in a UUID of a merged view. No driver uses it in a UUID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,9 @@ def _view(frame: Mapping[str, Any]) -> View:
         notices=about_itself,
         alerts=tuple(once(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame["verdicts"])),
-        stuck=tuple(FrameNotice("warn", plain(e.what), plain(e.remedy, 400)) for e in stuck(frame["processes"])),
+        stuck=tuple(
+            FrameNotice("warn", plain(e.what), plain(e.remedy, 400), e.kind) for e in stuck(frame["processes"])
+        ),
         agents=len(snapshot["reports"]),
         returnable_bytes=returnable(lines, refusing),
         refused_bytes=sum(line["used_bytes"] for line in cached(lines) if process_of(line) in refusing),
@@ -106,3 +111,63 @@ def of_device(view: View, uuid: str | None) -> View:
 def key_of(device: DeviceRow) -> Key:
     """Return the key of the history of a whole device."""
     return device.uuid, None
+
+
+def merged(views: Sequence[tuple[str, View | None]]) -> View:
+    """Return one view of several daemons, each with its name. Those without a view are absent.
+
+    Devices, processes and notices state the name. A UUID begins with the place of its daemon in ``views``, see
+    ``place_of``: two daemons can state the same, as those of simulated devices do.
+    """
+    all_views = [_named(place, name, each) for place, (name, each) in enumerate(views) if each is not None]
+    known = [each.returnable_bytes for each in all_views if each.returnable_bytes is not None]
+    return View(
+        seq=max((each.seq for each in all_views), default=0),
+        taken_at=max((each.taken_at for each in all_views), default=0.0),
+        interval_seconds=max((each.interval_seconds for each in all_views), default=0.0),
+        source=", ".join(dict.fromkeys(each.source for each in all_views)),
+        up=any(each.up for each in all_views),
+        devices=tuple(device for each in all_views for device in each.devices),
+        processes=tuple(row for each in all_views for row in each.processes),
+        notices=tuple(notice for each in all_views for notice in each.notices),
+        alerts=tuple(notice for each in all_views for notice in each.alerts),
+        verdicts=tuple(notice for each in all_views for notice in each.verdicts),
+        stuck=tuple(notice for each in all_views for notice in each.stuck),
+        agents=sum(each.agents for each in all_views),
+        returnable_bytes=sum(known) if known else None,
+        refused_bytes=sum(each.refused_bytes for each in all_views),
+    )
+
+
+def _named(place: int, name: str, view: View) -> View:
+    def about(notices: Iterable[FrameNotice]) -> tuple[FrameNotice, ...]:
+        return tuple(replace(notice, text=f"{name}: {notice.text}") for notice in notices)
+
+    def uuid(own: str) -> str:
+        return f"{place}{PLACE_END}{own}"
+
+    return replace(
+        view,
+        devices=tuple(
+            replace(
+                device, uuid=uuid(device.uuid), parent_uuid=device.parent_uuid and uuid(device.parent_uuid), host=name
+            )
+            for device in view.devices
+        ),
+        processes=tuple(
+            replace(
+                row, key=(uuid(row.key[0]), row.key[1]), gpu=f"{name}:{row.gpu}", words=f"{name.lower()} {row.words}"
+            )
+            for row in view.processes
+        ),
+        notices=about(view.notices),
+        alerts=about(view.alerts),
+        verdicts=about(view.verdicts),
+        stuck=about(view.stuck),
+    )
+
+
+def place_of(uuid: str) -> tuple[int, str]:
+    """Return the place of the daemon, and its own UUID, of a device in a merged view."""
+    place, _, own = uuid.partition(PLACE_END)
+    return int(place), own

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli import VERBS, client, main, make_parser
+from gpumond.cli import VERBS, main, make_parser
+from gpumond.cli.arguments import address
 from gpumond.cli.help import EXAMPLES
 from tests.running import free_port
 
@@ -151,11 +152,11 @@ def test_options_cannot_be_abbreviated(words: str, capsys: pytest.CaptureFixture
     ],
 )
 def test_address_may_have_no_scheme(text: str, url: str):
-    assert client.address(text) == url
+    assert address(text) == url
 
 
 @pytest.mark.parametrize("verb", [("status",), ("run", "--need", "1GiB")])
 def test_address_with_another_scheme_is_wrong_use(verb: tuple[str, ...]):
     refused = gpumond(*verb, "--url", "ftp://gpu", *(("true",) if "run" in verb else ()))
     assert refused.returncode == 2
-    assert "ftp://gpu: expected an http:// or https:// address" in refused.stderr
+    assert "expected HOST:PORT, an http:// or https:// address" in refused.stderr

@@ -45,7 +45,7 @@ def test_plan_table_has_its_columns_and_a_total():
 
 def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
     header, row, _, total = receipt_table([make_receipt()]).splitlines()
-    assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "SECONDS"]
+    assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TIME"]
     assert row.split()[4:12] == ["4.0", "GiB", "3.0", "GiB", "2.0", "GiB", "1.0", "GiB"]
     assert total == "2.0 GiB released"
 

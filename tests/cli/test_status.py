@@ -1,12 +1,22 @@
-"""Notes that `gpumond status` prints after its tables."""
+"""Tables and notes of `gpumond status`."""
 
 from __future__ import annotations
 
-from gpumond.cli.status import notes
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.cli.status import device_table, notes, process_table
 from gpumond.model.frame import Verdict
 from gpumond.model.verdicts import REMEDIES
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.view import view
-from tests.top.frames import busy_frame
+from tests.top.frames import busy_frame, fake_daemon, make_frame
+from tests.top.screens import terminal
 
 
 def test_verdict_is_followed_by_its_remedy():
@@ -25,3 +35,99 @@ def test_verdict_is_followed_by_its_remedy():
         f"      -> {REMEDIES['leak']}",
         "verdict release: serve (pid 11) freed 2.0 GiB of GPU 0",
     ]
+
+
+def long_frame() -> dict[str, Any]:
+    """One device; a workload and a user with long names."""
+    process = make_process(123456, 40 * GIB, user="u" * 30)
+    report = make_report(123456, (make_pool(live=20 * GIB, cached=12 * GIB),), workload="w" * 60)
+    device = make_device(name="NVIDIA H100 80GB HBM3", used_bytes=40 * GIB, free_bytes=40 * GIB, processes=(process,))
+    return make_frame(device, reports=(report,))
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_tables_fit_the_width(width: int):
+    content = view(long_frame())
+    for table in (device_table(content, False, width, bars=True), process_table(content, width)):
+        assert max(map(len, table.splitlines())) <= width
+        assert "40.0 GiB" in table
+        assert "12.0 GiB" in table
+
+
+def test_columns_that_do_not_fit_are_named():
+    content = view(long_frame())
+    narrow = process_table(content, 80).splitlines()
+    assert "OPAQUE" not in narrow[0]
+    assert narrow[-1].startswith("hidden: OPAQUE")
+    assert "hidden" not in process_table(content)
+    assert "w" * 60 in process_table(content)
+
+
+def test_bar_shows_the_shares():
+    table = device_table(view(busy_frame()), bars=True)
+    assert "#" * 5 + "+" * 3 + "x" in table
+    assert table.splitlines()[-1] == "# live  + cached  x stranded  = overhead  ? opaque  . free"
+
+
+def test_status_fits_the_terminal_and_is_complete_elsewhere():
+    with fake_daemon(long_frame()) as fake:
+        command = [sys.executable, "-m", "gpumond", "status", "--url", fake.url]
+        with terminal(command, (80, 40)) as session:
+            assert session.ends() == 0
+            lines = session.written.splitlines()
+            assert any("#####" in line for line in lines)
+            assert max(len(line) for line in lines if "GiB" in line and ":" not in line) <= 80
+        with terminal([*command, "--wide"], (80, 40)) as session:
+            assert session.ends() == 0
+            assert "w" * 60 in session.written
+        plain = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert "w" * 60 in plain
+        assert "#####" not in plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["flush", "--all", "--timeout", "soon"], "expected a duration such as 30s"),
+        (["attach", "1", "--timeout", "-1"], "expected a duration such as 30s"),
+    ],
+)
+def test_durations_have_one_syntax(arguments: list[str], message: str):
+    command = [sys.executable, "-m", "gpumond", *arguments]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert message in " ".join(refused.stderr.split())
+
+
+def test_timeout_of_a_flush_accepts_a_unit():
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers["/api/v1/flushes"] = (404, {"detail": "no agent matches"})
+        command = [sys.executable, "-m", "gpumond", "flush", "--all", "--timeout", "2m", "--url", fake.url]
+        assert subprocess.run(command, capture_output=True, timeout=60).returncode == 3
+        assert [body["timeout_seconds"] for _, body in fake.requests] == [120.0]
+
+
+def test_address_may_be_a_host_and_a_port():
+    with fake_daemon(busy_frame()) as fake:
+        command = [sys.executable, "-m", "gpumond", "status", "--url"]
+        shown = subprocess.run([*command, fake.url.removeprefix("http://")], capture_output=True, text=True, timeout=60)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert "train" in shown.stdout
+        refused = subprocess.run([*command, "ftp://127.0.0.1"], capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert "expected HOST:PORT" in refused.stderr
+
+
+def test_refused_token_is_named_by_its_source(tmp_path: Path):
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers["/api/v1/flushes"] = (401, {"detail": "the token is invalid"})
+        command = [sys.executable, "-m", "gpumond", "flush", "--all", "--url", fake.url]
+        environ = {name: value for name, value in os.environ.items() if name != "GPUMOND_TOKEN"}
+        (tmp_path / "token").write_text("old\n")
+        for own, source in (
+            ({"GPUMOND_RUNTIME_DIR": str(tmp_path)}, tmp_path / "token"),
+            ({"GPUMOND_TOKEN": "x"}, "$"),
+        ):
+            refused = subprocess.run(command, env=environ | own, capture_output=True, text=True, timeout=60)
+            assert refused.returncode == 1
+            assert f"the token is invalid (the token is from {source}" in refused.stderr

@@ -1,32 +1,27 @@
-"""The screen and its keys, over a fake daemon."""
+"""The screen and its keys in a terminal, over a fake daemon."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
-from textual.pilot import Pilot
 
 from gpumond.api.examples import RECEIPT
-from gpumond.cli.top import Daemon
+from gpumond.api.resources import StatedFault
 from gpumond.model.frame import Verdict
 from gpumond.testing import GIB, make_device, make_process
-from gpumond.top.app import Top
-from gpumond.top.connection import NoticesPanel
-from gpumond.top.devices import Devices
+from tests.running import until
 from tests.top.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
-from tests.top.screens import lines, text
+from tests.top.screens import Session, top
 
 PLANNED: dict[str, Any] = {"pid": 10, "workload": "train", "allocator": "torch", "driver_released_bytes": None}
 PLANNED |= {"expected": {"low": 12 * GIB, "likely": 12 * GIB, "high": 12 * GIB}, "released_bytes": 0}
 PLANNED |= {"outcome": "planned", "reason": "", "raced": False, "duration_seconds": 0.5}
 PLAN = {"id": "1", "receipts": [PLANNED], "released_bytes": 0}
-FREED = PLANNED | {"outcome": "freed", "released_bytes": 12 * GIB, "driver_released_bytes": 12 * GIB}
-RECEIPT_TEXT = {"id": "2", "receipts": [FREED], "released_bytes": 12 * GIB}
+FREED = PLANNED | {"outcome": "freed", "released_bytes": 12 * GIB, "driver_released_bytes": 11 * GIB}
+RECEIPTS = {"id": "2", "receipts": [FREED], "released_bytes": 12 * GIB}
 
 
 @pytest.fixture
@@ -35,90 +30,91 @@ def fake() -> Iterator[FakeDaemon]:
         yield daemon
 
 
-def on_screen(
-    fake: FakeDaemon, act: Callable[[Top, Pilot[None]], Awaitable[None]], size: tuple[int, int] = (80, 24)
-) -> None:
-    async def run() -> None:
-        top = Top(Daemon(fake.url), monochrome=True)
-        async with top.run_test(size=size) as pilot:
-            await act(top, pilot)
-
-    asyncio.run(run())
+def programs(screen: str) -> list[str]:
+    """Return the programs of the table in their order."""
+    head = next(at for at, line in enumerate(screen.splitlines()) if "PROGRAM" in line)
+    rows = (line.split() for line in screen.splitlines()[head + 1 :])
+    return [word for row in rows for word in row[1:4] if word in ("train", "python", "new") and "GiB" in row]
 
 
-async def until(pilot: Pilot[None], top: Top, *words: str, without: str = "") -> str:
-    end = time.monotonic() + 15
-    while True:
-        await pilot.pause(0.05)
-        screen = text(top)
-        if all(word in screen for word in words) and not (without and without in screen):
-            return screen
-        assert time.monotonic() < end, f"{words} did not come, or {without!r} stays:\n{screen}"
+def requested(fake: FakeDaemon) -> list[tuple[Any, bool]]:
+    """Return target and ``dry_run`` of each request for a flush."""
+    return [(body["target"], body["dry_run"]) for path, body in [*fake.requests] if path == "/api/v1/flushes"]
 
 
 def test_screen_of_80_by_24_shows_ledger_processes_and_keys(fake: FakeDaemon):
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        screen = await until(pilot, top, "train", "python", "Quit")
+    with top(fake.url) as session:
+        screen = session.shows("train", "python", "Quit", "pid 10")
         assert "H100  50.0 GiB of 80.0 GiB  62%" in screen
         for part in ("# live 20.0 GiB", "+ cached 12.0 GiB", "x stranded 6.0 GiB", "= overhead 2.0 GiB"):
             assert part in screen
         assert "? opaque 10.0 GiB" in screen
         assert "#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30 in screen
         assert "a flush of all programs would release about 12.0 GiB" in screen
-        assert max(len(line.rstrip()) for line in lines(top)) <= 80
-        assert len(lines(top)) <= 24
-        for key in ("Sort", "Reverse", "Filter", "Flush", "Details", "Alerts", "Quit"):
-            assert key in lines(top)[-1]
-
-    on_screen(fake, act)
+        for key in ("Help", "Filter", "Sort", "Group", "Mark", "Flush", "Signal", "Alerts", "Quit"):
+            assert key in session.screen.lines()[-1]
 
 
 def test_keys_sort_and_reverse(fake: FakeDaemon):
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        def programs() -> list[str]:
-            return [
-                word for line in lines(top) for word in line.split() if word in ("train", "python") and "GiB" in line
-            ]
+    with top(fake.url) as session:
+        assert programs(session.shows("USED↓", "train"))[:2] == ["train", "python"]
+        session.press("r")
+        assert programs(session.shows("USED↑"))[:2] == ["python", "train"]
+        session.press("s")
+        assert programs(session.shows("CACHED↓"))[:2] == ["train", "python"]
+        session.press("<")
+        session.shows("USED↓")
 
-        await until(pilot, top, "USED↓", "train")
-        assert programs()[:2] == ["train", "python"]
-        await pilot.press("r")
-        await until(pilot, top, "USED↑")
-        assert programs()[:2] == ["python", "train"]
-        await pilot.press("s")
-        await until(pilot, top, "CACHED↓")
-        assert programs()[:2] == ["train", "python"]
 
-    on_screen(fake, act)
+def test_click_on_a_column_sorts_by_it_and_another_reverses(fake: FakeDaemon):
+    with top(fake.url) as session:
+        session.shows("USED↓", "train")
+        lines = session.screen.lines()
+        row = next(at for at, line in enumerate(lines) if "USED↓" in line)
+        session.click(lines[row].index("PROGRAM"), row)
+        assert programs(session.shows("PROGRAM↓"))[:2] == ["python", "train"]
+        session.click(lines[row].index("PROGRAM"), row)
+        assert programs(session.shows("PROGRAM↑"))[:2] == ["train", "python"]
+        session.click(8, row + 2)
+        session.press(" ")
+        session.until(lambda screen: screen.splitlines()[row + 2].startswith("*"))
 
 
 def test_filter_hides_other_rows_until_escape(fake: FakeDaemon):
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train")
-        await pilot.press("slash", *"research", "enter")
-        await until(pilot, top, "python", without="train")
-        await pilot.press("escape")
-        await until(pilot, top, "python", "train")
+    with top(fake.url) as session:
+        session.shows("train")
+        session.press("/")
+        session.shows("part of a name")
+        session.press("researchx", "backspace", "enter")
+        session.shows("filter: research", "python", without="train")
+        session.press("escape")
+        session.shows("python", "train", without="filter:")
 
-    on_screen(fake, act)
+
+def test_help_lists_the_keys_and_closes(fake: FakeDaemon):
+    with top(fake.url, size=(100, 60)) as session:
+        session.shows("train")
+        for key in ("?", "h", "f1"):
+            session.press(key)
+            session.shows("group by user, workload, container", "tree of parents", "flush the marked", "stranded")
+            session.press("escape")
+            session.shows("train", without="tree of parents")
 
 
 def test_cursor_stays_with_its_process_while_rows_move(fake: FakeDaemon):
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "python")
-        await pilot.press("down")
-        await until(pilot, top, "python (pid 11)")
+    with top(fake.url) as session:
+        session.shows("python")
+        session.press("down")
+        session.shows("python (pid 11)")
         processes = (
             make_process(11, 39 * GIB, comm="python"),
             make_process(12, 40 * GIB, comm="new"),
             make_process(13, 41 * GIB),
         )
         fake.show(make_frame(make_device(used_bytes=80 * GIB, processes=processes), seq=2))
-        await until(pilot, top, "new", "python (pid 11)", without="train")
-        await pilot.press("d")
-        await until(pilot, top, "python (pid 11) on GPU 0", "39.0 GiB")
-
-    on_screen(fake, act)
+        session.shows("new", "python (pid 11)", without="train")
+        session.press("d")
+        session.shows("python (pid 11) on GPU 0", "39.0 GiB")
 
 
 def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
@@ -133,68 +129,76 @@ def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
     fake.show(busy_frame(verdicts=(verdict,)))
     points = [{"at": 999_700.0 + at, "low": GIB, "median": GIB, "high": at * GIB} for at in range(1, 41)]
     fake.answers["/api/v1/history"] = (200, {"points": points})
-
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train (pid 10) used in the last 4 min 59 s: 1.0 GiB to 40.0 GiB")
-        await pilot.press("enter")
-        await until(pilot, top, "train has grown by 1.0 GiB each minute", "frameworks torch 2.13.0", "flush allowed")
+    with top(fake.url, size=(80, 30)) as session:
+        session.shows("train (pid 10) used in the last 4 min 59 s: 1.0 GiB to 40.0 GiB")
+        session.press("enter")
+        session.shows("train has grown by 1.0 GiB each minute", "frameworks torch 2.13.0", "flush allowed")
         fake.show(make_frame(make_device(), seq=2))
-        await until(pilot, top, "pid 10 no longer uses a device")
-        await pilot.press("escape")
-        await until(pilot, top, "no process uses a device")
-
-    on_screen(fake, act)
+        session.shows("pid 10 no longer uses a device")
+        session.press("escape")
+        session.shows("no process uses a device")
 
 
 def test_flush_shows_the_plan_asks_for_confirmation_and_shows_the_receipt(fake: FakeDaemon):
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train")
+    with top(fake.url) as session:
+        session.shows("train")
         fake.answers["/api/v1/flushes"] = (200, PLAN)
-        await pilot.press("f")
-        await until(pilot, top, "train (pid 10) torch would release about 12.0 GiB", "Flush? y: yes")
-        assert [body["dry_run"] for path, body in fake.requests if path == "/api/v1/flushes"] == [True]
-        fake.answers["/api/v1/flushes"] = (200, RECEIPT_TEXT)
-        await pilot.press("y")
-        await until(pilot, top, "freed, 12.0 GiB of 12.0 GiB expected", "released 12.0 GiB")
-        await pilot.press("y")
-        asked = [(body["target"], body["dry_run"]) for path, body in fake.requests if path == "/api/v1/flushes"]
+        session.press("f")
+        session.shows("train (pid 10): plan", "WOULD RELEASE", "train torch", "Flush 12.0 GiB? y: yes")
+        assert requested(fake) == [({"pid": 10, "start_ticks": 100}, True)]
+        fake.answers["/api/v1/flushes"] = (200, RECEIPTS | {"receipts": [FREED | {"planned": PLANNED["expected"]}]})
+        session.press("y")
+        screen = session.shows("receipts", "freed", "released 12.0 GiB")
+        head, row = (next(line for line in screen.splitlines() if word in line) for word in ("DRIVER", "train torch"))
+        assert head.split() == ["PID", "PROGRAM", "PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TIME", "OUTCOME"]
+        assert "12.0 GiB  12.0 GiB  12.0 GiB  11.0 GiB  0.50 s  freed" in row
+        session.press("y", "escape")
+        session.shows("train", without="released 12.0 GiB")
         process = {"pid": 10, "start_ticks": 100}
-        assert asked == [(process, True), (process, False)]
-        await pilot.press("escape")
-        await until(pilot, top, "train", without="released")
+        assert requested(fake) == [(process, True), (process, False)]
+        assert [body.get("plan") for path, body in fake.requests if path == "/api/v1/flushes"] == [None, "1"]
 
-    on_screen(fake, act)
+
+def test_flush_of_marked_processes_has_one_plan(fake: FakeDaemon):
+    fake.answers["/api/v1/flushes"] = (200, PLAN)
+    with top(fake.url) as session:
+        session.shows("train", "python")
+        session.press(" ", " ", "f")
+        session.shows("2 processes: plan", "Flush 24.0 GiB? y: yes")
+        assert [target["pid"] for target, _ in requested(fake)] == [10, 11]
+        fake.answers["/api/v1/flushes"] = (200, RECEIPTS)
+        session.press("y")
+        session.shows("2 processes: receipts", "released 24.0 GiB")
+        session.press("escape")
+        session.until(lambda screen: sum(line.startswith("*") for line in screen.splitlines()) == 2)
+        session.press("U")
+        session.until(lambda screen: not any(line.startswith("*") for line in screen.splitlines()))
 
 
 @pytest.mark.parametrize("key", ["escape", "n", "q"])
 def test_flush_requires_a_confirmation(fake: FakeDaemon, key: str):
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train")
+    with top(fake.url) as session:
+        session.shows("train")
         fake.answers["/api/v1/flushes"] = (200, PLAN)
-        await pilot.press("F")
-        await until(pilot, top, "every program with an agent", "Flush? y: yes")
-        await pilot.press(key)
-        await until(pilot, top, "train", without="Flush?")
-        await pilot.press("y")
-        bodies = [body for path, body in fake.requests if path == "/api/v1/flushes"]
-        assert [(body["target"], body["dry_run"]) for body in bodies] == [({"all": True}, True)]
-
-    on_screen(fake, act)
+        session.press("F")
+        session.shows("every program with an agent", "y: yes")
+        session.press(key)
+        session.shows("train", without="y: yes")
+        session.press("y", "?")
+        session.shows("move the cursor")
+        assert requested(fake) == [({"all": True}, True)]
 
 
 def test_flush_without_releasable_memory_is_not_offered(fake: FakeDaemon):
     none = PLANNED | {"expected": {"low": 0, "likely": 0, "high": 0}}
     fake.answers["/api/v1/flushes"] = (200, {"id": "1", "receipts": [none], "released_bytes": 0})
-
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train")
-        await pilot.press("g")
-        await until(pilot, top, "every program on GPU 0", "would release nothing", "Nothing to release.")
-        await pilot.press("y")
-        await pilot.pause()
-        assert [body["target"] for path, body in fake.requests if path == "/api/v1/flushes"] == [{"device": "GPU-a"}]
-
-    on_screen(fake, act)
+    with top(fake.url) as session:
+        session.shows("train")
+        session.press("0", "F")
+        session.shows("every program on GPU 0", "Nothing to release.")
+        session.press("y", "escape")
+        session.shows("train", without="Nothing")
+        assert requested(fake) == [({"device": "GPU-a"}, True)]
 
 
 @pytest.mark.parametrize(
@@ -204,64 +208,81 @@ def test_flush_without_releasable_memory_is_not_offered(fake: FakeDaemon):
 def test_refusal_is_shown(fake: FakeDaemon, status: int, text_shown: str):
     detail = "this requires a token" if status == 401 else text_shown
     fake.answers["/api/v1/flushes"] = (status, {"detail": detail})
-
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train")
-        await pilot.press("f")
-        await until(pilot, top, "not flushed", text_shown)
-
-    on_screen(fake, act)
+    with top(fake.url) as session:
+        session.shows("train")
+        session.press("f")
+        session.shows("not flushed", text_shown)
 
 
 def test_timed_out_programs_do_not_hide_receipts_of_others(fake: FakeDaemon):
     late = FREED | {"pid": 11, "workload": "late", "outcome": "timeout", "released_bytes": 0, "reason": "no answer"}
-    problem = RECEIPT_TEXT | {"detail": "no answer in time from pid 11", "receipts": [FREED, late]}
-
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train")
+    problem = RECEIPTS | {"detail": "no answer in time from pid 11", "receipts": [FREED, late]}
+    with top(fake.url) as session:
+        session.shows("train")
         fake.answers["/api/v1/flushes"] = (200, PLAN)
-        await pilot.press("F")
-        await until(pilot, top, "Flush? y: yes")
+        session.press("F")
+        session.shows("y: yes")
         fake.answers["/api/v1/flushes"] = (504, problem)
-        await pilot.press("y")
-        await until(pilot, top, "freed, 12.0 GiB", "late (pid 11) torch: timeout", "released 12.0 GiB")
+        session.press("y")
+        session.shows("freed", "late torch", "timeout", "pid 11: no answer", "released 12.0 GiB")
 
-    on_screen(fake, act)
+
+def test_result_of_a_flush_is_shown_after_its_panel_is_closed(fake: FakeDaemon):
+    with top(fake.url) as session:
+        session.shows("train")
+        fake.answers["/api/v1/flushes"] = (200, PLAN)
+        session.press("F")
+        session.shows("y: yes")
+        fake.answers["/api/v1/flushes"] = None
+        session.press("y")
+        session.shows("flushing")
+        session.press("escape")
+        session.shows("USED↓")
+        fake.over.set()
+        session.shows("every program with an agent: not flushed")
 
 
 def test_values_are_withdrawn_while_the_daemon_is_gone(fake: FakeDaemon):
     frame = fake.answers["/api/v1/frame"]
-
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "50.0 GiB of 80.0 GiB")
+    with top(fake.url) as session:
+        session.shows("50.0 GiB of 80.0 GiB")
         fake.answers["/api/v1/frame"] = (500, {"detail": "it broke"})
-        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "it broke", "50.0 GiB of 80.0 GiB")
-        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "not shown", without="50.0 GiB")
-        assert "train" not in text(top)
+        session.shows("THE DAEMON DOES NOT RESPOND", "it broke", "50.0 GiB of 80.0 GiB")
+        assert "train" not in session.shows("THE DAEMON DOES NOT RESPOND", "not shown", without="50.0 GiB")
         fake.answers["/api/v1/frame"] = frame
-        await until(pilot, top, "50.0 GiB of 80.0 GiB", "train", without="DOES NOT ANSWER")
-
-    on_screen(fake, act)
+        session.shows("50.0 GiB of 80.0 GiB", "train", without="DOES NOT RESPOND")
 
 
 def test_hanging_daemon_blocks_neither_keys_nor_exit(fake: FakeDaemon):
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train")
+    with top(fake.url) as session:
+        session.shows("train")
         fake.answers["/api/v1/frame"] = None
-        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "no response for")
-        await pilot.press("a")
-        await until(pilot, top, "Retrying every second.")
-
-    on_screen(fake, act)
+        session.shows("THE DAEMON DOES NOT RESPOND", "no response for")
+        session.press("a")
+        session.shows("Retrying every second.")
+        session.press("escape", "q")
+        assert session.ends() == 0
     assert not fake.over.is_set()
 
 
 def test_frame_without_a_successor_is_stale(fake: FakeDaemon):
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train", without="NO NEW FRAME")
-        await until(pilot, top, "NO NEW FRAME FOR", "the daemon responds, but produces no new frame")
+    with top(fake.url) as session:
+        session.shows("train", without="NO NEW FRAME")
+        session.shows("NO NEW FRAME FOR", "the daemon responds, but produces no new frame")
 
-    on_screen(fake, act)
+
+def test_pause_keeps_the_values(fake: FakeDaemon):
+    with top(fake.url) as session:
+        session.shows("train")
+        session.press("p")
+        session.shows("PAUSED", "train")
+        fake.show(make_frame(make_device(used_bytes=GIB, processes=(make_process(12, GIB, comm="new"),)), seq=2))
+        session.press("s", "?")
+        session.shows("move the cursor", "PAUSED")
+        session.press("?")
+        session.shows("train", without="new")
+        session.press("p")
+        session.shows("new", without="PAUSED")
 
 
 @pytest.mark.parametrize(
@@ -277,19 +298,18 @@ def test_frame_without_a_successor_is_stale(fake: FakeDaemon):
 )
 def test_problems_are_shown(fake: FakeDaemon, status: int, answer: Any, text_shown: str):
     fake.answers["/api/v1/frame"] = (status, answer)
-
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, text_shown)
-
-    on_screen(fake, act)
+    with top(fake.url) as session:
+        session.shows(text_shown)
 
 
-def test_answer_before_the_screen_is_mounted_is_shown(fake: FakeDaemon):
-    async def act(top: Top, pilot: Pilot[None]) -> None:
-        Devices().show(top.shown, True, "GPU-a")
-        NoticesPanel().show(top.shown, top.link, 0.0)
-
-    on_screen(fake, act)
+def test_notices_of_one_kind_are_one_line(fake: FakeDaemon):
+    faults = tuple(StatedFault("nvml", "gpu_is_lost", f"GPU-{at}", f"fell off bus {at}", "reset it") for at in range(9))
+    fake.show(busy_frame(faults=faults))
+    with top(fake.url, size=(100, 30)) as session:
+        screen = session.shows("gpu_is_lost (9): fell off bus 0", "train")
+        assert "fell off bus 1" not in screen
+        session.press("a")
+        session.shows("fell off bus 0", "fell off bus 8")
 
 
 HOSTILE = "[bold]x[/bold]\x1b[2J\x1b]0;owned\x07‮⁦\n\r\tend" + "W" * 4096
@@ -301,18 +321,49 @@ def test_names_of_programs_are_shown_as_plain_text(fake: FakeDaemon):
     fake.show(make_frame(device, verdicts=(verdict,)))
     nasty = PLANNED | {"workload": HOSTILE, "reason": HOSTILE, "outcome": "refused"}
     fake.answers["/api/v1/flushes"] = (200, {"id": "1", "receipts": [nasty], "released_bytes": 0})
-
-    async def act(top: Top, pilot: Pilot[None]) -> None:
+    with top(fake.url, size=(120, 40)) as session:
         for keys in ((), ("d",), ("escape", "a"), ("escape", "F")):
-            await pilot.press(*keys)
-            screen = await until(pilot, top, "[bold]x[/bold]�[2J" if keys[-1:] != ("F",) else "refused")
+            session.press(*keys)
+            screen = session.shows("[bold]x[/bold]�[2J" if keys[-1:] != ("F",) else "refused")
             assert not [character for character in screen if not character.isprintable() and character != "\n"]
             assert "owned�" in screen or keys == ()
+        assert session.written.count("\x1b[2J") <= 2  # both by the application, at its start
+        assert "\x1b]" not in session.written
 
-    on_screen(fake, act, (120, 40))
+
+def test_size_of_the_terminal_may_change(fake: FakeDaemon):
+    with top(fake.url) as session:
+        session.shows("train", "Quit")
+        session.resize(120, 40)
+        session.until(lambda screen: "OVERHEAD" in screen and "Quit" in session.screen.lines()[39])
+        session.resize(30, 5)
+        session.until(lambda _: "gpumond" in session.screen.lines()[0])
+        session.press("q")
+        assert session.ends() == 0
+
+
+def test_termination_restores_the_terminal(fake: FakeDaemon):
+    with top(fake.url) as session:
+        session.shows("train")
+        session.process.terminate()
+        assert session.ends() == 143
+        assert "\x1b[?1049l" in session.written
 
 
 def test_example_receipt_of_the_api_can_be_shown(fake: FakeDaemon):
-
     receipt = TypeAdapter(type(RECEIPT)).dump_python(RECEIPT, mode="json")
     assert receipt.keys() >= PLANNED.keys()
+
+
+def last(session: Session) -> str:
+    return session.screen.lines()[-1]
+
+
+def test_requests_for_frames_continue_while_a_panel_is_open(fake: FakeDaemon):
+    with top(fake.url) as session:
+        session.shows("train")
+        session.press("?")
+        session.shows("move the cursor")
+        assert "Close" in last(session)
+        before = len(fake.requests)
+        until(lambda: len(fake.requests) > before + 1)

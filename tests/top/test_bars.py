@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.model.frame import SHARES
-from gpumond.top.bars import COLOURS, FILLS, bar, curve
-from gpumond.top.ledger import GROUNDS
+from gpumond.top.bars import COLOURS, FILLS, StackCell, bar, block, stack
+from gpumond.top.lines import GROUNDS
 
 PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))
 
@@ -42,6 +42,11 @@ def test_parts_have_distinct_marks_and_a_colour():
     assert all(mark.isascii() and len(mark) == 1 for mark in FILLS.values())
 
 
+def outline(points: list[tuple[float, float]], end: float, width: int, rows: int) -> list[str]:
+    drawn = stack([(at, {"live": int(value)}) for at, value in points], 0, end, width, rows)
+    return ["".join(map(block, row)) for row in drawn]
+
+
 @pytest.mark.parametrize(
     ("points", "expected"),
     [
@@ -52,12 +57,29 @@ def test_parts_have_distinct_marks_and_a_colour():
         ([(0, 0), (1, 0)], ["    ", "    "]),
         ([(-5, 9), (9, 9), (1, 1)], [" █  ", " █  "]),
     ],
-    ids=["nothing", "rising", "as often as it was looked", "highest of a stretch", "zero", "outside"],
+    ids=["nothing", "rising", "as often as it was read", "highest of an interval", "zero", "outside"],
 )
-def test_curve_shows_the_maximum_of_each_interval_from_zero(points: list[tuple[float, float]], expected: list[str]):
-    assert list(curve(points, 0, 4, 4, 2)) == expected
+def test_stack_shows_the_maximum_of_each_interval_from_zero(points: list[tuple[float, float]], expected: list[str]):
+    assert outline(points, 4, 4, 2) == expected
 
 
 def test_gap_in_the_history_remains_a_gap():
     points = [(float(at), 1.0) for at in (*range(5), *range(15, 20))]
-    assert list(curve(points, 0, 20, 20, 1)) == ["█████          █████"]
+    assert outline(points, 20, 20, 1) == ["█████          █████"]
+
+
+def test_stack_shows_the_parts_from_the_bottom_in_their_proportion():
+    parts = {"live": 8, "cached": 4, "overhead": 0, "unclaimed": 4}
+    top, bottom = stack([(0.0, parts)], 0, 1, 1, 2)
+    assert bottom == [StackCell("live", "live", 8)]
+    assert top == [StackCell("cached", "unclaimed", 4)]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(SHARES), st.integers(0, 1 << 40), min_size=1), min_size=1, max_size=20))
+def test_height_of_a_stack_is_that_of_its_sum(points: list[dict[str, int]]):
+    rows = stack([(float(at), parts) for at, parts in enumerate(points)], 0, len(points), len(points), 4)
+    top = max(sum(parts.values()) for parts in points) or 1
+    for column, parts in enumerate(points):
+        total = sum(parts.values())
+        height = sum(8 if row[column].upper else row[column].eighths for row in rows if row[column].lower)
+        assert height == (max(1, round(total * 32 / top)) if total else 0)

@@ -15,11 +15,12 @@ from gpumond.model.program import PoolLimit
 from gpumond.model.quota import EffectiveQuota
 from gpumond.model.snapshot import ProcessQuota, SourceState
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from gpumond.top.details import described
+from gpumond.top.details import described as details
 from gpumond.top.ledger import device_lines, flush_estimate
+from gpumond.top.lines import plain_text
 from gpumond.top.notices import FrameNotice
 from gpumond.top.processes import SortOrder, arranged, fitting
-from gpumond.top.rows import plain
+from gpumond.top.rows import ProcessRow, plain
 from gpumond.top.view import view
 from tests.top.frames import busy_frame, make_frame
 
@@ -41,6 +42,10 @@ def make_alert(rule: str, phase: str = "firing", severity: str = "warning", acti
     return Alert(
         rule=rule, phase=phase, labels=labels, annotations=notes, value=1.0, active_at=active_at, fired_at=fired_at
     )  # type: ignore[arg-type]
+
+
+def described(row: ProcessRow) -> str:
+    return "".join(f"{plain_text(line)}\n" for line in details(row, [], 80))
 
 
 def test_shares_are_those_of_the_ledger():
@@ -73,7 +78,7 @@ def test_unmapped_bytes_are_shown_where_there_are_any():
         table = process_table(seen)
         assert ("UNMAPPED" in table) is shown
         assert ("15.0 GiB" in table) is shown
-    assert "unmapped 15.0 GiB" in described(train, None, 80).plain
+    assert "unmapped 15.0 GiB" in described(train)
 
 
 def test_limit_and_quota_are_shown_where_there_are_any():
@@ -86,7 +91,7 @@ def test_limit_and_quota_are_shown_where_there_are_any():
         table = process_table(seen)
         assert ("LIMIT" in table) is shown
         assert ("30.0 GiB" in table) is shown
-        details = described(seen.processes[0], None, 80).plain
+        details = described(seen.processes[0])
         assert ("limit 30.0 GiB\n" in details) is shown
         assert ("quota soft limit 25.0 GiB (small), limit 30.0 GiB (team)" in details) is shown
 
@@ -109,7 +114,7 @@ def test_kv_cache_of_an_engine_is_a_part_of_its_live_memory(pids: tuple[int, ...
     engine = EngineReading(name="chat", kind="sglang", up=True, processes=processes, **known)
     content = view(busy_frame(engines=(engine,)))
     train = next(row for row in content.processes if row.pid == 10)
-    shown = described(train, None, 80).plain
+    shown = described(train)
     assert text in shown
     assert ("engine chat (sglang)" in shown) is (10 in pids)
 
@@ -120,7 +125,7 @@ def test_kv_cache_in_a_program_without_an_agent_is_a_part_of_its_opaque_memory()
     )
     content = view(busy_frame(engines=(engine,)))
     python = next(row for row in content.processes if row.pid == 11)
-    assert "opaque 10.0 GiB, of which KV cache 50% in use" in described(python, None, 80).plain
+    assert "opaque 10.0 GiB, of which KV cache 50% in use" in described(python)
 
 
 def test_refused_flush_is_not_promised():
@@ -162,30 +167,30 @@ def test_verdict_with_a_trouble_precedes_others():
     (train, _) = view(busy_frame(verdicts=(CHURN, LEAK))).processes
     assert (train.verdict, train.notable) == ("leak", True)
     assert train.verdicts == ("train leaks", "train goes up and down")
-    assert view(busy_frame(verdicts=(CHURN, LEAK))).verdicts == (FrameNotice("warn", "leak", "train leaks"),)
+    assert view(busy_frame(verdicts=(CHURN, LEAK))).verdicts == (FrameNotice("warn", "leak", "train leaks", "leak"),)
 
 
 def test_alerts_are_sorted_by_phase_and_severity():
     alerts = (make_alert("idle", "pending"), make_alert("full"), make_alert("leak", severity="critical"))
     assert view(busy_frame(alerts=alerts)).alerts == (
-        FrameNotice("bad", "leak firing for 1 min 40 s", "leak it is"),
-        FrameNotice("warn", "full firing for 1 min 40 s", "full it is"),
-        FrameNotice("note", "idle pending for 1 min 40 s", "idle it is"),
+        FrameNotice("bad", "leak firing for 1 min 40 s", "leak it is", "alert leak"),
+        FrameNotice("warn", "full firing for 1 min 40 s", "full it is", "alert full"),
+        FrameNotice("note", "idle pending for 1 min 40 s", "idle it is", "alert idle"),
     )
 
 
 def test_silenced_alert_is_a_note():
     silenced = replace(make_alert("full"), silenced_by=("0" * 16,))
     (shown,) = view(busy_frame(alerts=(silenced,))).alerts
-    assert shown == FrameNotice("note", "full firing for 1 min 40 s, silenced", "full it is")
+    assert shown == FrameNotice("note", "full firing for 1 min 40 s, silenced", "full it is", "alert full")
 
 
 def test_faults_and_conditions_are_named_with_their_remedies():
     faults = (StatedFault("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),)
     conditions = (StatedCondition(None, "private_pid_namespace", "share it"),)
     assert view(busy_frame(faults=faults, conditions=conditions)).notices == (
-        FrameNotice("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it"),
-        FrameNotice("note", "this machine: private_pid_namespace", "share it"),
+        FrameNotice("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it", "gpu_is_lost"),
+        FrameNotice("note", "this machine: private_pid_namespace", "share it", "private_pid_namespace"),
     )
 
 

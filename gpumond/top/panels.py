@@ -1,0 +1,124 @@
+"""Panels of text in front of the table: help, notices and details."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gpumond.top.lines import Line, Piece, wrapped
+
+Hints = Sequence[tuple[str, str]]
+"""Keys and their effects."""
+
+
+class Panel:
+    """A panel of text that scrolls. ``first``: the first line that is shown."""
+
+    closing: Sequence[str] = ("escape", "q")
+
+    def __init__(self) -> None:
+        self.first = 0
+
+    @property
+    def hints(self) -> Hints:
+        return (("esc", "Close"), ("↑↓", "Scroll"))
+
+    def lines(self, width: int) -> list[Line]:
+        raise NotImplementedError
+
+    def press(self, key: str) -> None:
+        """Handle a key that neither closes nor scrolls the panel."""
+
+    def scroll(self, lines: int) -> None:
+        """Move the text. The screen limits ``first`` to the lines that exist."""
+        self.first = max(0, self.first + lines)
+
+
+HELP: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
+    (
+        "Rows",
+        (
+            ("↑ ↓ PgUp PgDn Home End", "move the cursor"),
+            ("Enter, d", "details of a process; open or close a group"),
+            ("Space", "mark or unmark a process or a group"),
+            ("U", "unmark all"),
+            ("/, F3, F4", "filter: parts of a name, pid, user, verdict, container or pod"),
+            ("Esc", "remove filter, selection of a device and marks"),
+        ),
+    ),
+    (
+        "Order",
+        (
+            ("s, >  and  <", "sort by the next and previous column"),
+            ("r, I", "reverse the order"),
+            ("g", "group by user, workload, container, or not"),
+            ("t, F5", "tree of parents and children (processes of this machine)"),
+        ),
+    ),
+    (
+        "Devices",
+        (
+            ("← →, 0 to 9", "show one device"),
+            ("", "The chart shows the selected device, else the process under the cursor."),
+        ),
+    ),
+    (
+        "Actions, each with a confirmation",
+        (
+            ("f", "flush the marked processes, else the one under the cursor"),
+            ("F", "flush the selected device, else all programs with an agent"),
+            ("k, F9", "send a signal to your own programs: the marked ones, else the one under the cursor"),
+        ),
+    ),
+    (
+        "Other",
+        (
+            ("a", "alerts, verdicts and problems in full"),
+            ("p", "pause"),
+            ("mouse", "click a column to sort, a device or a row to select it; scroll with the wheel"),
+            ("?, h, F1", "this help"),
+            ("q, F10, Ctrl-C", "quit"),
+        ),
+    ),
+)
+SHARES = (
+    ("live", "holds tensors or arrays in use"),
+    ("cached", "an allocator keeps it for reuse; a flush releases it"),
+    ("stranded", "an allocator keeps it in partly used segments; a flush cannot release it"),
+    ("overhead", "contexts, libraries and other memory outside of the allocators"),
+    ("opaque", "all memory of a program without the agent"),
+    ("unclaimed", "used memory that no process accounts for"),
+)
+KEY = 24
+
+
+class HelpPanel(Panel):
+    closing = ("escape", "q", "?", "h", "f1")
+
+    def lines(self, width: int) -> list[Line]:
+        lines: list[Line] = []
+        for title, keys in (*HELP, ("Shares", SHARES)):
+            lines += [[]] if lines else []
+            lines.append([Piece(title, "bold")])
+            for key, effect in keys:
+                first, *rest = wrapped([Piece(effect)], max(KEY, width - KEY - 2))
+                lines.append([Piece(f"  {key:<{KEY}}", "bold"), *first])
+                lines += [[Piece(" " * (KEY + 2)), *line] for line in rest]
+        return lines
+
+
+class TextPanel(Panel):
+    """Text that ``content`` returns for a width, with further keys."""
+
+    def __init__(
+        self, content: Callable[[int], list[Line]], closing: Sequence[str], keys: Mapping[str, Callable[[], None]] = {}
+    ) -> None:
+        super().__init__()
+        self.content, self.keys = content, keys
+        self.closing = ("escape", "q", *closing)
+
+    def lines(self, width: int) -> list[Line]:
+        return self.content(width)
+
+    def press(self, key: str) -> None:
+        if key in self.keys:
+            self.keys[key]()

@@ -1,0 +1,133 @@
+"""The terminal: raw input, size, and the lines that are shown. Its previous state is restored at the end."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import select
+import signal
+import termios
+import tty
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+from gpumond.top.keys import Mouse, decode
+
+ESCAPE_SECONDS = 0.05
+"""Time after which an escape character without a successor is the key."""
+
+# the alternate screen; the cursor is hidden; the mouse is reported, in SGR form
+BEGIN = "\x1b[?1049h\x1b[?25l\x1b[?1000h\x1b[?1006h\x1b[2J"
+END = "\x1b[?1006l\x1b[?1000l\x1b[0m\x1b[?25h\x1b[?1049l"
+
+
+class Terminal:
+    """A context manager. SIGTERM and SIGHUP raise SystemExit in it."""
+
+    def __init__(self, keyboard: int, screen: int, encoding: str) -> None:
+        self._keyboard, self._screen, self._encoding = keyboard, screen, encoding
+        self._before: list[Any] = []
+        self._shown: list[str] = []
+        self._size = (0, 0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+        self._awake, self._waker = os.pipe()
+        os.set_blocking(self._awake, False)
+        os.set_blocking(self._waker, False)
+
+    def __enter__(self) -> Terminal:
+        self._before = termios.tcgetattr(self._keyboard)
+        tty.setraw(self._keyboard, termios.TCSANOW)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGWINCH, _resized)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _end)
+        self._write(BEGIN)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with suppress(OSError):  # the terminal may be gone
+            self._write(END)
+        with suppress(termios.error):
+            termios.tcsetattr(self._keyboard, termios.TCSANOW, self._before)
+
+    def can_show(self, text: str) -> bool:
+        """Return whether the encoding of the terminal contains the characters."""
+        try:
+            text.encode(self._encoding)
+        except (UnicodeEncodeError, LookupError):
+            return False
+        return True
+
+    def size(self) -> tuple[int, int]:
+        """Return columns and rows."""
+        try:
+            columns, rows = os.get_terminal_size(self._screen)
+        except OSError:
+            columns, rows = 0, 0
+        return columns or 80, rows or 24
+
+    def wake(self) -> None:
+        """End a wait in ``keys``. May be called in any thread."""
+        with suppress(OSError):  # a full pipe wakes it, too
+            os.write(self._waker, b"\0")
+
+    def keys(self, seconds: float) -> list[str | Mouse]:
+        """Return the keys and mouse events of the next ``seconds``; earlier, if there are any or at a call of ``wake``.
+
+        Raises SystemExit when the terminal is closed.
+        """
+        limit = ESCAPE_SECONDS if self._rest else max(0.0, seconds)
+        ready, _, _ = select.select([self._keyboard, self._awake], [], [], limit)
+        if self._awake in ready:
+            with suppress(BlockingIOError):
+                os.read(self._awake, 4096)
+        if self._keyboard in ready:
+            self._rest += self._decoder.decode(self._read())
+            found, self._rest = decode(self._rest)
+            return found
+        if self._rest and not ready:
+            self._rest = ""
+            return ["escape"]
+        return []
+
+    def _read(self) -> bytes:
+        try:
+            read = os.read(self._keyboard, 4096)
+        except OSError:
+            read = b""
+        if not read:
+            raise SystemExit(1)
+        return read
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Show the lines from the top. Only lines that differ from those shown are written."""
+        size = self.size()
+        if size != self._size:
+            self._size, self._shown = size, []
+            self._write("\x1b[2J")
+        before = [*self._shown, *[""] * (len(lines) - len(self._shown))]
+        after = [*lines, *[""] * (len(before) - len(lines))]
+        changed = [
+            f"\x1b[{row};1H\x1b[K{line}"
+            for row, (line, old) in enumerate(zip(after, before, strict=True), 1)
+            if line != old
+        ]
+        if changed:
+            self._write("".join(changed))
+        self._shown = [*lines]
+
+    def _write(self, text: str) -> None:
+        rest = text.encode(self._encoding, "replace")
+        while rest:
+            rest = rest[os.write(self._screen, rest) :]
+
+
+def _resized(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the signal itself ends the wait in ``keys``."""
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
