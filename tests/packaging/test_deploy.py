@@ -12,60 +12,18 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.agent.adapters.torch_history import MAX_ENTRIES
-from gpumond.agent.administration import MAX_RECORD_SECONDS
-from gpumond.agent.instrument import snapshots
-from gpumond.agent.instrument.oom import MAX_RECORD_BYTES
-from gpumond.agent.registry import FLUSHES
-from gpumond.agents.limits import Limits
-from gpumond.alerting import silences
-from gpumond.alerting.hook import REMEMBERED
-from gpumond.alerting.outbox import QUEUE_LIMIT
 from gpumond.api.examples import SNAPSHOT
-from gpumond.api.hooks import MAX_ALERTS, MAX_LABEL, MAX_LABELS
-from gpumond.api.rate_limits import (
-    CHANGES_AT_ONCE,
-    CHANGES_PER_SECOND,
-    CONCURRENT_REQUESTS,
-    FAILURES_PER_MINUTE,
-    FLUSHES_PER_MINUTE,
-    MAX_BODY_BYTES,
-    RECEIVER_TESTS_PER_MINUTE,
-    SILENCES_PER_MINUTE,
-    WAITING,
-)
-from gpumond.api.rules import MAX_PREVIEWS
-from gpumond.api.silences import MAX_MATCHERS, MAX_VALUE
-from gpumond.api.streams import MAX_STREAMS
-from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.cli import VERBS, load as load_verb
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.cli.rules import run_file
-from gpumond.collector.supervisor import DEADLINE_SECONDS
 from gpumond.config import Settings, load
-from gpumond.config.quota_registry import MAX_QUOTAS
-from gpumond.config.rule_registry import MAX_RULES
-from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
-from gpumond.daemon.listener import HEAD_SECONDS
-from gpumond.daemon.quota_limits import SENT_PER_HOUR
 from gpumond.engine import EngineState, advance
-from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
-from gpumond.flush.admissions import IN_TOTAL, PER_OWNER
-from gpumond.history import MAX_PROCESSES
-from gpumond.host.fd_limits import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
-from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
-from gpumond.metrics import MAX_SERIES, Exposition, Form
-from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
-from gpumond.metrics.telemetry import MAX_WORKLOADS, Telemetry
-from gpumond.model.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
-from gpumond.model.program import OOMS, SCOPES
+from gpumond.metrics import Exposition, Form
+from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.units import seconds
-from gpumond.protocol.messages import MAX_MESSAGE_BYTES
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import RuleConfig, written
-from gpumond.store.baseline_table import MAX_BASELINES
-from gpumond.store.retention import Bounds
 from tools.docs.rules import document
 
 ROOT = Path(__file__).parents[2]
@@ -335,80 +293,3 @@ def test_commands_are_described(verb: str):
 def test_settings_are_described():
     text = document_text("reference/configuration.md") + document_text("how-to/access.md")
     assert [name for name in Settings.model_fields if f"{name}:" not in text and f"`{name}`" not in text] == []
-
-
-BOUNDS = Bounds()
-LIMITS = Limits()
-KIB, MIB = 1 << 10, 1 << 20
-
-
-def number(value: float) -> str:
-    return {4: "four", 10: "ten"}[int(value)]
-
-
-STATED = {
-    "a message of an agent": f"{MAX_MESSAGE_BYTES // KIB} KiB",
-    "agents of one uid": f"{LIMITS.peers_per_uid}",
-    "agents in all": f"{LIMITS.peers}",
-    "connections without a hello message": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
-    "time for a hello message; for the rest of a message": f"{LIMITS.hello_seconds:g} s, "
-    f"{LIMITS.shared_hello_seconds:g} s while the uid has other connections without one; {LIMITS.message_seconds:g} s",
-    "age of a report; time without a message": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
-    "messages and bytes of one uid": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
-    "pools of one agent": f"{MAX_POOLS}",
-    "pools of all agents of one uid": f"{MAX_POOLS_OF_UID:,}, then an equal share for each agent",
-    "the record of an out-of-memory error": f"{MAX_RECORD_BYTES // KIB} KiB, {number(OOMS)} in a report; 50 ms",
-    "snapshots of one program for requests": f"one in {number(snapshots.REQUEST_SECONDS)} seconds, the newest "
-    f"{number(snapshots.KEPT)}, {snapshots.MAX_BYTES // MIB} MiB each",
-    "a recording (`--record`)": f"{MAX_RECORD_SECONDS / 60:g} minutes, {MAX_ENTRIES:,} entries",
-    "pools of one message": f"{MAX_REPORTED_POOLS}",
-    "scopes of one program": f"{SCOPES} names",
-    "commands that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
-    "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
-    "limits that quotas set in programs of one user": f"{SENT_PER_HOUR} an hour",
-    "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
-    "alerts of one notification of Alertmanager; starts of alerts that are remembered for each caller": f"{MAX_ALERTS}"
-    f", with {MAX_LABELS} labels of {MAX_LABEL:,} characters; {REMEMBERED:,}",
-    "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
-    "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
-    "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
-    "requests on a connection that wait for an earlier answer": f"{MAX_PIPELINED}",
-    "concurrent reads of one user": f"{CONCURRENT_REQUESTS} at once, {WAITING} more wait",
-    "other requests of one user": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
-    "unread answers": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB of one user",
-    "a request's head; its body": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s; {MAX_BODY_BYTES // KIB} KiB",
-    "streams of events": f"{MAX_STREAMS}",
-    "requests for memory (`gpumond run --need`)": f"{PER_OWNER} of one user, {IN_TOTAL} in all",
-    "previews of rules": f"{MAX_PREVIEWS} in progress, one of a user",
-    "series of processes": f"{PROCESSES_PER_DEVICE} processes a device",
-    "workloads with counts of flushes": f"{MAX_WORKLOADS}",
-    "series of a page": f"{MAX_SERIES:,}",
-    "processes with a history": f"{MAX_PROCESSES}",
-    "rules over the API": f"{MAX_RULES}",
-    "silences of one caller; ended silences of one caller": f"{silences.MAX_SILENCES}; {silences.KEEP_ENDED}, "
-    f"for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
-    "a silence": f"{MAX_MATCHERS} matchers, {MAX_VALUE} characters of a value, {silences.MAX_EXPRESSION} of a regular "
-    f"expression and {silences.MAX_EXPRESSIONS} of all, {silences.MAX_SECONDS / 86400:g} days",
-    "changes of silences by one caller; test messages": f"{SILENCES_PER_MINUTE} a minute; {RECEIVER_TESTS_PER_MINUTE}",
-    "quotas over the API": f"{MAX_QUOTAS}",
-    "baselines": f"{MAX_BASELINES}",
-    "receipts, events in memory": f"{RECEIPTS_KEPT} each",
-    "the audit (administrators; each other user); receipts; past alerts": f"{BOUNDS.max_entries:,}; "
-    f"{BOUNDS.max_entries_of_a_user:,}; {BOUNDS.max_receipts:,}; {BOUNDS.max_past_alerts:,}, "
-    f"for {BOUNDS.seconds / 86400:g} days",
-    "the store": f"{BOUNDS.max_bytes // MIB} MiB",
-    "alerts waiting for one receiver": f"{QUEUE_LIMIT:,}",
-    "a log line; lines of a kind": f"{MAX_CHARACTERS} characters; {PER_SECOND} a second",
-    "a driver call": f"{DEADLINE_SECONDS:g} s",
-    "the service's memory, tasks": "512 MiB, 64",
-}
-
-
-def test_documented_limits_equal_those_of_the_code():
-    text = document_text("reference/limits.md").partition("\n## Sizing\n")[0]
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
-    assert dict(rows[1:]).keys() == STATED.keys()
-    wrong = {of: (stated, STATED[of]) for of, stated in rows[1:] if not stated.startswith(STATED[of])}
-    assert wrong == {}
-    service = (DEPLOY / "systemd/gpumond.service").read_text()
-    assert "MemoryMax=512M\nTasksMax=64\n" in service
