@@ -103,7 +103,7 @@ def test_targets_of_prometheus(tmp_path: Path, machines: list[SimulatedMachine])
 
 def test_status_of_machines_that_answer(tmp_path: Path, machines: list[SimulatedMachine]):
     file = write_targets(tmp_path / "targets.json", {each.name: each.address for each in machines})
-    shown = fleet("status", "--targets", str(file))
+    shown = fleet("status", "--targets", str(file), "--timeout", "30")
     assert shown.returncode == 0, shown.stderr
     header, first, second, _, totals = shown.stdout.splitlines()
     assert header.split()[:4] == ["MACHINE", "VERSION", "DRIVER", "GPUS"]
@@ -143,15 +143,15 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(
         }
         https = {"__scheme__": "https"}
         file = write_targets(tmp_path / "targets.json", addresses, wrong=https, silent=https)
-        options = ("status", "--targets", str(file), "--timeout", "3")
+        options = ("status", "--targets", str(file), "--timeout", "10")
         shown = fleet(*options, GPUMOND_CA_FILE=str(place / "ca.crt"), GPUMOND_TOKEN="secret")
         assert shown.returncode == 1
         assert [line.split()[0] for line in shown.stdout.splitlines()[1:3]] == ["node-1", "node-2"]
         reasons = dict(line.split(" ", 2)[1:] for line in shown.stdout.splitlines() if line.startswith("missing "))
         assert {name: reason.partition("): ")[2] for name, reason in reasons.items()} == {
             "down": "nothing listens at its address",
-            "slow": "no answer within 3 s",
-            "silent": "no answer within 3 s",
+            "slow": "no answer within 10 s",
+            "silent": "no answer within 10 s",
             "refusing": "it answered 401: reads require a token",
             "wrong": reasons["wrong"].partition("): ")[2],
             "other": "its answer is not that of a gpumond daemon of a compatible version",

@@ -38,7 +38,7 @@ def options(directory: Path, machines: list[SimulatedMachine], **others: str) ->
     tokens.write_text("".join(f"{each.name}: {each.token}\n" for each in machines))
     https = {"__scheme__": "https"}
     file = write_targets(directory / "targets.json", addresses, wrong=https)
-    return ["--targets", str(file), "--tokens", str(tokens), "--timeout", "3"]
+    return ["--targets", str(file), "--tokens", str(tokens), "--timeout", "10"]
 
 
 def document(done: subprocess.CompletedProcess[str], code: int) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def test_machines_that_fail_are_reported_and_the_others_are_flushed(tmp_path: Pa
         found = document(fleet(*command, GPUMOND_CA_FILE=str(place / "ca.crt")), 1)
         assert {each["machine"]: each["problem"].partition(":")[0] for each in found["missing"]} == {
             "down": "nothing listens at its address",
-            "slow": "no answer within 3 s",
+            "slow": "no answer within 10 s",
             "wrong": "its certificate is not valid for this address",
         }
         expected = {("node-1", "train"): "flushed", ("node-1", "serve"): "flushed", ("node-2", "train"): "failed"}
