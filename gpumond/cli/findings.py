@@ -101,7 +101,7 @@ class Findings:
         for key, series in self._shown():
             found = [(elapsed, change) for change, elapsed in series.changes]
             marks = [(elapsed, change.verdict.kind) for elapsed, change in found if _is_finding(change)]
-            parts.append(html_report.heading(_title(key, series)))
+            parts.append(html_report.heading(", ".join(_title(key, series))))
             parts.append(html_report.curve(series.curve.points(), series.top, marks))
             rows: list[tuple[str, str, str]] = [
                 (day_and_time(change.at), change.verdict.kind, _outcome(change)) for _, change in found
@@ -126,7 +126,7 @@ class Findings:
             yield f"{others} more series without a finding" if not self._unseen else f"{others} more series"
 
     def _section(self, key: Key, series: _Series) -> Iterator[str]:
-        yield safe(_title(key, series))
+        yield safe("  ".join(_title(key, series)))
         yield from draw(series.curve, series.top, [at for change, at in series.changes if _is_finding(change)])
         for change, _ in series.changes:
             outcome = _outcome(change)
@@ -163,10 +163,10 @@ class Findings:
         return series
 
 
-def _title(key: Key, series: _Series) -> str:
+def _title(key: Key, series: _Series) -> list[str]:
     uuid, process = key
     pid = f" pid {process.pid}" if process else ""
-    return "  ".join(part for part in (uuid + pid, series.name, f"peak {human(series.peak)}") if part)
+    return [part for part in (uuid + pid, series.name, f"peak {human(series.peak)}") if part]
 
 
 def _is_finding(change: Change) -> bool:
