@@ -22,7 +22,8 @@ from gpumond.engine.attribution import attribute
 from gpumond.model.cooperative import run_to_end
 from gpumond.model.frame import Frame
 from gpumond.model.sensors import Sensors
-from gpumond.testing import GIB, MIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.model.units import MIB
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 SIZES = ((1, 4), (8, 64), (64, 50))
 """Devices, and processes of each."""

@@ -24,6 +24,8 @@ TABLES = {
     "alerts": ("rule", "labels", *PROCESS),
 }
 """The fields that identify a row of each table, by the path of the table in a frame."""
+TENTHS = ("age_seconds", "idle_seconds")
+"""Fields whose changes are sent in tenths of a second: they would otherwise change in each frame."""
 PARTS = ("snapshot", "ledger")
 """Parts of a frame whose fields are compared one by one."""
 
@@ -82,14 +84,23 @@ def _of_table(before: Sequence[Any], after: Sequence[Any], key: Callable[[Any], 
         found["rows"] = rows
         found["added"] = [row for row, place in zip(after, rows, strict=True) if place < 0]
     cells: dict[str, tuple[list[int], list[Any]]] = {}
+    values: Callable[[Any], tuple[Any, ...]] | None = None
     for now, (row, place) in enumerate(zip(after, rows, strict=True)):
-        if place >= 0 and row is not before[place] and row != before[place]:
-            for name in row.__dataclass_fields__:
-                value = getattr(row, name)
-                if value != getattr(before[place], name):
-                    changed = cells.setdefault(name, ([], []))
-                    changed[0].append(now)
-                    changed[1].append(value)
+        if place < 0 or row is before[place]:
+            continue
+        if values is None:
+            names = [field.name for field in fields(row)]
+            values = attrgetter(*names)
+        old, new = values(before[place]), values(row)
+        if old == new:
+            continue
+        for name, was, value in zip(names, old, new, strict=True):
+            if name in TENTHS and was is not None and value is not None:
+                was, value = round(was, 1), round(value, 1)
+            if was != value:
+                changed = cells.setdefault(name, ([], []))
+                changed[0].append(now)
+                changed[1].append(value)
     if cells:
         found["cells"] = cells
     return found

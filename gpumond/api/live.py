@@ -35,7 +35,7 @@ KEPT = 32
 """Messages that a slow reader can still receive. One that needs older ones receives a complete frame."""
 EVENTS_SENT = 200
 """Newest events that a complete frame contains."""
-GZIP_LEVEL = 4
+GZIP_LEVEL = 6
 PIECE_BYTES = 64 * 1024
 """Bytes that are compressed in one step."""
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"

@@ -35,7 +35,7 @@ def random_frame(rng: random.Random, seq: int) -> Frame:
         uuid = f"GPU-{index}"
         pids = rng.sample(range(1, 6), rng.randint(0, 4))
         used = {pid: rng.choice((None, rng.randint(1, 3) * GIB)) for pid in pids}
-        processes = tuple(make_process(pid, used[pid], idle_seconds=rng.choice((None, 0.5, 1e-9))) for pid in pids)
+        processes = tuple(make_process(pid, used[pid], idle_seconds=rng.choice((None, 0.5, 7.5))) for pid in pids)
         sensors = Sensors(power_watts=rng.choice((None, 100.5, float("nan"))))
         listed = rng.choice((processes, processes, None))
         devices.append(make_device(uuid, index=index, used_bytes=9 * GIB, processes=listed, sensors=sensors))
@@ -97,6 +97,18 @@ def test_changes_make_each_frame_of_the_previous_one(seed: int):
     for before, after in pairwise(wholes):
         apply(shown, changes_as_json(before, after))
         assert shown == as_json(after)
+
+
+def test_ages_are_sent_in_tenths_of_a_second():
+    def whole(age: float) -> WholeFrame:
+        snapshot = make_snapshot(reports=(make_report(age_seconds=age),))
+        return whole_frame(Frame(snapshot, attribute(snapshot)))
+
+    def after(age: float) -> Any:
+        return changes_as_json(whole(0.12), whole(age))
+
+    assert after(0.13)["tables"] == {}
+    assert after(1.26)["tables"]["snapshot.reports"]["cells"] == {"age_seconds": [[0], [1.3]]}
 
 
 def test_unchanged_frame_has_no_changes():
