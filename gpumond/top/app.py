@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,6 +28,8 @@ from gpumond.top.view import View, at_index, device_of, key_of, neighbour, place
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
+GC_THRESHOLDS = (100_000, 20, 20)
+"""Thresholds of the garbage collection. A frame of 512 processes has more objects than the default; none is a cycle."""
 DETAIL_CHART_ROWS = 4
 
 
@@ -88,6 +91,8 @@ class Top:
 
     def run(self) -> None:
         """Run until the user quits. Raises SystemExit if the terminal is closed, or at SIGTERM."""
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         with self.terminal:
             due = time.monotonic()
             while not self._ended:
