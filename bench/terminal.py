@@ -53,7 +53,7 @@ def started(fake: FakeDaemon) -> tuple[float, float]:
     """Return the seconds until the first row and from the key ``q`` to the end of the process."""
     began = time.monotonic()
     with top(fake.url) as session:
-        begun(session, "python3")
+        begun(session, "train")
         first = time.monotonic() - began
         pressed = time.monotonic()
         session.press("q")
@@ -72,7 +72,7 @@ def steady(fake: FakeDaemon, frames: list[dict[str, Any]], size: tuple[int, int]
             fake.show(frames[number % len(frames)])
 
     with top(fake.url, size=size) as session:
-        begun(session, "python3")
+        begun(session, "train")
         thread = threading.Thread(target=change)
         thread.start()
         pid, ticks = session.process.pid, os.sysconf("SC_CLK_TCK")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,6 +28,8 @@ from gpumond.top.view import View, at_index, device_of, key_of, neighbour, place
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
+GC_THRESHOLDS = (100_000, 20, 20)
+"""Thresholds of the garbage collection. A frame of 512 processes has more objects than the default; none is a cycle."""
 DETAIL_CHART_ROWS = 4
 
 
@@ -50,6 +53,9 @@ class Top:
         self._views: list[View | None] = [None] * len(self.connections)
         self.past: HistoryChart | None = None
         self.message = ""
+        self._drawn: tuple[HistoryChart, str, int, int] | None = None
+        self._drawn_lines: list[Line] = []
+        """The chart that was drawn last, and its arguments: the history changes once a second."""
         self._asking_past = False
         self._filtering = False
         self._ended = False
@@ -85,6 +91,8 @@ class Top:
 
     def run(self) -> None:
         """Run until the user quits. Raises SystemExit if the terminal is closed, or at SIGTERM."""
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         with self.terminal:
             due = time.monotonic()
             while not self._ended:
@@ -162,7 +170,10 @@ class Top:
         if subject is None or self.past is None or self.past.of != subject[0]:
             return []
         rows = rows if self.terminal.can_show(BLOCKS) else 0
-        return drawn(self.past, subject[1] if named else "", width, rows, self.monochrome)
+        what = (self.past, subject[1] if named else "", width, rows)
+        if self._drawn is None or self._drawn[0] is not what[0] or self._drawn[1:] != what[1:]:
+            self._drawn, self._drawn_lines = what, drawn(*what, self.monochrome)
+        return self._drawn_lines
 
     def _draw(self) -> None:
         self._refresh()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumond.model.frame import SHARES
 from gpumond.model.process import ProcessKey, process_key
@@ -57,9 +57,17 @@ class DeviceRow:
         return f"{self.host}:{self.index}" if self.host else str(self.index)
 
 
+class ProcessSources(NamedTuple):
+    """The parts of a frame about a process: itself, the report of its agent and its serving engine, if any."""
+
+    process: Mapping[str, Any]
+    report: Mapping[str, Any] | None
+    engine: Mapping[str, Any] | None
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One process on one device. ``facts`` are pairs of a term and a value; ``verdicts`` are sentences.
+    """One process on one device. ``verdicts`` are sentences.
 
     ``container`` is the pod or container. ``kv_cache``: the share that contains the KV cache of a serving engine, and a
     text about it; None if it is unknown.
@@ -82,10 +90,19 @@ class ProcessRow:
     notable: bool
     state: str
     flush_policy: str | None
-    facts: tuple[tuple[str, str], ...]
     verdicts: tuple[str, ...]
-    words: str
-    """Text that the filter searches, in lower case."""
+    sources: ProcessSources
+
+    @property
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """Return pairs of a term and a value. Computed at each call, since few rows need them."""
+        return tuple((term, plain(value, 120)) for term, value in _facts(*self.sources) if value)
+
+    @property
+    def words(self) -> str:
+        """Return the text that the filter searches, in lower case."""
+        values = (value for _, value in self.facts)
+        return " ".join((f"gpu {self.gpu}", str(self.pid), self.program, self.user, self.verdict, *values)).lower()
 
 
 def cached(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -167,9 +184,6 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         gpu = index.get(uuid, "?")
         program = plain(process["workload"] or process["comm"] or "?", 64)
         user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
-        facts = tuple(
-            (term, plain(value, 120)) for term, value in _facts(process, report, engines.get(key[1])) if value
-        )
         verdict = plain(process_verdicts[0]["kind"], 20) if process_verdicts else ""
         yield ProcessRow(
             key=key,
@@ -189,9 +203,8 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in SHAPES,
             state=_process_state(process),
             flush_policy=report["flush_policy"] if report else None,
-            facts=facts,
             verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),
-            words=" ".join((f"gpu {gpu}", str(pid), program, user, verdict, *(value for _, value in facts))).lower(),
+            sources=ProcessSources(process, report, engines.get(key[1])),
         )
 
 

@@ -155,10 +155,7 @@ def _named(place: int, name: str, view: View) -> View:
             for device in view.devices
         ),
         processes=tuple(
-            replace(
-                row, key=(uuid(row.key[0]), row.key[1]), gpu=f"{name}:{row.gpu}", words=f"{name.lower()} {row.words}"
-            )
-            for row in view.processes
+            replace(row, key=(uuid(row.key[0]), row.key[1]), gpu=f"{name}:{row.gpu}") for row in view.processes
         ),
         notices=about(view.notices),
         alerts=about(view.alerts),
