@@ -106,12 +106,18 @@ class Pages(http.server.BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+class PageServer(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore connections that Prometheus closes at its end."""
+
+
 @contextmanager
 def serving(template: str) -> Iterator[str]:
     """Serve the pages and yield HOST:PORT."""
     handler = type("PagesOfRun", (Pages,), {"template": template})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = PageServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"127.0.0.1:{server.server_port}"
@@ -167,8 +173,10 @@ def measure(directory: Path, machines: int, programs: int, minutes: float) -> di
             expected = 'count(up{job="gpumond"} == 1)'
             until(lambda: count(prometheus, expected) == machines, 300, every=1)
             until(lambda: count(prometheus, "count(instance:gpumond_wasted_bytes:sum)") == machines, 300, every=1)
+            before = own_metrics(prometheus)
             time.sleep(minutes * 60)
             own = own_metrics(prometheus)
+            cpu_seconds = own["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]
             panels = {
                 f"{target.panel} / {target.legend or 'value'}": cost(prometheus, target)
                 for target in targets()
@@ -183,7 +191,8 @@ def measure(directory: Path, machines: int, programs: int, minutes: float) -> di
                 "series": round(own["prometheus_tsdb_head_series"]),
                 "recorded_series": round(count(prometheus, recorded)),
                 "prometheus_mib": round(own["process_resident_memory_bytes"] / 2**20),
-                "rules_seconds": round(own["prometheus_rule_group_last_duration_seconds"], 3),
+                "prometheus_cpu_seconds_per_minute": round(cpu_seconds / minutes, 2),
+                "rules_seconds": rule_seconds(prometheus),
                 "samples_per_second": round(
                     count(prometheus, 'sum(scrape_samples_post_metric_relabeling{job="gpumond"})') / 15
                 ),
@@ -191,6 +200,17 @@ def measure(directory: Path, machines: int, programs: int, minutes: float) -> di
             }
         finally:
             prometheus.stop()
+
+
+def read(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return json.load(answer)
+
+
+def rule_seconds(prometheus: Prometheus) -> dict[str, float]:
+    """Return the duration of the last evaluation of each group of rules."""
+    groups = read(f"{prometheus.url}/api/v1/rules")["data"]["groups"]
+    return {group["name"]: round(group["evaluationTime"], 3) for group in groups}
 
 
 def count(prometheus: Prometheus, expression: str) -> float:
