@@ -12,7 +12,7 @@ from gpumond.top.view import view
 from tests.top.frames import fake_daemon, make_frame
 from tests.top.screens import top
 
-USERS = {1: "research", 2: "grafana", 3: "research", 4: None}
+USERS = {1: "analysis", 2: "research", 3: "analysis", 4: None}
 SIZES = {1: GIB, 2: 2 * GIB, 3: 3 * GIB, 4: 5 * GIB}
 
 
@@ -37,16 +37,16 @@ ROWS = view(four()).processes
 
 
 def test_group_has_the_sums_of_its_members():
-    research, grafana, unknown = sorted(grouped(ROWS, "user"), key=lambda group: group.process.program)
-    assert [group.process.program for group in (research, grafana, unknown)] == [
-        "research (2)",
-        "grafana (1)",
+    analysis, research, unknown = sorted(grouped(ROWS, "user"), key=lambda group: group.process.program)
+    assert [group.process.program for group in (analysis, research, unknown)] == [
+        "analysis (2)",
+        "research (1)",
         "unknown user (1)",
     ]
-    assert research.process.used_bytes == 4 * GIB
-    assert research.process.shares["cached"] == GIB
-    assert grafana.process.shares["cached"] is None
-    assert sorted(row.pid for row in research.processes) == [1, 3]
+    assert analysis.process.used_bytes == 4 * GIB
+    assert analysis.process.shares["cached"] == GIB
+    assert research.process.shares["cached"] is None
+    assert sorted(row.pid for row in analysis.processes) == [1, 3]
 
 
 def test_processes_are_grouped_by_workload_and_by_container():
@@ -56,7 +56,7 @@ def test_processes_are_grouped_by_workload_and_by_container():
 
 def test_groups_are_sorted_by_their_sums_and_members_follow_an_opened_one():
     groups = [*table_rows(ROWS, SortOrder(), "", "user", (), {})]
-    assert [row.process.program for row in groups] == ["unknown user (1)", "research (2)", "grafana (1)"]
+    assert [row.process.program for row in groups] == ["unknown user (1)", "analysis (2)", "research (1)"]
     opened = [*table_rows(ROWS, SortOrder(), "", "user", {groups[1].key}, {})]
     assert [(row.process.pid, row.depth) for row in opened] == [(0, 0), (0, 0), (3, 1), (1, 1), (0, 0)]
     assert [row.process.pid for row in table_rows(ROWS, SortOrder("pid", True), "", "", (), {})] == [1, 2, 3, 4]
@@ -92,7 +92,7 @@ def test_key_g_groups_enter_opens_a_group_and_space_marks_its_members():
     with fake_daemon(four()) as fake, top(fake.url, size=(100, 30)) as session:
         session.shows("python", "train")
         session.press("g")
-        session.shows("research (2)", "grafana (1)", "unknown user (1)", "4.0 GiB", without="train ")
+        session.shows("analysis (2)", "research (1)", "unknown user (1)", "4.0 GiB", without="train ")
         session.press("down", "enter")
         session.until(lambda screen: any(line.split()[1:3] == ["3", "train"] for line in screen.splitlines()))
         session.press(" ")
