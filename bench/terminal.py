@@ -24,7 +24,7 @@ def frame(seq: int) -> dict[str, Any]:
     for index in range(DEVICES):
         pids = range(10_000 + index * PROCESSES, 10_000 + (index + 1) * PROCESSES)
         processes = tuple(
-            make_process(pid, GIB + ((seq * pid) % 512 << 20), user="ada", comm="python3") for pid in pids
+            make_process(pid, GIB + ((seq * pid) % 512 << 20), user="research", comm="python3") for pid in pids
         )
         uuid, used = f"GPU-{index}", sum(process.used_bytes or 0 for process in processes)
         sensors = Sensors(gpu_utilization_ratio=0.9, gpu_temperature_celsius=60.0, power_watts=500.0)
