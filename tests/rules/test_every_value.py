@@ -25,7 +25,7 @@ from gpumond.testing import GIB, make_device, make_pool, make_process, make_repo
 NO_NUMBERS = {"compute_mode", "virtualization_mode", "addressing_mode", "numa_node", "throttle_reasons"}
 """Sensors that are names; each throttle reason is a value."""
 
-IDENTITY = {"index", "gpu_instance_id", "pid", "start_ticks", "uid"}
+IDENTITY = {"index", "gpu_instance_id", "pid", "rank", "start_ticks", "uid", "world_size"}
 OTHER_NAMES = {
     DeviceReading: {"missed": "missed_readings"},
     StepUsage: {
