@@ -73,7 +73,7 @@ import gc, json, statistics, sys, time
 from gpumond.agent import session
 from gpumond.agent.thread import AgentThread
 session.REPORT_SECONDS = 0.0
-agent = session.Session(AgentThread([]))
+agent = session.Session(AgentThread([], []))
 others = bytearray(64 << 20)
 def report(changed=True, cold=False):
     if changed:

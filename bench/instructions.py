@@ -77,13 +77,13 @@ def decode() -> Callable[[], object]:
 
 
 def report() -> Callable[[], object]:
-    """Make and encode 10 reports of an agent with PyTorch (a stand-in) on 8 devices."""
+    """Read and encode the pools of PyTorch (a stand-in) on 8 devices, as an agent does for a report, 10 times."""
     sys.path.insert(0, str(STANDINS))
     import torch
     from torch.world import ACTIVE, FREE, Segment
 
-    from gpumond.agent import session
-    from gpumond.agent.thread import AgentThread
+    from gpumond.agent.adapters.torch import adapter
+    from gpumond.protocol.messages import Report, encode
 
     def statistics(mib: int) -> list[object]:
         segments = [Segment([(mib << 20, ACTIVE), (14 << 20, FREE)], device) for device in range(8)]
@@ -92,13 +92,12 @@ def report() -> Callable[[], object]:
 
     worlds = [statistics(6), statistics(8)]
     torch.WORLD.stats = lambda device: worlds[0][device]
-    session.REPORT_SECONDS = 0.0
-    agent = session.Session(AgentThread([]))
+    read = adapter().read
 
     def run() -> None:
         for _ in range(10):
             worlds.reverse()
-            agent.run_once()
+            encode(Report(pools=tuple(read())))
 
     return run
 
