@@ -4,7 +4,7 @@ Both use blocks of 15 s: the live bytes at the ends of steps, without the memory
 program does not call ``step()``, medians or minimums. ``growing`` is a straight rise of two minutes above all that the
 life used before; a start, a data set that is cached and an evaluation rise like that as well. A *quick* leak is an
 almost exact line of six minutes or more that does not slow down, in one of three ways: ``NEW`` after a flat curve,
-``STEPPED`` in a program whose every step keeps the same bytes, ``STARTED`` since the start.
+``STEPPED`` in a program whose every step or second keeps the same bytes, ``STARTED`` since the start.
 docs/explanation/leak-detection.md states how the constants were chosen.
 """
 
@@ -58,7 +58,7 @@ ENDED_RATIO = 0.3
 QUICK_BYTES = 512 * MIB
 """Minimum growth over the window: a slower leak is found by the clean tests."""
 STEPPED_BYTES = 320 * MIB
-"""The same if each step keeps the same bytes."""
+"""The same if each step or second keeps the same bytes."""
 QUICK_SCATTER_RATIO = 1 / 24
 """Maximum scatter around the line, as a share of the growth."""
 QUICK_PARTS = 6
@@ -75,8 +75,10 @@ STEEP_JUMP_MULTIPLE = 2.0
 """Maximum rise from block to block of steeper growth, as a multiple of the mean rise: an epoch rises in fewer steps."""
 STEPPING_RATIO = 0.5
 """Minimum share of the blocks with a new step, if the program counts steps: an evaluation does none."""
-BYTES_A_STEP_RATIO = (0.8, 1.25)
-"""Limits of the bytes per step in each sixth of the window, as shares of their median."""
+EVEN_RATIO = (0.8, 1.25)
+"""Limits of the bytes per step, or of the bytes per second, in each sixth of the window, as shares of their median. A
+leak may depend on either, and the rate of steps changes while other programs use the device.
+"""
 FLAT_BLOCKS = (12, 20)
 """Minimum and maximum number of blocks before the window that are flat for a leak that is new: 3 to 5 minutes."""
 FLAT_SLOPE_RATIO, FLAT_SCATTER_RATIO = 0.15, 0.1
@@ -97,8 +99,8 @@ class QuickTest:
     flat: bool = False
     """The blocks before the window are flat."""
     steps: int = 0
-    """Minimum number of steps in the window, each of which keeps the same bytes. An evaluation does none, so that
-    steep growth is a leak as well.
+    """Minimum number of steps in the window, each of which keeps the same bytes, as may each second. An evaluation does
+    none, so that steep growth is a leak as well.
     """
 
 
@@ -344,8 +346,8 @@ def _flat(case: LeakCase, steps: StepRecord, kind: int, blocks: int, slope: floa
 def _steps_go_on(
     steps: StepRecord, at: Sequence[float], values: Sequence[float], test: QuickTest, parts: Sequence[slice]
 ) -> bool:
-    """Return True if the program does steps all the time, and if the test requires it, keeps the same bytes in each; or
-    if it counts none and the test requires none.
+    """Return True if the program does steps all the time, and if the test requires it, keeps the same bytes in each
+    step or second; or if it counts none and the test requires none.
     """
     if steps.count is None:
         return not test.steps
@@ -357,12 +359,17 @@ def _steps_go_on(
         return False
     if not test.steps:
         return True
+    grown = [values[part.stop - 1] - values[part.start] for part in parts]
     done = [counts[part.stop - 1] - counts[part.start] for part in parts]
-    if min(done) <= 0:
-        return False
-    kept = [(values[part.stop - 1] - values[part.start]) / number for part, number in zip(parts, done, strict=True)]
-    middle = median(kept)
-    return all(_within(own, middle, BYTES_A_STEP_RATIO) for own in kept)
+    lasted = [at[part.stop - 1] - at[part.start] for part in parts]
+    return min(done) > 0 and (_even(grown, done) or _even(grown, lasted))
+
+
+def _even(grown: Sequence[float], by: Sequence[float]) -> bool:
+    """Return True if the growth is about the same in each unit of ``by``."""
+    rates = [growth / units for growth, units in zip(grown, by, strict=True)]
+    middle = median(rates)
+    return all(_within(rate, middle, EVEN_RATIO) for rate in rates)
 
 
 def _limits(count: int, parts: int) -> list[int]:

@@ -19,7 +19,7 @@ RETAINED_RATIO = 0.08
 PEAK_MULTIPLE = 1.5
 """Minimum rise of the peak, as a multiple of the retained bytes."""
 RETENTIONS = 2
-RETENTION_HEIGHT_RATIO = 2.0
+RETENTION_HEIGHT_RATIO = 1.25
 MIN_STAIRS = 4
 MAX_PAUSE_RATIO = 1.35
 """Maximum ratio of the longest time between stairs to the shortest …"""
@@ -30,8 +30,11 @@ EXACT_PAUSE_RATIO = 1.06
 LONGEST_PAUSE_SECONDS = 7200.0
 LARGE_STAIRS = 3
 LARGE_RATIO = 0.1
+LARGE_FIRST_RATIO = 3.0
 LARGE_PAUSE_SECONDS = 3600.0
-"""Large steps that are a leak: their number, minimum height as a share of the device, and longest time between two."""
+"""Large steps that are a leak: their number, minimum height as a share of the device, maximum height of the first as a
+multiple of the others, since it contains the memory of the first evaluation, and longest time between two.
+"""
 
 
 class PlateauStep(NamedTuple):
@@ -93,8 +96,9 @@ class Plateaus:
         large = self.steps[-LARGE_STAIRS:]
         if len(large) == LARGE_STAIRS and min(step.height for step in large) >= LARGE_RATIO * size:
             pauses = [after.at - before.at for before, after in pairwise(large)]
-            even = _alike(pauses, EXACT_PAUSE_RATIO) and _alike([step.height for step in large], MAX_HEIGHT_RATIO)
-            if even and max(pauses) <= LARGE_PAUSE_SECONDS:
+            first, *heights = (step.height for step in large)
+            even = _alike(heights, MAX_HEIGHT_RATIO) and _alike([first, *heights], LARGE_FIRST_RATIO)
+            if even and _alike(pauses, EXACT_PAUSE_RATIO) and max(pauses) <= LARGE_PAUSE_SECONDS:
                 return large
         if len(self.steps) < MIN_STAIRS:
             return ()

@@ -113,6 +113,17 @@ def test_leak_from_the_start_of_a_program_with_steps_is_reported_within_400_seco
     assert found[0] <= 400
 
 
+def test_leak_is_reported_within_400_seconds_while_the_rate_of_steps_changes():
+    """Other programs start to use the device, so that a step takes longer; each second still keeps the same bytes."""
+
+    def steps(at: float) -> float:
+        return 4 * min(at, 200) + max(0, at - 200)
+
+    found = first(onsets(seen(staircase(300 * MIB), steps_of(8), steps)), "leak")
+    assert found is not None
+    assert found[0] <= 400
+
+
 def test_growth_of_a_program_with_steps_states_the_bytes_of_a_step():
     found = onsets(seen(staircase(300 * MIB), steps_of(8), lambda at: 2 * at))
     growing = first(found, "growing")

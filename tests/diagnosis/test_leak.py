@@ -141,6 +141,19 @@ def test_leak_of_evaluations_that_keep_half_begins_with_the_second():
     assert found[1].form == "stairs"
 
 
+@pytest.mark.parametrize(("kept", "leaks"), [((10, 11), 1), ((8, 12), 0)])
+def test_two_phases_that_keep_different_amounts_are_no_leak(kept: tuple[int, ...], leaks: int):
+    """Models that are loaded allocate more than they keep, as evaluations do."""
+    levels = [10 * GIB, (10 + kept[0]) * GIB, (10 + sum(kept)) * GIB]
+
+    def used(at: float) -> float:
+        number, now = divmod(at, 30 * MINUTE)
+        return levels[min(2, int(number))] + (20 * GIB if number in (1, 2) and now < 60 else 0)
+
+    found = onsets(by_process(used, steps_of(240, 30.0)), pace=1.0)
+    assert [verdict.kind for _, verdict in found].count("leak") == leaks
+
+
 def test_leak_in_proportion_to_the_load_has_that_form():
     def snapshots():
         level = 20.0 * GIB
@@ -153,7 +166,9 @@ def test_leak_in_proportion_to_the_load_has_that_form():
     assert leak.form == "load-proportional"
 
 
-@pytest.mark.parametrize(("heights", "leaks"), [((10, 10, 10), 1), ((9, 12, 34), 0)])
+@pytest.mark.parametrize(
+    ("heights", "leaks"), [((10, 10, 10), 1), ((27, 12, 10), 1), ((9, 12, 34), 0), ((34, 10, 10), 0)]
+)
 def test_leak_in_large_steps_is_reported_once(heights: tuple[int, ...], leaks: int):
     """Three steps in forty minutes each, after which the level stays."""
     levels = [10 * GIB + sum(heights[:number]) * GIB for number in range(4)]

@@ -180,6 +180,7 @@ device = Device(0)
 device.set_current()
 stream = device.default_stream
 own, shared = DeviceMemoryResource(device, DeviceMemoryResourceOptions()), DeviceMemoryResource(device)
+keep(ctypes.c_void_p(int(own.handle)))  # otherwise the driver returns free memory at each synchronisation
 kept, freed = own.allocate(64 * MIB, stream=stream), own.allocate(256 * MIB, stream=stream)
 other = shared.allocate(32 * MIB, stream=stream)
 freed.close(stream)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +25,8 @@ from tests.top.screens import top
 
 @contextmanager
 def program(**options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "600"], **options)
+    default: Any = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+    process = subprocess.Popen(["sleep", "600"], preexec_fn=default, **options)
     try:
         yield process
     finally:
@@ -54,7 +57,7 @@ def test_key_k_sends_the_signal_to_the_marked_programs_after_a_confirmation():
             session.shows("Send SIGHUP to 2 programs?")
             session.press("y")
             session.shows("SIGHUP sent")
-        assert [process.wait(20) for process in (one, other)] == [-1, -1]
+        assert [process.wait(60) for process in (one, other)] == [-1, -1]
         assert third.poll() is None
 
 

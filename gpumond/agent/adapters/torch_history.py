@@ -12,8 +12,8 @@ MAX_ENTRIES = 10_000
 """Number of recorded allocations and frees. Each costs about 10 µs with the GIL held when the record is copied."""
 MAX_CALLS = 12
 MAX_FILE, MAX_FUNCTION = 160, 80
-OF_THE_LIBRARY = ("??", "<")
-"""Beginnings of the names of files that are no Python source."""
+OF_THE_LIBRARY = ("??", "<frozen ")
+"""Beginnings of the names of files that are no Python source. ``<string>`` and ``<stdin>`` are the program's own."""
 
 Stack = tuple[tuple[str, int, str], ...]
 
