@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from gpumond.fleet.discovery import to_groups
 from gpumond.fleet.status import MachineStatus, statuses
 from gpumond.model.units import counted
 
+GC_THRESHOLDS = (100_000, 20, 20)
+"""Thresholds of the garbage collection. The frames of thousands of machines have many objects, and no cycle."""
 FLUSHES = {
     "flush": "flush programs on several machines, and print receipts",
     "sleep": "release the memory of declared serving engines, and print receipts",
@@ -51,7 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
         "report": fleet_report.run,
         **dict.fromkeys(FLUSHES, fleet_flush.run),
     }
-    return asyncio.run(actions[arguments.what](arguments))
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        return asyncio.run(actions[arguments.what](arguments))
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 async def _targets(arguments: argparse.Namespace) -> int:

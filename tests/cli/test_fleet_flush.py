@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +170,9 @@ def test_instance_without_an_address_is_reported(tmp_path: Path, machines: list[
 class Confirming:
     """`gpumond fleet flush` that has printed its plan and waits for the confirmation."""
 
-    def __init__(self, *arguments: str) -> None:
-        own = {name: text for name, text in os.environ.items() if not name.startswith("GPUMOND_")}
+    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        others = {name: text for name, text in os.environ.items() if not name.startswith("GPUMOND_")}
+        own = {**others, **(environ or {})}
         command = [sys.executable, "-m", "gpumond", "fleet", "flush", *arguments]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, env=own, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

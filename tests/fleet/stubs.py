@@ -149,17 +149,28 @@ class SimulatedMachine:
             program = self.programs.get(workload)
             if program is not None and program.poll() is None:
                 self.change(workload, **options)
-                continue
-            if program is not None:
-                program.communicate()
-            command = [sys.executable, "-m", "tests.isolation.agents", str(self.daemon.socket), json.dumps(options)]
-            self.programs[workload] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            else:
+                self.start(workload)
+        self.listed()
+        self._earlier = self.daemon.get("receipts")
+
+    def start(self, workload: str) -> subprocess.Popen[bytes]:
+        """Start a program, instead of one that has ended. ``listed`` makes the device list it."""
+        if workload in self.programs:
+            self.programs[workload].kill()
+            self.programs[workload].communicate()
+        options = json.dumps(self._options[workload])
+        command = [sys.executable, "-m", "tests.isolation.agents", str(self.daemon.socket), options]
+        self.programs[workload] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        return self.programs[workload]
+
+    def listed(self) -> None:
+        """Wait until the daemon shows all programs, on the device and with their agents."""
         pids = [os.getpid(), *(program.pid for program in self.programs.values())]
         self.driver.devices[0].processes = [Process(pid, 4 * GIB) for pid in pids]
         self.driver.devices[0].used_bytes = (1 + 4 * len(pids)) * GIB
         self.driver.write()
         until(lambda: self._restored(pids), 60)
-        self._earlier = self.daemon.get("receipts")
 
     def change(self, workload: str, /, **options: Any) -> None:
         """Replace options of a program."""
