@@ -23,6 +23,7 @@
   - EngineError         a serving engine does not answer, or not as its kind does
     · EngineRejected, EngineTimeout
   - DaemonError         the daemon cannot be reached or returned an error: exit code 1
+  - TokenReviewError    the API server of Kubernetes does not verify a token: HTTP 503
   - DiscoveryError      the machines cannot be listed or selected, or one has no single address: exit code 1
 """
 
@@ -265,3 +266,7 @@ class DaemonError(GpumondError):
 
 class DiscoveryError(GpumondError):
     """The machines or series of a request cannot be listed, or the name of a machine has no single address."""
+
+
+class TokenReviewError(GpumondError):
+    """The API server of Kubernetes does not answer, or refuses to verify tokens for the daemon."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from grafana import daemon, device, fleet, workload
+from grafana import daemon, device, fleet, job, workload
 
 DIRECTORY = Path(__file__).with_name("dashboards")
 BOARDS: Mapping[str, Dashboard] = {
     "fleet": fleet.BOARD,
     "device": device.BOARD,
     "workload": workload.BOARD,
+    "job": job.BOARD,
     "daemon": daemon.BOARD,
 }
 

@@ -72,6 +72,11 @@ def workload() -> Variable:
     )
 
 
+def job() -> Variable:
+    query = 'label_values(gpumond_process_info{instance=~"$machine", job_id!=""}, job_id)'
+    return _chosen("job_id", "Job", query, False, "Identity of the job, as its launcher states it to the agents.")
+
+
 def _chosen(name: str, label: str, query: str, several: bool, about: str) -> Variable:
     chosen = dashboard.QueryVariable(name).label(label).description(about).datasource(DATASOURCE)
     chosen = chosen.query({"query": query, "refId": name}).sort(model.VariableSort.NATURAL_ASC)

@@ -12,11 +12,12 @@ EXTENSIONS = {
     "server": "subjectAltName=IP:127.0.0.1,DNS:localhost",
     "client": "subjectAltName=DNS:prometheus.example.com,email:ops@example.com",
     "unlisted": "subjectAltName=DNS:unlisted.example.com",
+    "runner": "subjectAltName=URI:spiffe://example.org/ns/gpumond/sa/runner",
 }
 
 
 def make(directory: Path) -> Path:
-    """``ca.crt`` and, signed by it, ``server``, ``client`` and ``unlisted``, each ``.crt`` and ``.key``."""
+    """``ca.crt`` and, signed by it, ``server``, ``client``, ``unlisted`` and ``runner``, each ``.crt`` and ``.key``."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     directory.mkdir(exist_ok=True)

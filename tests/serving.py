@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.running import RunningDaemon
@@ -11,12 +12,25 @@ from tests.running import RunningDaemon
 SIM = ("--source", "sim")
 
 
+class TlsDaemon(RunningDaemon):
+    """Daemon that answers over TLS. It is healthy as soon as its port is open."""
+
+    def healthy(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", int(self.url.rpartition(":")[2]))) == 0
+
+
 def start_daemon(
-    directory: Path, *options: str, around: tuple[str, ...] = (), kind: type[RunningDaemon] = RunningDaemon
+    directory: Path,
+    *options: str,
+    around: tuple[str, ...] = (),
+    kind: type[RunningDaemon] = RunningDaemon,
+    environ: Mapping[str, str] | None = None,
 ) -> RunningDaemon:
     cards = directory / "cards"
     cards.mkdir(parents=True)
-    return kind(directory / "daemon", *SIM, *options, environ={"GPUMOND_SIM_DIR": str(cards)}, around=around)
+    variables = {"GPUMOND_SIM_DIR": str(cards), **(environ or {})}
+    return kind(directory / "daemon", *SIM, *options, environ=variables, around=around)
 
 
 def connect(daemon: RunningDaemon, source: str = "127.0.0.1") -> socket.socket:

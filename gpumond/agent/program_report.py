@@ -6,6 +6,7 @@ The modules of scopes and steps are not loaded in a program that marks none.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -89,6 +90,38 @@ def place_in_job(environ: Mapping[str, str] = os.environ) -> tuple[int | None, i
             if rank < size and 1 < size <= MAX_RANKS:
                 return rank, size
     return None, None
+
+
+MAX_JOB = 128
+_PODS = re.compile(r"(.+)-\d+")
+_MASTERS = re.compile(r"([^.]+)-master-0(\..*)?")
+"""Addresses of the first pod of a PyTorchJob of Kubeflow."""
+
+
+def job_of(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the identity of the job that the program belongs to, on all its machines; empty without one.
+
+    It is $GPUMOND_JOB, else that of Slurm, Ray, Kubeflow's PyTorchJob, an indexed Job of Kubernetes or torchrun, after
+    the name of the system.
+    """
+    if environ.get("GPUMOND_JOB"):
+        return _name(environ["GPUMOND_JOB"])
+    master = _MASTERS.fullmatch(environ.get("MASTER_ADDR", ""))
+    pod = _PODS.fullmatch(environ.get("HOSTNAME", "")) if environ.get("JOB_COMPLETION_INDEX") else None
+    run = environ.get("TORCHELASTIC_RUN_ID", "")
+    names = {
+        "slurm": environ.get("SLURM_JOB_ID", ""),
+        "ray": environ.get("RAY_JOB_ID", ""),
+        "pytorchjob": master[1] if master and environ.get("KUBERNETES_SERVICE_HOST") else "",
+        "job": pod[1] if pod else "",
+        "torchrun": "" if run == "none" else run,
+    }
+    return next((_name(f"{system}/{name}") for system, name in names.items() if name), "")
+
+
+def _name(text: str) -> str:
+    """Return a name as the protocol allows it."""
+    return re.sub(r"[^A-Za-z0-9._/-]", "_", text)[:MAX_JOB]
 
 
 def _more_than_one(size: str) -> bool:

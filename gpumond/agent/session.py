@@ -18,7 +18,7 @@ from gpumond import __version__
 from gpumond.agent.adapters import AllocatorAdapter, capture_guards, host_pools
 from gpumond.agent.administration import STEP_SECONDS, CommandHandler, answers
 from gpumond.agent.instrument.oom import OOMS, is_oom
-from gpumond.agent.program_report import is_rank, place_in_job, program_report, sample
+from gpumond.agent.program_report import is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY
 from gpumond.agent.transport import Transport
 from gpumond.model.program import Ending
@@ -145,7 +145,8 @@ class Session:
             self._settings = settings
             admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
             python = sys.version.split()[0]
-            hello = Hello(self._thread.workload, __version__, python, allowed, admission, *place_in_job())
+            place = (*place_in_job(), job_of())
+            hello = Hello(self._thread.workload, __version__, python, allowed, admission, *place)
             self._transport.send(hello)
             self._report_at = now
 

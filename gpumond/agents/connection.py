@@ -28,6 +28,7 @@ from gpumond.protocol.messages import (
 from gpumond.protocol.validator import decode
 
 WORKLOAD = re.compile(r"[A-Za-z0-9._/-]{0,64}")
+JOB = re.compile(r"[A-Za-z0-9._/-]{0,128}")
 Answer = TypeVar("Answer")
 SCOPE = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
@@ -117,9 +118,11 @@ def _set_result(future: asyncio.Future[Answer] | None, answer: Answer) -> None:
 
 
 def check_hello(hello: Hello) -> None:
-    """Check the workload's name and the rank. Raises ProtocolError."""
+    """Check the names of workload and job, and the rank. Raises ProtocolError."""
     if not WORKLOAD.fullmatch(hello.workload):
         raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} is not [A-Za-z0-9._/-]{{0,64}}")
+    if not JOB.fullmatch(hello.job):
+        raise ProtocolError("value", f"hello.job: {hello.job!r:.80} is not [A-Za-z0-9._/-]{{0,128}}")
     rank, size = hello.rank, hello.world_size
     if rank is None and size is None:
         return
@@ -154,6 +157,7 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
         admission=hello.admission,
         rank=hello.rank,
         world_size=hello.world_size,
+        job=hello.job,
     )
 
 

@@ -1,4 +1,4 @@
-"""Authorization of changes, by a token with the required scope or by the daemon's Unix socket.
+"""Authorization of changes, by a token or a client certificate with the required scope, or by the daemon's Unix socket.
 
 On that socket the kernel identifies the peer: root and the daemon's user have all scopes; other users may only flush
 their own programs.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import hmac
 import math
 import os
+import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBearer
@@ -28,14 +29,15 @@ from gpumond.api.rate_limits import (
 from gpumond.api.shares import user_of
 from gpumond.api.sign_ins import SignIns
 from gpumond.config.tokens import Token, digest
+from gpumond.errors import GpumondError
 
 SESSIONS = "/api/v1/sessions"
 """Route where a browser without a token signs in with a code."""
 
 bearer = HTTPBearer(
     auto_error=False,
-    description="The token in the file `token` of the daemon's runtime directory, or a token of `tokens_file` that has "
-    "the required scope.",
+    description="The token in the file `token` of the daemon's runtime directory, a token of `tokens_file` that has "
+    "the required scope, or that of a Kubernetes service account which `tokens_file` names.",
 )
 CHANGES = [Depends(bearer)]
 """Dependencies of routes that modify state."""
@@ -43,31 +45,51 @@ TOKEN_REQUIRED = (
     "this endpoint modifies state and requires `Authorization: Bearer TOKEN`; the daemon writes a token for its user "
     "to the file `token` in its runtime directory; further tokens are defined in `tokens_file`"
 )
+JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+"""Form of the tokens of service accounts; no other token has it."""
+
+
+class TokenReviews(Protocol):
+    """Verification of the tokens of service accounts."""
+
+    def known(self, token: str) -> str | None:
+        """Return the account of a token that was verified a moment ago, as ``NAMESPACE/NAME``."""
+
+    async def account(self, token: str) -> str | None:
+        """Return the account of a token, None if the token is not valid. Raises GpumondError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Authenticated client. ``name`` is for receipts and the audit log; ``uid`` limits flushes to that user."""
+    """Authenticated client. ``name`` is for receipts and the audit log; ``uid`` limits flushes to that user.
+
+    ``sessions``: a browser may have the same rights, since a session ends with the caller's own token.
+    """
 
     name: str
     scopes: frozenset[str]
     uid: int | None = None
+    sessions: bool = True
 
     def may(self, scope: str) -> bool:
         return scope in self.scopes or "admin" in self.scopes
 
 
 class Tokens:
-    """Bearer tokens, kept as hashes. ``own`` have all scopes; ``others`` returns the current tokens of the file."""
+    """Bearer tokens, kept as hashes. ``own`` have all scopes; ``others`` returns the current entries of the file.
+
+    ``reviews`` verifies the tokens of service accounts; without it, they are wrong tokens.
+    """
 
     def __init__(
         self,
         *own: str,
         others: Callable[[], Sequence[Token]] = tuple,
         clock: Callable[[], float] = time.monotonic,
+        reviews: TokenReviews | None = None,
     ) -> None:
         self._own = [Token("token", frozenset({"admin"}), digest(token)) for token in own]
-        self._others, self.clock = others, clock
+        self._others, self.clock, self.reviews = others, clock, reviews
         self.sign_ins: SignIns[Caller] = SignIns()
         self.failures = TokenBucket(FAILURES_PER_MINUTE, 60.0)
         self.flushes = TokenBucket(FLUSHES_PER_MINUTE, 60.0)
@@ -89,20 +111,56 @@ class Tokens:
         name = "token" if entry in self._own else f"token:{entry.name}"
         return Caller(name, entry.scopes | {"read"})
 
+    def caller_of(self, subjects: Collection[str]) -> Caller | None:
+        """Return the caller with these subjects, such as ``certificate:NAME``; None if the file contains none of them.
 
-def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | None:
-    """Return the caller of an ASGI request, by its token, else by the kernel's peer credentials on a Unix socket.
+        The caller has the scopes of all entries with one of the subjects.
+        """
+        found = [entry for entry in self._others() if entry.subject in subjects] if subjects else []
+        if not found:
+            return None
+        kind = found[0].subject.partition(":")[0]
+        scopes = frozenset({"read"}).union(*(entry.scopes for entry in found))
+        return Caller(f"{kind}:{found[0].name}", scopes, sessions=False)
+
+
+async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | None:
+    """Return the caller of an ASGI request, by its token, else by the kernel's peer credentials on a Unix socket or the
+    certificate of the client.
 
     A wrong token is a 401, and a 429 after ten within a minute by one user. Valid tokens are not rate-limited.
     """
     token = bearer_token(scope)
-    uid: int | None = (scope.get("state") or {}).get("uid")
+    state = scope.get("state") or {}
+    uid: int | None = state.get("uid")
     if token is None:
-        return None if uid is None else caller_of_uid(uid)
+        return tokens.caller_of(state.get("subjects", ())) if uid is None else caller_of_uid(uid)
     caller = tokens.caller(token)
+    if caller is None and tokens.reviews is not None and JWT.fullmatch(token):
+        caller = await _caller_of_account(tokens, tokens.reviews, token, user(scope))
     if caller is None:
         failed(tokens, user(scope))
         raise HTTPException(401, "the token is invalid or has been revoked", {"WWW-Authenticate": "Bearer"})
+    return caller
+
+
+async def _caller_of_account(tokens: Tokens, reviews: TokenReviews, token: str, who: str) -> Caller | None:
+    """Return the caller with the token of a service account, None if it is not valid.
+
+    An account that the file does not contain is a 403, and a failure of the verification a 503.
+    """
+    account = reviews.known(token)
+    if account is None:
+        admit(tokens.failures, who, tokens.clock(), "too many wrong tokens or passwords")
+        try:
+            account = await reviews.account(token)
+        except GpumondError as error:
+            raise HTTPException(503, f"the token cannot be verified: {error}", {"Retry-After": "5"}) from None
+    if account is None:
+        return None
+    caller = tokens.caller_of({f"service-account:{account}"})
+    if caller is None:
+        raise HTTPException(403, f"the service account {account} has no scope; add a line for it to tokens_file")
     return caller
 
 
@@ -148,7 +206,7 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
     """Return a FastAPI dependency for the caller. It raises 401 without credentials, and 403 without the scope."""
 
     async def require(request: Request) -> Caller:
-        caller = authenticate(request.app.state.tokens, request.scope)
+        caller = await authenticate(request.app.state.tokens, request.scope)
         if caller is None:
             raise HTTPException(401, TOKEN_REQUIRED, {"WWW-Authenticate": "Bearer"})
         if not caller.may(scope):

@@ -147,7 +147,7 @@ class Guard:
             if await self._passwords.verify(web.users, basic[6:], user(scope)):
                 return
             failed(self._tokens, user(scope))
-        elif authenticate(self._tokens, scope) is not None:
+        elif await authenticate(self._tokens, scope) is not None:
             return
         challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"
         raise HTTPException(401, "authentication required", {"WWW-Authenticate": challenge})

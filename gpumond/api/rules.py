@@ -131,7 +131,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
     reached.
     """
     previews, who, this = request.app.state.previews, user(request.scope), object()
-    caller = authenticate(request.app.state.tokens, request.scope)
+    caller = await authenticate(request.app.state.tokens, request.scope)
     share = PREVIEW_SHARE if caller is not None and caller.may("rules") else ANONYMOUS_PREVIEW_SHARE
     if not previews.admits(who):
         status, active = (429, "a preview by this user") if previews.of(who) else (503, f"{MAX_PREVIEWS} previews")

@@ -50,8 +50,13 @@ NO_STORE = {"Cache-Control": "no-store"}
     **examples.described(SignInCode, SignInCode("gpm_9hXk", CODE_SECONDS), 401, 403),
 )
 async def request_code(request: Request, caller: Caller = Depends(caller_with("read"))) -> Response:
-    """Returns a code for the page's address: `/#code=CODE`. It is valid for 60 s, and for one sign-in."""
+    """Returns a code for the page's address: `/#code=CODE`. It is valid for 60 s, and for one sign-in.
+
+    403: the caller has a client certificate or the token of a service account, which sign in with each request.
+    """
     tokens: Tokens = request.app.state.tokens
+    if not caller.sessions:
+        raise HTTPException(403, f"{caller.name} can have no session; use a token of gpumond")
     code = tokens.sign_ins.code(caller, caller.name, bearer_token(request.scope), tokens.clock())
     return Response(CODE.dump_json(SignInCode(code, CODE_SECONDS)), headers=NO_STORE, media_type="application/json")
 

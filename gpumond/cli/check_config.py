@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpumond.cli import DONE
 from gpumond.config import load
-from gpumond.config.tokens import read_tokens
+from gpumond.config.tokens import check_subjects, read_tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = load(arguments.file, environ={})
-    settings.web()
+    web = settings.web()
     if settings.tokens_file is not None:
-        read_tokens(settings.tokens_file)
+        tokens = read_tokens(settings.tokens_file)
+        check_subjects(tokens, web.client_certificates, settings.token_review_audience is not None)
     if arguments.json:
         print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))
     else:

@@ -1,44 +1,65 @@
-"""``gpumond fleet``: list the daemons of several machines, show their state, and flush programs on them."""
+"""``gpumond fleet``: list the daemons of several machines, show their state and use, and flush programs on them."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
-from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, fleet_doctor, fleet_flush, fleet_machines, fleet_report
+from gpumond.cli import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli import fleet_doctor, fleet_flush, fleet_machines, fleet_report, fleet_top
 from gpumond.cli.fleet_machines import chosen, listed, make_client, make_prometheus, progress
 from gpumond.cli.table import safe, size, table
 from gpumond.fleet.discovery import to_groups
 from gpumond.fleet.status import MachineStatus, statuses
 from gpumond.model.units import counted
 
+GC_THRESHOLDS = (100_000, 20, 20)
+"""Thresholds of the garbage collection. The frames of thousands of machines have many objects, and no cycle."""
+FLUSHES = {
+    "flush": "flush programs on several machines, and print receipts",
+    "sleep": "release the memory of declared serving engines, and print receipts",
+    "wake": "undo the last release of declared serving engines",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="targets|status|doctor|flush|report", required=True)
+    names = ("targets", "status", "top", "doctor", *FLUSHES, "report")
+    what = parser.add_subparsers(dest="what", metavar="|".join(names), required=True)
     targets = what.add_parser("targets", help="print the addresses of the daemons; with --json in file_sd format")
     status = what.add_parser("status", help="show the state of each machine, and machines that do not answer")
+    top = what.add_parser("top", help="show the devices and processes of several machines live in one table")
     doctor = what.add_parser("doctor", help="print the problems of the machines, with a remedy for each")
-    for each in (targets, status, doctor):
+    for each in (targets, status, top, doctor):
         fleet_machines.add_arguments(each)
-    flush = what.add_parser("flush", help="flush programs on several machines, and print receipts")
-    fleet_flush.add_arguments(flush)
+    fleet_top.add_arguments(top)
+    for name, summary in FLUSHES.items():
+        fleet_flush.add_arguments(what.add_parser(name, help=summary), name)
     report = what.add_parser("report", help="show the memory that was held without use, from Prometheus")
     fleet_report.add_arguments(report)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    actions = {
+    if arguments.what == "top":
+        return fleet_top.run(arguments)  # it blocks, and starts an event loop for each request
+    actions: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]] = {
         "targets": _targets,
         "status": _status,
         "doctor": fleet_doctor.run,
-        "flush": fleet_flush.run,
         "report": fleet_report.run,
+        **dict.fromkeys(FLUSHES, fleet_flush.run),
     }
-    return asyncio.run(actions[arguments.what](arguments))
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        return asyncio.run(actions[arguments.what](arguments))
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 async def _targets(arguments: argparse.Namespace) -> int:

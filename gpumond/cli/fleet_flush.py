@@ -1,4 +1,6 @@
-"""``gpumond fleet flush``: flush programs on several machines, and print one table of receipts."""
+"""``gpumond fleet flush``, ``sleep`` and ``wake``: flush programs on several machines, release the memory of serving
+engines, or wake these, and print one table of receipts.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,42 @@ from gpumond.fleet.flush import FlushOptions, Missing, carry_out, located, named
 from gpumond.fleet.query import Named
 from gpumond.fleet.selection import Criteria, PlannedFlush
 from gpumond.fleet.waves import ProcessResult, waves
-from gpumond.model.pools import STEPS
+from gpumond.model.pools import ALL_STEPS, ENGINE_STEP
 from gpumond.model.units import counted, level
 
 MAX_PARALLEL = 8
 """Processes of a wave, by default."""
+ENGINES = ("sleep", "wake")
+"""Verbs that select serving engines only."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    selection = parser.add_argument_group("selection", "processes that match all of these options; at least one")
+def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the options of ``flush``, ``sleep`` or ``wake``."""
+    selection = parser.add_argument_group("selection", "what matches all of these options; at least one")
     selection.add_argument(
         "--query", metavar="PROMQL", help="processes of the series of a query, by their labels instance, pid and uuid"
     )
     selection.add_argument("--workload", metavar="PATTERN", help="processes of workloads such as 'train-*'")
     selection.add_argument("--user", metavar="PATTERN", help="processes of users with such a name")
-    parser.add_argument("--step", action="append", choices=STEPS, metavar="STEP", help="step to perform, repeatable")
-    parser.add_argument("--min-reclaimable", metavar="SIZE", default="0", help="skip programs that would release less")
+    if what in ENGINES:
+        selection.add_argument("--engine", metavar="PATTERN", help="declared serving engines with such a name")
+        parser.set_defaults(step=[ENGINE_STEP])
+    else:
+        parser.set_defaults(engine=None)
+        parser.add_argument(
+            "--step",
+            action="append",
+            choices=ALL_STEPS,
+            metavar="STEP",
+            help=f"step to perform, repeatable: {', '.join(ALL_STEPS)}; {ENGINE_STEP} only alone",
+        )
+    if what == "wake":
+        parser.set_defaults(min_reclaimable="0")
+    else:
+        parser.add_argument("--min-reclaimable", metavar="SIZE", default="0", help="skip what would release less")
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan; flush nothing")
-    parser.add_argument("--yes", action="store_true", help="flush without confirmation")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan; change nothing")
+    parser.add_argument("--yes", action="store_true", help=f"{what} without confirmation")
     parser.add_argument(
         "--max-parallel",
         type=int,
@@ -74,29 +93,40 @@ async def run(arguments: argparse.Namespace) -> int:
     due = [each for each in planned if not each.refusal]
     order = waves(due, arguments.max_parallel)
     if not arguments.json:
-        _print_plan(planned, order, missing)
+        _print_plan(planned, order, missing, criteria)
     results: list[ProcessResult] = []
     if due and not arguments.dry_run:
-        if not arguments.yes and not _confirmed():
+        if not arguments.yes and not _confirmed(criteria):
             print("gpumond: nothing was flushed; --yes confirms without a question", file=sys.stderr)
             return WRONG_USE
-        with progress(len(due), "programs flushed") as done:
+        with progress(len(due), "requests answered") as done:
             results = await carry_out(client, order, options, done)
         if not arguments.json:
             print(f"\n{receipt_table(results)}")
     if arguments.json:
         print(json.dumps(_document(planned, order, missing, results), indent=2))
-    return _exit_code(planned, missing, results, arguments.dry_run)
+    return _exit_code(planned, missing, results, arguments.dry_run, criteria)
 
 
 def _criteria(arguments: argparse.Namespace) -> Criteria:
-    if not (arguments.query or arguments.workload or arguments.user or arguments.machine):
-        raise ConfigError("no processes are selected: use --query, --workload, --user or --machine")
+    if not (arguments.query or arguments.workload or arguments.user or arguments.engine or arguments.machine):
+        engine = ", --engine" if arguments.what in ENGINES else ""
+        raise ConfigError(f"no processes are selected: use --query, --workload, --user{engine} or --machine")
     try:
         least = int(level(arguments.min_reclaimable))
     except ValueError as error:
         raise ConfigError(f"--min-reclaimable {arguments.min_reclaimable!r:.80}: {error}") from None
-    return Criteria(arguments.workload, arguments.user, least)
+    steps = arguments.step or ()
+    if ENGINE_STEP in steps and set(steps) != {ENGINE_STEP}:
+        raise ConfigError(f"--step {ENGINE_STEP} selects serving engines, and cannot be combined with other steps")
+    return Criteria(
+        workload=arguments.workload,
+        user=arguments.user,
+        engine=arguments.engine,
+        engines=ENGINE_STEP in steps,
+        wake=arguments.what == "wake",
+        min_reclaimable_bytes=least,
+    )
 
 
 def _options(arguments: argparse.Namespace) -> FlushOptions:
@@ -111,11 +141,13 @@ def _options(arguments: argparse.Namespace) -> FlushOptions:
         force=arguments.force,
         timeout_seconds=arguments.flush_timeout,
         max_failures=arguments.max_failures,
+        wake=arguments.what == "wake",
     )
 
 
-def _confirmed() -> bool:
-    print("\nFlush these programs? [y/N] ", end="", flush=True)
+def _confirmed(criteria: Criteria) -> bool:
+    action = "Wake these engines" if criteria.wake else "Release the memory of these engines"
+    print(f"\n{action if criteria.engines else 'Flush these programs'}? [y/N] ", end="", flush=True)
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):
         print()
@@ -123,21 +155,26 @@ def _confirmed() -> bool:
 
 
 def _print_plan(
-    planned: Sequence[PlannedFlush], order: Sequence[Sequence[PlannedFlush]], missing: Sequence[Missing]
+    planned: Sequence[PlannedFlush],
+    order: Sequence[Sequence[PlannedFlush]],
+    missing: Sequence[Missing],
+    criteria: Criteria,
 ) -> None:
     parts = [plan_table(planned, order)] if planned else []
     parts.append("\n".join(safe(f"missing {each.machine}: {each.problem}") for each in missing))
-    parts.append(_total(order) if order else "no program would be flushed")
+    noun = "engine" if criteria.engines else "program"
+    nothing = "woken" if criteria.wake else "flushed"
+    parts.append(_total(order, noun, criteria.wake) if order else f"no {noun} would be {nothing}")
     print("\n\n".join(filter(None, parts)), flush=True)
 
 
-def _total(order: Sequence[Sequence[PlannedFlush]]) -> str:
+def _total(order: Sequence[Sequence[PlannedFlush]], noun: str, wake: bool) -> str:
     due = [each for wave in order for each in wave]
     low, likely, high = (sum(getattr(each, f"{name}_bytes") for each in due) for name in ("low", "likely", "high"))
     between = "" if low == high else f", between {size(low)} and {size(high)}"
     machines = counted(len({each.machine.url for each in due}), "machine")
-    what = f"{counted(len(due), 'program')} on {machines} in {counted(len(order), 'wave')}"
-    return f"a flush of {what} would release {size(likely)}{between}"
+    what = f"{counted(len(due), noun)} on {machines} in {counted(len(order), 'wave')}"
+    return f"{what} would be woken" if wake else f"a flush of {what} would release {size(likely)}{between}"
 
 
 def plan_table(planned: Sequence[PlannedFlush], order: Sequence[Sequence[PlannedFlush]]) -> str:
@@ -152,7 +189,7 @@ def _refused(planned: Sequence[PlannedFlush]) -> list[tuple[str, PlannedFlush]]:
 
 
 def _plan_row(wave: str, each: PlannedFlush) -> Iterator[str]:
-    yield from (each.machine.name, str(each.pid), each.workload or "-", each.user or "-", wave)
+    yield from (each.machine.name, str(each.pid or "-"), each.workload or "-", each.user or "-", wave)
     sizes = (each.likely_bytes, each.low_bytes, each.high_bytes)
     yield from ("-" if each.refusal else size(number) for number in sizes)
     yield each.refusal
@@ -170,7 +207,7 @@ def receipt_table(results: Sequence[ProcessResult]) -> str:
 
 def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
     planned = each.planned
-    subject = [planned.machine.name, str(planned.pid), planned.workload or "-"]
+    subject = [planned.machine.name, str(planned.pid or "-"), planned.workload or "-"]
     if not each.receipts:
         yield [*subject, "-", str(each.wave), each.result, "-", "-", "-", "-", each.reason]
     for receipt in each.receipts:
@@ -209,7 +246,7 @@ def _document(
 
 
 def _subject(each: PlannedFlush) -> dict[str, Any]:
-    names = ("pid", "start_ticks", "workload", "user")
+    names = ("pid", "start_ticks", "workload", "user", "engine")
     return {"machine": each.machine.name} | {name: getattr(each, name) for name in names}
 
 
@@ -218,12 +255,17 @@ def _sizes(each: PlannedFlush) -> dict[str, Any]:
 
 
 def _exit_code(
-    planned: Sequence[PlannedFlush], missing: Sequence[Missing], results: Sequence[ProcessResult], dry_run: bool
+    planned: Sequence[PlannedFlush],
+    missing: Sequence[Missing],
+    results: Sequence[ProcessResult],
+    dry_run: bool,
+    criteria: Criteria,
 ) -> int:
-    """Return FAILED if a machine or program failed, NOTHING_TO_DO if nothing was, or would be, released."""
+    """Return FAILED if a machine or program failed, NOTHING_TO_DO if nothing was, or would be, released or woken."""
     if missing or any(each.result in ("failed", "skipped") for each in results):
         return FAILED
-    effective = any(each.released_bytes for each in results)
+    woken = any(receipt["outcome"] == "woken" for each in results for receipt in each.receipts)
+    effective = woken or any(each.released_bytes for each in results)
     if dry_run:
-        effective = any(each.high_bytes for each in planned if not each.refusal)
+        effective = any(criteria.wake or each.high_bytes for each in planned if not each.refusal)
     return DONE if effective else NOTHING_TO_DO

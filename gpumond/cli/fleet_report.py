@@ -6,17 +6,21 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
-from gpumond.cli import DONE, NOTHING_TO_DO
+from gpumond.cli import DONE, NOTHING_TO_DO, html_report
 from gpumond.cli.fleet_machines import add_prometheus, make_prometheus
-from gpumond.cli.table import safe, table
+from gpumond.cli.table import moment, safe, table
 from gpumond.errors import ConfigError
-from gpumond.fleet.report import LEVELS, Price, Usage, report
-from gpumond.model.units import level, seconds
+from gpumond.fleet.prometheus import Point
+from gpumond.fleet.report import LEVELS, Price, Usage, curves, report
+from gpumond.model.units import duration, level, seconds
 
 NO_NAME = "(none)"
+WASTED = "WASTED: memory of idle programs, returnable and stranded memory of the others"
 FIELDS = ("used", "idle_held", "returnable", "wasted", "cost")
 
 
@@ -30,21 +34,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "csv", "markdown", "json"), default="table", help="format (default: table)"
     )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report with charts as one HTML file")
 
 
 async def run(arguments: argparse.Namespace) -> int:
     try:
-        duration = seconds(arguments.duration)
+        length = seconds(arguments.duration)
     except ValueError as error:
         raise ConfigError(f"--for {arguments.duration!r:.80}: {error}") from None
-    if duration < 1 or arguments.limit < 0:
+    if length < 1 or arguments.limit < 0:
         raise ConfigError("--for must be at least one second, and --limit not negative")
     price, prometheus = _price(arguments), make_prometheus(arguments)
     if prometheus is None:
         raise ConfigError("--prometheus is required: a report reads only its recorded series")
-    rows = await report(prometheus, arguments.by, arguments.job, duration, price)
+    html_report.check(arguments.html)
+    rows = await report(prometheus, arguments.by, arguments.job, length, price)
     shown = rows[: arguments.limit or None]
     {"table": _table, "csv": _csv, "markdown": _markdown, "json": _json}[arguments.format](arguments.by, shown)
+    if rows and arguments.html is not None:
+        now = time.time()
+        over_time = await curves(prometheus, arguments.by, arguments.job, length, now)
+        html_report.write(arguments.html, _page(arguments.by, shown, over_time, now - length, now))
     if not rows:
         print("gpumond: Prometheus has no recorded series; load deploy/prometheus/gpumond.rules.yaml", file=sys.stderr)
     return DONE if rows else NOTHING_TO_DO
@@ -66,7 +76,7 @@ def _table(by: str, rows: Sequence[Usage]) -> None:
     header, *cells = _cells(by, rows)
     print(table([header[0], *(f">{name}" for name in header[1:])], cells))
     if rows:
-        print("\nGiB-hours. WASTED: memory of idle programs, returnable and stranded memory of the others")
+        print(f"\nGiB-hours. {WASTED}")
 
 
 def _markdown(by: str, rows: Sequence[Usage]) -> None:
@@ -84,6 +94,25 @@ def _csv(by: str, rows: Sequence[Usage]) -> None:
 
 def _json(by: str, rows: Sequence[Usage]) -> None:
     print(json.dumps([asdict(row) for row in rows], indent=2))
+
+
+def _page(by: str, rows: Sequence[Usage], over_time: Mapping[str, Sequence[Point]], begin: float, end: float) -> str:
+    """Return the report as HTML. ``over_time``: bytes by name of a field."""
+    header, *cells = _cells(by, rows)
+    used, wasted = sum(row.used for row in rows), sum(row.wasted for row in rows)
+    bars = [
+        (row.name or NO_NAME, row.used, row.wasted, f"{row.wasted:.1f} of {row.used:.1f} GiB-hours") for row in rows
+    ]
+    parts = [
+        html_report.paragraph(f"{moment(begin)} to {moment(end)} ({duration(end - begin)})"),
+        html_report.paragraph(f"{wasted:.1f} of {used:.1f} GiB-hours in these rows were wasted. {WASTED}"),
+        html_report.shares(f"wasted part of the used GiB-hours by {by}", bars),
+        html_report.table([header[0], *(f">{name}" for name in header[1:])], cells),
+    ]
+    for name, points in over_time.items():
+        if points:
+            parts += [html_report.heading(f"{name.capitalize()} memory of all"), html_report.curve(points, None, ())]
+    return html_report.page(f"Use of GPU memory by {by}", parts)
 
 
 def _cells(by: str, rows: Sequence[Usage]) -> Iterator[list[str]]:

@@ -68,10 +68,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "fleet": (
         "gpumond fleet targets --kubernetes --json",
         "gpumond fleet status --targets gpus.json --scheme https",
+        "gpumond fleet top --slurm --machine 'gpu-1*'",
         "gpumond fleet doctor --slurm --machine 'gpu-*'",
         "gpumond fleet flush --targets gpus.json --workload 'train-*' --dry-run",
         "gpumond fleet flush --prometheus http://127.0.0.1:9090 --query 'gpumond_pool_reclaimable_bytes > 2e9'",
-        "gpumond fleet report --prometheus http://127.0.0.1:9090 --by workload --for 1d",
+        "gpumond fleet sleep --targets gpus.json --engine 'chat-*'",
+        "gpumond fleet report --prometheus http://127.0.0.1:9090 --by workload --for 1d --html report.html",
     ),
     "completion": ("source <(gpumond completion bash)", "gpumond completion fish | source"),
 }

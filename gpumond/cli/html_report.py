@@ -30,6 +30,7 @@ th { border-bottom: 1px solid } td { border-bottom: 1px solid var(--soft); overf
 .before { fill: var(--line) } .after { fill: var(--other) }
 .peak { stroke: currentColor; stroke-width: 2 }
 """
+LABEL_WIDTH = 28
 Point = tuple[float, float]
 
 
@@ -126,6 +127,23 @@ def bars(rows: Sequence[tuple[str, float | None, float | None, float | None, flo
                 line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{at:g}" y2="{at + thick:g}"'
                 shapes.append(f'<line class="peak" {line}><title>peak {text(human(peak))}</title></line>')
     return _svg(TOP + len(rows) * step, "typical values and peaks before and after", shapes) if rows else ""
+
+
+def shares(name: str, rows: Sequence[tuple[str, float, float, str]]) -> str:
+    """Return a chart of bars, each with a part: its name, the whole, the part, and the text at its end."""
+    scale = max((whole for _, whole, _, _ in rows), default=0.0) or 1.0
+    left, right, step, thick = 180.0, 190.0, 22.0, 14.0
+    shapes: list[str] = []
+    for number, (label, whole, part, end) in enumerate(rows):
+        y = TOP + number * step
+        shown = label if len(label) <= LABEL_WIDTH else f"{label[: LABEL_WIDTH - 1]}…"
+        shapes.append(f'<text x="{left - 8:g}" y="{y + thick - 3:g}" text-anchor="end">{text(shown)}</text>')
+        for kind, value in (("before", whole), ("after", part)):
+            width = (WIDTH - left - right) * value / scale
+            shapes.append(f'<rect class="{kind}" x="{left:g}" y="{y:g}" width="{width:.1f}" height="{thick:g}"/>')
+        place = f'x="{WIDTH - RIGHT:g}" y="{y + thick - 3:g}" text-anchor="end"'
+        shapes.append(f"<text {place}>{text(end)}</text>")
+    return _svg(TOP + len(rows) * step, name, shapes) if rows else ""
 
 
 def write(path: Path, document: str) -> None:

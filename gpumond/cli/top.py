@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             views = [view(frame) for frame in frames]
             content = views[0] if len(views) == 1 else merged([*zip(names(urls), views, strict=True)])
-            print(_page(of_device(content, device)))
+            print(page(of_device(content, device)))
         return DONE
     if arguments.json:
         return _wrong_use("--json requires --once")
@@ -81,7 +81,8 @@ def _wrong_use(message: str) -> int:
     return WRONG_USE
 
 
-def _page(content: View) -> str:
+def page(content: View) -> str:
+    """Return devices, processes and notices as text."""
     colours = colours_of(os.environ) if sys.stdout.isatty() else "none"
     width = output_width() or 80
     lines = device_lines(content, width, sys.maxsize, monochrome=colours == "none")

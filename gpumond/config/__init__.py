@@ -5,7 +5,6 @@ A mistake raises ConfigError with the place, the key, the value and what is expe
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -20,6 +19,7 @@ from gpumond.alerting.receivers.alertmanager import Alertmanager
 from gpumond.alerting.receivers.log import Log
 from gpumond.alerting.receivers.webhook import Webhook
 from gpumond.config.engines import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
+from gpumond.config.explain import explain
 from gpumond.config.quotas import QuotaConfig, QuotaMatch
 from gpumond.config.web import Web, read_web
 from gpumond.engine.rooms import Lending
@@ -135,6 +135,16 @@ class Settings(Strict):
     )
     tokens_file: Path | None = Field(
         None, description="file with [tokens](../how-to/access.md#tokens) and their scopes"
+    )
+    token_review_audience: str | None = Field(
+        None,
+        pattern=r"^[!-~]{1,256}$",
+        description="audience of the [service-account tokens](../how-to/access.md#kubernetes-service-accounts) "
+        "of Kubernetes that the daemon accepts; the API server verifies them by TokenReview",
+    )
+    token_review_directory: Path = Field(
+        Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        description="directory with `token` and `ca.crt`, with which the daemon connects to the API server",
     )
     log_format: LogFormat = Field("text", description="format of the log on standard error")
     log_level: LogLevel = Field("info", description="least severe level of the log")
@@ -339,7 +349,8 @@ def load(
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(entry, origin, where) for entry in error.errors())) from None
+        problems = (explain(entry, origin, where, _model, RECEIVER_TYPES) for entry in error.errors())
+        raise ConfigError("\n".join(problems)) from None
     except (RecursionError, OverflowError) as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -368,28 +379,3 @@ def _model(location: Sequence[object]) -> type[BaseModel]:
         return Settings
     default, parts = PARTS[str(location[0])]
     return parts.get(str(location[-2]), default)
-
-
-def _explain(error: Any, origin: Mapping[str, str], where: str) -> str:
-    """Return one line: place, key, value, expectation."""
-    location = error["loc"]
-    place = origin.get(str(location[0]), where) if location else where
-    named = location if location[:1] != ("receivers",) else (*location[:2], *location[3:])  # without the type
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).lstrip(".")
-    if error["type"] == "extra_forbidden":
-        model = _model(location)
-        known = [field.alias or name for name, field in model.model_fields.items()]
-        close = difflib.get_close_matches(str(location[-1]), known, n=1)
-        if location[0] == "receivers" and any(location[-1] in each.model_fields for each in RECEIVER_TYPES.values()):
-            return f"{place}: {key}: not a key of type {location[2]}; expected one of {', '.join(known)}"
-        hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
-        return f"{place}: {key}: unknown key; {hint}"
-    message = error["msg"].removeprefix("Value error, ")
-    if not key:
-        return f"{place}: {message}"
-    shown = (
-        ""
-        if isinstance(error["input"], dict) or location[-1] in ("url", "metrics_url")
-        else f" {error['input']!r:.80}:"
-    )
-    return f"{place}: {key}:{shown} {message[:1].lower()}{message[1:]}"

@@ -78,6 +78,20 @@ def alternative_names(peercert: dict[str, Any] | None) -> frozenset[str]:
     return frozenset(value for _, value in (peercert or {}).get("subjectAltName", ()))
 
 
+def certificate_subjects(peercert: dict[str, Any] | None) -> frozenset[str]:
+    """Return ``certificate:NAME`` for each subject alternative name of a client certificate.
+
+    A name counts only as the type that its form has, so that an authority that verifies DNS names alone cannot issue
+    a URI or an e-mail address.
+    """
+    subjects = set()
+    for kind, name in (peercert or {}).get("subjectAltName", ()):
+        forms = ("URI",) if "://" in name else ("email",) if "@" in name else ("DNS", "IP Address")
+        if kind in forms:
+            subjects.add(f"certificate:{name}")
+    return frozenset(subjects)
+
+
 def _load(context: ssl.SSLContext, cert: str, key: str) -> None:
     """Load certificate and key from an anonymous file: OpenSSL only accepts files, and no other process sees this
     one."""

@@ -1,7 +1,8 @@
 """File of tokens, kept as hashes: one per line, ``NAME SCOPE[,SCOPE] SHA256``.
 
 A token is 256 random bits after the prefix ``gpm_``. A plain SHA-256 of it is therefore not reversible, and secret
-scanners can detect it.
+scanners can detect it. Instead of a hash, a line may contain ``certificate:NAME``, a subject alternative name of client
+certificates, or ``service-account:NAMESPACE/NAME``, a service account of Kubernetes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +24,21 @@ EXAMPLE = "nightly flush,read 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd1
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_CERTIFICATE, _ACCOUNT = "certificate:", "service-account:"
+_SUBJECT = re.compile(rf"{_CERTIFICATE}[!-~]{{1,512}}|{_ACCOUNT}[a-z0-9-]{{1,63}}/[a-z0-9.-]{{1,253}}")
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Token of the file. ``scopes``: read, rules, flush, admin (includes all others)."""
+    """Entry of the file. ``scopes``: read, rules, flush, admin (includes all others).
+
+    It has the ``digest`` of a token, or a ``subject``: ``certificate:NAME`` or ``service-account:NAMESPACE/NAME``.
+    """
 
     name: str
     scopes: frozenset[str]
-    digest: bytes
+    digest: bytes = b""
+    subject: str = ""
 
 
 def digest(token: str) -> bytes:
@@ -59,8 +67,25 @@ def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
         token = _token(words, f"tokens_file {where}, line {number}")
         if token.name in tokens:
             raise ConfigError(f"tokens_file {where}, line {number}: the name {token.name!r} is used twice")
+        if token.subject and token.subject in {other.subject for other in tokens.values()}:
+            raise ConfigError(f"tokens_file {where}, line {number}: {token.subject} is in two lines")
         tokens[token.name] = token
     return tuple(tokens.values())
+
+
+def check_subjects(tokens: Iterable[Token], client_certificates: bool, token_reviews: bool) -> None:
+    """Raise ConfigError for an entry that no caller can have, because the daemon does not verify its kind."""
+    for token in tokens:
+        if token.subject.startswith(_CERTIFICATE) and not client_certificates:
+            raise ConfigError(
+                f"tokens_file: {token.name} is a certificate, but the daemon requests none; set client_ca_file and "
+                "client_auth_type: VerifyClientCertIfGiven in web_config"
+            )
+        if token.subject.startswith(_ACCOUNT) and not token_reviews:
+            raise ConfigError(
+                f"tokens_file: {token.name} is a service account, but the daemon does not verify its tokens; set "
+                "token_review_audience"
+            )
 
 
 def _token(words: list[str], place: str) -> Token:
@@ -77,8 +102,13 @@ def _token(words: list[str], place: str) -> Token:
             raise ConfigError(
                 f"{place}: {name}: unknown scope {scope!r:.40}; expected one or more of {', '.join(SCOPES)}"
             )
+    if _SUBJECT.fullmatch(hashed):
+        return Token(name, frozenset(scopes.split(",")), subject=hashed)
     if not _DIGEST.fullmatch(hashed):
-        raise ConfigError(f"{place}: {name}: expected a SHA-256 of 64 hexadecimal digits")
+        raise ConfigError(
+            f"{place}: {name}: expected a SHA-256 of 64 hexadecimal digits, certificate:NAME or "
+            "service-account:NAMESPACE/NAME"
+        )
     return Token(name, frozenset(scopes.split(",")), bytes.fromhex(hashed))
 
 

@@ -168,6 +168,11 @@ class Web:
     rate_burst: int = 1
     files: tuple[Path, ...] = ()
 
+    @property
+    def client_certificates(self) -> bool:
+        """Return True if clients may present a certificate, which is then verified."""
+        return self.tls is not None and self.tls.verify_mode != ssl.CERT_NONE
+
 
 def read_web(path: Path) -> Web:
     """Read the file and the certificates that it names. Raises ConfigError with file, key and expectation."""

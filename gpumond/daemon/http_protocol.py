@@ -22,6 +22,7 @@ import uvicorn
 from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gpumond.config.tls import certificate_subjects
 from gpumond.daemon.listener import HttpPeer
 
 RECEIVE_SECONDS = 10.0
@@ -90,6 +91,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_complete = False
         self._refusal = (400, "this is not HTTP/1.1")
+        self._subjects: frozenset[str] = frozenset()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
@@ -98,6 +100,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._admit(transport):
             self._reject("certificate")
             return
+        self._subjects = certificate_subjects(transport.get_extra_info("peercert"))
         self._arm(self._receive_seconds - (time.monotonic() - self._peer.since))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -158,7 +161,11 @@ class HttpProtocol(HttpToolsProtocol):
             raise HttpParserError("too many requests at once")
         peer = self._peer
         self.scope["state"].update(
-            uid=peer.uid, user=peer.user, reserved=peer.reserved, drop=partial(_drop, peer, self._rejected)
+            uid=peer.uid,
+            user=peer.user,
+            reserved=peer.reserved,
+            subjects=self._subjects,
+            drop=partial(_drop, peer, self._rejected),
         )
         super().on_headers_complete()
 

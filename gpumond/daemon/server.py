@@ -10,7 +10,6 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from functools import partial
 
 import uvicorn
 
@@ -19,13 +18,14 @@ from gpumond.api.auth import Tokens
 from gpumond.api.guard import Guard, Policy
 from gpumond.config import LOOPBACK, Settings
 from gpumond.config.tls import alternative_names
-from gpumond.config.tokens import Token, read_tokens
+from gpumond.config.tokens import Token, check_subjects, read_tokens
 from gpumond.config.web import Web
 from gpumond.daemon import Daemon, Load, make_daemon
 from gpumond.daemon.garbage_collection import CollectionSchedule, only_on_schedule
 from gpumond.daemon.http_protocol import HttpProtocol
 from gpumond.daemon.listener import HttpListener, HttpPeer
 from gpumond.daemon.reloading_file import ReloadingFile
+from gpumond.daemon.token_reviews import make_token_reviews
 from gpumond.errors import ConfigError
 from gpumond.host import systemd
 from gpumond.host.event_loop import background
@@ -51,7 +51,8 @@ async def serve(
     ended, and the garbage collector is as before.
     """
     raise_limit()
-    web, others = _web(settings), _others(settings)
+    web, reviews = _web(settings), make_token_reviews(settings)
+    others = _others(settings, web)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(_listen(settings))
         collections = CollectionSchedule()
@@ -61,7 +62,7 @@ async def serve(
         own = settings.runtime_directory()
         api = stack.enter_context(bind_api_socket(own, settings.agent_socket_mode()))
         stack.callback((own / API_SOCKET).unlink, missing_ok=True)
-        tokens = Tokens(write_token(own), others=others)
+        tokens = Tokens(write_token(own), others=others, reviews=reviews)
         config = uvicorn.Config(
             Guard(create_app(daemon, tokens, daemon.running), tokens, _policy(settings, web, daemon.http_rejected)),
             lifespan="on",
@@ -166,11 +167,19 @@ def _web(settings: Settings) -> Callable[[], Web]:
     return lambda: reloading.value
 
 
-def _others(settings: Settings) -> Callable[[], tuple[Token, ...]]:
+def _others(settings: Settings, web: Callable[[], Web]) -> Callable[[], tuple[Token, ...]]:
+    """Return a function that reads the tokens when their file changes. Raises ConfigError if it is invalid at the
+    start."""
     if settings.tokens_file is None:
         return tuple
     path = settings.tokens_file
-    reloading = ReloadingFile(partial(read_tokens, path), lambda tokens: (path,))
+
+    def read() -> tuple[Token, ...]:
+        tokens = read_tokens(path)
+        check_subjects(tokens, web().client_certificates, settings.token_review_audience is not None)
+        return tokens
+
+    reloading = ReloadingFile(read, lambda tokens: (path,))
     return lambda: reloading.value
 
 

@@ -16,10 +16,13 @@ from gpumond.fleet.query import SCRAPES, Named, data_seconds, named
 from gpumond.fleet.selection import Criteria, PlannedFlush, select
 from gpumond.fleet.status import FRAME
 from gpumond.fleet.waves import ProcessResult, Result, result_of
+from gpumond.model.pools import ENGINE_STEP
 
 FLUSHES = "/api/v1/flushes"
 MARGIN_SECONDS = 15.0
 """Time that a daemon takes for a flush in addition to the program's time limit: the driver's count settles."""
+ENGINE_SECONDS = 400.0
+"""Further time for a serving engine: its requests are observed, it loads a model, and the driver's count settles."""
 REFUSALS = (404, 409, 429)
 """The process has ended, is being flushed, or was flushed a moment ago; or too many flushes by this caller."""
 
@@ -27,6 +30,7 @@ REFUSALS = (404, 409, 429)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushOptions:
     """``timeout_seconds`` is for each program. Without ``steps``, the daemon performs its default steps.
+    ``wake``: serving engines are woken.
 
     The flushes stop before the next wave after ``max_failures`` failures.
     """
@@ -35,6 +39,7 @@ class FlushOptions:
     force: bool = False
     timeout_seconds: float = 30.0
     max_failures: int = 1
+    wake: bool = False
 
 
 class Missing(NamedTuple):
@@ -128,20 +133,14 @@ async def _flush(
     on_machine: int,
     done: Callable[[], None],
 ) -> ProcessResult:
-    """Flush one process, if it is still the one of the plan. The daemon flushes processes that share a device one
-    after the other; ``on_machine`` is the number of the wave's processes on its machine.
+    """Flush one process, if it is still the one of the plan, or one serving engine. The daemon flushes what shares a
+    device one after the other; ``on_machine`` is the number of the wave's flushes on its machine.
     """
-    body: dict[str, Any] = {
-        "target": {"pid": planned.pid, "start_ticks": planned.start_ticks},
-        "timeout_seconds": options.timeout_seconds,
-    }
-    if options.steps:
-        body["steps"] = options.steps
-    if options.force:
-        body["force"] = True
-    limit = on_machine * (options.timeout_seconds + MARGIN_SECONDS) + client.timeout_seconds
+    each_seconds = options.timeout_seconds + MARGIN_SECONDS + (ENGINE_SECONDS if planned.engine else 0.0)
     try:
-        answer = await client.post(planned.machine, FLUSHES, body, limit)
+        answer = await client.post(
+            planned.machine, FLUSHES, request(planned, options), on_machine * each_seconds + client.timeout_seconds
+        )
         return result_of(planned, wave, answer["receipts"])
     except DaemonError as error:
         return _rejected(planned, wave, error)
@@ -151,13 +150,28 @@ async def _flush(
         done()
 
 
+def request(planned: PlannedFlush, options: FlushOptions) -> dict[str, Any]:
+    """Return the body of the request to the daemon."""
+    target = {"pid": planned.pid, "start_ticks": planned.start_ticks}
+    body: dict[str, Any] = {"target": target, "timeout_seconds": options.timeout_seconds}
+    if planned.engine:
+        body |= {"target": {"workload": planned.engine}, "steps": [ENGINE_STEP]}
+        if options.wake:
+            body["wake"] = True
+    elif options.steps:
+        body["steps"] = options.steps
+    if options.force:
+        body["force"] = True
+    return body
+
+
 def _rejected(planned: PlannedFlush, wave: int, error: DaemonError) -> ProcessResult:
     try:
         if error.problem.get("receipts"):  # a 504: a program did not answer in time
             return result_of(planned, wave, error.problem["receipts"], str(error))
     except (KeyError, TypeError, AttributeError, ValueError):
         pass
-    gone = error.status == 404
+    gone = error.status == 404 and not planned.engine
     reason = "the process has ended, or has no agent any more" if gone else str(error)
     result: Result = "refused" if error.status in REFUSALS else "failed"
     return ProcessResult(planned=planned, result=result, wave=wave, reason=reason)

@@ -12,6 +12,10 @@ from gpumond.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.fleet.connection import decoded, may_receive_token, send
 
 
+Point = tuple[float, float]
+"""Unix time and value."""
+
+
 class Sample(NamedTuple):
     """Labels of a series, the unix time at which the query was evaluated, and the value."""
 
@@ -48,6 +52,21 @@ class Prometheus:
             raise ConfigError(f"the result of {expression!r:.200} is not an instant vector")
         try:
             return [_sample(series) for series in data["result"]]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise DiscoveryError(f"{self.url}: the result has not the format of Prometheus") from None
+
+    async def query_range(self, expression: str, begin: float, end: float, step: float) -> Sequence[Point]:
+        """Return unix times and values of the only series of an expression; none without a series.
+
+        Raises DiscoveryError and ConfigError.
+        """
+        times = {"start": f"{begin:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
+        data = await self._call("POST", "/api/v1/query_range", urlencode({"query": expression, **times}).encode())
+        try:
+            series = data["result"]
+            if data["resultType"] != "matrix" or len(series) > 1:
+                raise ValueError
+            return [(float(at), float(value)) for at, value in series[0]["values"]] if series else []
         except (KeyError, TypeError, ValueError, AttributeError):
             raise DiscoveryError(f"{self.url}: the result has not the format of Prometheus") from None
 

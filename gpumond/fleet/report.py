@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumond.fleet.prometheus import Prometheus, Sample
+from gpumond.fleet.prometheus import Point, Prometheus, Sample
 
 
 class Level(NamedTuple):
@@ -32,6 +32,7 @@ MEASURES: Mapping[str, str] = {
     "returnable": "gpumond_returnable_bytes",
     "wasted": "gpumond_wasted_bytes",
 }
+CURVE_POINTS = 300
 RECORDED_PER_HOUR = 60
 """Samples of a recorded series: the rules are evaluated once a minute."""
 
@@ -74,6 +75,23 @@ async def report(prometheus: Prometheus, by: str, job: str, seconds: float, pric
         for name, metric in metrics.items()
     }
     return usages(columns, level.label, price)
+
+
+async def curves(
+    prometheus: Prometheus, by: str, job: str, seconds: float, until: float
+) -> Mapping[str, Sequence[Point]]:
+    """Return the bytes of all owners or machines over the seconds until a unix time, by the fields of Usage.
+
+    Raises DiscoveryError.
+    """
+    level, step = LEVELS[by], max(60.0, seconds / CURVE_POINTS)
+    own = json.dumps(job)
+    return {
+        name: await prometheus.query_range(
+            f"sum({level.series}:{metric}:sum{{job={own}}})", until - seconds, until, step
+        )
+        for name, metric in {"used": level.used, "wasted": MEASURES["wasted"]}.items()
+    }
 
 
 def usages(columns: Mapping[str, Sequence[Sample]], label: str, price: Price | None) -> list[Usage]:

@@ -1,8 +1,10 @@
-"""Selection of the processes that a flush on several machines concerns, from the frames of the machines. No I/O."""
+"""Selection of what a flush on several machines concerns, from the frames of the machines: processes, or with the step
+`engine` declared serving engines. No I/O.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,24 +16,34 @@ from gpumond.fleet.status import MALFORMED
 from gpumond.model.process import TICKS_PER_SECOND
 from gpumond.model.units import human
 
+Key = tuple[int, int | None]
+"""Pid and start of a process."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Criteria:
-    """A process must match each that is not None. ``workload`` and ``user`` are patterns such as ``train-*``.
+    """A process must match each pattern, such as ``train-*``, that is not None. An engine is named by ``engine``, and
+    has the workload and the users of its processes; ``workload`` may also be its name.
 
-    Programs that would release fewer than ``min_reclaimable_bytes`` are not flushed.
+    With ``engines``, engines are selected instead of processes; with ``wake``, those to wake. What would release fewer
+    than ``min_reclaimable_bytes`` is not flushed.
     """
 
     workload: str | None = None
     user: str | None = None
+    engine: str | None = None
+    engines: bool = False
+    wake: bool = False
     min_reclaimable_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFlush:
-    """One process, and the bytes that a flush would release. With a ``refusal``, the reason, it is not flushed.
+    """One process, or one serving engine, and the bytes that a flush would release. With a ``refusal``, the reason, it
+    is not flushed.
 
-    ``start_ticks`` is None only with a refusal.
+    ``start_ticks`` is None only with a refusal. ``engine`` is the name of an engine, which is also its ``workload``;
+    ``pid`` is then that of its first process, 0 without one.
     """
 
     machine: Machine = field(repr=False)
@@ -39,6 +51,7 @@ class PlannedFlush:
     start_ticks: int | None = None
     workload: str = ""
     user: str = ""
+    engine: str = ""
     low_bytes: int = 0
     likely_bytes: int = 0
     high_bytes: int = 0
@@ -46,23 +59,33 @@ class PlannedFlush:
 
 
 def select(machine: Machine, frame: Any, criteria: Criteria, named: Mapping[int, Named] | None) -> list[PlannedFlush]:
-    """Return the processes of a machine that match. Raises DaemonError if ``frame`` is not a frame.
+    """Return what matches on a machine. Raises DaemonError if ``frame`` is not a frame.
 
     ``named``: the processes that a query names; None without a query.
     """
     try:
-        return [*_select(machine, frame, criteria, named)]
+        processes: dict[int, _Process] = {}
+        for each in _processes(frame):
+            if each.report or each.pid not in processes:
+                processes[each.pid] = each
+        if criteria.engines:
+            engines = frame["snapshot"].get("engines", ())
+            return [*_select_engines(machine, engines, processes, criteria, named)]
+        return [*_select(machine, processes, criteria, named)]
     except (KeyError, TypeError, AttributeError, ValueError):
         raise DaemonError(MALFORMED) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
+    """``used_bytes``: on all devices, as far as the driver counts it."""
+
     pid: int
     start_ticks: int | None
     started_at: float | None
     user: str
     uuids: frozenset[str]
+    used_bytes: int
     report: Mapping[str, Any] | None
 
     @property
@@ -71,23 +94,18 @@ class _Process:
 
 
 def _select(
-    machine: Machine, frame: Mapping[str, Any], criteria: Criteria, named: Mapping[int, Named] | None
+    machine: Machine, processes: Mapping[int, _Process], criteria: Criteria, named: Mapping[int, Named] | None
 ) -> Iterator[PlannedFlush]:
-    processes: dict[int, _Process] = {}
-    for each in _processes(frame):
-        if each.report or each.pid not in processes:
-            processes[each.pid] = each
     for pid in sorted(processes if named is None else named):
         process = processes.get(pid)
         if process is None:
             yield PlannedFlush(machine=machine, pid=pid, refusal="the process has ended")
-        elif _matches(process, criteria):
+        elif _matches((process.workload,), criteria.workload) and _matches((process.user,), criteria.user):
             yield _planned(machine, process, criteria, named[pid] if named is not None else None)
 
 
-def _matches(process: _Process, criteria: Criteria) -> bool:
-    pairs = ((criteria.workload, process.workload), (criteria.user, process.user))
-    return all(pattern is None or fnmatchcase(text, pattern) for pattern, text in pairs)
+def _matches(texts: Iterable[str], pattern: str | None) -> bool:
+    return pattern is None or any(fnmatchcase(text, pattern) for text in texts)
 
 
 def _planned(machine: Machine, process: _Process, criteria: Criteria, named: Named | None) -> PlannedFlush:
@@ -116,10 +134,14 @@ def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: Na
         return "its start is unknown"
     if process.report["flush_policy"] == "never":
         return "its agent allows no flush"
-    if likely_bytes < criteria.min_reclaimable_bytes:
-        least = human(criteria.min_reclaimable_bytes)
-        return f"{human(likely_bytes)} is reclaimable, less than the {least} requested"
-    return ""
+    return _too_few(likely_bytes, criteria)
+
+
+def _too_few(likely_bytes: int, criteria: Criteria) -> str:
+    if likely_bytes >= criteria.min_reclaimable_bytes:
+        return ""
+    least = human(criteria.min_reclaimable_bytes)
+    return f"{human(likely_bytes)} is reclaimable, less than the {least} requested"
 
 
 def _other(process: _Process, named: Named) -> str:
@@ -135,27 +157,85 @@ def _other(process: _Process, named: Named) -> str:
     return ""
 
 
+def _select_engines(
+    machine: Machine,
+    engines: Iterable[Mapping[str, Any]],
+    processes: Mapping[int, _Process],
+    criteria: Criteria,
+    named: Mapping[int, Named] | None,
+) -> Iterator[PlannedFlush]:
+    rest = set(named or ())
+    for engine in engines:
+        name = str(engine["name"])
+        keys = {(each["pid"], each["start_ticks"]) for each in engine["processes"]}
+        own = [processes[pid] for pid in sorted(processes) if (pid, processes[pid].start_ticks) in keys]
+        meant = own if named is None else [each for each in own if each.pid in named]
+        rest -= {each.pid for each in own}
+        workloads, users = (name, *(each.workload for each in own)), [each.user for each in own]
+        chosen = _matches((name,), criteria.engine) and _matches(workloads, criteria.workload)
+        if not chosen or not _matches(users, criteria.user) or (named is not None and not meant):
+            continue
+        others = [] if named is None else [_other(each, named[each.pid]) for each in meant]
+        used = 0 if criteria.wake else sum(each.used_bytes for each in own)
+        yield PlannedFlush(
+            machine=machine,
+            pid=own[0].pid if own else 0,
+            start_ticks=own[0].start_ticks if own else None,
+            workload=name,
+            user=own[0].user if own else "",
+            engine=name,
+            likely_bytes=used,
+            high_bytes=used,
+            refusal=next(filter(None, others), "") or _engine_refusal(engine, bool(own), used, criteria),
+        )
+    for pid in sorted(rest):
+        reason = "it belongs to no declared serving engine" if pid in processes else "the process has ended"
+        yield PlannedFlush(machine=machine, pid=pid, refusal=reason)
+
+
+def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: int, criteria: Criteria) -> str:
+    """Return the reason for which an engine is not flushed or woken, or an empty string. The daemon checks more."""
+    if not engine["up"]:
+        return f"it does not answer: {engine['problem']}"
+    if criteria.wake:
+        return "it does not sleep" if engine["asleep"] is False else ""
+    if not engine["levers"]:
+        return "its declaration does not allow it; add allow: [engine]"
+    if engine["asleep"]:
+        return "it sleeps already"
+    active = (engine["running"] or 0) + (engine["waiting"] or 0)
+    if active:
+        return f"it has {active} running or waiting requests"
+    if not has_processes:
+        return str(engine["processes_problem"]) or "no process of its server is on a device"
+    return _too_few(used_bytes, criteria)
+
+
 def _processes(frame: Mapping[str, Any]) -> Iterator[_Process]:
     """Yield each process that uses a device or has an agent, once."""
     snapshot = frame["snapshot"]
     uptime = snapshot["uptime_seconds"]
     boot = None if uptime is None else float(snapshot["taken_at"]) - float(uptime)
-    reports = {(report["pid"], report["start_ticks"]): report for report in snapshot["reports"]}
-    users: dict[tuple[int, int | None], str] = {}
-    uuids: dict[tuple[int, int | None], set[str]] = {key: set() for key in reports}
+    reports: dict[Key, Any] = {(report["pid"], report["start_ticks"]): report for report in snapshot["reports"]}
+    users: dict[Key, str] = {}
+    used: dict[Key, int] = {}
+    uuids: dict[Key, set[str]] = {key: set() for key in reports}
     for each in frame["processes"]:
         key = (int(each["pid"]), each["start_ticks"])
         uuids.setdefault(key, set()).add(str(each["device_uuid"]))
         users[key] = users.get(key) or str(each["user"] or ("" if each["uid"] is None else each["uid"]))
+        used[key] = used.get(key, 0) + (each["used_bytes"] or 0)
     for key, report in reports.items():
         uuids[key] |= {str(pool["device_uuid"]) for pool in report["pools"]}
         users[key] = users.get(key) or str(report["uid"])
-    for (pid, start_ticks), own in uuids.items():
+    for key, own in uuids.items():
+        pid, start_ticks = key
         yield _Process(
             pid=pid,
             start_ticks=start_ticks,
             started_at=None if start_ticks is None or boot is None else boot + start_ticks / TICKS_PER_SECOND,
-            user=users[pid, start_ticks],
+            user=users[key],
             uuids=frozenset(own),
-            report=reports.get((pid, start_ticks)),
+            used_bytes=used.get(key, 0),
+            report=reports.get(key),
         )

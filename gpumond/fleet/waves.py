@@ -33,12 +33,14 @@ def waves(planned: Iterable[PlannedFlush], max_parallel: int) -> list[list[Plann
     """Return the processes that are flushed in groups, one wave after the other.
 
     The processes of one workload and user are in one wave, since the ranks of a job wait for each other; a wave with
-    more than ``max_parallel`` processes contains one workload only. Processes without a workload are independent.
+    more than ``max_parallel`` processes contains one workload only. Engines and processes without a workload are
+    independent.
     """
     groups: dict[tuple[object, ...], list[PlannedFlush]] = {}
     for each in planned:
-        alone = (each.machine.url, each.pid)
-        groups.setdefault((each.workload, each.user) if each.workload else alone, []).append(each)
+        alone = (each.machine.url, each.pid, each.engine)
+        together = each.workload and not each.engine
+        groups.setdefault((each.workload, each.user) if together else alone, []).append(each)
     result: list[list[PlannedFlush]] = []
     for group in groups.values():
         if result and len(result[-1]) + len(group) <= max_parallel:

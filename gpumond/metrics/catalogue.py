@@ -111,7 +111,7 @@ def _process_info(frame: Frame) -> Iterator[Row]:
             user = process.user or ("" if process.uid is None else str(process.uid))
             labels = (str(process.pid), process.comm or "", user, workload, process.container or "")
             names = (process.container_name, process.pod_name, process.pod_namespace, process.pod_uid)
-            place = (report.rank, report.world_size) if report else (None, None)
+            place = (report.rank, report.world_size, report.job) if report else (None, None, "")
             owner = (process.unit, process.slurm_job, *("" if number is None else str(number) for number in place))
             yield (*labels, *(name or "" for name in (*names, *owner))), 1
 
@@ -232,7 +232,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         "Labels that describe a process that has gpumond_process_memory_used_bytes.",
         (
             *("pid", "comm", "user", "workload", "container", "container_name"),
-            *("pod_name", "pod_namespace", "pod_uid", "unit", "slurm_job", "rank", "world_size"),
+            *("pod_name", "pod_namespace", "pod_uid", "unit", "slurm_job", "rank", "world_size", "job_id"),
         ),
         _process_info,
     ),

@@ -172,7 +172,8 @@ class AgentReport:
     ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
     ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
     memory with which it was started, or empty.
-    ``rank`` and ``world_size``: those of a job of several processes, as its launcher states them.
+    ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is its
+    identity on all machines, such as ``slurm/4711``, or empty.
     """
 
     pid: int
@@ -191,6 +192,7 @@ class AgentReport:
     admission: str = ""
     rank: int | None = None
     world_size: int | None = None
+    job: str = ""
 
     @property
     def key(self) -> ProcessKey:

@@ -46,7 +46,8 @@ class Hello:
 
     ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
     ``admission``: the id with which `gpumond run --need` started the program, or empty.
-    ``rank`` and ``world_size``: those of a job of several processes, else both are None.
+    ``rank`` and ``world_size``: those of a job of several processes, else both are None. ``job``: its identity on all
+    machines, at most 128 characters of ``[A-Za-z0-9._/-]``, or empty.
     """
 
     workload: str = ""
@@ -56,6 +57,7 @@ class Hello:
     admission: str = ""
     rank: int | None = None
     world_size: int | None = None
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpumond.agent.daemon_trust import RateLimit
-from gpumond.agent.program_report import is_rank, place_in_job
+from gpumond.agent.program_report import is_rank, job_of, place_in_job
 
 
 def unavailable() -> bool:
@@ -57,6 +57,27 @@ def test_rank_is_detected(environ: dict[str, str], modules: dict[str, object], e
 )
 def test_place_is_that_of_the_launcher(environ: dict[str, str], expected: tuple[int | None, int | None]) -> None:
     assert place_in_job(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_ID": "4711", "TORCHELASTIC_RUN_ID": "a"}, "slurm/4711"),
+        ({"RAY_JOB_ID": "02000000"}, "ray/02000000"),
+        ({"MASTER_ADDR": "train-master-0", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "pytorchjob/train"),
+        ({"MASTER_ADDR": "train-master-0"}, ""),
+        ({"MASTER_ADDR": "10.0.0.7", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, ""),
+        ({"JOB_COMPLETION_INDEX": "12", "HOSTNAME": "jobset-workers-0-12"}, "job/jobset-workers-0"),
+        ({"HOSTNAME": "gpu-12"}, ""),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ""),
+        ({"TORCHELASTIC_RUN_ID": "run 7"}, "torchrun/run_7"),
+        ({"GPUMOND_JOB": "team/train-7", "SLURM_JOB_ID": "4711"}, "team/train-7"),
+        ({"GPUMOND_JOB": "j" * 200}, "j" * 128),
+    ],
+)
+def test_job_is_that_of_the_launcher(environ: dict[str, str], expected: str) -> None:
+    assert job_of(environ) == expected
 
 
 def test_rate_limit_allows_a_burst_and_then_one_call_per_period() -> None:

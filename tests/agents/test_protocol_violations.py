@@ -37,6 +37,8 @@ from tests.fuzzing import mutated
         (encode(Hello("train", rank=4, world_size=4)), "value"),
         (encode(Hello("train", rank=-1, world_size=4)), "value"),
         (encode(Hello("train", rank=1, world_size=1 << 40)), "value"),
+        (encode(Hello("train", job="no spaces please")), "value"),
+        (encode(Hello("train", job="j" * 129)), "value"),
         (HELLO + b'{"v":1,"type":"report","pools":[{}]}\n', "missing"),
         (HELLO + encode(FlushCommand("id", "torch", ())), "type"),
         (HELLO + encode(AgentRequest("id", "snapshot")), "type"),

@@ -1,30 +1,29 @@
-"""`gpumond fleet targets` and `status` with real daemons, and with machines that fail in each way."""
+"""`gpumond fleet targets` and `status` with machines that fail in each way."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpumond import __version__
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from tests import certificates
-from tests.fleet.stubs import SimulatedMachine, fleet, simulated, stub, write_targets
+from tests.fleet.stubs import fleet, stub, write_targets
 from tests.grafana.prometheus import Prometheus
 from tests.running import free_port, until
+from tests.top.frames import make_frame
 
 FRAME = "/api/v1/frame"
+REPORTS = (make_report(10, (make_pool(live=GIB),)),)
 
 
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[list[SimulatedMachine]]:
-    directory = tmp_path_factory.mktemp("fleet")
-    with simulated(directory, nvml_library, {"node-1": {"train": {}, "serve": {}}, "node-2": {"train": {}}}) as started:
-        yield started
+def frame() -> dict[str, Any]:
+    """Return the frame of a machine with one device and two programs, one of which has an agent."""
+    processes = (make_process(10, GIB), make_process(11, GIB))
+    return make_frame(make_device(used_bytes=2 * GIB, processes=processes), reports=REPORTS)
 
 
 def command(directory: Path, name: str, script: str) -> dict[str, str]:
@@ -88,70 +87,45 @@ def test_targets_of_slurm(tmp_path: Path):
     assert "sinfo: No such file" in missing.stderr
 
 
-def test_targets_of_prometheus(tmp_path: Path, machines: list[SimulatedMachine]):
-    named = [{"targets": [each.address], "labels": {"instance": each.name}} for each in machines]
-    other = {"static_configs": [{"targets": [machines[0].address]}]}
+def test_targets_of_prometheus(tmp_path: Path):
+    addresses = {"node-1": f"127.0.0.1:{free_port()}", "node-2": f"127.0.0.1:{free_port()}"}
+    named = [{"targets": [address], "labels": {"instance": name}} for name, address in addresses.items()]
+    other = {"static_configs": [{"targets": [addresses["node-1"]]}]}
     prometheus = Prometheus(tmp_path / "prometheus", {"gpumond": {"static_configs": named}, "other": other})
     try:
-        until(lambda: len(prometheus.instant("up")) == 3)
+        until(lambda: len(prometheus.instant("up")) == 3, 60)
         shown = fleet("targets", "--prometheus", prometheus.url, "--json")
         found = {group["labels"]["instance"]: group["targets"][0] for group in json.loads(shown.stdout)}
-        assert found == {each.name: each.address for each in machines}
+        assert found == addresses
     finally:
         prometheus.stop()
 
 
-def test_status_of_machines_that_answer(tmp_path: Path, machines: list[SimulatedMachine]):
-    file = write_targets(tmp_path / "targets.json", {each.name: each.address for each in machines})
-    shown = fleet("status", "--targets", str(file), "--timeout", "30")
-    assert shown.returncode == 0, shown.stderr
-    header, first, second, _, totals = shown.stdout.splitlines()
-    assert header.split()[:4] == ["MACHINE", "VERSION", "DRIVER", "GPUS"]
-    assert first.split()[:4] == ["node-1", __version__, "580.65.06", "1"]
-    assert "2 of 3" in first
-    assert "1 of 2" in second
-    assert totals == "2 of 2 machines answer; 3 of 5 programs have an agent"
-
-
-def test_status_names_each_machine_that_does_not_answer_and_the_reason(
-    tmp_path: Path, machines: list[SimulatedMachine]
-):
+def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
-
-    def slow(path: str, body: str) -> Any:
-        return None
-
-    def refusing(path: str, body: str) -> Any:
-        return 401, {"detail": "reads require a token"}
-
     with (
-        stub(slow) as stalled,
-        stub(refusing) as refused,
+        stub(lambda path, body: (200, frame())) as present,
+        stub(lambda path, body: (401, {"detail": "reads require a token"})) as refused,
         stub(lambda path, body: (200, []), place / "client.crt") as wrong,
         stub(lambda path, body: (200, {"hello": "world"})) as other,
-        socket.create_server(("127.0.0.1", 0)) as silent,
     ):
         addresses = {
-            "node-1": machines[0].address,
+            "node-1": present.address,
             "down": f"127.0.0.1:{free_port()}",
-            "slow": stalled.address,
-            "silent": f"127.0.0.1:{silent.getsockname()[1]}",
             "refusing": refused.address,
             "wrong": wrong.address,
             "other": other.address,
-            "node-2": machines[1].address,
+            "node-2": present.address,
         }
-        https = {"__scheme__": "https"}
-        file = write_targets(tmp_path / "targets.json", addresses, wrong=https, silent=https)
-        options = ("status", "--targets", str(file), "--timeout", "10")
+        file = write_targets(tmp_path / "targets.json", addresses, wrong={"__scheme__": "https"})
+        options = ("status", "--targets", str(file), "--timeout", "60")
         shown = fleet(*options, GPUMOND_CA_FILE=str(place / "ca.crt"), GPUMOND_TOKEN="secret")
         assert shown.returncode == 1
         assert [line.split()[0] for line in shown.stdout.splitlines()[1:3]] == ["node-1", "node-2"]
+        assert shown.stdout.splitlines()[-1] == "2 of 6 machines answer; 2 of 4 programs have an agent"
         reasons = dict(line.split(" ", 2)[1:] for line in shown.stdout.splitlines() if line.startswith("missing "))
         assert {name: reason.partition("): ")[2] for name, reason in reasons.items()} == {
             "down": "nothing listens at its address",
-            "slow": "no answer within 10 s",
-            "silent": "no answer within 10 s",
             "refusing": "it answered 401: reads require a token",
             "wrong": reasons["wrong"].partition("): ")[2],
             "other": "its answer is not that of a gpumond daemon of a compatible version",

@@ -1,4 +1,4 @@
-"""`gpumond fleet flush` with real daemons and a real Prometheus."""
+"""`gpumond fleet flush` and `status` with real daemons and a real Prometheus."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpumond import __version__
 from tests import certificates
 from tests.fleet.stubs import SimulatedMachine, fleet, prometheus_stub, simulated, stub, write_targets
 from tests.grafana.prometheus import Prometheus
@@ -23,11 +24,20 @@ QUERY = "gpumond_pool_reclaimable_bytes"
 SCRAPES = "gpumond_snapshot_timestamp_seconds"
 
 
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[list[SimulatedMachine]]:
+    """Start two machines; on both runs train, and on the first serve."""
+    programs: dict[str, dict[str, Any]] = {"node-1": {"train": {}, "serve": {}}, "node-2": {"train": {}}}
+    with simulated(tmp_path_factory.mktemp("fleet"), nvml_library, programs) as machines:
+        yield machines
+
+
 @pytest.fixture
-def machines(tmp_path: Path, nvml_library: Path) -> Iterator[list[SimulatedMachine]]:
-    """Return two machines; on both runs train, and on the first serve."""
-    with simulated(tmp_path, nvml_library, {"node-1": {"train": {}, "serve": {}}, "node-2": {"train": {}}}) as started:
-        yield started
+def machines(started: list[SimulatedMachine]) -> list[SimulatedMachine]:
+    """Return the machines with their programs as at the start."""
+    for each in started:
+        each.restore()
+    return started
 
 
 def options(directory: Path, machines: list[SimulatedMachine], **others: str) -> list[str]:
@@ -38,7 +48,7 @@ def options(directory: Path, machines: list[SimulatedMachine], **others: str) ->
     tokens.write_text("".join(f"{each.name}: {each.token}\n" for each in machines))
     https = {"__scheme__": "https"}
     file = write_targets(directory / "targets.json", addresses, wrong=https)
-    return ["--targets", str(file), "--tokens", str(tokens), "--timeout", "10"]
+    return ["--targets", str(file), "--tokens", str(tokens), "--timeout", "60"]
 
 
 def document(done: subprocess.CompletedProcess[str], code: int) -> dict[str, Any]:
@@ -49,6 +59,17 @@ def document(done: subprocess.CompletedProcess[str], code: int) -> dict[str, Any
 
 def results(found: dict[str, Any]) -> dict[tuple[str, str], str]:
     return {(each["machine"], each["workload"]): each["result"] for each in found["results"]}
+
+
+def test_status_of_machines_that_answer(tmp_path: Path, machines: list[SimulatedMachine]):
+    shown = fleet("status", *options(tmp_path, machines))
+    assert shown.returncode == 0, shown.stderr
+    header, first, second, _, totals = shown.stdout.splitlines()
+    assert header.split()[:4] == ["MACHINE", "VERSION", "DRIVER", "GPUS"]
+    assert first.split()[:4] == ["node-1", __version__, "580.65.06", "1"]
+    assert "2 of 3" in first
+    assert "1 of 2" in second
+    assert totals == "2 of 2 machines answer; 3 of 5 programs have an agent"
 
 
 def test_dry_run_prints_the_plan_and_flushes_nothing(tmp_path: Path, machines: list[SimulatedMachine]):
@@ -101,15 +122,14 @@ def test_flush_selected_by_promql_reaches_exactly_the_selected_processes(
 
 def test_machines_that_fail_are_reported_and_the_others_are_flushed(tmp_path: Path, machines: list[SimulatedMachine]):
     place = certificates.make(tmp_path / "certificates")
-    with stub(lambda path, body: None) as slow, stub(lambda path, body: (200, {}), place / "client.crt") as wrong:
-        others = {"down": f"127.0.0.1:{free_port()}", "slow": slow.address, "wrong": wrong.address}
+    with stub(lambda path, body: (200, {}), place / "client.crt") as wrong:
+        others = {"down": f"127.0.0.1:{free_port()}", "wrong": wrong.address}
         arguments = options(tmp_path, machines, **others)
         (tmp_path / "tokens.yaml").write_text(f"node-1: {machines[0].token}\nnode-2: gpm_another\n")
         command = ["flush", *arguments, "--workload", "*", "--user", "*", "--yes", "--json", "--max-failures", "9"]
         found = document(fleet(*command, GPUMOND_CA_FILE=str(place / "ca.crt")), 1)
         assert {each["machine"]: each["problem"].partition(":")[0] for each in found["missing"]} == {
             "down": "nothing listens at its address",
-            "slow": "no answer within 10 s",
             "wrong": "its certificate is not valid for this address",
         }
         expected = {("node-1", "train"): "flushed", ("node-1", "serve"): "flushed", ("node-2", "train"): "failed"}
@@ -150,8 +170,9 @@ def test_instance_without_an_address_is_reported(tmp_path: Path, machines: list[
 class Confirming:
     """`gpumond fleet flush` that has printed its plan and waits for the confirmation."""
 
-    def __init__(self, *arguments: str) -> None:
-        own = {name: text for name, text in os.environ.items() if not name.startswith("GPUMOND_")}
+    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        others = {name: text for name, text in os.environ.items() if not name.startswith("GPUMOND_")}
+        own = {**others, **(environ or {})}
         command = [sys.executable, "-m", "gpumond", "fleet", "flush", *arguments]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, env=own, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -203,13 +224,13 @@ def test_wrong_use_exits_with_2(tmp_path: Path, arguments: tuple[str, ...], mess
     assert "Traceback" not in refused.stderr
 
 
-def test_flushes_stop_after_the_number_of_failures(tmp_path: Path, nvml_library: Path):
-    silent = {"answer": "silence"}
-    with simulated(tmp_path, nvml_library, {"node-1": {"a": silent, "b": silent, "c": {}}}) as machines:
-        command = ["flush", *options(tmp_path, machines), "--machine", "node-1", "--yes", "--json"]
-        command += ["--max-parallel", "1", "--flush-timeout", "1"]
-        found = document(fleet(*command, "--max-failures", "2"), 1)
-        assert results(found) == {("node-1", "a"): "failed", ("node-1", "b"): "failed", ("node-1", "c"): "skipped"}
-        assert [each["wave"] for each in found["results"]] == [1, 2, 3]
-        assert "did not" in found["results"][0]["receipts"][0]["reason"]
-        assert set(machines[0].flushed()) == {"a", "b"}
+def test_flushes_stop_after_a_program_that_does_not_answer(tmp_path: Path, machines: list[SimulatedMachine]):
+    for machine in machines:
+        for workload in machine.programs:
+            machine.change(workload, answer="silence")
+    command = ["flush", *options(tmp_path, machines), "--machine", "node-*", "--yes", "--json"]
+    found = document(fleet(*command, "--max-parallel", "1", "--flush-timeout", "1"), 1)
+    assert {(each["wave"], each["result"]) for each in found["results"]} == {(1, "failed"), (2, "skipped")}
+    failed = [each for each in found["results"] if each["wave"] == 1]
+    assert all("did not" in each["receipts"][0]["reason"] for each in failed)
+    assert sum(len(each.flushed()) for each in machines) == len(failed)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config.tokens import digest, parse_tokens, read_tokens
+from gpumond.config.tokens import check_subjects, digest, parse_tokens, read_tokens
 from gpumond.errors import ConfigError
 
 DIGEST = hashlib.sha256(b"gpm_x").hexdigest()
@@ -35,6 +35,8 @@ def test_line_is_a_name_scopes_and_a_hash():
         ("nightly flush gpm_secret", "line 1: contains a token; write its SHA-256 instead"),
         (f"night/ly flush {DIGEST}", "line 1: expected a name of 1 to 64 characters from A-Za-z0-9._-"),
         (f"a read {DIGEST}\na admin {DIGEST}", "line 2: the name 'a' is used twice"),
+        ("a flush service-account:argo", "line 1: a: expected a SHA-256 of 64 hexadecimal digits, certificate:NAME or"),
+        ("a read certificate:x\nb flush certificate:x", "line 2: certificate:x is in two lines"),
     ],
 )
 def test_invalid_line_is_reported_without_secrets(line: str, says: str):
@@ -77,3 +79,16 @@ def test_missing_and_endless_files_are_refused(tmp_path: Path):
     file.chmod(0o600)
     with pytest.raises(ConfigError, match="more than"):
         read_tokens(file)
+
+
+def test_line_may_name_a_certificate_or_a_service_account():
+    tokens = parse_tokens("a flush certificate:spiffe://x/a  # SPIFFE\nb read,flush service-account:argo/b.c\n", "f")
+    assert [(token.name, token.digest, token.subject) for token in tokens] == [
+        ("a", b"", "certificate:spiffe://x/a"),
+        ("b", b"", "service-account:argo/b.c"),
+    ]
+    check_subjects(tokens, client_certificates=True, token_reviews=True)
+    with pytest.raises(ConfigError, match="a is a certificate, but the daemon requests none; set client_ca_file"):
+        check_subjects(tokens, client_certificates=False, token_reviews=True)
+    with pytest.raises(ConfigError, match="b is a service account, .* set token_review_audience"):
+        check_subjects(tokens, client_certificates=True, token_reviews=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import ssl
 import subprocess
 import sys
@@ -11,15 +10,7 @@ from pathlib import Path
 
 from tests import certificates
 from tests.running import RunningDaemon, until
-from tests.serving import SIM, connect, start_daemon
-
-
-class TlsDaemon(RunningDaemon):
-    """Daemon that answers over TLS. It is healthy as soon as its port is open."""
-
-    def healthy(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", int(self.url.rpartition(":")[2]))) == 0
+from tests.serving import SIM, TlsDaemon, connect, start_daemon
 
 
 def scrape(daemon: RunningDaemon, place: Path, client: str | None = None, **headers: str) -> int | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import ssl
@@ -10,12 +11,13 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+from gpumond.cli import main
 from tests.fakenvml import GIB, Device, FakeDriver, Process
 from tests.running import RunningDaemon, until
 
@@ -85,14 +87,23 @@ def stub(
 
 
 @contextmanager
-def prometheus_stub(vectors: Mapping[str, list[tuple[dict[str, str], float, float]]]) -> Iterator[str]:
-    """Serve results of queries: labels, time and value of each series. Yields the URL."""
+def prometheus_stub(
+    vectors: Mapping[str, list[tuple[dict[str, str], float, float]]],
+    curves: Mapping[str, list[tuple[float, float]]] | None = None,
+) -> Iterator[str]:
+    """Serve results of queries: labels, time and value of each series. Yields the URL.
+
+    ``curves``: the only series of queries over time, as times and values.
+    """
 
     def answer(path: str, body: str) -> Answer:
-        if path != "/api/v1/query":
+        if path not in ("/api/v1/query", "/api/v1/query_range"):
             return 404, {"status": "error", "error": "not found"}
         (expression,) = parse_qs(body)["query"]
-        if expression not in vectors:
+        if path == "/api/v1/query_range" and expression in (curves or {}):
+            values = [[at, str(value)] for at, value in (curves or {})[expression]]
+            return 200, {"status": "success", "data": {"resultType": "matrix", "result": [{"values": values}]}}
+        if path == "/api/v1/query_range" or expression not in vectors:
             return 400, {"status": "error", "error": "parse error"}
         result = [{"metric": labels, "value": [at, str(value)]} for labels, at, value in vectors[expression]]
         return 200, {"status": "success", "data": {"resultType": "vector", "result": result}}
@@ -113,27 +124,65 @@ class SimulatedMachine:
         directory.mkdir()
         uuid = f"GPU-{zlib.crc32(name.encode()):08x}-1111-2222-3333-444455556666"
         self.driver = FakeDriver(directory, library, [Device(uuid=uuid)])
-        options = ("--source", "nvml", "--interval", "0.2")
-        self.daemon = RunningDaemon(directory / "daemon", *options, environ=self.driver.env)
+        environ = {**self.driver.env, "GPUMOND_FLUSH_COOLDOWN": "0"}
+        self.daemon = RunningDaemon(directory / "daemon", "--source", "nvml", "--interval", "0.2", environ=environ)
         self.address = self.daemon.url.removeprefix("http://")
+        self._options = {
+            workload: {"device_uuid": uuid, "workload": workload, "cached_bytes": 3 * GIB, "answer": "release", **own}
+            for workload, own in programs.items()
+        }
         self.programs: dict[str, subprocess.Popen[bytes]] = {}
+        self._earlier: list[Any] = []
         try:
-            self._start(uuid, programs)
+            until(lambda: self.daemon.request("/-/ready")[0] == 200)
+            self.restore()
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, uuid: str, programs: Mapping[str, Mapping[str, Any]]) -> None:
-        until(lambda: self.daemon.request("/-/ready")[0] == 200)
-        for workload, own in programs.items():
-            fields = {"device_uuid": uuid, "workload": workload, "cached_bytes": 3 * GIB, **own}
-            command = [sys.executable, "-m", "tests.isolation.agents", str(self.daemon.socket), json.dumps(fields)]
-            self.programs[workload] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    def restore(self) -> None:
+        """Start the programs that do not run, and give the others the options that they had at their start.
+
+        ``flushed`` does not return the receipts until now.
+        """
+        for workload, options in self._options.items():
+            program = self.programs.get(workload)
+            if program is not None and program.poll() is None:
+                self.change(workload, **options)
+            else:
+                self.start(workload)
+        self.listed()
+        self._earlier = self.daemon.get("receipts")
+
+    def start(self, workload: str) -> subprocess.Popen[bytes]:
+        """Start a program, instead of one that has ended. ``listed`` makes the device list it."""
+        if workload in self.programs:
+            self.programs[workload].kill()
+            self.programs[workload].communicate()
+        options = json.dumps(self._options[workload])
+        command = [sys.executable, "-m", "tests.isolation.agents", str(self.daemon.socket), options]
+        self.programs[workload] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        return self.programs[workload]
+
+    def listed(self) -> None:
+        """Wait until the daemon shows all programs, on the device and with their agents."""
         pids = [os.getpid(), *(program.pid for program in self.programs.values())]
         self.driver.devices[0].processes = [Process(pid, 4 * GIB) for pid in pids]
         self.driver.devices[0].used_bytes = (1 + 4 * len(pids)) * GIB
         self.driver.write()
-        until(lambda: self.agents == set(programs) and len(self.daemon.get("processes")) == len(pids))
+        until(lambda: self._restored(pids), 60)
+
+    def change(self, workload: str, /, **options: Any) -> None:
+        """Replace options of a program."""
+        control = self.programs[workload].stdin
+        assert control is not None
+        control.write(json.dumps(options).encode() + b"\n")
+        control.flush()
+
+    def _restored(self, pids: list[int]) -> bool:
+        cached = {each["workload"]: each["pools"][0]["reclaimable"]["likely"] for each in self.daemon.get("agents")}
+        expected = {workload: options["cached_bytes"] for workload, options in self._options.items()}
+        return cached == expected and {each["pid"] for each in self.daemon.get("processes")} == set(pids)
 
     @property
     def agents(self) -> set[str]:
@@ -144,8 +193,8 @@ class SimulatedMachine:
         return (self._directory / "daemon" / "token").read_text().strip()
 
     def flushed(self) -> list[str]:
-        """Return the workload of each receipt."""
-        return [receipt["workload"] for receipt in self.daemon.get("receipts")]
+        """Return the workload of each receipt since the programs were restored."""
+        return [each["workload"] for each in self.daemon.get("receipts") if each not in self._earlier]
 
     def stop(self) -> None:
         for program in self.programs.values():
@@ -178,7 +227,20 @@ def write_targets(file: Path, addresses: Mapping[str, str], **labels: Mapping[st
 
 
 def fleet(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run `gpumond fleet` without a token of the environment."""
-    own = {name: text for name, text in os.environ.items() if not name.startswith("GPUMOND_")}
-    command = [sys.executable, "-m", "gpumond", "fleet", *arguments]
-    return subprocess.run(command, env={**own, **environ}, input=stdin, capture_output=True, text=True, timeout=90)
+    """Run `gpumond fleet` in this process, without a token of the environment."""
+    before, input_before, output, errors = dict(os.environ), sys.stdin, io.StringIO(), io.StringIO()
+    for name in before:
+        if name.startswith("GPUMOND_"):
+            del os.environ[name]
+    os.environ.update(environ)
+    sys.stdin = io.StringIO(stdin)
+    try:
+        with redirect_stdout(output), redirect_stderr(errors):
+            code = main(["fleet", *arguments])
+    except SystemExit as ended:  # of argparse
+        code = int(ended.code or 0)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        sys.stdin = input_before
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())

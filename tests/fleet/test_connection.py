@@ -107,6 +107,14 @@ def test_failure_has_a_reason(answer: Any, message: str | None):
                 get(served.address, client(seconds=0.5))
 
 
+def test_handshake_that_does_not_end_has_a_reason():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(DaemonError, match=r"no answer within 0\.5 s"),
+    ):
+        get(f"127.0.0.1:{silent.getsockname()[1]}", client(seconds=0.5), scheme="https")
+
+
 def test_address_without_a_listener_and_name_without_an_address_have_a_reason():
     with pytest.raises(DaemonError, match="nothing listens"):
         get(f"127.0.0.1:{free_port()}")

@@ -15,9 +15,14 @@ import yaml
 
 from gpumond.fleet.prometheus import Sample
 from gpumond.fleet.report import LEVELS, MEASURES, Price, expression, usages
+from tests.cli.test_html_report import checked
 from tests.fleet.stubs import fleet, prometheus_stub
 
 GIB = 1 << 30
+CURVES = [
+    f'sum(namespace_user_workload:{metric}:sum{{job="gpumond"}})'
+    for metric in ("gpumond_process_memory_used_bytes", "gpumond_wasted_bytes")
+]
 RULES = Path(__file__).parents[2] / "deploy/prometheus/gpumond.rules.yaml"
 
 
@@ -68,7 +73,7 @@ def url():
     for metric, hours in (("gpumond_process_memory_used_bytes", 100.0), *((each, 40.0) for each in MEASURES.values())):
         query = expression("namespace_user_workload", metric, "workload", "gpumond", 86400)
         vectors[query] = [({"workload": "train"}, now, hours), ({"workload": "a|b"}, now, hours / 4)]
-    with prometheus_stub(vectors) as url:
+    with prometheus_stub(vectors, {query: [(now - 60.0, 3e9), (now, 4e9)] for query in CURVES}) as url:
         yield url
 
 
@@ -116,3 +121,17 @@ def test_wrong_use_of_report_exits_with_2(arguments: tuple[str, ...], message: s
     refused = fleet("report", *arguments)
     assert refused.returncode == 2
     assert message in refused.stderr
+
+
+def test_report_in_html_has_charts(url: str, tmp_path: Path):
+    file = tmp_path / "report.html"
+    shown = fleet("report", "--prometheus", url, "--by", "workload", "--for", "1d", "--html", str(file))
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("WORKLOAD")
+    document = checked(file.read_text())
+    assert document.tags.count("svg") == 3
+    texts = {"train", "a|b", "40.0 of 100.0 GiB-hours", "Used memory of all", "Wasted memory of all"}
+    assert texts <= {*document.texts}
+    missing = fleet("report", "--prometheus", url, "--html", str(tmp_path / "none" / "report.html"))
+    assert missing.returncode == 2
+    assert "is not a directory" in missing.stderr

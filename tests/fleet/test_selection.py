@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from gpumond.errors import DaemonError
 from gpumond.fleet import Machine
 from gpumond.fleet.query import Named
 from gpumond.fleet.selection import Criteria, PlannedFlush, select
 from gpumond.fleet.status import of_frame
+from gpumond.model.engines import EngineProcess, EngineReading
 from gpumond.model.process import TICKS_PER_SECOND
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from tests.top.frames import make_frame
@@ -112,3 +114,59 @@ def test_state_counts_the_programs_with_an_agent():
     assert (state.programs, state.agents, state.devices, state.devices_up) == (3, 2, 1, 1)
     assert (state.used_bytes, state.returnable_bytes) == (60 * GIB, 13 * GIB)
     assert of_frame(MACHINE, frame(flush_policy="never")).returnable_bytes == 12 * GIB
+
+
+def engine(name: str, *pids: int, **fields: Any) -> EngineReading:
+    processes = tuple(EngineProcess(pid, 100) for pid in pids)
+    defaults: dict[str, Any] = {"kind": "vllm", "up": True, "levers": ("sleep",), "asleep": False}
+    return EngineReading(name=name, processes=processes, **defaults | fields)
+
+
+def engines(*given: EngineReading, named: dict[int, Named] | None = None, **criteria: Any) -> list[PlannedFlush]:
+    found = frame()
+    found["snapshot"]["engines"] = TypeAdapter(tuple[EngineReading, ...]).dump_python(given, mode="json")
+    return select(MACHINE, found, Criteria(engines=True, **criteria), named)
+
+
+def test_engine_is_planned_once_with_the_memory_of_its_processes():
+    (planned,) = engines(engine("chat", 10, 12), engine("code", 11), engine="ch*")
+    assert (planned.engine, planned.workload, planned.pid, planned.refusal) == ("chat", "chat", 10, "")
+    assert (planned.low_bytes, planned.high_bytes) == (0, 45 * GIB)
+    assert [each.engine for each in engines(engine("chat", 10), engine("code", 11), user="grace")] == ["code"]
+    assert [each.engine for each in engines(engine("chat", 10), engine("code", 11), workload="train")] == ["chat"]
+
+
+def test_engine_of_a_query_is_the_one_of_its_processes():
+    query = {10: Named(10, STARTED_AT + 1), 12: Named(12, STARTED_AT + 1), 99: Named(99, STARTED_AT + 1)}
+    planned = engines(engine("chat", 10), engine("code", 11), named=query)
+    assert [(each.engine, each.refusal) for each in planned] == [
+        ("chat", ""),
+        ("", "it belongs to no declared serving engine"),
+        ("", "the process has ended"),
+    ]
+    (old,) = engines(engine("chat", 10), named={10: Named(10, STARTED_AT - 1)})
+    assert old.refusal.endswith("the pid was reused")
+
+
+@pytest.mark.parametrize(
+    ("fields", "refusal"),
+    [
+        ({"up": False, "problem": "timeout"}, "it does not answer: timeout"),
+        ({"levers": ()}, "its declaration does not allow it; add allow: [engine]"),
+        ({"asleep": True}, "it sleeps already"),
+        ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),
+        ({"running": 0, "waiting": None}, ""),
+    ],
+)
+def test_engine_that_cannot_be_released_is_refused(fields: dict[str, Any], refusal: str):
+    (planned,) = engines(engine("chat", 10, **fields))
+    assert planned.refusal == refusal
+
+
+def test_engine_to_wake_needs_no_process_on_a_device():
+    (planned,) = engines(engine("chat", asleep=True, levers=()), wake=True)
+    assert (planned.pid, planned.high_bytes, planned.refusal) == (0, 0, "")
+    (awake,) = engines(engine("chat", 10), wake=True)
+    assert awake.refusal == "it does not sleep"
+    (unloaded,) = engines(engine("chat", processes_problem="its address is a proxy's"))
+    assert unloaded.refusal == "its address is a proxy's"

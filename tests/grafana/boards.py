@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "grafana" / "dashboards"
-NAMES = ("fleet", "device", "workload", "daemon")
+NAMES = ("fleet", "device", "workload", "job", "daemon")
 
 BOARDS: dict[str, dict[str, Any]] = {name: json.loads((DIRECTORY / f"{name}.json").read_text()) for name in NAMES}
 

@@ -69,9 +69,10 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
     (directory / "demo.yaml").write_text(CONFIG.format(port=free_port()))
     programs: list[subprocess.Popen[bytes]] = []
 
-    def start(daemon: RunningDaemon, workload: str, *card: str) -> subprocess.Popen[bytes]:
+    def start(daemon: RunningDaemon, workload: str, rank: int, *card: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tests.grafana.program", workload, *card]
-        programs.append(subprocess.Popen(command, env=daemon.environ, cwd=ROOT))
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "GPUMOND_JOB": "night/1"}
+        programs.append(subprocess.Popen(command, env={**daemon.environ, **place}, cwd=ROOT))
         return programs[-1]
 
     (directory / "cards").mkdir()
@@ -88,8 +89,8 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
     prometheus = Prometheus(directory / "prometheus", everything, ROOT / "deploy/prometheus/gpumond.rules.yaml")
     try:
         (card,) = (directory / "cards").glob("gpumond-demo-*/card0")
-        start(demo, "blocks", str(card))
-        holder = start(node, "holder")
+        start(demo, "blocks", 0, str(card))
+        holder = start(node, "holder", 1)
         equip(driver, [holder.pid, os.getpid()])
         until(lambda: prometheus.instant('gpumond_device_power_watts{gpu="1"}'))
         lose(driver)

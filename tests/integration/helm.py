@@ -25,6 +25,7 @@ KINDS = {
     "v1": ("ConfigMap", "Secret", "Service", "ServiceAccount", "Namespace"),
     "apps/v1": ("DaemonSet", "Deployment"),
     "networking.k8s.io/v1": ("NetworkPolicy",),
+    "rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding"),
     "monitoring.coreos.com/v1": ("PodMonitor", "ServiceMonitor", "PrometheusRule"),
     "admissionregistration.k8s.io/v1": ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"),
     "kyverno.io/v1": ("ClusterPolicy",),

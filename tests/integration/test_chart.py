@@ -46,6 +46,14 @@ CASES: dict[str, dict[str, Any]] = {
         "podMonitor": {"enabled": True},
         "serviceMonitor": {"enabled": True},
     },
+    "access": {
+        "tls": {"secretName": "certificate", "clientCaKey": "ca.crt"},
+        "access": [
+            "runner flush,read certificate:spiffe://example.org/ns/gpumond/sa/runner",
+            "argo flush service-account:argo/runner",
+        ],
+        "tokenReview": {"audience": "gpumond"},
+    },
     "everything else": {
         "image": {"repository": "r.example/gpumond", "digest": "sha256:" + "0" * 64},
         "imagePullSecrets": [{"name": "registry"}],
@@ -84,6 +92,19 @@ REFUSED = {
     ),
     "the user nobody": ({"runAsUser": 65534}, "/runAsUser"),
     "an unknown engine": ({"injection": {"engine": "webhook"}}, "/injection/engine"),
+    "callers without TLS": ({"access": ["a flush " + "0" * 64]}, "/tls/secretName"),
+    "a certificate without an authority": (
+        {"tls": {"secretName": "certificate"}, "access": ["a flush certificate:x"]},
+        "/tls/clientCaKey",
+    ),
+    "a service account without an audience": (
+        {"tls": {"secretName": "certificate"}, "access": ["a flush service-account:a/b"]},
+        "/tokenReview/audience",
+    ),
+    "a token that is not hashed": (
+        {"tls": {"secretName": "certificate"}, "access": ["a flush gpm_secret"]},
+        "/access/0",
+    ),
 }
 
 USERS = {"root": 0, "kyverno": 0, "another user": 64917}
@@ -155,6 +176,7 @@ def test_schema_refuses_invalid_values(case: str):
         ("injection", {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}),
         ("kyverno", {"ClusterPolicy"}),
         ("TLS", {"PodMonitor", "ServiceMonitor", "Secret"}),
+        ("access", {"Secret", "ClusterRole", "ClusterRoleBinding"}),
     ],
 )
 def test_switches_add_or_remove_objects(case: str, kinds: set[str]):
@@ -286,7 +308,7 @@ def test_job_of_the_scraped_targets_is_the_one_of_the_rules(case: str):
 
 
 def test_service_account_has_no_permissions():
-    kinds = {entry["kind"] for case in CASES for entry in objects(case)}
+    kinds = {entry["kind"] for case in CASES if case != "access" for entry in objects(case)}
     assert not [kind for kind in kinds if kind.endswith(("Role", "RoleBinding"))]
 
 
@@ -325,6 +347,35 @@ def test_web_configuration_is_valid_for_gpumond(tmp_path: Path, case: str, users
     assert settings.web().tls is not None
     assert settings.web().users.keys() == users
     assert settings.insecure == (not users)
+
+
+def test_callers_of_the_chart_are_valid_for_gpumond(tmp_path: Path):
+    """The daemon verifies their certificates, and tokens of service accounts with the token of its own account."""
+    from gpumond.config import load
+    from gpumond.config.tokens import check_subjects, parse_tokens
+
+    found = objects("access")
+    pod = only(found, "DaemonSet")["spec"]["template"]["spec"]
+    places = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    certificates.make(tmp_path)
+    files = only(found, "Secret")["stringData"]
+    web = files["web.yml"].replace(f"{places['tls']}/tls", f"{tmp_path}/server").replace(places["tls"], str(tmp_path))
+    (tmp_path / "web.yml").write_text(web)
+    (config,) = [entry["data"]["gpumond.yaml"] for entry in found if entry["kind"] == "ConfigMap"]
+    (tmp_path / "gpumond.yaml").write_text(config.replace(places["web"], str(tmp_path)))
+    settings = load(tmp_path / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917"})
+    tokens = parse_tokens(files["tokens"], "tokens")
+    assert [token.name for token in tokens] == ["runner", "argo"]
+    check_subjects(tokens, settings.web().client_certificates, settings.token_review_audience is not None)
+    assert settings.tokens_file == tmp_path / "tokens"
+    assert str(settings.token_review_directory) == places["service-account"]
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "tls"]
+    assert {"key": "ca.crt", "path": "ca.crt"} in volume["secret"]["items"]
+    (rule,) = only(found, "ClusterRole")["rules"]
+    assert rule == {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}
+    binding = only(found, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == only(found, "ClusterRole")["metadata"]["name"]
+    assert [subject["name"] for subject in binding["subjects"]] == [only(found, "ServiceAccount")["metadata"]["name"]]
 
 
 @pytest.mark.parametrize(

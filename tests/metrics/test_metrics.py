@@ -176,13 +176,14 @@ def test_series_of_a_user_above_its_share_cost_no_other_user():
     assert "\ngpumond_series_dropped_total 5380.0" in "\n".join(lines)
 
 
-def test_process_has_the_rank_that_its_agent_reports():
+def test_process_has_the_rank_and_job_that_its_agent_reports():
     device = make_device(used_bytes=2 * GIB, processes=(make_process(10), make_process(11)))
-    report = make_report(10, rank=3, world_size=8)
+    report = make_report(10, rank=3, world_size=8, job="slurm/4711")
     text = page(advance(EngineState(), (), make_snapshot(device, reports=(report,))).frame)
     (info,) = [family for family in parse_text(text) if family.name == "gpumond_process_info"]
-    found = {sample.labels["pid"]: (sample.labels["rank"], sample.labels["world_size"]) for sample in info.samples}
-    assert found == {"10": ("3", "8"), "11": ("", "")}
+    names = ("rank", "world_size", "job_id")
+    found = {sample.labels["pid"]: tuple(sample.labels[name] for name in names) for sample in info.samples}
+    assert found == {"10": ("3", "8", "slurm/4711"), "11": ("", "", "")}
 
 
 def test_page_limits_series_and_counts_dropped_ones():

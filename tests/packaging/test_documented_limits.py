@@ -36,6 +36,7 @@ from gpumond.config.rule_registry import MAX_RULES
 from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
 from gpumond.daemon.listener import HEAD_SECONDS
 from gpumond.daemon.quota_limits import SENT_PER_HOUR
+from gpumond.daemon.token_reviews import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
 from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
 from gpumond.flush.admissions import IN_TOTAL, PER_OWNER
 from gpumond.history import MAX_PROCESSES
@@ -86,6 +87,8 @@ STATED = {
     "alerts of one notification of Alertmanager; starts of alerts that are remembered for each caller": f"{MAX_ALERTS}"
     f", with {MAX_LABELS} labels of {MAX_LABEL:,} characters; {REMEMBERED:,}",
     "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
+    "tokens of Kubernetes service accounts": f"{PENDING} reviews at once, of {REVIEW_SECONDS:g} s each; a result is kept "
+    f"for {KNOWN_SECONDS:g} s",
     "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
     "requests on a connection that wait for an earlier answer": f"{MAX_PIPELINED}",

@@ -16,7 +16,7 @@ absent series, never 0. Series of a device disappear after three readings withou
 `gpumond_device_info` stay. `uuid` identifies a device; `gpu` is its index.
 
 Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gpumond_pool_reclaimable_bytes` (the
-result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains four dashboards,
+result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains five dashboards,
 `deploy/prometheus/` the alerting rules.
 
 Sums over devices count a MIG device and its instances twice; exclude the instances with

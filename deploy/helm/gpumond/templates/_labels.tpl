@@ -33,6 +33,8 @@ labels:
 {{- $access := dict }}
 {{- if not .Values.basicAuth.users }}{{ $_ := set $access "insecure" true }}{{ end }}
 {{- if .Values.tls.secretName }}{{ $_ := set $access "web_config" "/etc/gpumond-web/web.yml" }}{{ end }}
+{{- if .Values.access }}{{ $_ := set $access "tokens_file" "/etc/gpumond-web/tokens" }}{{ end }}
+{{- if .Values.tokenReview.audience }}{{ $_ := set $access "token_review_audience" .Values.tokenReview.audience }}{{ end }}
 {{- toYaml (merge $access .Values.config) }}
 {{- end }}
 

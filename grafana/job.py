@@ -1,0 +1,141 @@
+"""Job: how much memory does each rank of a job use, over all machines?"""
+
+from __future__ import annotations
+
+from grafana.frames import board, happened, job, machine
+from grafana.parts import ANY, BAD, PER_SECOND, WARNING, Column, Query, figure, leads_to, listing, ranking, series
+from grafana.queries import FLEET
+
+MACHINE = Column("instance", "Machine", leads_to("device", machine="__value.raw"))
+INFO = f'gpumond_process_info{{{FLEET}, job_id="$job_id"}}'
+RANKS = f"max by (job, instance, pid, rank) ({INFO})"
+PAST_RANKS = f"max by (job, instance, pid, rank) (max_over_time({INFO}[$__range]))"
+"""Includes ranks that have ended in the selected time range."""
+
+
+def of_ranks(expression: str, ranks: str = RANKS) -> str:
+    """Return the series of the job's processes, with the label rank."""
+    return f"{expression} * on (job, instance, pid) group_left (rank) {ranks}"
+
+
+USED = of_ranks(f"gpumond_process_memory_used_bytes{{{FLEET}}}")
+OOMS = of_ranks(f"increase(gpumond_pool_ooms_total{{{FLEET}}}[$__range])", PAST_RANKS)
+BY_RANK = f"sum by (rank, instance) ({USED})"
+RANK = "rank {{rank}} {{instance}}"
+
+
+def deviation(labels: str) -> str:
+    """Return the distance of each rank from the median, relative to the median."""
+    used = f"sum by ({labels}) ({USED})"
+    return f"abs({used} / scalar(quantile(0.5, {used})) - 1)"
+
+
+GLANCE = [
+    figure(
+        "Ranks",
+        "Ranks of the job that use a device.",
+        "short",
+        f"count({BY_RANK})",
+        runbooks=("agent-gone",),
+        width=4,
+    ),
+    figure(
+        "Machines",
+        "Machines on which ranks of the job use a device.",
+        "short",
+        f"count(sum by (instance) ({USED}))",
+        width=4,
+    ),
+    figure("Used", "Device memory of all ranks, by the driver's count.", "bytes", f"sum({USED})", width=4),
+    figure("Median", "Device memory of the median rank.", "bytes", f"quantile(0.5, {BY_RANK})", width=4),
+    figure(
+        "Largest deviation",
+        "Distance of the outlier rank from the median, relative to the median.",
+        "percentunit",
+        f"max({deviation('rank, instance')})",
+        levels=((0.1, WARNING), (0.25, BAD)),
+        width=4,
+    ),
+    figure(
+        "Out of memory",
+        "Failed allocations of any rank in the selected time range, also of ranks that have ended.",
+        "short",
+        f"sum({OOMS})",
+        levels=ANY,
+        runbooks=("out-of-memory",),
+        width=4,
+    ),
+]
+
+MEMORY = [
+    series(
+        "Memory by rank",
+        "Device memory of each rank, by the driver's count. The ranks of most jobs use the same amount.",
+        "bytes",
+        Query(BY_RANK, RANK),
+        width=16,
+        height=9,
+        runbooks=("leak",),
+    ),
+    ranking(
+        "Outlier ranks",
+        "Ranks whose memory differs most from the median, relative to the median; above 10 % in orange, above 25 % in "
+        "red.",
+        "percentunit",
+        Query(f"topk(8, {deviation('rank, instance')})", RANK),
+        levels=((0.1, WARNING), (0.25, BAD)),
+    ),
+]
+
+CAUSES = [
+    series(
+        "Live, by rank",
+        "Live memory of the allocators of each rank.",
+        "bytes",
+        Query(f"sum by (rank, instance) ({of_ranks(f'gpumond_pool_live_bytes{{{FLEET}}}')})", RANK),
+        runbooks=("leak",),
+    ),
+    series(
+        "Reclaimable, by rank",
+        "Cache that a flush of each rank releases. `gpumond fleet flush` flushes all ranks in one wave.",
+        "bytes",
+        Query(f"sum by (rank, instance) ({of_ranks(f'gpumond_pool_reclaimable_bytes{{{FLEET}}}')})", RANK),
+        runbooks=("reclaimable-waste",),
+    ),
+    series(
+        "Pace, by rank",
+        "Steps per second of each rank. A rank that is slower than the others delays all of them.",
+        PER_SECOND,
+        Query(
+            f"sum by (rank, instance) ({of_ranks(f'rate(gpumond_steps_total{{{FLEET}}}[$__rate_interval])')})",
+            RANK,
+        ),
+    ),
+]
+
+OWN = "rank, instance, pid"
+
+DETAIL = [
+    listing(
+        "Ranks and processes",
+        "Memory of each rank, its distance from the median, and its failed allocations in the selected time range.",
+        (Column("rank", "Rank"), MACHINE, Column("pid", "PID")),
+        Query(f"sum by ({OWN}) ({USED})", "Used", "bytes"),
+        Query(deviation(OWN), "Deviation", "percentunit"),
+        Query(f"sum by ({OWN}) ({OOMS})", "Out of memory", "short"),
+        sort="Deviation",
+        runbooks=("out-of-memory",),
+    ),
+]
+
+BOARD = board(
+    "job",
+    "Job",
+    "Memory of the ranks of a job over all machines.",
+    [machine(several=True), job()],
+    ("Overview", GLANCE),
+    ("Memory", MEMORY),
+    ("Causes", CAUSES),
+    ("Details", DETAIL),
+    marks=[happened("Flush", "green", "flush"), happened("Out of memory", "orange", "oom")],
+)
