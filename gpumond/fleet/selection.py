@@ -100,6 +100,8 @@ def _select(
         process = processes.get(pid)
         if process is None:
             yield PlannedFlush(machine=machine, pid=pid, refusal="the process has ended")
+        elif named is None and not process.uuids:
+            continue  # a launcher, which uses no device
         elif _matches((process.workload,), criteria.workload) and _matches((process.user,), criteria.user):
             yield _planned(machine, process, criteria, named[pid] if named is not None else None)
 

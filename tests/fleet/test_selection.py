@@ -53,6 +53,12 @@ def test_processes_match_by_workload_and_user():
     assert set(selected()) == {10, 11, 12}
 
 
+def test_launcher_without_memory_on_a_device_is_not_selected():
+    launcher = make_report(12, (), workload="train")
+    found = make_frame(make_device(), reports=(launcher,))
+    assert select(MACHINE, found, Criteria(workload="train"), None) == []
+
+
 def test_plan_states_the_bytes_and_the_identity_of_the_process():
     planned = selected(workload="train")[10]
     assert (planned.low_bytes, planned.likely_bytes, planned.high_bytes) == (12 * GIB, 12 * GIB, 12 * GIB)

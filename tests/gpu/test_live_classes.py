@@ -162,7 +162,7 @@ def test_history_is_recorded_by_site_and_then_off(tmp_path: Path, monkeypatch: p
     first = found["sites"][0]
     assert (first["size_bytes"], first["blocks"], first["calls"][0]["function"]) == (3 * 16 * MIB, 3, "allocate")
     assert found["unrecorded"] == 8 * MIB
-    assert Path(found["dump"]).stat().st_size > 100_000
+    assert Path(found["dump"]).stat().st_size > 20_000
     assert "allocate" in Path(found["treemap"]).read_text()
     assert found["duration"] < 2.0
 
