@@ -9,7 +9,7 @@ import pytest
 from tests.api import openapi_requests
 from tests.api.test_app import View, ask
 
-EXAMPLES = 10
+EXAMPLES = 4
 
 
 @pytest.mark.skipif(bool(openapi_requests.MISSING), reason=openapi_requests.MISSING)
