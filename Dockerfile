@@ -4,6 +4,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY deploy/scripts deploy/scripts
 COPY deploy/site-packages deploy/site-packages
+COPY docs/how-to/runbooks.md docs/how-to/runbooks.md
 COPY gpumond gpumond
 RUN python3 -m venv --without-pip /opt/gpumond \
  && python3 -m pip --python /opt/gpumond/bin/python3 install --no-cache-dir --no-compile --disable-pip-version-check \

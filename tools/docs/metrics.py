@@ -58,13 +58,13 @@ DCGM = """
 ## DCGM's names
 
 `/metrics?compat=VERSION` exports NVIDIA devices with the names, labels and units of dcgm-exporter; `compat: VERSION` in
-the configuration adds them to `/metrics`. The version is that of dcgm-exporter:
+the configuration adds them to `/metrics`.
 
-| version | names of dcgm-exporter | label of the host | label of the driver's version |
+| names of dcgm-exporter | version | label of the host | label of the driver's version |
 |---|---|---|---|
-| `dcgm`, `dcgm-4.9` | since 4.9.0: base units | `hostname` | `DCGM_FI_SYSTEM_DRIVER_VERSION` |
-| `dcgm-4.8` | 4.8.3 and 4.8.4 | `hostname` | `DCGM_FI_DRIVER_VERSION` |
-| `dcgm-4.7` | until 4.8.2 | `Hostname` | `DCGM_FI_DRIVER_VERSION` |
+| since 4.9.0, in base units | `dcgm`, `dcgm-4.9` | `hostname` | `DCGM_FI_SYSTEM_DRIVER_VERSION` |
+| 4.8.3 and 4.8.4 | `dcgm-4.8` | `hostname` | `DCGM_FI_DRIVER_VERSION` |
+| until 4.8.2 | `dcgm-4.7` | `Hostname` | `DCGM_FI_DRIVER_VERSION` |
 
 `dcgm` is the newest version and changes with it; name a version for dashboards and rules. A device that only one
 container uses also has `pod`, `namespace` and `container`. Ratios of `PROF_*` are hardware counts over ten seconds
