@@ -16,7 +16,6 @@ LABEL org.opencontainers.image.title="gpumond" \
       org.opencontainers.image.description="GPU memory accounting, alerts and flushes with a receipt." \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0" \
-      org.opencontainers.image.documentation="docs/how-to/install.md" \
       org.opencontainers.image.base.name="docker.io/library/python:3.13.7-slim-trixie"
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/gpumond --shell /usr/sbin/nologin gpumond \
  && install -d -o gpumond -g gpumond -m 0755 /run/gpumond \
