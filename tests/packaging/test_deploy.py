@@ -18,6 +18,7 @@ from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.cli.rules import run_file
 from gpumond.config import Settings, load
 from gpumond.engine import EngineState, advance
+from gpumond.importers.prometheus import METRICS
 from gpumond.metrics import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.units import seconds
@@ -294,3 +295,13 @@ def test_commands_are_described(verb: str):
 def test_settings_are_described():
     text = document_text("reference/configuration.md") + document_text("how-to/access.md")
     assert [name for name in Settings.model_fields if f"{name}:" not in text and f"`{name}`" not in text] == []
+
+
+def test_opentelemetry_collector_renames_existing_metrics_to_names_that_diagnose_reads():
+    processors = manifest("opentelemetry/collector.yaml")["processors"]
+    transforms = processors["metricstransform"]["transforms"]
+    page = Exposition(Telemetry()).page(advance(EngineState(), BUILT_IN, SNAPSHOT).frame, Form(False)).plain.decode()
+    assert {entry["include"] for entry in transforms} <= set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    named = {entry["new_name"] for entry in transforms}
+    assert named == set(processors["filter"]["metrics"]["include"]["metric_names"])
+    assert named <= METRICS.keys()
