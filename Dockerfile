@@ -4,6 +4,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY deploy/scripts deploy/scripts
 COPY deploy/site-packages deploy/site-packages
+COPY docs/how-to/runbooks.md docs/how-to/runbooks.md
 COPY gpumond gpumond
 RUN python3 -m venv --without-pip /opt/gpumond \
  && python3 -m pip --python /opt/gpumond/bin/python3 install --no-cache-dir --no-compile --disable-pip-version-check \
@@ -15,7 +16,6 @@ LABEL org.opencontainers.image.title="gpumond" \
       org.opencontainers.image.description="GPU memory accounting, alerts and flushes with a receipt." \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0" \
-      org.opencontainers.image.documentation="docs/how-to/install.md" \
       org.opencontainers.image.base.name="docker.io/library/python:3.13.7-slim-trixie"
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/gpumond --shell /usr/sbin/nologin gpumond \
  && install -d -o gpumond -g gpumond -m 0755 /run/gpumond \

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run demo test soak check bench-check docs site clean
+.PHONY: run demo test soak check bench-check docs site packages clean
 
 run: $(VENV)/.installed  ## the daemon on this machine's GPUs; without any, the demo
 	@if $(BIN)/python -c 'from gpumond.cli.serve import choose_source; choose_source("auto")' 2>/dev/null; \
@@ -33,6 +33,9 @@ docs: $(VENV)/.installed  ## the pages of docs/reference that derive from the co
 
 site: $(VENV)/.installed  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+packages: $(VENV)/.installed  ## the Debian and the RPM package, in dist
+	PYTHON=$(BIN)/python deploy/packages/build dist
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -81,7 +81,7 @@ def crash(directory: Path, library: Path) -> list[float]:
     for crashes in range(1, CRASHES + 1):
         driver.crash("nvmlDeviceGetMemoryInfo_v2", 1)
         driver.write()
-        until(lambda: daemon.value("gpumond_driver_up", reason="crashed") == 0)
+        until(lambda: daemon.value("gpumond_driver_down_reason", reason="crashed"))
         began = time.perf_counter()
         driver.heal()
         driver.devices[1].used_bytes += 4096 * crashes

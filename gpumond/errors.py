@@ -78,7 +78,7 @@ FAULTS: Mapping[str, str] = {
     "library_not_loadable": "reinstall the NVIDIA driver, and check LD_LIBRARY_PATH; in a container, check the "
     "architecture and the C library of its image",
     "no_driver": "install the driver of the GPU, or try `gpumond demo`, which needs none",
-    "no_device": "load the driver, or try `gpumond demo`",
+    "no_device": "no action needed on a machine without a GPU; else look for it in lspci. `gpumond demo` needs none",
     "driver_not_loaded": "load it (modprobe nvidia) or install the driver",
     "uninitialized": "no action needed: the driver is opened again when it is available",
     "no_permission": "give this user read and write access to /dev/nvidia* (AMD, Intel: the group render, and "

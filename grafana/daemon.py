@@ -6,7 +6,8 @@ from grafana.frames import board, machine
 from grafana.parts import ALL_WELL, ANY, BAD, PER_SECOND, WARNING, Column, Query, figure, listing, series
 from grafana.queries import FLEET, quantile
 
-SCRAPED = f'{{job="gpumond", {FLEET}}}'
+SCRAPED = f"gpumond:up{{{FLEET}}}"
+"""Targets of Prometheus that are daemons, by a rule of deploy/prometheus."""
 
 
 def of(name: str, more: str = "") -> str:
@@ -24,9 +25,9 @@ def lately(name: str) -> str:
 GLANCE = [
     figure(
         "Daemons up",
-        "Daemons that Prometheus can scrape, out of all targets of the job gpumond.",
+        "Daemons that Prometheus can scrape, out of all that it has as targets.",
         "percentunit",
-        f"avg(up{SCRAPED})",
+        f"avg({SCRAPED})",
         levels=ALL_WELL,
         below=BAD,
         runbooks=("daemon-down",),
@@ -41,7 +42,7 @@ GLANCE = [
     ),
     figure(
         "Driver",
-        "Up if the devices of all machines can be read.",
+        "Up if the devices of all machines that have one can be read.",
         "short",
         f"min({of('driver_up')})",
         levels=ALL_WELL,
@@ -119,13 +120,13 @@ WORK = [
         "Scrapes take",
         "Duration of a scrape.",
         "s",
-        Query(f"max by (instance) (scrape_duration_seconds{SCRAPED})", "{{instance}}"),
+        Query(f"max by (instance) (scrape_duration_seconds and on (job, instance) {SCRAPED})", "{{instance}}"),
     ),
     series(
         "Series",
         "Series per scrape; the limit is 50,000.",
         "short",
-        Query(f"max by (instance) (scrape_samples_scraped{SCRAPED})", "{{instance}}"),
+        Query(f"max by (instance) (scrape_samples_scraped and on (job, instance) {SCRAPED})", "{{instance}}"),
     ),
     series(
         "Faults",
@@ -213,7 +214,11 @@ DONE = [
         "Drivers",
         "State of the device source with the reason of a failure, and whether the daemon has a private PID namespace.",
         (Column("instance", "Machine"), Column("reason", "Reason")),
-        Query(f"max by (instance, reason) ({of('driver_up')})", "Up"),
+        Query(
+            f"max by (instance, reason) ({of('driver_down_reason')}) * 0 "
+            f"or on (instance) max by (instance) ({of('driver_up')})",
+            "Up",
+        ),
         sort="Machine",
         ascending=True,
         width=6,

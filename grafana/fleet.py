@@ -75,9 +75,9 @@ GLANCE = [
     ),
     figure(
         "Daemons down",
-        "Daemons of the job gpumond that Prometheus cannot scrape.",
+        "Daemons that Prometheus has as targets and cannot scrape.",
         "short",
-        f'count(up{{job="gpumond", {FLEET}}} == 0) or count(up{{job="gpumond", {FLEET}}}) * 0',
+        f"count(gpumond:up{{{FLEET}}} == 0) or count(gpumond:up{{{FLEET}}}) * 0",
         levels=ANY,
         runbooks=("daemon-down",),
     ),

@@ -116,7 +116,9 @@ def _others() -> dashboard.DashboardLink:
 
 
 def _runbooks() -> dashboard.TextBoxVariable:
-    where = dashboard.TextBoxVariable("runbooks").label("Runbooks").default_value("docs/how-to/runbooks.md")
-    return where.description("Address of docs/how-to/runbooks.md, the beginning of links to runbooks.").hide(
+    where = (
+        dashboard.TextBoxVariable("runbooks").label("Runbooks").default_value("http://localhost:9917/docs/runbooks/")
+    )
+    return where.description("Beginning of links to runbooks: /docs/runbooks/ of any daemon.").hide(
         model.VariableHide.HIDE_VARIABLE
     )

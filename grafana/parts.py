@@ -65,7 +65,7 @@ def runbook(section: str) -> dashboard.DashboardLink:
 
 def runbook_of(section: str) -> str:
     """The address of a section of the runbooks, which may be a variable."""
-    return f"${{runbooks}}#{section}"
+    return f"${{runbooks}}{section}"
 
 
 def leads_to(board: str, **variables: str) -> str:

@@ -249,7 +249,7 @@ DETAIL = [
         "Verdicts",
         "Verdicts on the programs.",
         (Column("kind", "Verdict"), PID, MACHINE, DEVICE),
-        Query(f"max by (instance, uuid, pid, kind) ({of_programs(f'gpumond_verdict{{{FLEET}}}')})", "Stands"),
+        Query(f"max by (instance, uuid, pid, kind) ({of_programs(f'gpumond_verdict{{{FLEET}}}')})", "Active"),
         sort="Verdict",
         ascending=True,
         width=8,

@@ -1,8 +1,7 @@
 """Starts the agent in the programs of this environment that run with ``GPUMOND_AGENT=1``.
 
-The line in ``gpumond.pth``, which the wheel installs next to the package, calls it for these programs only: any other
-program pays some microseconds for the test. An entry point in a ``.start`` file, which Python supports from 3.15 on,
-would cost each program milliseconds; lines in a ``.pth`` file work there too.
+Two files that the wheel installs next to the package call it for these programs only: the line in ``gpumond.pth``, which
+costs any other program some microseconds, and from Python 3.15 on the entry point in ``gpumond.start`` (PEP 829).
 """
 
 from __future__ import annotations

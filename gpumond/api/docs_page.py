@@ -18,14 +18,16 @@ HEAD = """\
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<title>gpumond: API</title>
+<title>gpumond: {title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">
-<link rel="stylesheet" href="docs.css">
+<link rel="stylesheet" href="{root}docs.css">
 </head>
 <body>
+<header><h1><a href="{root}./">gpumond</a> {title}</h1></header>
 """
+"""Beginning of a page; ``root`` is the path from the page to the daemon's root."""
 
 
 def reference(openapi: Schema) -> str:
@@ -33,8 +35,8 @@ def reference(openapi: Schema) -> str:
     info = openapi["info"]
     return "\n".join(
         (
-            HEAD + f'<header><h1><a href="./">gpumond</a> API {escape(info["version"])}</h1></header>',
-            f'<main><p>{_words(info["description"])} Machine-readable: <a href="openapi.json">openapi.json</a>.</p>',
+            HEAD.format(title=f"API {escape(info['version'])}", root=""),
+            f'<main><p>{words(info["description"])} Machine-readable: <a href="openapi.json">openapi.json</a>.</p>',
             *_operations(openapi["paths"]),
             "<h2>Types</h2>",
             *(_type(name, schema) for name, schema in sorted(openapi["components"]["schemas"].items())),
@@ -55,7 +57,7 @@ def _operations(paths: Schema) -> Iterator[str]:
 
 def _operation(method: str, path: str, operation: Schema) -> str:
     token = ' <span class="quiet">requires a token</span>' if operation.get("security") else ""
-    head = f"<code><b>{method}</b> {escape(path)}</code> {_words(operation['summary'])}{token}"
+    head = f"<code><b>{method}</b> {escape(path)}</code> {words(operation['summary'])}{token}"
     parts = [
         *_paragraphs(operation.get("description", "")),
         *_table("Parameter", map(_parameter, operation.get("parameters", ()))),
@@ -83,9 +85,9 @@ def _answers(answers: Schema) -> Iterator[str]:
     for status, answer in answers.items():
         contents = answer.get("content", {})
         if contents.keys() == {"application/problem+json"}:
-            problems.append(f"{escape(status)} {_words(answer['description'])}")
+            problems.append(f"{escape(status)} {words(answer['description'])}")
             continue
-        yield f"<h3>{escape(status)}</h3><p>{_words(answer['description'])}</p>"
+        yield f"<h3>{escape(status)}</h3><p>{words(answer['description'])}</p>"
         for media_type, content in contents.items():
             yield f"<p>{escape(media_type)}: {type_of(content.get('schema', {}))}</p>"
             yield from _example(content)
@@ -131,7 +133,7 @@ def type_of(schema: Schema) -> str:
 def _table(head: str, rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     """Yield a table of name, type (HTML) and meaning; nothing if there are no rows."""
     lines = [
-        f"<tr><th scope=row><code>{escape(name)}</code><td>{kind}<td>{_words(meaning)}" for name, kind, meaning in rows
+        f"<tr><th scope=row><code>{escape(name)}</code><td>{kind}<td>{words(meaning)}" for name, kind, meaning in rows
     ]
     if lines:
         yield f"<table><thead><tr><th>{head}<th>Type<th>Meaning</thead><tbody>{''.join(lines)}</tbody></table>"
@@ -143,9 +145,9 @@ def _details(anchor: str, head: str, parts: Iterable[str]) -> str:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    return (f"<p>{_words(part)}</p>" for part in text.split("\n\n") if part.strip())
+    return (f"<p>{words(part)}</p>" for part in text.split("\n\n") if part.strip())
 
 
-def _words(text: str) -> str:
+def words(text: str) -> str:
     """Escape plain text; backticks mark code."""
     return re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -11,14 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem, responses
 from gpumond.api.view import view_of
+from gpumond.config import Compat
 from gpumond.protocol.text import Encodable, accepts
 
 router = APIRouter(tags=["operation"])
 
 
 @router.get("/metrics", response_class=PlainTextResponse, summary="Metrics in Prometheus text format or OpenMetrics")
-async def metrics(request: Request, compat: Literal["dcgm"] | None = None) -> Response:
-    """Returns the metrics. ``compat=dcgm``: devices with dcgm-exporter's names, labels and units."""
+async def metrics(request: Request, compat: Compat | None = None) -> Response:
+    """Returns the metrics. ``compat=dcgm``: devices with the names, labels and units of the newest dcgm-exporter."""
     page = await view_of(request).metrics(request.headers.get("accept", ""), compat)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
     if accepts(request.headers.get("accept-encoding", ""), "gzip"):

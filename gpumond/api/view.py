@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from fastapi import Request
 
@@ -12,6 +12,7 @@ from gpumond.alerting.receiver_check import ReceiverTest
 from gpumond.alerting.silences import Silences
 from gpumond.api.event_log import EventLog
 from gpumond.baselines.service import BaselineService
+from gpumond.config import Compat
 from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine.preview import Preview
@@ -65,7 +66,7 @@ class DaemonView(Protocol):
     async def preview(self, rule: Rule, share: float) -> Preview: ...
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest: ...
     async def reload(self, requested_by: str) -> str: ...
-    async def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
+    async def metrics(self, accept: str, compat: Compat | None) -> MetricsPage: ...
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome: ...
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
     async def ask(

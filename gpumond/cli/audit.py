@@ -11,6 +11,8 @@ from typing import Any
 from gpumond.cli import DONE, FAILED, client
 from gpumond.cli.table import moment, table
 
+COLUMNS, QUOTE = 100, '"'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -44,14 +46,14 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     for entry in entries:
-        detail = json.dumps(entry["detail"])
-        yield [
-            str(entry["seq"]),
-            moment(entry["at"]),
-            entry["actor"],
-            entry["action"],
-            detail if len(detail) <= 80 else f"{detail[:79]}…",
-        ]
+        yield [str(entry["seq"]), moment(entry["at"]), entry["actor"], entry["action"], described(entry["detail"])]
+
+
+def described(detail: Any) -> str:
+    """Return the detail as pairs of key and value, as many as fit."""
+    pairs = detail.items() if isinstance(detail, dict) else [("detail", detail)]
+    text = ", ".join(f"{key}: {json.dumps(value).strip(QUOTE)}" for key, value in pairs)
+    return text if len(text) <= COLUMNS else f"{text[:COLUMNS].rpartition(',')[0] or text[:COLUMNS]}, …"
 
 
 def _verify(arguments: argparse.Namespace) -> int:

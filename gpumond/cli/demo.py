@@ -55,6 +55,12 @@ RULES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        type=Path,
+        metavar="DIRECTORY",
+        help="simulate the device in DIRECTORY/card0, at the usual pace and without the sample programs",
+    )
     add_common_arguments(parser)
 
 
@@ -63,19 +69,24 @@ def run(arguments: argparse.Namespace) -> int:
 
         def reload() -> Settings:
             given = {name: value for name, value in flags(arguments).items() if value is not None}
-            own = {} if arguments.config else {"rules": RULES, "interval": INTERVAL_SECONDS}
+            own = {} if arguments.config or arguments.device else {"rules": RULES, "interval": INTERVAL_SECONDS}
             return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
         settings = reload()
-        create(Path(directory) / "card0", DEVICE)
-        os.environ["GPUMOND_SIM_DIR"] = directory
+        devices = arguments.device or Path(directory)
+        if not (devices / "card0").exists():
+            create(devices / "card0", DEVICE)
+        os.environ["GPUMOND_SIM_DIR"] = str(devices)
         with ExitStack() as programs:
 
             def started(address: str) -> None:
+                if arguments.device:
+                    print(f"open {address}\n\nA simulated device without programs: {devices / 'card0'}", flush=True)
+                    return
                 print(_welcome(address), flush=True)
-                programs.enter_context(_programs(Path(directory) / "card0", settings))
+                programs.enter_context(_programs(devices / "card0", settings))
 
-            return serve(settings, "sim", reload, PACE, started)
+            return serve(settings, "sim", reload, 1.0 if arguments.device else PACE, started)
 
 
 @contextmanager

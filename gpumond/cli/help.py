@@ -19,7 +19,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "serve": ("gpumond serve --source auto", "gpumond serve --config /etc/gpumond/gpumond.yaml --log-format json"),
-    "demo": ("gpumond demo", "gpumond demo --listen 127.0.0.1:9918"),
+    "demo": ("gpumond demo", "gpumond demo --listen 127.0.0.1:9918", "gpumond demo --device simulated"),
     "status": ("gpumond status", "gpumond status --wide", "gpumond status -v --url http://127.0.0.1:9917"),
     "open": ("gpumond open", "gpumond open --print"),
     "top": (

@@ -65,6 +65,9 @@ RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
     each.model_fields["type"].default: each for each in get_args(Receiver)
 }
 
+Compat = Literal["dcgm", "dcgm-4.9", "dcgm-4.8", "dcgm-4.7"]
+"""Versions of dcgm-exporter whose names `/metrics` can have."""
+
 
 Models = Mapping[str, type[BaseModel]]
 PARTS: Mapping[str, tuple[type[BaseModel], Models]] = {
@@ -148,10 +151,10 @@ class Settings(Strict):
     )
     log_format: LogFormat = Field("text", description="format of the log on standard error")
     log_level: LogLevel = Field("info", description="least severe level of the log")
-    compat: Literal["dcgm"] | None = Field(
+    compat: Compat | None = Field(
         None,
-        description="`dcgm` adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; by default they "
-        "are exported only with `?compat=dcgm`",
+        description="adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; by default they are "
+        "exported only with `?compat=…`. `dcgm` is the newest version",
     )
     flush_cooldown: Seconds = Field(
         30.0,

@@ -9,7 +9,7 @@ from gpumond.alerting.outbox import Outbox
 from gpumond.alerting.silences import Silences
 from gpumond.api.event_log import EventLog
 from gpumond.baselines.service import BaselineService
-from gpumond.config import Settings
+from gpumond.config import Compat, Settings
 from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.daemon.edges import Edges
@@ -19,7 +19,7 @@ from gpumond.engine import EngineState
 from gpumond.engine.preview import PreviewWindow
 from gpumond.flush import Flusher
 from gpumond.host.event_loop import in_slices
-from gpumond.metrics import Compat, Exposition, Form, Page
+from gpumond.metrics import Exposition, Form, Page
 from gpumond.model.frame import Frame
 from gpumond.model.pools import Receipt
 from gpumond.model.process import ProcessKey

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import exposition as prometheus_text
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from gpumond.config import Compat
 from gpumond.metrics import dcgm
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.metrics.devices import XID_ERRORS
@@ -29,8 +30,6 @@ ROWS_AT_ONCE = 256
 MAX_SERIES = 50_000
 """Limit on the series of one frame. Above it, the user with the most series loses those of the last catalogue
 families."""
-
-Compat = Literal["dcgm"]
 
 
 class Form(NamedTuple):
@@ -131,8 +130,8 @@ class Exposition:
                     yield (text + samples(family, some)).encode()
                     text = ""
                 yield text.encode()
-            if form.compat or self.also:
-                yield render_with_library(dcgm.metrics(frame))
+            if compat := form.compat or self.also:
+                yield render_with_library(dcgm.metrics(frame, compat))
         if form.compat is None:
             yield render_with_library(self._telemetry.registry.collect())
         yield END if form.openmetrics else b""

@@ -14,8 +14,8 @@ from gpumond.metrics.exposition import Family, Kind, Row
 from gpumond.model.conditions import OF_DEVICES, conditions
 from gpumond.model.frame import Frame
 from gpumond.model.pools import HostPool, PoolUsage
-from gpumond.model.snapshot import DeviceReading, ProcessUsage
-from gpumond.model.verdicts import KINDS
+from gpumond.model.snapshot import NO_DEVICE, DeviceReading, ProcessUsage
+from gpumond.model.verdicts import KINDS, SHAPES
 
 PROCESSES_PER_DEVICE = 50
 
@@ -117,9 +117,11 @@ def _process_info(frame: Frame) -> Iterator[Row]:
 
 
 def _verdicts(frame: Frame) -> Iterator[Row]:
+    """Yield the verdicts except shapes: each program has one at any time, and a new series for each change."""
     index = frame.snapshot.gpu_labels
     for verdict in frame.verdicts:
-        yield (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""), verdict.kind), 1
+        if verdict.kind not in SHAPES:
+            yield (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""), verdict.kind), 1
 
 
 def _time_to_oom(frame: Frame) -> Iterator[Row]:
@@ -151,7 +153,13 @@ def _report_age(frame: Frame) -> Iterator[Row]:
 
 def _driver_up(frame: Frame) -> Iterator[Row]:
     source = frame.snapshot.source
-    yield (source.reason,), float(source.up)
+    yield (), None if source.reason == NO_DEVICE else float(source.up)
+
+
+def _driver_down_reason(frame: Frame) -> Iterator[Row]:
+    source = frame.snapshot.source
+    if not source.up:
+        yield (source.reason,), 1
 
 
 def _conditions(frame: Frame) -> Iterator[Row]:
@@ -239,7 +247,8 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_verdict",
         "gauge",
-        f"1 for each active verdict. Kinds: {', '.join(kind.name for kind in KINDS)}.",
+        "1 for each active verdict, except shapes of healthy curves, which /api/v1/verdicts contains. Kinds: "
+        f"{', '.join(kind.name for kind in KINDS if not kind.is_shape)}.",
         ("uuid", "gpu", "pid", "kind"),
         _verdicts,
     ),
@@ -262,9 +271,17 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_driver_up",
         "gauge",
-        "1 if the devices can be read, else 0; the reason label names the cause.",
-        ("reason",),
+        "1 if the devices can be read, else 0. Absent on a machine without a device.",
+        (),
         _driver_up,
+    ),
+    Family(
+        "gpumond_driver_down_reason",
+        "gauge",
+        "1 for the reason why the devices cannot be read: starting, released, no_device (the machine has none), or the "
+        "kind of a fault. Absent while they can be read.",
+        ("reason",),
+        _driver_down_reason,
     ),
     Family(
         "gpumond_driver_responsive",

@@ -7,7 +7,9 @@ which the device is assigned; gpumond reports the pod that uses it.
 
 Does not cover the families in ``LEFT_OUT``.
 
-Names: etc/default-counters.csv of github.com/NVIDIA/dcgm-exporter at 4.5.3-4.8.2.
+Three dialects: exporter 4.9 renamed fields and the label of the driver version, and changed to base units; exporter
+4.8.3 renamed the label ``Hostname``. Names: etc/default-counters.csv of github.com/NVIDIA/dcgm-exporter at 4.5.3-4.8.2
+and 4.6.0-4.8.3, release notes of 4.8.3 and 4.9.0, and the field identifiers of DCGM 4.7.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Literal, NamedTuple
 
 from prometheus_client.core import Metric
 
+from gpumond.config import Compat
 from gpumond.host.machine_name import MACHINE_NAME
 from gpumond.model.frame import Frame
 from gpumond.model.sensors import Sensors
@@ -27,88 +30,193 @@ from gpumond.model.units import MIB
 VENDORS = ("nvidia", "sim")
 
 
-class DcgmFamily(NamedTuple):
-    """Family whose samples are ``value`` times ``factor``; with ``memory``, MIG instances replace their GPU.
+class Dialect(NamedTuple):
+    """Names of one range of versions of dcgm-exporter."""
 
-    DCGM's counters are exported as untyped, because prometheus_client requires counter names to end in ``_total``.
+    former: bool
+    """Names and units before exporter 4.9."""
+    hostname: str
+    driver_version: str
+    xid: str
+
+
+DIALECTS: Mapping[Compat, Dialect] = {
+    "dcgm-4.7": Dialect(True, "Hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERRORS"),
+    "dcgm-4.8": Dialect(True, "hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERRORS"),
+    "dcgm-4.9": Dialect(False, "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERROR"),
+    "dcgm": Dialect(False, "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERROR"),
+}
+"""``dcgm-4.7`` is also that of exporter 4.8.0 to 4.8.2; ``dcgm`` is the newest."""
+
+
+class Unit(NamedTuple):
+    """Unit since exporter 4.9, the former unit, and the number of former units in one unit."""
+
+    name: str = ""
+    former: str = ""
+    factor: float = 1
+
+
+NUMBER = Unit()
+HERTZ = Unit("in Hz", "in MHz", 1e-6)
+CELSIUS = Unit("in C", "in C")
+WATTS = Unit("in W", "in W")
+JOULES = Unit("in J", "in mJ", 1e3)
+RATIO = Unit("0 to 1", "in %", 100)
+BYTES = Unit("in bytes", "in MiB", 1 / MIB)
+TRAFFIC = Unit("in bytes per second", "in bytes per second")
+
+
+class DcgmFamily(NamedTuple):
+    """Family with its name since exporter 4.9 and its former name; ``value`` is in the unit since 4.9.
+
+    With ``memory``, MIG instances replace their GPU. DCGM's counters are exported as untyped, because prometheus_client
+    requires counter names to end in ``_total``.
     """
 
-    name: str
-    help: str
+    new_name: str
+    former_name: str
+    meaning: str
+    unit: Unit
     value: Callable[[DeviceReading], float | None]
-    factor: float = 1
     memory: bool = False
     kind: Literal["gauge", "untyped"] = "gauge"
 
+    def name(self, former: bool) -> str:
+        return f"DCGM_FI_{self.former_name if former else self.new_name}"
 
-def _sensor(name: str, help: str, value: Callable[[Sensors], float | None], factor: float = 1) -> DcgmFamily:
-    return DcgmFamily(f"DCGM_FI_DEV_{name}", help, lambda device: value(device.sensors), factor)
-
-
-def _counter(name: str, help: str, value: Callable[[Sensors], float | None], factor: float = 1) -> DcgmFamily:
-    return _sensor(name, help, value, factor)._replace(kind="untyped")
-
-
-def _profiled(name: str, help: str, field: str) -> DcgmFamily:
-    return DcgmFamily(f"DCGM_FI_PROF_{name}", help, attrgetter(f"sensors.{field}"))
+    def help(self, former: bool) -> str:
+        unit = self.unit.former if former else self.unit.name
+        return f"{self.meaning} ({unit})." if unit else f"{self.meaning}."
 
 
-def _memory(name: str, help: str, value: Callable[[DeviceReading], int | None]) -> DcgmFamily:
-    return DcgmFamily(f"DCGM_FI_DEV_FB_{name}", help, value, 1 / MIB, memory=True)
+def _sensor(new: str, former: str, meaning: str, unit: Unit, value: Callable[[Sensors], float | None]) -> DcgmFamily:
+    return DcgmFamily(f"DEV_{new}", f"DEV_{former}", meaning, unit, lambda device: value(device.sensors))
+
+
+def _counter(
+    new: str, former: str, meaning: str, value: Callable[[Sensors], float | None], unit: Unit = NUMBER
+) -> DcgmFamily:
+    return _sensor(new, former, meaning, unit, value)._replace(kind="untyped")
+
+
+def _profiled(new: str, former: str, meaning: str, field: str, unit: Unit = NUMBER) -> DcgmFamily:
+    return DcgmFamily(f"PROF_{new}", f"PROF_{former}", meaning, unit, attrgetter(f"sensors.{field}"))
+
+
+def _memory(new: str, former: str, meaning: str, value: Callable[[DeviceReading], int | None]) -> DcgmFamily:
+    return DcgmFamily(f"DEV_FB_{new}", f"DEV_FB_{former}", meaning, BYTES, value, memory=True)
 
 
 FAMILIES = (
-    _sensor("SM_CLOCK", "SM clock frequency (in MHz).", lambda s: s.sm_clock_hertz, 1e-6),
-    _sensor("MEM_CLOCK", "Memory clock frequency (in MHz).", lambda s: s.memory_clock_hertz, 1e-6),
-    _sensor("MEMORY_TEMP", "Memory temperature (in C).", lambda s: s.memory_temperature_celsius),
-    _sensor("GPU_TEMP", "GPU temperature (in C).", lambda s: s.gpu_temperature_celsius),
-    _sensor("POWER_USAGE", "Power draw (in W).", lambda s: s.power_watts),
-    _counter("TOTAL_ENERGY_CONSUMPTION", "Energy since the driver was loaded (in mJ).", lambda s: s.energy_joules, 1e3),
-    _counter("PCIE_REPLAY_COUNTER", "Total number of PCIe retries.", lambda s: s.pcie_replays),
-    _sensor("GPU_UTIL", "GPU utilization (in %).", lambda s: s.gpu_utilization_ratio, 100),
-    _sensor("MEM_COPY_UTIL", "Memory utilization (in %).", lambda s: s.memory_controller_utilization_ratio, 100),
-    _sensor("ENC_UTIL", "Encoder utilization (in %).", lambda s: s.encoder_utilization_ratio, 100),
-    _sensor("DEC_UTIL", "Decoder utilization (in %).", lambda s: s.decoder_utilization_ratio, 100),
-    _memory("FREE", "Framebuffer memory free (in MiB).", lambda d: d.free_bytes),
-    _memory("USED", "Framebuffer memory used (in MiB).", lambda d: d.used_bytes),
-    _memory("RESERVED", "Framebuffer memory reserved (in MiB).", lambda d: d.reserved_bytes),
-    _memory("TOTAL", "Framebuffer memory total (in MiB).", lambda d: d.size_bytes),
-    _counter("ECC_SBE_VOL_TOTAL", "Single-bit volatile ECC errors.", lambda s: s.ecc_corrected_volatile),
-    _counter("ECC_DBE_VOL_TOTAL", "Double-bit volatile ECC errors.", lambda s: s.ecc_uncorrected_volatile),
-    _counter("ECC_SBE_AGG_TOTAL", "Single-bit persistent ECC errors.", lambda s: s.ecc_corrected_aggregate),
-    _counter("ECC_DBE_AGG_TOTAL", "Double-bit persistent ECC errors.", lambda s: s.ecc_uncorrected_aggregate),
-    _counter("RETIRED_SBE", "Retired pages due to single-bit errors.", lambda s: s.retired_pages_single_bit),
-    _counter("RETIRED_DBE", "Retired pages due to double-bit errors.", lambda s: s.retired_pages_double_bit),
-    _counter("RETIRED_PENDING", "Pages pending retirement.", lambda s: s.retired_pages_pending),
+    _sensor("SM_CLOCK_HERTZ", "SM_CLOCK", "SM clock frequency", HERTZ, lambda s: s.sm_clock_hertz),
+    _sensor("MEMORY_CLOCK_HERTZ", "MEM_CLOCK", "Memory clock frequency", HERTZ, lambda s: s.memory_clock_hertz),
+    _sensor(
+        "MEMORY_TEMP_CELSIUS", "MEMORY_TEMP", "Memory temperature", CELSIUS, lambda s: s.memory_temperature_celsius
+    ),
+    _sensor("GPU_TEMP_CELSIUS", "GPU_TEMP", "GPU temperature", CELSIUS, lambda s: s.gpu_temperature_celsius),
+    _sensor("BOARD_POWER_WATTS", "POWER_USAGE", "Power draw", WATTS, lambda s: s.power_watts),
     _counter(
+        "GPU_ENERGY_JOULES_TOTAL",
+        "TOTAL_ENERGY_CONSUMPTION",
+        "Energy since the driver was loaded",
+        lambda s: s.energy_joules,
+        JOULES,
+    ),
+    _counter("PCIE_REPLAY_TOTAL", "PCIE_REPLAY_COUNTER", "Total number of PCIe retries", lambda s: s.pcie_replays),
+    _sensor("GPU_UTIL_RATIO", "GPU_UTIL", "GPU utilization", RATIO, lambda s: s.gpu_utilization_ratio),
+    _sensor(
+        *("MEMORY_UTIL_RATIO", "MEM_COPY_UTIL", "Memory utilization", RATIO),
+        lambda s: s.memory_controller_utilization_ratio,
+    ),
+    _sensor("ENC_UTIL_RATIO", "ENC_UTIL", "Encoder utilization", RATIO, lambda s: s.encoder_utilization_ratio),
+    _sensor("DEC_UTIL_RATIO", "DEC_UTIL", "Decoder utilization", RATIO, lambda s: s.decoder_utilization_ratio),
+    _memory("FREE_BYTES", "FREE", "Framebuffer memory free", lambda d: d.free_bytes),
+    _memory("USED_BYTES", "USED", "Framebuffer memory used", lambda d: d.used_bytes),
+    _memory("RESERVED_BYTES", "RESERVED", "Framebuffer memory reserved", lambda d: d.reserved_bytes),
+    _memory("CAPACITY_BYTES", "TOTAL", "Framebuffer memory total", lambda d: d.size_bytes),
+    _counter(
+        "ECC_SBE_VOL_TOTAL", "ECC_SBE_VOL_TOTAL", "Single-bit volatile ECC errors", lambda s: s.ecc_corrected_volatile
+    ),
+    _counter(
+        "ECC_DBE_VOL_TOTAL", "ECC_DBE_VOL_TOTAL", "Double-bit volatile ECC errors", lambda s: s.ecc_uncorrected_volatile
+    ),
+    _counter(
+        "ECC_SBE_AGG_TOTAL",
+        "ECC_SBE_AGG_TOTAL",
+        "Single-bit persistent ECC errors",
+        lambda s: s.ecc_corrected_aggregate,
+    ),
+    _counter(
+        "ECC_DBE_AGG_TOTAL",
+        "ECC_DBE_AGG_TOTAL",
+        "Double-bit persistent ECC errors",
+        lambda s: s.ecc_uncorrected_aggregate,
+    ),
+    _counter(
+        "PAGE_RETIRED_SBE_TOTAL",
+        "RETIRED_SBE",
+        "Retired pages due to single-bit errors",
+        lambda s: s.retired_pages_single_bit,
+    ),
+    _counter(
+        "PAGE_RETIRED_DBE_TOTAL",
+        "RETIRED_DBE",
+        "Retired pages due to double-bit errors",
+        lambda s: s.retired_pages_double_bit,
+    ),
+    _counter("PAGE_RETIRED_PENDING", "RETIRED_PENDING", "Pages pending retirement", lambda s: s.retired_pages_pending),
+    _counter(
+        "ROW_REMAP_UNCORRECTABLE_TOTAL",
         "UNCORRECTABLE_REMAPPED_ROWS",
-        "Remapped rows for uncorrectable errors.",
+        "Remapped rows for uncorrectable errors",
         lambda s: s.remapped_rows_uncorrectable,
     ),
     _counter(
-        "CORRECTABLE_REMAPPED_ROWS", "Remapped rows for correctable errors.", lambda s: s.remapped_rows_correctable
+        "ROW_REMAP_CORRECTABLE_TOTAL",
+        "CORRECTABLE_REMAPPED_ROWS",
+        "Remapped rows for correctable errors",
+        lambda s: s.remapped_rows_correctable,
     ),
-    _sensor("ROW_REMAP_FAILURE", "Whether remapping of rows has failed.", lambda s: s.remapped_rows_failed),
-    _profiled("GR_ENGINE_ACTIVE", "Ratio of time the graphics engine is active.", "graphics_engine_active_ratio"),
-    _profiled("SM_ACTIVE", "Ratio of the SMs that have work.", "sm_active_ratio"),
-    _profiled("SM_OCCUPANCY", "Ratio of the warps resident on the SMs.", "sm_occupancy_ratio"),
-    _profiled("PIPE_TENSOR_ACTIVE", "Ratio of time the tensor cores are active.", "tensor_active_ratio"),
-    _profiled("DRAM_ACTIVE", "Ratio of the memory bandwidth that is used.", "dram_active_ratio"),
-    _profiled(
-        "PCIE_TX_BYTES", "Traffic to the host over PCIe (in bytes per second).", "pcie_transmit_bytes_per_second"
+    _sensor(
+        *("ROW_REMAP_FAILED", "ROW_REMAP_FAILURE", "Whether remapping of rows has failed", NUMBER),
+        lambda s: s.remapped_rows_failed,
     ),
     _profiled(
-        "PCIE_RX_BYTES", "Traffic from the host over PCIe (in bytes per second).", "pcie_receive_bytes_per_second"
+        "GR_ENGINE_UTIL_RATIO",
+        "GR_ENGINE_ACTIVE",
+        "Ratio of time the graphics engine is active",
+        "graphics_engine_active_ratio",
     ),
-    _profiled("NVLINK_TX_BYTES", "Traffic sent over NVLink (in bytes per second).", "nvlink_transmit_bytes_per_second"),
+    _profiled("SM_UTIL_RATIO", "SM_ACTIVE", "Ratio of the SMs that have work", "sm_active_ratio"),
+    _profiled("SM_OCCUPANCY_RATIO", "SM_OCCUPANCY", "Ratio of the warps resident on the SMs", "sm_occupancy_ratio"),
     _profiled(
-        "NVLINK_RX_BYTES", "Traffic received over NVLink (in bytes per second).", "nvlink_receive_bytes_per_second"
+        "TENSOR_UTIL_RATIO", "PIPE_TENSOR_ACTIVE", "Ratio of time the tensor cores are active", "tensor_active_ratio"
+    ),
+    _profiled("DRAM_UTIL_RATIO", "DRAM_ACTIVE", "Ratio of the memory bandwidth that is used", "dram_active_ratio"),
+    _profiled(
+        *("PCIE_TX_BYTES", "PCIE_TX_BYTES", "Traffic to the host over PCIe", "pcie_transmit_bytes_per_second", TRAFFIC)
+    ),
+    _profiled(
+        *("PCIE_RX_BYTES", "PCIE_RX_BYTES", "Traffic from the host over PCIe", "pcie_receive_bytes_per_second", TRAFFIC)
+    ),
+    _profiled(
+        *("NVLINK_TX_BYTES", "NVLINK_TX_BYTES", "Traffic sent over NVLink", "nvlink_transmit_bytes_per_second", TRAFFIC)
+    ),
+    _profiled(
+        "NVLINK_RX_BYTES",
+        "NVLINK_RX_BYTES",
+        "Traffic received over NVLink",
+        "nvlink_receive_bytes_per_second",
+        TRAFFIC,
     ),
 )
 
 
 LEFT_OUT: Mapping[str, str] = {
-    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": "requires DCGM's own sampling; use PROF_NVLINK_TX_BYTES and _RX_BYTES",
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND": (
+        "requires DCGM's own sampling; use PROF_NVLINK_TX_BYTES and _RX_BYTES"
+    ),
     "DCGM_FI_PROF_PIPE_FP64_ACTIVE, _FP32_ACTIVE, _FP16_ACTIVE, _INT_ACTIVE": "only the tensor pipe is read",
     "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "licences are not read",
     "DCGM_FI_DEV_POWER_VIOLATION and the other violations": "use the active reasons in gpumond_device_throttle",
@@ -116,25 +224,30 @@ LEFT_OUT: Mapping[str, str] = {
 """Families of dcgm-exporter's lists that are not exported, and the reasons."""
 
 
-def metrics(frame: Frame, hostname: str = MACHINE_NAME) -> Iterator[Metric]:
+def metrics(frame: Frame, compat: Compat = "dcgm", hostname: str = MACHINE_NAME) -> Iterator[Metric]:
+    dialect = DIALECTS[compat]
+    former = dialect.former
     devices = {device.uuid: device for device in frame.snapshot.devices if device.vendor in VENDORS}
     split = {device.parent_uuid for device in devices.values()}
-    version = frame.snapshot.source.driver_version or ""
-    labels = {device.uuid: _labels(device, devices, hostname, version) for device in devices.values()}
+    machine = {dialect.hostname: hostname, dialect.driver_version: frame.snapshot.source.driver_version or ""}
+    labels = {device.uuid: _labels(device, devices, machine) for device in devices.values()}
     for family in FAMILIES:
-        metric = Metric(family.name, family.help, family.kind)
+        name, factor = family.name(former), family.unit.factor if former else 1
+        metric = Metric(name, family.help(former), family.kind)
         for device in devices.values():
             value = family.value(device)
             if value is None or (device.uuid in split if family.memory else device.parent_uuid is not None):
                 continue
-            metric.add_sample(family.name, labels[device.uuid], round(value * family.factor, 6))
+            metric.add_sample(name, labels[device.uuid], round(value * factor, 6))
         yield metric
-    yield _last_xid(frame, devices.values(), labels)
+    yield _last_xid(dialect.xid, frame, devices.values(), labels)
 
 
-def _last_xid(frame: Frame, devices: Iterable[DeviceReading], labels: Mapping[str, Mapping[str, str]]) -> Metric:
+def _last_xid(
+    name: str, frame: Frame, devices: Iterable[DeviceReading], labels: Mapping[str, Mapping[str, str]]
+) -> Metric:
     """Return the last XID per device. 0 means none, and is exported only while XID events are subscribed."""
-    metric = Metric("DCGM_FI_DEV_XID_ERRORS", "Value of the last XID error encountered.", "gauge")
+    metric = Metric(name, "Value of the last XID error encountered.", "gauge")
     for device in devices:
         own = [errors for errors in frame.snapshot.xids if errors.device_uuid == device.uuid]
         if own or device.sensors.xid_events:
@@ -143,7 +256,7 @@ def _last_xid(frame: Frame, devices: Iterable[DeviceReading], labels: Mapping[st
     return metric
 
 
-def _labels(device: DeviceReading, devices: Mapping[str, DeviceReading], hostname: str, version: str) -> dict[str, str]:
+def _labels(device: DeviceReading, devices: Mapping[str, DeviceReading], machine: Mapping[str, str]) -> dict[str, str]:
     """Return the device's labels. A MIG instance has its GPU's labels plus its profile and instance ID."""
     gpu = devices.get(device.parent_uuid or "", device)
     labels = {
@@ -152,8 +265,7 @@ def _labels(device: DeviceReading, devices: Mapping[str, DeviceReading], hostnam
         "pci_bus_id": gpu.pci_bus_id,
         "device": f"nvidia{gpu.index}",
         "modelName": gpu.name,
-        "Hostname": hostname,
-        "DCGM_FI_DRIVER_VERSION": version,
+        **machine,
     }
     if gpu is not device:
         instance = device.gpu_instance_id

@@ -145,6 +145,9 @@ class Reading:
 STARTING: Literal["starting"] = "starting"
 """Reason while a source has not yet answered for the first time."""
 
+NO_DEVICE: Literal["no_device"] = "no_device"
+"""Reason on a machine without a device: there is no driver that could be up."""
+
 RELEASED: Literal["released"] = "released"
 """Reason while the driver is released on request: all values are unknown, and this is no fault."""
 

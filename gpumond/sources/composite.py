@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpumond.errors import SourceUnavailable
-from gpumond.model.snapshot import DeviceReading, Fault, Reading
+from gpumond.model.remedies import remedy
+from gpumond.model.snapshot import NO_DEVICE, DeviceReading, Fault, Reading
 from gpumond.sources import AUTOMATIC, DeviceSource, ProgressReporter, ReadProgress, load
+from gpumond.sources.pci import may_have_gpu
 
 RETRY_SECONDS = 30.0
 
@@ -25,10 +27,13 @@ class CompositeSource:
         return False
 
     def __init__(
-        self, sources: Sequence[DeviceSource] | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        sources: Sequence[DeviceSource] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sys: str = "/sys",
     ) -> None:
         self._sources = [load(spec.name) for spec in AUTOMATIC] if sources is None else sources
-        self._clock = clock
+        self._clock, self._sys = clock, sys
         self._missing: dict[str, SourceUnavailable] = {}
         self._retry_at = float("-inf")
         self._indices: dict[str, int] = {}
@@ -42,6 +47,8 @@ class CompositeSource:
         self._missing = {source.name: SourceUnavailable("starting", "") for source in self._sources}
         self._open_missing()
         if len(self._missing) == len(self._sources):
+            if not may_have_gpu(self._sys):
+                raise SourceUnavailable(NO_DEVICE, f"this machine has no GPU: {remedy(NO_DEVICE)}")
             raise next(iter(self._missing.values()))
 
     def read(self) -> Reading:

@@ -214,28 +214,36 @@ def test_signal_ends_the_program_as_without_the_agent(daemon: FakeDaemon, number
 
 PTH = Path(__file__).parents[2] / "deploy" / "site-packages" / "gpumond.pth"
 SITE = f"import site, sys, threading; site.addsitedir({os.fspath(PTH.parent)!r}); "
+START = PTH.with_suffix(".start")
+SITE_3_15 = (
+    f"import pkgutil, sys, threading; sys.path.append({os.fspath(PTH.parent)!r}); "
+    f"[pkgutil.resolve_name(line.strip())() for line in open({os.fspath(START)!r})]; "
+)
+"""What Python 3.15 does with a .start file (PEP 829)."""
 
 
 @pytest.mark.parametrize(
     ("environ", "modules", "threads"),
     [({}, [], 1), ({"GPUMOND_AGENT": "0"}, [], 1), ({"GPUMOND_AGENT": "1"}, ["gpumond", "gpumond.agent"], 2)],
 )
-def test_pth_line_starts_the_agent_if_the_variable_is_set(
-    environ: dict[str, str], modules: list[str], threads: int
+@pytest.mark.parametrize("start", [SITE, SITE_3_15], ids=["pth", "start"])
+def test_start_of_python_starts_the_agent_if_the_variable_is_set(
+    start: str, environ: dict[str, str], modules: list[str], threads: int
 ) -> None:
-    """The wheel installs this line in the environment's site-packages."""
-    code = f"{SITE} print([m for m in ('gpumond', 'gpumond.agent') if m in sys.modules], threading.active_count())"
+    """The wheel installs both files in the environment's site-packages."""
+    code = f"{start} print([m for m in ('gpumond', 'gpumond.agent') if m in sys.modules], threading.active_count())"
     with host(code, own_environment("/nowhere", **environ), "-I") as process:
         assert finished(process) == f"{modules} {threads}\n"
 
 
-def test_pth_line_prevents_no_program_from_starting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [SITE, SITE_3_15], ids=["pth", "start"])
+def test_start_of_python_with_a_broken_package_prevents_no_program(tmp_path: Path, start: str) -> None:
     """With a broken package."""
     (tmp_path / "gpumond" / "agent").mkdir(parents=True)
     (tmp_path / "gpumond" / "__init__.py").touch()
     (tmp_path / "gpumond" / "inject.py").write_text((Path(INJECT).parents[1] / "inject.py").read_text())
     (tmp_path / "gpumond" / "agent" / "__init__.py").write_text("1 / 0")
-    code = f"import sys; sys.path.insert(0, {os.fspath(tmp_path)!r}); {SITE} print('well')"
+    code = f"import sys; sys.path.insert(0, {os.fspath(tmp_path)!r}); {start} print('well')"
     with host(code, own_environment("/nowhere", GPUMOND_AGENT="1"), "-I") as process:
         assert finished(process) == "well\n"
 

@@ -104,6 +104,15 @@ def test_alertmanager_request_ends_after_four_resend_intervals(listener: Listene
     assert resolved["endsAt"] == "1970-01-01T00:33:20+00:00"
 
 
+def test_alertmanager_links_built_in_rules_to_their_runbooks(listener: Listener):
+    receiver = Alertmanager(name="am", url=listener.url, runbooks="https://gpu.example/docs/runbooks/")
+    leak = replace(ALERT, rule="leak", annotations=(("summary", "it leaks"),))
+    send(receiver, (ALERT, leak), ())
+    plain, linked = listener.requests[-1].json
+    assert "runbook_url" not in plain["annotations"]
+    assert linked["annotations"] == {"summary": "it leaks", "runbook_url": "https://gpu.example/docs/runbooks/leak"}
+
+
 def failure(receiver: HttpReceiver, timeout_seconds: float = 5.0) -> NotSent:
     with pytest.raises(NotSent) as failed:
         asyncio.run(post(receiver, "", b"{}", timeout_seconds=timeout_seconds))

@@ -19,6 +19,7 @@ from gpumond.api.auth import Tokens
 from gpumond.api.event_log import EventLog
 from gpumond.api.examples import ALERT, AUDIT_ENTRY, DEVICE, RECEIPT, REPORT, SNAPSHOT
 from gpumond.api.receivers import EXAMPLE
+from gpumond.config import Compat
 from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine import EngineState, advance
@@ -38,7 +39,7 @@ from gpumond.errors import (
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.flush.admissions import Admissions
 from gpumond.history import History
-from gpumond.metrics import Compat, Exposition, Form, Page
+from gpumond.metrics import Exposition, Form, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt

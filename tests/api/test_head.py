@@ -14,7 +14,14 @@ ROUTES = [
 ]
 STREAMS = ("/api/v1/events", "/api/v1/live")
 PATHS = [path.replace("{name}", "device-lost") for path in ROUTES if path not in ("/api/v1/history", *STREAMS)]
-PATHS += [*FILES, "/docs", "/openapi.json", f"/api/v1/history?uuid={DEVICE.uuid}"]
+PATHS += [
+    *FILES,
+    "/docs",
+    "/docs/runbooks/",
+    "/docs/runbooks/leak",
+    "/openapi.json",
+    f"/api/v1/history?uuid={DEVICE.uuid}",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -94,7 +94,7 @@ def test_hanging_driver_withdraws_values_until_it_is_back(serve: Serve, driver: 
     driver.hang("nvmlDeviceGetCount_v2", seconds=20, times=1)
     driver.write()
     until(lambda: daemon.value("gpumond_driver_responsive") == 0)
-    assert daemon.value("gpumond_driver_up", reason="timeout") == 0
+    assert daemon.value("gpumond_driver_down_reason", reason="timeout")
     assert not [name for name, _ in daemon.series() if name.startswith("gpumond_device_memory")]
     assert daemon.request("/-/healthy")[0] == 200
     assert daemon.request("/-/ready")[0] == 503
@@ -136,12 +136,12 @@ def test_release_ends_the_driver_process_until_it_expires(serve: Serve, driver: 
     assert len(held) == 1
     assert daemon.run("release", "--for", "3s").returncode == 0
     assert not subprocess.run(["pgrep", "-P", str(daemon.process.pid)], capture_output=True).stdout
-    until(lambda: daemon.value("gpumond_driver_up", reason="released") == 0)
+    until(lambda: daemon.value("gpumond_driver_down_reason", reason="released"))
     until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="0") is None)
     assert not {"driver-down", "device-lost"} & {alert["rule"] for alert in daemon.get("alerts")}
     until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="0"))
     daemon.process.send_signal(signal.SIGUSR1)
-    until(lambda: daemon.value("gpumond_driver_up", reason="released") == 0)
+    until(lambda: daemon.value("gpumond_driver_down_reason", reason="released"))
 
 
 def test_driver_crash_restarts_the_collector_process_only(serve: Serve, driver: FakeDriver):
@@ -184,7 +184,7 @@ def test_driver_that_loads_later_is_found(serve: Serve, driver: FakeDriver):
     driver.fail("nvmlInitWithFlags", code=9)
     driver.write()
     daemon = serve("--source", "nvml", environ=driver.env)
-    until(lambda: daemon.value("gpumond_driver_up", reason="driver_not_loaded") == 0)
+    until(lambda: daemon.value("gpumond_driver_down_reason", reason="driver_not_loaded"))
     driver.heal()
     driver.write()
     until(lambda: daemon.value("gpumond_device_up", gpu="0"))

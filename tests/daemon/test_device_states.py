@@ -205,7 +205,8 @@ def test_xid_error_of_a_lost_device_is_shown(serve: Serve, driver: FakeDriver):
     assert daemon.value("gpumond_device_xid_errors_total", **own) == 1
     assert (daemon.value("gpumond_device_xid_last_seen_timestamp_seconds", **own) or 0) > 1e9
     assert daemon.value("gpumond_device_fault", uuid=own["uuid"], kind="gpu_is_lost") == 1
-    assert b"DCGM_FI_DEV_XID_ERRORS" in daemon.request("/metrics?compat=dcgm")[1]
+    assert b"\nDCGM_FI_DEV_XID_ERROR{" in daemon.request("/metrics?compat=dcgm")[1]
+    assert b"\nDCGM_FI_DEV_XID_ERRORS{" in daemon.request("/metrics?compat=dcgm-4.8")[1]
     assert b"gpumond_driver_up" not in daemon.request("/metrics?compat=dcgm")[1]
     assert daemon.request("/metrics?compat=nvitop")[0] == 422
 

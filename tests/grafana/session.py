@@ -84,7 +84,7 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
     node = RunningDaemon(directory / "node", "--source", "nvml", "--interval", "0.2", environ=driver.env)
     everything = {
         "gpumond": {"static_configs": [{"targets": [address(demo), address(node)]}]},
-        "dcgm": {"params": {"compat": ["dcgm"]}, "static_configs": [{"targets": [address(node)]}]},
+        "dcgm": {"params": {"compat": ["dcgm-4.7"]}, "static_configs": [{"targets": [address(node)]}]},
     }
     prometheus = Prometheus(directory / "prometheus", everything, ROOT / "deploy/prometheus/gpumond.rules.yaml")
     try:

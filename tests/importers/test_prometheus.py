@@ -40,6 +40,14 @@ DCGM = {"gpu": "3", "UUID": "GPU-a", "instance": "node1:9400", "modelName": "NVI
         ),
         (
             [
+                series("DCGM_FI_DEV_FB_USED_BYTES", 100 * MIB, 200 * MIB, **DCGM),
+                series("DCGM_FI_DEV_FB_CAPACITY_BYTES", GIB, GIB, **DCGM),
+                series("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5, 0.5, **DCGM),
+            ],
+            GIB,
+        ),
+        (
+            [
                 series("nvidia_smi_memory_used_bytes", 100 * MIB, 200 * MIB, uuid="GPU-a"),
                 series("nvidia_smi_memory_total_bytes", GIB, GIB, uuid="GPU-a"),
             ],
@@ -71,7 +79,17 @@ DCGM = {"gpu": "3", "UUID": "GPU-a", "instance": "node1:9400", "modelName": "NVI
         ([series("", 100 * MIB, 200 * MIB, uuid="GPU-a")], None),
         ([series("nvidia_smi_memory_used_bytes", 100 * MIB, 200 * MIB, uuid="GPU-a"), series("up", 1, 1)], None),
     ],
-    ids=["gpumond", "dcgm", "nvidia_gpu_exporter", "nvitop", "otel", "otel-utf-8", "expression", "with-others"],
+    ids=[
+        "gpumond",
+        "dcgm",
+        "dcgm-4.9",
+        "nvidia_gpu_exporter",
+        "nvitop",
+        "otel",
+        "otel-utf-8",
+        "expression",
+        "with-others",
+    ],
 )
 def test_exporters_are_read_in_their_own_units(log: list[dict[str, Any]], size: int | None):
     snapshots = read(answer(*log))

@@ -108,6 +108,8 @@ def metrics_of(frame: Any) -> Series:
                 add(f"pool_{part}_bytes", pool[f"{part}_bytes"], **where, **whose)
             add("pool_reclaimable_bytes", pool["reclaimable"]["likely"], **where, **whose)
     for verdict in frame["verdicts"]:
+        if verdict["kind"] in SHAPES:
+            continue
         where = {"uuid": verdict["device_uuid"], "gpu": index[verdict["device_uuid"]], "pid": str(verdict["pid"] or "")}
         add("verdict", 1, kind=verdict["kind"], **where)
     for (rule, phase), number in Counter((alert["rule"], alert["phase"]) for alert in frame["alerts"]).items():

@@ -2,152 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from importlib import util
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests import certificates
-from tests.integration import crds
-from tests.integration.machine import ROOT, in_tree, library, missing
+from tests.integration.chart import CASES, REASON, REFUSED, USERS, built, objects, only, rendered, valid
+from tests.integration.machine import ROOT
 
-HELM = "helm-sdkpy==0.1.32"
-KUBERNETES = "1.36"
-REASON = missing("debootstrap", "systemd-nspawn") or (
-    crds.REASON if util.find_spec("kubernetes_validate") else "needs kubernetes-validate (pip)"
-)
 pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON), pytest.mark.timeout(600)]
-
-HASH = "$2y$10$" + "." * 53
-CASES: dict[str, dict[str, Any]] = {
-    "defaults": {},
-    "pod monitor": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
-    "service monitor": {"serviceMonitor": {"enabled": True, "interval": "30s"}},
-    "rules": {"prometheusRule": {"enabled": True}},
-    "dashboards": {"dashboards": {"enabled": True}},
-    "open": {"networkPolicy": {"enabled": False}},
-    "injection": {"injection": {"enabled": True}},
-    "kyverno": {"injection": {"enabled": True, "engine": "kyverno"}, "runAsUser": 0},
-    "no names": {"podNames": False},
-    "root": {"runAsUser": 0},
-    "another user": {"runAsUser": 64917},
-    "TLS": {
-        "tls": {"secretName": "certificate", "serverName": "gpu.example.com"},
-        "podMonitor": {"enabled": True},
-        "serviceMonitor": {"enabled": True},
-    },
-    "TLS and users": {
-        "tls": {"secretName": "certificate", "caKey": ""},
-        "basicAuth": {"users": {"prometheus": HASH}, "secretName": "scraper"},
-        "podMonitor": {"enabled": True},
-        "serviceMonitor": {"enabled": True},
-    },
-    "access": {
-        "tls": {"secretName": "certificate", "clientCaKey": "ca.crt"},
-        "access": [
-            "runner flush,read certificate:spiffe://example.org/ns/gpumond/sa/runner",
-            "argo flush service-account:argo/runner",
-        ],
-        "tokenReview": {"audience": "gpumond"},
-    },
-    "everything else": {
-        "image": {"repository": "r.example/gpumond", "digest": "sha256:" + "0" * 64},
-        "imagePullSecrets": [{"name": "registry"}],
-        "config": {"interval": "2s", "rules": [{"name": "full", "scope": "device", "value": "used_ratio", "above": 1}]},
-        "source": "nvml",
-        "port": 9400,
-        "runtimeClassName": "nvidia",
-        "secretName": "hooks",
-        "nodeSelector": {"nvidia.com/gpu.present": "true"},
-        "affinity": {"nodeAffinity": {}},
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-        "podAnnotations": {"a": "b"},
-        "podLabels": {"c": "d"},
-    },
-}
-REFUSED = {
-    "an unknown value": ({"prot": 9917}, "prot"),
-    "a port as text": ({"port": "9917"}, "/port"),
-    "an unknown source": ({"source": "nvidia"}, "/source"),
-    "a directory that is none": ({"socketDirectory": "run/gpumond"}, "/socketDirectory"),
-    "what the chart sets": ({"config": {"listen": "0.0.0.0:9917"}}, "/config"),
-    "a place for its token": ({"config": {"runtime_dir": "/run/gpumond"}}, "/config"),
-    "a web configuration in addition to its own": ({"config": {"web_config": "web.yml"}}, "/config"),
-    "users without TLS": ({"basicAuth": {"users": {"prometheus": HASH}}}, "/tls/secretName"),
-    "a password in the open": (
-        {"tls": {"secretName": "certificate"}, "basicAuth": {"users": {"prometheus": "secret"}}},
-        "/basicAuth/users/prometheus",
-    ),
-    "a monitor that would be refused": (
-        {
-            "tls": {"secretName": "certificate"},
-            "basicAuth": {"users": {"prometheus": HASH}},
-            "serviceMonitor": {"enabled": True},
-        },
-        "/basicAuth/secretName",
-    ),
-    "the user nobody": ({"runAsUser": 65534}, "/runAsUser"),
-    "an unknown engine": ({"injection": {"engine": "webhook"}}, "/injection/engine"),
-    "callers without TLS": ({"access": ["a flush " + "0" * 64]}, "/tls/secretName"),
-    "a certificate without an authority": (
-        {"tls": {"secretName": "certificate"}, "access": ["a flush certificate:x"]},
-        "/tls/clientCaKey",
-    ),
-    "a service account without an audience": (
-        {"tls": {"secretName": "certificate"}, "access": ["a flush service-account:a/b"]},
-        "/tokenReview/audience",
-    ),
-    "a token that is not hashed": (
-        {"tls": {"secretName": "certificate"}, "access": ["a flush gpm_secret"]},
-        "/access/0",
-    ),
-}
-
-USERS = {"root": 0, "kyverno": 0, "another user": 64917}
-
-
-@functools.cache
-def rendered() -> dict[str, Any]:
-    """Rendered cases; ``lint`` is the worst finding of Helm (1 is information, 2 a warning)."""
-    shown = {ROOT / name: f"/src/{name}" for name in ("deploy", "grafana", "tests/integration/helm.py")}
-    shown[library(HELM)] = "/library"
-    cases = {**CASES, **{name: values for name, (values, _) in REFUSED.items()}}
-    values = {"defaults": yaml.safe_load((ROOT / "deploy/helm/gpumond/values.yaml").read_text()), "cases": cases}
-    program = ("python3", "/src/tests/integration/helm.py", "/src/deploy/helm/gpumond")
-    answer: dict[str, Any] = json.loads(
-        in_tree("env", "PYTHONPATH=/library", *program, shown=shown, given=json.dumps(values))
-    )
-    return answer
-
-
-def objects(case: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = rendered()[case]["objects"]
-    return found
-
-
-@functools.cache
-def built(directory: str) -> list[dict[str, Any]]:
-    shown = {ROOT / name: f"/src/{name}" for name in ("deploy", "grafana")}
-    return list(yaml.safe_load_all(in_tree("kustomize", "build", f"/src/{directory}", shown=shown)))
-
-
-def only(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (one,) = [entry for entry in found if entry["kind"] == kind]
-    return one
-
-
-def valid(found: list[dict[str, Any]]) -> None:
-    import kubernetes_validate
-
-    operators = [entry for entry in found if entry["apiVersion"].startswith(crds.GROUP)]
-    for entry in found:
-        if entry not in operators and entry["kind"] != "ClusterPolicy":  # Kyverno publishes no schema for the validator
-            kubernetes_validate.validate(entry, KUBERNETES, strict=True)
-    assert crds.errors_of(operators) == [[] for _ in operators]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -307,6 +172,73 @@ def test_job_of_the_scraped_targets_is_the_one_of_the_rules(case: str):
     assert {source["labels"][monitor["jobLabel"]] for monitor in monitors for source in sources} == {"gpumond"}
 
 
+def test_values_of_community_charts_are_used():
+    found = objects("additions")
+    valid(found)
+    assert rendered()["additions"]["lint"] <= 1
+    assert "ServiceAccount" not in {entry["kind"] for entry in found}
+    assert {entry["metadata"]["labels"]["team"] for entry in found} == {"ml"}
+    daemon = only(found, "DaemonSet")
+    assert (daemon["metadata"]["name"], daemon["metadata"]["namespace"]) == ("gpus", "accounting")
+    pod = daemon["spec"]["template"]["spec"]
+    (container,), (giver,) = pod["containers"], pod["initContainers"]
+    assert container["image"] == "mirror.example/gpumond:0.1.0"
+    assert container["args"][-2:] == ["--log-level", "debug"]
+    assert {"name": "TZ", "value": "UTC"} in container["env"]
+    assert {"ca", "tokens"} <= {mount["name"] for mount in container["volumeMounts"]}
+    assert {"ca", "tokens"} <= {volume["name"] for volume in pod["volumes"]}
+    assert (pod["serviceAccountName"], "hostPID" in pod, "affinity" in pod) == ("existing", False, False)
+    assert giver["resources"] == {"limits": {"memory": "64Mi"}}
+    assert pod["securityContext"] == {"fsGroup": 10001, "supplementalGroups": [44]}
+    assert container["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    paths = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "readiness", "startup")}
+    assert paths == {"liveness": "/-/healthy", "readiness": "/-/ready", "startup": "/-/healthy"}
+    assert container["startupProbe"]["failureThreshold"] == 30
+    service = only(found, "Service")["metadata"]
+    assert (service["annotations"], service["labels"]["c"]) == ({"a": "b"}, "d")
+    (config,) = [entry["data"]["gpumond.yaml"] for entry in found if "gpumond.yaml" in entry.get("data", ())]
+    assert yaml.safe_load(config)["tokens_file"] == "/etc/gpumond-tokens/tokens.yaml"
+
+
+def test_monitor_has_the_fields_of_the_operator():
+    monitor = only(objects("additions"), "PodMonitor")
+    spec = monitor["spec"]
+    (end,) = spec["podMetricsEndpoints"]
+    assert monitor["metadata"]["namespace"] == "monitoring"
+    assert spec["namespaceSelector"] == {"matchNames": ["accounting"]}
+    assert (spec["jobLabel"], spec["sampleLimit"]) == ("team", 60000)
+    assert (end["scrapeTimeout"], end["honorLabels"]) == ("10s", True)
+    assert [rule["targetLabel"] for rule in end["relabelings"]] == ["instance", "cluster"]
+    assert end["metricRelabelings"] == [{"action": "labeldrop", "regex": "comm"}]
+    plain = only(objects("pod monitor"), "PodMonitor")["spec"]
+    assert not {"sampleLimit", "namespaceSelector"} & plain.keys()
+
+
+def test_rules_can_be_disabled_added_and_linked_to_other_runbooks():
+    own = only(objects("additions"), "PrometheusRule")["spec"]["groups"]
+    alerts = {rule["alert"]: rule for group in own for rule in group["rules"] if "alert" in rule}
+    given = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text())["groups"]
+    names = {rule["alert"] for group in given for rule in group["rules"] if "alert" in rule}
+    assert names - alerts.keys() == {"GpumondIdleHolder"}
+    assert own[-1] == {"name": "gpumond-additional", "rules": [{"record": "one", "expr": "vector(1)"}]}
+    links = {alert: rule["annotations"]["runbook_url"] for alert, rule in alerts.items()}
+    assert links["GpumondLeak"] == "https://wiki.example/gpumond#leak"
+    assert {link.partition("#")[0] for link in links.values()} == {"https://wiki.example/gpumond"}
+
+
+def test_pods_run_on_nodes_with_a_gpu_only():
+    pod = only(objects("defaults"), "DaemonSet")["spec"]["template"]["spec"]
+    labels = yaml.safe_load((ROOT / "deploy/helm/gpumond/values.yaml").read_text())["gpuNodeLabels"]
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["matchExpressions"] for term in required["nodeSelectorTerms"]] == [
+        [{"key": label, "operator": "Exists"}] for label in labels
+    ]
+    chosen = only(objects("everything else"), "DaemonSet")["spec"]["template"]["spec"]
+    assert chosen["affinity"] == {"nodeAffinity": {}}
+    assert chosen["nodeSelector"] == {"kubernetes.io/os": "linux", "nvidia.com/gpu.present": "true"}
+
+
 def test_service_account_has_no_permissions():
     kinds = {entry["kind"] for case in CASES if case != "access" for entry in objects(case)}
     assert not [kind for kind in kinds if kind.endswith(("Role", "RoleBinding"))]
@@ -392,8 +324,11 @@ def test_helm_and_kustomize_give_the_same_pods():
         (config,) = [volume for volume in pod["volumes"] if volume["name"] == "config"]
         config["configMap"]["name"] = config["configMap"]["name"].partition("-")[0]
     assert pods[0] == pods[1]
-    for kind, key in (("Service", "ports"), ("NetworkPolicy", "ingress")):
-        assert only(base, kind)["spec"][key] == only(chart, kind)["spec"][key]
+    assert only(base, "Service")["spec"]["ports"] == only(chart, "Service")["spec"]["ports"]
+    (own,), (charts,) = (only(found, "NetworkPolicy")["spec"]["ingress"] for found in (base, chart))
+    *peers, test = charts["from"]
+    assert own == {**charts, "from": peers}
+    assert test["podSelector"]["matchLabels"]["app.kubernetes.io/name"] == "gpumond-test"
     own_monitor = only(built("deploy/kubernetes/monitoring"), "PodMonitor")
     monitor = only(objects("pod monitor"), "PodMonitor")
     assert own_monitor["spec"] == monitor["spec"]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.parser import text_string_to_metric_families as families
 
+from gpumond.config import Compat
 from gpumond.metrics import Exposition, Form, FrameCollector, dcgm
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.frame import Frame, Ledger
@@ -19,10 +21,13 @@ from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import SourceState, XidErrors
 from gpumond.testing import make_device, make_process, make_snapshot
 
-GOLDEN = Path(__file__).with_name("dcgm.txt")
+GOLDEN: Mapping[Compat, Path] = {
+    "dcgm-4.9": Path(__file__).with_name("dcgm.txt"),
+    "dcgm-4.7": Path(__file__).with_name("dcgm-4.7.txt"),
+}
 MIB = 1 << 20
 DASHBOARD_12239 = {"DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_UTIL"}
-LABELS = {"gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION"}
+LABELS = {"gpu", "UUID", "pci_bus_id", "device", "modelName"}
 
 SENSORS = Sensors(
     gpu_utilization_ratio=0.29,  # times 100 is not 29 in floating point
@@ -72,9 +77,9 @@ def make_frame() -> Frame:
     return Frame(make_snapshot(h200, h100, instance, other, source=source, xids=xids), Ledger())
 
 
-def page(frame: Frame | None = None) -> str:
+def page(frame: Frame | None = None, compat: Compat = "dcgm-4.8") -> str:
     registry = CollectorRegistry()
-    registry.register(FrameCollector(partial(dcgm.metrics, frame or make_frame(), hostname="node-1")))
+    registry.register(FrameCollector(partial(dcgm.metrics, frame or make_frame(), compat, "node-1")))
     return generate_latest(registry).decode()
 
 
@@ -82,14 +87,38 @@ def samples(text: str) -> dict[tuple[str, str, str], float]:
     """Return the samples by name, UUID and MIG instance."""
     return {
         (sample.name, sample.labels["UUID"], sample.labels.get("GPU_I_ID", "")): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in families(text)
         for sample in family.samples
     }
 
 
-def test_text_equals_the_golden_file():
-    """Regenerate the file with ``python -m tests.metrics.test_dcgm``."""
-    assert page() == GOLDEN.read_text()
+@pytest.mark.parametrize("compat", GOLDEN)
+def test_text_equals_the_golden_file(compat: Compat):
+    """Regenerate the files with ``python -m tests.metrics.test_dcgm``."""
+    assert page(compat=compat) == GOLDEN[compat].read_text()
+
+
+def test_version_4_8_differs_in_the_label_of_the_host_only():
+    pairs = zip(families(page(compat="dcgm-4.8")), families(page(compat="dcgm-4.7")), strict=True)
+    for new, former in pairs:
+        assert (new.name, new.type, new.documentation) == (former.name, former.type, former.documentation)
+        for sample, other in zip(new.samples, former.samples, strict=True):
+            labels = {"hostname" if label == "Hostname" else label: text for label, text in other.labels.items()}
+            assert (sample.labels, sample.value) == (labels, other.value)
+    assert page(compat="dcgm") == page(compat="dcgm-4.9")
+
+
+def test_version_4_9_has_base_units():
+    new, former = samples(page(compat="dcgm-4.9")), samples(page(compat="dcgm-4.8"))
+    assert len(new) == len(former)
+    for family in dcgm.FAMILIES:
+        for (name, uuid, instance), value in former.items():
+            if name == family.name(True):
+                assert new[family.name(False), uuid, instance] * family.unit.factor == pytest.approx(value)
+    assert new["DCGM_FI_DEV_FB_USED_BYTES", "GPU-a", ""] == 1000 * MIB
+    assert new["DCGM_FI_DEV_SM_CLOCK_HERTZ", "GPU-a", ""] == 1.98e9
+    assert new["DCGM_FI_DEV_GPU_UTIL_RATIO", "GPU-a", ""] == 0.29
+    assert new["DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", "GPU-a", ""] == 8_100_000.123
 
 
 def test_dashboard_12239_has_all_families_that_nvml_provides():
@@ -101,13 +130,22 @@ def test_dashboard_12239_has_all_families_that_nvml_provides():
     assert found["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "GPU-a", ""] == 8_100_000_123
 
 
-def test_labels_are_dcgms():
-    for family in text_string_to_metric_families(page()):
+@pytest.mark.parametrize(
+    ("compat", "host", "driver"),
+    [
+        ("dcgm-4.7", "Hostname", "DCGM_FI_DRIVER_VERSION"),
+        ("dcgm-4.8", "hostname", "DCGM_FI_DRIVER_VERSION"),
+        ("dcgm-4.9", "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION"),
+    ],
+)
+def test_labels_are_dcgms(compat: Compat, host: str, driver: str):
+    labels = LABELS | {host, driver}
+    for family in families(page(compat=compat)):
         for sample in family.samples:
             own = sample.labels.keys() - {"err_code", "pod", "namespace", "container"}
-            assert own in (LABELS, LABELS | {"GPU_I_PROFILE", "GPU_I_ID"})
+            assert own in (labels, labels | {"GPU_I_PROFILE", "GPU_I_ID"})
             assert sample.labels["device"] == f"nvidia{sample.labels['gpu']}"
-            assert sample.labels["Hostname"] == "node-1"
+            assert (sample.labels[host], sample.labels[driver]) == ("node-1", "580.65.06")
 
 
 def test_memory_families_use_mig_instances_and_others_the_gpu():
@@ -146,7 +184,7 @@ IN_POD = {"pod_name": "llama-0", "pod_namespace": "research", "container_name": 
 def test_device_of_one_container_has_its_pods_labels(processes: list[dict[str, str]], labels: dict[str, str]):
     used = tuple(make_process(pid, **fields) for pid, fields in enumerate(processes, 1))
     frame = Frame(make_snapshot(make_device(vendor="nvidia", processes=used)), Ledger())
-    for family in text_string_to_metric_families(page(frame)):
+    for family in families(page(frame)):
         for sample in family.samples:
             assert {k: v for k, v in sample.labels.items() if k in ("pod", "namespace", "container")} == labels
 
@@ -193,4 +231,5 @@ def test_promtool_reads_it():
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(page())
+    for version, path in GOLDEN.items():
+        path.write_text(page(compat=version))

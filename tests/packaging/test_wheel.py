@@ -1,4 +1,4 @@
-"""Contents of the wheel: the package with its data and one .pth line. Removal leaves no files."""
+"""Contents of the wheel: the package with its data and the files of the start. Removal leaves no files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_wheel_contains_every_file_and_the_pth_line(wheel: Path) -> None:
         for path in (ROOT / "gpumond").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert names - scripts == package | {"gpumond.pth"}
+    assert names - scripts == package | {"gpumond.pth", "gpumond.start", "_gpumond_start.py"}
     assert {os.path.basename(name) for name in scripts} == {"gpumond", "gpumond-python"}
 
 

@@ -46,22 +46,31 @@ class Stub:
         self.is_open = False
 
 
+def put_on_bus(sys: Path, address: str, kind: str, vendor: str) -> None:
+    """Add a PCI function to a tree with the layout of /sys."""
+    function = sys / "bus/pci/devices" / address
+    function.mkdir(parents=True)
+    (function / "class").write_text(f"{kind}\n")
+    (function / "vendor").write_text(f"{vendor}\n")
+
+
 class Machine:
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, sys: Path) -> None:
+        self.now, self.sys = 0.0, sys
+        (sys / "bus/pci/devices").mkdir(parents=True)
         self.nvml = Stub("nvml", make_device("GPU-a", index=0, vendor="nvidia"), version="580.1")
         self.drm = Stub(
             "drm", make_device("AMD-a", index=0, vendor="amd"), make_device("DRM-b", index=1, vendor="intel")
         )
-        self.every = CompositeSource([self.nvml, self.drm], lambda: self.now)
+        self.every = CompositeSource([self.nvml, self.drm], lambda: self.now, str(sys))
 
     def indices(self) -> dict[str, int]:
         return {device.uuid: device.index for device in self.every.read().devices}
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return Machine()
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "sys")
 
 
 def test_source_is_registered():
@@ -90,6 +99,38 @@ def test_missing_source_is_a_fault_and_is_retried(machine: Machine):
 
 
 def test_reason_is_stated_if_no_source_opens(machine: Machine):
+    put_on_bus(machine.sys, "0000:1b:00.0", "0x030200", "0x10de")
+    machine.nvml.reason, machine.drm.reason = "driver_not_loaded", "no_device"
+    with pytest.raises(SourceUnavailable, match="no nvml"):
+        machine.every.open()
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "vendor", "gpu"),
+    [
+        ("0000:1b:00.0", "0x030200", "0x10de", True),
+        ("0000:1b:00.0", "0x030000", "0x1002", True),
+        ("0000:1b:00.0", "0x120000", "0x1002", True),
+        ("0000:03:00.0", "0x038000", "0x8086", True),
+        ("0000:00:02.0", "0x030000", "0x8086", False),
+        ("0000:02:00.0", "0x030000", "0x1a03", False),
+        ("0000:1b:00.1", "0x040300", "0x10de", False),
+    ],
+    ids=["3D", "VGA", "accelerator", "discrete Intel", "integrated Intel", "of a server's console", "its audio"],
+)
+def test_machine_without_a_gpu_has_no_device(machine: Machine, address: str, kind: str, vendor: str, gpu: bool):
+    put_on_bus(machine.sys, address, kind, vendor)
+    machine.nvml.reason, machine.drm.reason = "library_not_found", "no_device"
+    with pytest.raises(SourceUnavailable) as caught:
+        machine.every.open()
+    assert caught.value.reason == ("library_not_found" if gpu else "no_device")
+
+
+@pytest.mark.parametrize("sign", ["module/nvidia", "module/nvgpu", "module/amdgpu", "a bus that is unknown"])
+def test_machine_with_a_loaded_driver_may_have_a_device(machine: Machine, sign: str):
+    (machine.sys / sign).mkdir(parents=True)
+    if not sign.startswith("module"):
+        (machine.sys / "bus/pci/devices").rmdir()
     machine.nvml.reason, machine.drm.reason = "driver_not_loaded", "no_device"
     with pytest.raises(SourceUnavailable, match="no nvml"):
         machine.every.open()

@@ -57,13 +57,22 @@ other Python exporters; `gpumond_collector_process_*` are the same metrics of th
 DCGM = """
 ## DCGM's names
 
-`/metrics?compat=dcgm` exports NVIDIA devices with the names, labels and units of dcgm-exporter; `compat: dcgm` in the
-configuration adds them to `/metrics`. A device that only one container uses also has `pod`, `namespace` and
-`container`. Ratios of `PROF_*` are hardware counts over ten seconds (Hopper and later); PCIe values are a sample of
-20 ms. XID errors are also a counter, `gpumond_device_xid_errors_total`.
+`/metrics?compat=VERSION` exports NVIDIA devices with the names, labels and units of dcgm-exporter; `compat: VERSION` in
+the configuration adds them to `/metrics`.
 
-| name | meaning |
-|---|---|
+| names of dcgm-exporter | version | label of the host | label of the driver's version |
+|---|---|---|---|
+| since 4.9.0, in base units | `dcgm`, `dcgm-4.9` | `hostname` | `DCGM_FI_SYSTEM_DRIVER_VERSION` |
+| 4.8.3 and 4.8.4 | `dcgm-4.8` | `hostname` | `DCGM_FI_DRIVER_VERSION` |
+| until 4.8.2 | `dcgm-4.7` | `Hostname` | `DCGM_FI_DRIVER_VERSION` |
+
+`dcgm` is the newest version and changes with it; name a version for dashboards and rules. A device that only one
+container uses also has `pod`, `namespace` and `container`. Ratios of `PROF_*` are hardware counts over ten seconds
+(Hopper and later); PCIe values are a sample of 20 ms. XID errors are also a counter,
+`gpumond_device_xid_errors_total`.
+
+| name since 4.9 | former name | meaning |
+|---|---|---|
 """
 
 LEFT_OUT = """
@@ -76,9 +85,18 @@ Not available:
 
 def document() -> str:
     ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n"
-    theirs = DCGM + "".join(f"| {family.name} | {family.help} |\n" for family in dcgm.FAMILIES)
-    theirs += "| DCGM_FI_DEV_XID_ERRORS | Number of the last XID error; 0: none so far. |\n"
+    theirs = DCGM + "".join(map(dcgm_row, dcgm.FAMILIES))
+    theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS | Number of the last XID error; 0: none so far. |\n"
     return ours + theirs + LEFT_OUT + "".join(f"| {name} | {why} |\n" for name, why in dcgm.LEFT_OUT.items())
+
+
+def dcgm_row(family: dcgm.DcgmFamily) -> str:
+    former, unit = family.name(True), family.unit.former
+    if former == family.name(False):
+        former = ""
+    elif unit != family.unit.name:
+        former += f" ({unit})"
+    return f"| {family.name(False)} | {former} | {family.help(False)} |\n"
 
 
 def frame_rows() -> Iterator[str]:

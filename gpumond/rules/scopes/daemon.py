@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumond.model.snapshot import RELEASED, STARTING, Snapshot
+from gpumond.model.snapshot import NO_DEVICE, RELEASED, STARTING, Snapshot
 from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec, number
 
 
@@ -18,8 +18,8 @@ DAEMON = ScopeSpec(
         RuleAttribute(
             "driver_up",
             "boolean",
-            "1 while the driver can be read, else 0; unknown before the first attempt",
-            lambda row: None if row.source.reason in (STARTING, RELEASED) else float(row.source.up),
+            "1 while the driver can be read, else 0; unknown before the first attempt and without any device",
+            lambda row: None if row.source.reason in (STARTING, RELEASED, NO_DEVICE) else float(row.source.up),
         ),
         RuleAttribute(
             "driver_responsive",

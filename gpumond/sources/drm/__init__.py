@@ -18,11 +18,12 @@ from typing import Any
 from gpumond.errors import SourceUnavailable
 from gpumond.model.remedies import remedy
 from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
+from gpumond.model.snapshot import NO_DEVICE, DeviceReading, ProcessUsage, Reading
 from gpumond.protocol.messages import MAX_INTEGER
 from gpumond.sources.drm import intel
 from gpumond.sources.drm.clients import Client, client, utilization
 from gpumond.sources.drm.devices import DrmDevice, Kfd, cards, kind_of
+from gpumond.sources.pci import may_have_gpu
 from gpumond.sources.process.device_nodes import Node, OpenDeviceNodes
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
 from gpumond.sources.validation import Listed, MemoryCounts, Tally, Usage, memory, processes, usages
@@ -60,10 +61,8 @@ class DrmSource:
 
     def open(self) -> None:
         if not any(cards(self._sys)):
-            raise SourceUnavailable(
-                "no_device",
-                f"no amdgpu, i915 or xe device in /sys/class/drm: {remedy('no_device')}",
-            )
+            reason = "no_driver" if may_have_gpu(self._sys, self._dev) else NO_DEVICE
+            raise SourceUnavailable(reason, f"no amdgpu, i915 or xe device in /sys/class/drm: {remedy(reason)}")
 
     def close(self) -> None:
         pass  # nothing stays open between two readings

@@ -58,9 +58,14 @@ def test_source_is_registered():
 
 
 def test_missing_device_has_a_remedy(machine: Machine):
-    with pytest.raises(SourceUnavailable, match="gpumond demo") as caught:
-        machine.source.open()
-    assert caught.value.reason == "no_device"
+    for functions, reason in ([], "no_device"), (["0000:03:00.0"], "no_driver"):
+        bus = machine.sys.root / "bus/pci/devices"
+        bus.mkdir(parents=True, exist_ok=True)
+        for function in functions:
+            machine.sys.write(bus / function, {"class": "0x030000", "vendor": "0x1002"})
+        with pytest.raises(SourceUnavailable, match="gpumond demo") as caught:
+            machine.source.open()
+        assert caught.value.reason == reason
 
 
 def test_amdgpu_values_are_read(machine: Machine):
