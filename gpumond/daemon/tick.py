@@ -59,7 +59,7 @@ class Ticker:
             parts.current.swap(frame, pages)
             self._dispatcher.execute(dispatch)
             if parts.quotas.loaded:  # until then, the limit of an unknown quota may be that of a stored one
-                self._quota_limits.execute(snapshot)
+                await self._quota_limits.execute(snapshot)
             self._admissions.execute(snapshot)
             self._leaks.consider(tick.frame)
 
