@@ -57,12 +57,15 @@ class RunningDaemon:
         verb: str = "serve",
         around: Sequence[str] = (),
         python: str = sys.executable,
+        url: str = "",
     ):
-        """``around`` is a command that runs the daemon's command; ``python`` is the interpreter of the daemon."""
+        """``around`` is a command that runs the daemon's command; ``python`` is the interpreter of the daemon. ``url``
+        is that of a previous daemon, whose port this one uses.
+        """
         self.directory = directory
         directory.mkdir(mode=0o755, exist_ok=True)
         self.socket = directory / "agent.sock"
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = url or f"http://127.0.0.1:{free_port()}"
         self.log = directory / "log"
         command = [*around, python, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
         command += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]

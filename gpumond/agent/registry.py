@@ -60,6 +60,8 @@ class AllocatorRegistry:
         self.refusals = 0
         """Number of commands that exceeded the rate or contained an unknown step."""
         self._limits: dict[tuple[str, str], PoolLimit] = {}
+        self._own_limits: dict[tuple[str, str], int] = {}
+        """Those that no quota requires, by allocator and device. A quota may have lowered them."""
 
     def adapters(self) -> list[AllocatorAdapter]:
         """Search for libraries that the program has imported since, and return all adapters."""
@@ -141,15 +143,32 @@ class AllocatorRegistry:
         return tuple(self._limits.values())
 
     def note_limits(self, applied: Sequence[AppliedLimit], quota: str) -> None:
-        """Remember the limits that were applied, for `limits`."""
-        known = dict(self._limits)
+        """Remember the limits that were applied, for `limits` and `own_limits`."""
+        known, own = dict(self._limits), dict(self._own_limits)
         for one in applied:
             if one.applied and one.device_uuid is not None:
-                known.pop((one.allocator, one.device_uuid), None)
+                pool = one.allocator, one.device_uuid
+                known.pop(pool, None)
+                if not quota:
+                    own.pop(pool, None)
                 if one.limit_bytes is not None:
-                    limit = PoolLimit(one.allocator, one.device_uuid, one.limit_bytes, quota)
-                    known[one.allocator, one.device_uuid] = limit
-        self._limits = known
+                    known[pool] = PoolLimit(one.allocator, one.device_uuid, one.limit_bytes, quota)
+                    if not quota:
+                        own[pool] = one.limit_bytes
+        self._limits, self._own_limits = known, own
+
+    def own_limits(self, adapter: AllocatorAdapter) -> dict[str, int]:
+        """Return the lowest limit of the program itself on each device, whichever function has set it."""
+        found: dict[str, int] = {}
+        if isinstance(adapter, Limitable):
+            try:
+                found |= adapter.own_limits()
+            except Exception:  # an error of the library, or a refusal, which the limit itself will state
+                pass
+        for (allocator, uuid), size in self._own_limits.items():
+            if allocator == adapter.name:
+                found[uuid] = min(size, found.get(uuid, size))
+        return found
 
     def _hook_bytes(self, adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> int | None:
         """Return the adapter's part, by live bytes, of the bytes that the hooks will free; None if unknown."""
@@ -254,16 +273,33 @@ def apply_limit(limit_bytes: int | None, device: str | int | None, quota: str = 
     """Set a soft quota at each allocator, and return the results. Never raises.
 
     Above it, allocators flush, then raise their out-of-memory error, as if the device were smaller. It applies to this
-    process only, and frees nothing by itself.
+    process only, and frees nothing by itself. ``quota``: the quota that requires the limit, or, without
+    ``limit_bytes``, whose limit is removed. The program's own limit remains if it is lower.
     """
-    applied = tuple(one for adapter in REGISTRY.adapters() for one in _apply_limit(adapter, limit_bytes, device))
-    REGISTRY.note_limits(applied, quota)
-    return applied
+    return tuple(one for adapter in REGISTRY.adapters() for one in _apply_limit(adapter, limit_bytes, device, quota))
 
 
 def _apply_limit(
-    adapter: AllocatorAdapter, limit_bytes: int | None, device: str | int | None
+    adapter: AllocatorAdapter, limit_bytes: int | None, device: str | int | None, quota: str
 ) -> Sequence[AppliedLimit]:
+    own = REGISTRY.own_limits(adapter) if quota else {}
+    lower = {
+        uuid: size
+        for uuid, size in own.items()
+        if device in (None, uuid) and (limit_bytes is None or size < limit_bytes)
+    }
+    devices: list[str | int | None] = [device]
+    if lower:
+        devices = [uuid for uuid in {pool.device_uuid: None for pool in _read(adapter)} if uuid not in lower]
+    kept = [one for uuid, size in lower.items() for one in _limited(adapter, size, uuid)]
+    changed = [one for each in devices for one in _limited(adapter, limit_bytes, each)]
+    REGISTRY.note_limits(kept, "")
+    REGISTRY.note_limits(changed, quota)
+    return kept + changed
+
+
+def _limited(adapter: AllocatorAdapter, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
+    """Limit one allocator on one device, or on all devices (None)."""
     name, uuid = adapter.name, device if isinstance(device, str) else None
     if not isinstance(adapter, Limitable):
         return (AppliedLimit(name, uuid, limit_bytes, False, f"{name} cannot be limited at run time"),)

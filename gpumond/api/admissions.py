@@ -15,7 +15,7 @@ from gpumond.api.view import view_of
 from gpumond.flush.admissions import Admission, PlannedFlush
 from gpumond.model.device_names import device_named
 from gpumond.model.frame import Frame
-from gpumond.model.snapshot import DeviceReading
+from gpumond.model.snapshot import STARTING, DeviceReading
 from gpumond.model.units import human
 from gpumond.protocol.text import Encodable
 
@@ -88,6 +88,7 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
         pid=body.pid,
         wait=body.wait,
     )
+    await view.admissions.keep()
     return _json(admission)
 
 
@@ -95,12 +96,14 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     "/admissions/{id}",
     summary="Keep the place of a request, and return its state",
     dependencies=CHANGES,
-    **examples.described(Admission, EXAMPLE, 401, 403, 404, 422, 503),
+    **examples.described(Admission, EXAMPLE, 401, 403, 404, 422),
 )
 async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
     """404: the request was not renewed in time, belongs to another user, or its program has allocated the memory."""
     view = view_of(request)
-    return _json(view.admissions.renew(_frame(view.frame).snapshot, id, caller.name))
+    admission = view.admissions.renew(view.frame.snapshot if view.frame else None, id, caller.name)
+    await view.admissions.keep()
+    return _json(admission)
 
 
 @router.delete(
@@ -112,12 +115,14 @@ async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush
     responses=responses(401, 403, 404, 422),
 )
 async def withdraw(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
-    view_of(request).admissions.cancel(id, caller.name)
+    admissions = view_of(request).admissions
+    admissions.cancel(id, caller.name)
+    await admissions.keep()
     return Response(status_code=204)
 
 
 def _frame(frame: Frame | None) -> Frame:
-    if frame is None:
+    if frame is None or (not frame.snapshot.devices and frame.snapshot.source.reason == STARTING):
         raise HTTPException(503, "the first reading is in progress; retry in a second")
     return frame
 

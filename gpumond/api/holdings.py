@@ -21,6 +21,7 @@ class ProcessHolding:
 
     `unmapped_bytes` are counted by allocators while their pages are released (sleep mode); they are not part of
     `used_bytes`. `limit_bytes` is the limit of its allocators, `quota` what its quotas require.
+    `reserve_shortage_bytes` is the part of its reserve that it does not use and that is not free.
     """
 
     device_uuid: str
@@ -51,6 +52,7 @@ class ProcessHolding:
     unmapped_bytes: int | None
     limit_bytes: int | None
     quota: EffectiveQuota | None
+    reserve_shortage_bytes: int | None
 
 
 def holdings(frame: Frame) -> Iterator[ProcessHolding]:
@@ -109,6 +111,7 @@ def _holding(
         unmapped_bytes=unmapped_by_device(report.pools).get(device_uuid) if report else None,
         limit_bytes=snapshot.limits.get((device_uuid, process.key)),
         quota=snapshot.quotas_by_process.get(process.key),
+        reserve_shortage_bytes=snapshot.reserve_shortages.get((device_uuid, process.key)),
     )
 
 

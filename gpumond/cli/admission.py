@@ -18,8 +18,8 @@ from gpumond.model.units import human
 NO_ROOM = 75
 """Exit code for a program that was not started because its memory is not available (EX_TEMPFAIL of sysexits.h)."""
 POLL_SECONDS = 1.0
-LOST, UNREACHABLE = 404, 0
-"""Status of a request that the daemon does not know any more, and without a response."""
+LOST, UNREACHABLE, STARTING = 404, 0, 503
+"""Status of a request that the daemon does not know any more, without a response, and before its first reading."""
 
 ROUTE = "/api/v1/admissions"
 
@@ -74,17 +74,22 @@ def admitted(url: str, need_bytes: int, device: str | None, seconds: float) -> I
 
 
 def _renewed(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keep the place of a request. A daemon that was restarted gets a new request; one that is stopped is awaited."""
+    """Keep the place of a request. A daemon that lost it gets a new one; one that is stopped or starts is awaited."""
     try:
         renewed: Mapping[str, Any] = client.put(url, f"{ROUTE}/{answer['id']}", None)
         return renewed
     except DaemonError as error:
-        if error.status == UNREACHABLE:
+        if error.status in (UNREACHABLE, STARTING):
             return answer
         if error.status != LOST:
             raise
-    again: Mapping[str, Any] = client.post(url, ROUTE, body, 30.0)
-    return again
+    try:
+        again: Mapping[str, Any] = client.post(url, ROUTE, body, 30.0)
+        return again
+    except DaemonError as error:
+        if error.status not in (UNREACHABLE, STARTING):
+            raise
+        return answer
 
 
 def explained(answer: Mapping[str, Any]) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import glob
+import grp
 import os
 import platform
+import pwd
 import resource
 import socket
+import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from typing import Any, Literal
@@ -113,15 +116,36 @@ def device_nodes(dev: str) -> Iterator[Finding]:
     nodes = sorted(glob.glob(f"{dev}/nvidia*"))
     closed = [node for node in nodes if os.path.exists(node) and not os.path.isdir(node) and not _opens(node)]
     if closed:
-        yield Finding(
-            "device nodes",
-            "bad",
-            f"not accessible: {', '.join(closed)}",
-            "add this user to the group that owns them; in a container after `systemctl daemon-reload`: "
-            "create the container again, or use CDI",
-        )
+        status = os.stat(closed[0])
+        group, mode = _name(grp.getgrgid, status.st_gid), stat.S_IMODE(status.st_mode)
+        member = status.st_gid in (os.getegid(), *os.getgroups())
+        advice = access_remedy(mode, group, member, _name(pwd.getpwuid, os.geteuid()))
+        yield Finding("device nodes", "bad", f"not accessible: {', '.join(closed)} (group {group}, {mode:04o})", advice)
     elif nodes:
         yield Finding("device nodes", "good", f"{len(nodes)} below {dev}, all accessible")
+
+
+def access_remedy(mode: int, group: str, is_member: bool, user: str) -> str:
+    """Return how a user gains access to device nodes of this mode and group."""
+    if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and is_member):
+        return (
+            "their mode allows access, so the device rules of the container or unit refuse it: create the container "
+            "again (`systemctl daemon-reload` removes its rules) or use CDI; restart the unit"
+        )
+    if mode & 0o060 == 0o060 and group not in ("root", "0"):
+        return f"usermod -aG {group} {user}, then log in again or restart the service"
+    return (
+        "set the option NVreg_DeviceFileMode=0666 of the module nvidia in /etc/modprobe.d, and load the module again; "
+        "or run this command as root"
+    )
+
+
+def _name(entry: Callable[[int], Sequence[Any]], number: int) -> str:
+    """Return the name of a user or group, or its number if it has no name here."""
+    try:
+        return str(entry(number)[0])
+    except KeyError:
+        return str(number)
 
 
 def pid_namespace(proc: str) -> Finding:

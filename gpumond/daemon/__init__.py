@@ -75,7 +75,8 @@ class Daemon:
             self._requests.flush,
             lambda: parts.settings.lending,
             find_process,
-            lambda: edges.clock.monotonic() - parts.began,
+            edges.clock.monotonic,
+            parts.store.admission_rows,
         )
         self.hook = AlertmanagerHook(
             self._requests.flush,
@@ -145,8 +146,9 @@ class Daemon:
         try:
             parts.flusher.receipts.extend(await parts.store.receipts())
             await self._ticker.load_rules()
+            await self._ticker.load_admissions()
         except StoreUnavailable:
-            pass  # the store has logged it; the rules are loaded when it can be read
+            pass  # the store has logged it; they are loaded when it can be read
 
     async def _close_history(self) -> None:
         await self._history_persistence.close(self.history)

@@ -121,7 +121,7 @@ class AgentCommands:
     async def set_limit(self, due: DueLimit) -> AgentResponse | None:
         """Set or remove the limit of a quota; None if the program did not answer. Raises StoreUnavailable."""
         ask = AgentRequest(uuid.uuid4().hex, "limit", due.limit_bytes, quota=due.quota)
-        return await self._send(due.report, ask, f"quota:{due.quota}" if due.quota else "quota")
+        return await self._send(due.report, ask, "quota" if due.limit_bytes is None else f"quota:{due.quota}")
 
     async def request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end, and return the reason if it was not asked. Raises StoreUnavailable."""

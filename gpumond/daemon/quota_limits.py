@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from gpumond.api.rate_limits import TokenBucket
-from gpumond.engine.quotas import DueLimit, SentLimit, answered, due_limits
+from gpumond.engine.quotas import DueLimit, SentLimit, answered, finding_due_limits
 from gpumond.errors import StoreUnavailable
+from gpumond.host.event_loop import in_slices
 from gpumond.model.process import ProcessKey
+from gpumond.model.program import AppliedLimit
 from gpumond.model.snapshot import Snapshot
 from gpumond.model.units import HOUR_SECONDS
 from gpumond.protocol.messages import AgentResponse
@@ -26,13 +28,16 @@ class QuotaLimits:
     def __init__(self, set_limit: Callable[[DueLimit], Awaitable[AgentResponse | None]]) -> None:
         self._set_limit = set_limit
         self._sent: dict[ProcessKey, SentLimit] = {}
+        self._answers: list[tuple[DueLimit, Sequence[AppliedLimit]]] = []
+        """Answers since the last decision. They are noted before the next one, since others are awaited during it."""
         self._places: defaultdict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PROGRAMS_AT_ONCE))
         self._rate = TokenBucket(SENT_PER_HOUR, HOUR_SECONDS)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def execute(self, snapshot: Snapshot) -> None:
+    async def execute(self, snapshot: Snapshot) -> None:
         """Start to set the limits that are due; waits for none of them."""
-        due, self._sent = due_limits(snapshot, self._sent)
+        self._note_answers()
+        due, self._sent = await in_slices(finding_due_limits(snapshot, self._sent))
         for each in due:
             user, now = str(each.report.uid), snapshot.elapsed_seconds
             if self._rate.wait(user, now) > 0:
@@ -53,6 +58,12 @@ class QuotaLimits:
                 answer = await self._set_limit(due)
             except StoreUnavailable:
                 return  # the store has logged it; the limit is due again later
-        sent = self._sent.get(due.report.key)
-        if answer is not None and sent is not None and (sent.limit_bytes, sent.quota) == (due.limit_bytes, due.quota):
-            self._sent[due.report.key] = answered(sent, answer.limits)
+        if answer is not None:
+            self._answers.append((due, answer.limits))
+
+    def _note_answers(self) -> None:
+        for due, limits in self._answers:
+            sent = self._sent.get(due.report.key)
+            if sent is not None and (sent.limit_bytes, sent.quota) == (due.limit_bytes, due.quota):
+                self._sent[due.report.key] = answered(sent, limits)
+        self._answers.clear()

@@ -59,7 +59,7 @@ class Ticker:
             parts.current.swap(frame, pages)
             self._dispatcher.execute(dispatch)
             if parts.quotas.loaded:  # until then, the limit of an unknown quota may be that of a stored one
-                self._quota_limits.execute(snapshot)
+                await self._quota_limits.execute(snapshot)
             self._admissions.execute(snapshot)
             self._leaks.consider(tick.frame)
 
@@ -117,6 +117,8 @@ class Ticker:
                     await self.load_silences()
                 if parts.store.writable and not (parts.rulebook.loaded and parts.quotas.loaded):
                     await self.load_rules()
+                if parts.store.writable and not self._admissions.loaded:
+                    await self.load_admissions()
                 await self.tick()
             except Exception:
                 log.exception("a tick failed; the previous frame remains")
@@ -139,6 +141,10 @@ class Ticker:
         """Load the rules and quotas of the store. Logs each that is skipped; raises StoreUnavailable."""
         for table, registry in (("rules", self._parts.rulebook), ("quotas", self._parts.quotas)):
             await self._load(table, registry.load)
+
+    async def load_admissions(self) -> None:
+        """Load the requests for memory of the store. Raises StoreUnavailable."""
+        await self._load("admissions", self._admissions.load)
 
     async def load_silences(self) -> None:
         """Load the silences of the store. Logs each one that is skipped; raises StoreUnavailable."""

@@ -12,7 +12,7 @@ from gpumond.diagnosis.idle import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak
 from gpumond.diagnosis.leak_fit import fit
 from gpumond.diagnosis.leak_pattern import form as form_of
-from gpumond.diagnosis.leak_search import allocation_growth, follow, search, watch_growth
+from gpumond.diagnosis.leak_search import allocation_growth, follow, held_growth, search, watch_growth
 from gpumond.diagnosis.plateaus import REST_MINUTES
 from gpumond.diagnosis.shapes import Shape, shape
 from gpumond.diagnosis.tracked_series import Evidence, TrackedSeries
@@ -181,6 +181,7 @@ class Classifier:
         ]
         if leak.what == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
+        evidence += held_growth(tracked, leak.what, leak.tier, leak.onset)
         evidence += allocations.evidence if allocations else []
         summary = messages.leak(
             who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE, allocations

@@ -7,7 +7,7 @@ from gpumond.diagnosis.growth import Growth
 from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase
 from gpumond.diagnosis.live_allocations import AllocationGrowth
 from gpumond.diagnosis.tracked_series import TrackedSeries
-from gpumond.history import LIVE, History
+from gpumond.history import HELD, LIVE, History
 from gpumond.history.series import FIVE_MINUTES, MIN
 from gpumond.model.frame import Verdict
 
@@ -92,6 +92,18 @@ def allocation_growth(tracked: TrackedSeries, what: int, pace: float) -> Allocat
     return tracked.allocations.growth(at, live, pace)
 
 
+def held_growth(tracked: TrackedSeries, what: int, tier: int, onset: float) -> list[tuple[str, float]]:
+    """Return the growth of the held bytes since the onset of a growth of live bytes, as evidence, if it is known.
+
+    It is that of the live bytes if the pools grow with them, and smaller while the memory comes from their cache.
+    """
+    if what != LIVE:
+        return []
+    blocks = zip(tracked.series.times(tier), tracked.series.column(tier, HELD), strict=True)
+    held = [value for at, value in blocks if at >= onset and value == value]
+    return [("held_growth_bytes", held[-1] - held[0])] if len(held) > 1 else []
+
+
 def _growing(
     tracked: TrackedSeries, found: Growth, label: str, since: float, room: float | None, pace: float
 ) -> Verdict:
@@ -103,6 +115,7 @@ def _growing(
     ]
     if found.bytes_a_step is not None:
         evidence.append(("kept_bytes_per_step", found.bytes_a_step))
+    evidence += held_growth(tracked, tracked.main, growth.BLOCK, found.onset)
     allocations = allocation_growth(tracked, tracked.main, pace)
     evidence += allocations.evidence if allocations else []
     who = messages.program(tracked.name, tracked.pid, label)

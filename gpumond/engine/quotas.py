@@ -27,9 +27,10 @@ def assigning(
     reported = {report.key: report for report in reports}
     found: list[ProcessQuota] = []
     for number, key in enumerate({**listed, **reported}):
-        if number % PROCESSES_AT_ONCE == PROCESSES_AT_ONCE - 1:
+        owner = _owner(listed.get(key), reported.get(key))
+        if number % PROCESSES_AT_ONCE == PROCESSES_AT_ONCE - 1 or not table.knows(owner):
             yield
-        quota = table.of(_owner(listed.get(key), reported.get(key)))
+        quota = table.of(owner)
         if quota is not NO_QUOTA:
             found.append(ProcessQuota(pid=key.pid, start_ticks=key.start_ticks, quota=quota))
     return tuple(found)
@@ -68,26 +69,30 @@ Sent = Mapping[ProcessKey, SentLimit]
 
 @dataclass(frozen=True, slots=True)
 class DueLimit:
-    """A limit to be set in a program; ``limit_bytes`` None removes the limit of a quota."""
+    """A limit to be set in a program. ``limit_bytes`` None removes the limit that the quota has set."""
 
     report: AgentReport
     limit_bytes: int | None
     quota: str
 
 
-def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[ProcessKey, SentLimit]]:
+def finding_due_limits(snapshot: Snapshot, sent: Sent) -> Steps[tuple[list[DueLimit], dict[ProcessKey, SentLimit]]]:
     """Return the limits that are due now, and what will have been sent then.
 
     A lower limit that the program or an administrator has set remains.
     """
     due: list[DueLimit] = []
     known = {report.key: sent[report.key] for report in snapshot.reports if report.key in sent}
-    for report in snapshot.reports:
-        pools = frozenset((pool.allocator, pool.device_uuid) for pool in report.pools)
-        if not report.allows_limit or not pools:
+    for number, report in enumerate(snapshot.reports):
+        if number % PROCESSES_AT_ONCE == PROCESSES_AT_ONCE - 1:
+            yield
+        if not report.allows_limit or not report.pools:
             continue
         quota = snapshot.quotas_by_process.get(report.key, NO_QUOTA)
         before = known.get(report.key)
+        if before is None and quota.limit_bytes is None and not report.limits:
+            continue
+        pools = frozenset((pool.allocator, pool.device_uuid) for pool in report.pools)
         required = SentLimit(limit_bytes=quota.limit_bytes, quota=quota.limit_quota, pools=pools)
         if before is not None and not before.repeats(required):
             before = None
@@ -99,9 +104,14 @@ def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[Pro
             continue
         failures = before.failures + 1 if before else 0
         again_at = snapshot.elapsed_seconds + min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures, 10))
-        due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota))
+        due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota or _quota_of(report)))
         known[report.key] = replace(before or required, again_at=again_at, failures=failures)
     return due, known
+
+
+def _quota_of(report: AgentReport) -> str:
+    """Return the quota that has set a limit in the program."""
+    return next((limit.quota for limit in report.limits if limit.quota), "")
 
 
 def answered(sent: SentLimit, answer: Sequence[AppliedLimit]) -> SentLimit:

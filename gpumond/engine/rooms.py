@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -32,7 +31,7 @@ def allocated(snapshot: Snapshot, started: Mapping[str, Started]) -> dict[str, i
     for name, own in started.items():
         device = snapshot.device(own.device_uuid)
         keys = members(snapshot, name, own)
-        sizes = [used(device, key, snapshot) for key in keys] if device else []
+        sizes = [snapshot.used_by(key, device) for key in keys] if device else []
         if known := [size for size in sizes if size is not None]:
             found[name] = sum(known)
     return found
@@ -44,66 +43,45 @@ def members(snapshot: Snapshot, name: str, own: Started) -> set[ProcessKey]:
     return named | ({own.process} if own.process else set())
 
 
-def used(device: DeviceReading, key: ProcessKey, snapshot: Snapshot) -> int | None:
-    """Return the driver's count for a process, else the bytes that its allocators hold; None if it holds none."""
-    process = device.processes_by_key.get(key)
-    if process is not None and process.used_bytes is not None:
-        return process.used_bytes
-    report = snapshot.reports_by_process.get(key)
-    held = [pool.held_bytes for pool in report.pools if _own(pool.device_uuid, device, pool.inside)] if report else []
-    return sum(held) if held else None
-
-
-def rooms(snapshot: Snapshot, started: Mapping[str, Started], lending: Lending) -> list[Room]:
-    """Return the memory of each device. The memory of a device without a current reading is unknown."""
+def rooms(
+    snapshot: Snapshot, started: Mapping[str, Started], lending: Lending, devices: Sequence[DeviceReading] | None = None
+) -> list[Room]:
+    """Return the memory of each device, or of ``devices``. Without a current reading, the memory is unknown."""
     granted = {
         (own.device_uuid, key): own.need_bytes for name, own in started.items() for key in members(snapshot, name, own)
     }
-    reports: defaultdict[str, list[AgentReport]] = defaultdict(list)
-    for report in snapshot.reports if lending != "off" else ():
-        if report.flush_policy != "never":
-            for uuid in {pool.device_uuid for pool in report.pools}:
-                reports[uuid].append(report)
-    return [_room(device, snapshot, granted, lending, reports[device.uuid]) for device in snapshot.devices]
+    return [_room(each, snapshot, granted, lending) for each in (snapshot.devices if devices is None else devices)]
 
 
 def _room(
-    device: DeviceReading,
-    snapshot: Snapshot,
-    granted: Mapping[tuple[str, ProcessKey], int],
-    lending: Lending,
-    reports: Sequence[AgentReport],
+    device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], lending: Lending
 ) -> Room:
     reserved, holders = 0, set[int]()
-    for key, quota in snapshot.quotas_by_process.items():
-        held = used(device, key, snapshot) if quota.reserve_bytes is not None else None
-        if held is not None and quota.reserve_bytes is not None:
-            unused = quota.reserve_bytes - max(held, granted.get((device.uuid, key), 0))
-            if unused > 0:
-                reserved += unused
-                holders |= _uids(device, key, snapshot)
+    for key, unused in snapshot.unused_reserves.get(device.uuid, {}).items():
+        reserve = snapshot.quotas_by_process[key].reserve_bytes or 0
+        ungranted = min(unused, reserve - granted.get((device.uuid, key), 0))
+        if ungranted > 0:
+            reserved += ungranted
+            holders |= _uids(device, key, snapshot)
     return Room(
         uuid=device.uuid,
         size_bytes=device.size_bytes,
-        free_bytes=_free(device),
+        free_bytes=device.current_free_bytes,
         reserved_bytes=reserved,
         lenders=None if lending == "all" else frozenset(holders),
-        neighbours=tuple(_neighbours(device, snapshot, granted, reports)),
+        neighbours=() if lending == "off" else tuple(_neighbours(device, snapshot, granted)),
     )
 
 
 def _neighbours(
-    device: DeviceReading,
-    snapshot: Snapshot,
-    granted: Mapping[tuple[str, ProcessKey], int],
-    reports: Sequence[AgentReport],
+    device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int]
 ) -> Iterator[Neighbour]:
-    for report in reports:
-        if (device.uuid, report.key) in granted:
+    for report in snapshot.reports_by_device.get(device.uuid, ()):
+        if report.flush_policy == "never" or (device.uuid, report.key) in granted:
             continue
-        pools = [pool for pool in report.pools if _own(pool.device_uuid, device, pool.inside)]
+        pools = [pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None]
         reserve = snapshot.quotas_by_process.get(report.key, NO_QUOTA).reserve_bytes or 0
-        held = used(device, report.key, snapshot) or 0
+        held = snapshot.used_by(report.key, device) or 0
         reclaimable = min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
         if reclaimable > 0:
             yield _neighbour(device, report, reclaimable, sum(pool.thrashes for pool in pools))
@@ -119,20 +97,6 @@ def _neighbour(device: DeviceReading, report: AgentReport, reclaimable: int, thr
         idle_seconds=process.idle_seconds if process else None,
         thrashes=thrashes,
     )
-
-
-def _own(device_uuid: str, device: DeviceReading, inside: str | None) -> bool:
-    return device_uuid == device.uuid and inside is None
-
-
-def _free(device: DeviceReading) -> int | None:
-    if device.missed or not device.up:
-        return None
-    if device.free_bytes is not None:
-        return device.free_bytes
-    if device.size_bytes is None or device.used_bytes is None:
-        return None
-    return max(0, device.size_bytes - device.used_bytes)
 
 
 def _uids(device: DeviceReading, key: ProcessKey, snapshot: Snapshot) -> set[int]:

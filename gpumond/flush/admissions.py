@@ -1,6 +1,6 @@
 """Requests for device memory: who waits, who was granted, and the flushes that make room.
 
-``engine.admission`` decides; this module keeps the queue and carries out its plans. The queue is in memory only.
+``engine.admission`` decides; this module keeps the queue, also in the store, and carries out its plans.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
-from gpumond.engine.admission import Decision, Plan, Queue, WaitingRequest, available_bytes, decide, plan
+from gpumond.engine.admission import Decision, Grant, Plan, Queue, WaitingRequest, available_bytes, decide, plan
 from gpumond.engine.rooms import Lending, Started, allocated, rooms
 from gpumond.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.flush import FlushOutcome, FlushRequest, Target
+from gpumond.model.persisted import KeptAdmission
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import DeviceReading, Snapshot
 from gpumond.model.units import human
@@ -86,10 +87,18 @@ class _Pause:
     seconds: float = PAUSE_SECONDS
 
 
+class AdmissionStore(Protocol):
+    """Methods of the store that are used; each raises StoreUnavailable."""
+
+    async def admissions(self) -> list[KeptAdmission]: ...
+    async def keep_admissions(self, admissions: Sequence[KeptAdmission]) -> None: ...
+
+
 class Admissions:
     """Requests of one daemon. ``lending`` returns the current setting; ``find`` a process by its pid, with its uid.
 
-    ``clock`` returns the seconds that snapshots count from the start of the daemon.
+    ``clock`` returns seconds of the machine's monotonic clock, which continue when the daemon restarts. After a change,
+    call `keep` before the requester is answered.
     """
 
     def __init__(
@@ -98,14 +107,82 @@ class Admissions:
         lending: Callable[[], Lending],
         find: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],
+        store: AdmissionStore,
     ) -> None:
         self._flush, self._lending, self._find, self._clock = flush, lending, find, clock
+        self._store = store
+        self.loaded = False
+        self._writing = asyncio.Lock()
+        self._kept: Queue | None = None
+        """The queue that the store contains; None if that is unknown."""
+        self._keeping: asyncio.Task[None] | None = None
         self._queue = Queue()
         self._entries: dict[str, _Entry] = {}
         self._pauses: dict[str, _Pause] = {}
         self._lent_to: dict[str, str] = {}
         self._flushing: dict[str, asyncio.Task[None]] = {}
         self._decision = Decision(Queue())
+
+    async def load(self) -> list[str]:
+        """Restore the requests of the previous daemon, before those that were made since. Raises StoreUnavailable."""
+        now = self._clock()
+        entries: dict[str, _Entry] = {}
+        grants: list[Grant] = []
+        for each in await self._store.admissions():
+            process = None if each.pid is None else ProcessKey(each.pid, each.start_ticks)
+            request = WaitingRequest(
+                id=each.id,
+                device_uuid=each.device_uuid,
+                need_bytes=each.need_bytes,
+                grant_seconds=each.grant_seconds,
+                uid=each.uid,
+            )
+            entries[each.id] = _Entry(
+                owner=each.owner,
+                started=Started(process, each.program_uid, each.device_uuid, each.need_bytes),
+                request=request,
+                device_index=each.device_index,
+                leased_until=now + LEASE_SECONDS,
+                granted=each.deadline is not None,
+            )
+            if each.deadline is not None:  # of another clock, if the machine was started again
+                deadline = min(each.deadline, now + each.grant_seconds)
+                grants.append(Grant(each.id, each.device_uuid, each.need_bytes, deadline))
+        waiting = tuple(entry.request for entry in entries.values() if not entry.granted)
+        self._entries = entries | self._entries
+        self._queue = Queue((*waiting, *self._queue.waiting), (*grants, *self._queue.grants))
+        self.loaded = True
+        return []
+
+    async def keep(self) -> None:
+        """Store the requests if they have changed. Without a store that can be written, they are in memory only."""
+        async with self._writing:
+            queue = self._queue
+            if self.loaded and queue != self._kept:
+                try:
+                    await self._store.keep_admissions(self._requests())
+                except StoreUnavailable:
+                    return  # the store has logged it; the next tick tries again
+                self._kept = queue
+
+    def _requests(self) -> tuple[KeptAdmission, ...]:
+        deadlines = {grant.id: grant.deadline for grant in self._queue.grants}
+        return tuple(
+            KeptAdmission(
+                id=name,
+                owner=entry.owner,
+                device_uuid=entry.request.device_uuid,
+                device_index=entry.device_index,
+                need_bytes=entry.request.need_bytes,
+                grant_seconds=entry.request.grant_seconds,
+                uid=entry.request.uid,
+                pid=entry.started.process.pid if entry.started.process else None,
+                start_ticks=entry.started.process.start_ticks if entry.started.process else None,
+                program_uid=entry.started.uid,
+                deadline=deadlines.get(name),
+            )
+            for name, entry in self._entries.items()
+        )
 
     def request(
         self,
@@ -152,8 +229,11 @@ class Admissions:
             return replace(answer, state="refused")
         return answer
 
-    def renew(self, snapshot: Snapshot, name: str, owner: str) -> Admission:
-        """Keep the place of a request, and return its state. Raises NoSuchAdmission."""
+    def renew(self, snapshot: Snapshot | None, name: str, owner: str) -> Admission:
+        """Keep the place of a request, and return its state, without a plan before the first snapshot.
+
+        Raises NoSuchAdmission.
+        """
         self._expire()
         entry = self._entry(name, owner)
         entry.leased_until = self._clock() + LEASE_SECONDS
@@ -166,22 +246,25 @@ class Admissions:
 
     def execute(self, snapshot: Snapshot) -> None:
         """Decide on a new snapshot, and start the flushes that are due; waits for none of them."""
-        if not self._entries and not any(each.quota.reserve_bytes for each in snapshot.quotas):
+        if self._entries or any(each.quota.reserve_bytes for each in snapshot.quotas):
+            self._expire()
+            self._decide(snapshot)
+            short = {self._device_of(key) for key in self._decision.plans}
+            self._pauses = {device: pause for device, pause in self._pauses.items() if device in short}
+            for key, found in self._decision.plans.items():
+                if found.flushes and (key not in self._entries or not found.missing_bytes):
+                    self._lend(key, found)
+        else:
             self._pauses.clear()
-            return
-        self._expire()
-        self._decide(snapshot)
-        short = {self._device_of(key) for key in self._decision.plans}
-        self._pauses = {device: pause for device, pause in self._pauses.items() if device in short}
-        for key, found in self._decision.plans.items():
-            if found.flushes and (key not in self._entries or not found.missing_bytes):
-                self._lend(key, found)
+        if self.loaded and self._queue != self._kept and (self._keeping is None or self._keeping.done()):
+            self._keeping = asyncio.create_task(self.keep())
 
     async def close(self) -> None:
         tasks = list(self._flushing.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.keep()
 
     def _decide(self, snapshot: Snapshot) -> None:
         started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
@@ -200,7 +283,7 @@ class Admissions:
         found = self._find(process.pid)
         return found is not None and found[0] == process
 
-    def _answer(self, snapshot: Snapshot, name: str, entry: _Entry) -> Admission:
+    def _answer(self, snapshot: Snapshot | None, name: str, entry: _Entry) -> Admission:
         device, index, need = entry.request.device_uuid, entry.device_index, entry.request.need_bytes
         if entry.granted:
             return Admission(id=name, state="granted", device_uuid=device, device_index=index, need_bytes=need)
@@ -226,14 +309,13 @@ class Admissions:
             ),
         )
 
-    def _plan_behind(self, snapshot: Snapshot, request: WaitingRequest, ahead: list[WaitingRequest]) -> Plan:
+    def _plan_behind(self, snapshot: Snapshot | None, request: WaitingRequest, ahead: list[WaitingRequest]) -> Plan:
         """Return the plan of a request behind others, whose memory counts as used."""
-        started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
-        room = next(
-            (each for each in rooms(snapshot, started, self._lending()) if each.uuid == request.device_uuid), None
-        )
-        if room is None:
+        device = snapshot.device(request.device_uuid) if snapshot else None
+        if snapshot is None or device is None:
             return Plan(None)
+        started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
+        (room,) = rooms(snapshot, started, self._lending(), (device,))
         available = available_bytes(room, self._queue.grants, allocated(snapshot, started))
         claimed = sum(each.need_bytes for each in ahead)
         return plan(room, request, None if available is None else available - claimed)

@@ -98,6 +98,15 @@ def _process_soft_limit(frame: Frame) -> Iterator[Row]:
                 yield (device.uuid, str(device.index), str(process.pid)), quotas[process.key].soft_bytes
 
 
+def _process_reserve_shortage(frame: Frame) -> Iterator[Row]:
+    shortages = frame.snapshot.reserve_shortages
+    for device in frame.snapshot.devices if shortages else ():
+        for process in top_processes(device)[0]:
+            if (device.uuid, process.key) in shortages:
+                row = device.uuid, str(device.index), str(process.pid)
+                yield row, shortages[device.uuid, process.key]
+
+
 def _process_info(frame: Frame) -> Iterator[Row]:
     reports = frame.snapshot.reports_by_process
     seen: set[int] = set()  # the label: several series for one pid would break joins
@@ -225,6 +234,15 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         "gpumond_process_memory_used_bytes; absent without a soft limit.",
         ("uuid", "gpu", "pid"),
         _process_soft_limit,
+    ),
+    Family(
+        "gpumond_process_reserve_shortage_bytes",
+        "gauge",
+        "Bytes of the reserve of the process's quotas that it does not use and that are not free on the device. "
+        "Exported for processes that have gpumond_process_memory_used_bytes; absent without a reserve, and while the "
+        "free memory is unknown.",
+        ("uuid", "gpu", "pid"),
+        _process_reserve_shortage,
     ),
     Family(
         "gpumond_process_utilization_ratio",

@@ -38,3 +38,25 @@ class Notice:
     seq: int
     kind: Kind
     alert: Alert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAdmission:
+    """One request for device memory.
+
+    ``uid``: the user whose programs may be flushed for it; None for all users. ``pid`` and ``start_ticks``: the process
+    that becomes the program, if it is known; ``program_uid``: its user. ``deadline``: the time at which the grant ends,
+    of the monotonic clock; None while the request waits.
+    """
+
+    id: str
+    owner: str
+    device_uuid: str
+    device_index: int
+    need_bytes: int
+    grant_seconds: float
+    uid: int | None
+    pid: int | None
+    start_ticks: int | None
+    program_uid: int | None
+    deadline: float | None

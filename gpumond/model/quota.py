@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 MAX_KNOWN_OWNERS = 4096
+MAX_COMPILED_PATTERNS = 8192
 
 
 class Owner(NamedTuple):
@@ -20,6 +21,10 @@ class Owner(NamedTuple):
     """Name and uid of its user."""
     container: str = ""
     namespace: str = ""
+
+    def attributes(self) -> tuple[tuple[str, ...], ...]:
+        """Return the texts of each attribute, in the order of `Quota.patterns`."""
+        return (self.workload,), self.users, (self.container,), (self.namespace,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +44,8 @@ class Quota:
     limit_bytes: int | None = None
     reserve_bytes: int | None = None
 
-    def matches(self, owner: Owner) -> bool:
-        return (
-            _matches(self.workload, (owner.workload,))
-            and _matches(self.user, owner.users)
-            and _matches(self.container, (owner.container,))
-            and _matches(self.namespace, (owner.namespace,))
-        )
+    def patterns(self) -> tuple[str | None, ...]:
+        return self.workload, self.user, self.container, self.namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,12 @@ class QuotaTable:
 
     def __init__(self, quotas: Sequence[Quota] = ()) -> None:
         self.quotas = tuple(quotas)
+        self._conditions = [(_conditions(quota), quota) for quota in self.quotas]
         self._known: dict[Owner, EffectiveQuota] = {}
+
+    def knows(self, owner: Owner) -> bool:
+        """Return True if `of` takes no time: it compares no pattern."""
+        return not self.quotas or owner in self._known
 
     def of(self, owner: Owner) -> EffectiveQuota:
         """Return the limits of one process, which are ``NO_QUOTA`` if no quota matches."""
@@ -80,7 +85,8 @@ class QuotaTable:
         if owner not in self._known:
             if len(self._known) >= MAX_KNOWN_OWNERS:
                 self._known.clear()
-            self._known[owner] = _effective([quota for quota in self.quotas if quota.matches(owner)])
+            texts = owner.attributes()
+            self._known[owner] = _effective([quota for every, quota in self._conditions if _all_match(every, texts)])
         return self._known[owner]
 
 
@@ -105,10 +111,19 @@ def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
     return NO_QUOTA if found == NO_QUOTA else found
 
 
-def _matches(pattern: str | None, values: Sequence[str]) -> bool:
-    return pattern is None or any(_compiled(pattern).match(value) for value in values)
+Conditions = tuple[tuple[int, re.Pattern[str]], ...]
 
 
-@lru_cache(maxsize=1024)
+def _conditions(quota: Quota) -> Conditions:
+    """Return the patterns of a quota, each with the index of its attribute. Any text matches ``*``."""
+    patterns = enumerate(quota.patterns())
+    return tuple((index, _compiled(pattern)) for index, pattern in patterns if pattern is not None and pattern != "*")
+
+
+def _all_match(conditions: Conditions, texts: Sequence[Sequence[str]]) -> bool:
+    return all(any(pattern.match(text) for text in texts[index]) for index, pattern in conditions)
+
+
+@lru_cache(maxsize=MAX_COMPILED_PATTERNS)
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern))

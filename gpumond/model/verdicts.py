@@ -122,13 +122,13 @@ KINDS = (
         name="growing",
         meaning="has grown in a straight line for two minutes, above all that the life used before; suspected only: a "
         "leak if it continues for 6 to 14 minutes; ends within four minutes of the growth's end",
-        evidence="slope, growth, bytes kept per step, growth of the number of live allocations",
+        evidence="slope, growth, bytes kept per step, growth of the held bytes and of the number of live allocations",
     ),
     VerdictKind(
         name="leak",
         meaning="grows without stopping; `form` is `linear`, `stairs` or `load-proportional`",
-        evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of the number of "
-        "live allocations",
+        evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of the held bytes "
+        "and of the number of live allocations",
         remedy="look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), and "
         "restart the program",
     ),

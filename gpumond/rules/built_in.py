@@ -113,6 +113,16 @@ BUILT_IN: tuple[Rule, ...] = (
         above=0,
     ),
     _rule(
+        "reserve-unavailable",
+        "process",
+        "reserve_shortage_bytes",
+        "warning",
+        "{comm} (pid {pid}, workload {workload}) on GPU {gpu} uses {used} of its reserve of {reserve} (quota "
+        "{reserve_quota}), and {value} of the rest are not available; gpumond status lists the programs that use them",
+        above=0,
+        for_seconds=60,
+    ),
+    _rule(
         "device-lost",
         "device",
         "up",

@@ -1,5 +1,5 @@
 """Persistent state: rules and overrides, silences, audit log, receipts, past and active alerts, undelivered
-notifications, history, baselines.
+notifications, requests for memory, history, baselines.
 
 SQLite in WAL mode with synchronous=FULL: an acknowledged change is on the disk. One thread writes, so that the event
 loop waits for no disk. A store that cannot commit reports it (``writable``, ``trouble``), rejects changes, and tries
@@ -29,6 +29,7 @@ from gpumond.model.pools import Receipt
 from gpumond.model.silences import Silence
 from gpumond.model.snapshot import Fault
 from gpumond.store import audit_ends, audit_table, baseline_table, rows as decode, rule_table, silence_table
+from gpumond.store.admission_rows import AdmissionRows
 from gpumond.store.audit_chain import AuditEntry, canonical
 from gpumond.store.audit_table import verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
@@ -74,6 +75,7 @@ class Store:
         self._database = Database(path, self._opened, self._replaced, audit_table.newest_ends)
         self._rows = Rows()
         self.quota_rows = QuotaRows(self._run, self._record, self._rows)
+        self.admission_rows = AdmissionRows(self._run, self._rows)
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:

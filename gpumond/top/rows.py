@@ -236,6 +236,8 @@ def _facts(
     yield "busy", None if process["utilization_ratio"] is None else f"{process['utilization_ratio']:.0%}"
     yield "limit", None if process.get("limit_bytes") is None else human(process["limit_bytes"])
     yield "quota", quota_sentence(process.get("quota"))
+    shortage = process.get("reserve_shortage_bytes")
+    yield "reserve", f"{human(shortage)} not available" if shortage else None
     yield "idle for", duration(process["idle_seconds"]) if process["idle_seconds"] else None
     if report:
         yield "frameworks", ", ".join(report["frameworks"])

@@ -1,4 +1,4 @@
-"""Processes that hold device memory without using it, and the remedy for each..
+"""Processes that hold device memory without using it, and the remedy for each.
 
 gpumond ends no process; that is the operator's decision. Kinds in ``LIKELY_MEANT`` may be intended.
 """

@@ -168,3 +168,23 @@ print(gpumond.agent.flush(["plans"])[0].reason, cleared)
 """
     assert run(f"{code}", library, "c-")[:1] == ["[('plans', '3 cuFFT plans')] ['MainThread'] refused ['MainThread']"]
     assert run(code, library, "c-")[1].startswith("plans refused: a captured CUDA graph may use a cuFFT plan")
+
+
+def test_limit_of_a_quota_raises_no_lower_limit_of_the_program(library: Path) -> None:
+    code = f"""{PROGRAM}
+from gpumond.agent.registry import REGISTRY, apply_limit
+cupy.cuda.runtime.setDevice(1)
+pool.chunks = {{1: [5, 30, 7]}}
+pool.set_limit(size=100)
+for arguments in ((80, None, "team"), (200, None, "team"), (None, None, "team")):
+    (applied,) = apply_limit(*arguments)
+    print(pool.limits, [(each.limit_bytes, each.quota) for each in REGISTRY.limits()])
+gpumond.agent.limit(None)
+print(pool.limits, REGISTRY.limits())
+"""
+    assert run(code, library, "---") == [
+        "{1: 80} [(80, 'team')]",
+        "{1: 100} [(100, '')]",
+        "{1: 100} [(100, '')]",
+        "{1: 100} ()",
+    ]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gpumond import agent
+from gpumond.agent.registry import REGISTRY, apply_limit
 from gpumond.model.program import AppliedLimit
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
@@ -72,6 +73,38 @@ def test_torch_is_limited_on_devices_with_a_context_and_keeps_its_current_device
 def test_torch_regains_the_programs_fraction_without_a_limit():
     out = in_torch("agent.limit(20 * GIB); agent.limit(30 * GIB, 0); agent.limit(None); print(fractions)")
     assert out == "{0: 0.9, 1: 1.0, 2: 1.0}\n"
+
+
+def test_quota_raises_no_lower_fraction_of_the_program():
+    out = in_torch("""
+from gpumond.agent.registry import REGISTRY, apply_limit
+for size in (76, 60, None):
+    apply_limit(size and size * GIB, None, "team")
+    print(fractions, [(each.limit_bytes // GIB, each.quota) for each in REGISTRY.limits()])
+""")
+    assert out.splitlines() == [
+        "{0: 0.9, 1: 1.0, 2: 0.95} [(72, ''), (76, 'team')]",
+        "{0: 0.75, 1: 1.0, 2: 0.75} [(60, 'team'), (60, 'team')]",
+        "{0: 0.9, 1: 1.0, 2: 1.0} [(72, '')]",
+    ]
+
+
+def test_own_limit_applies_below_and_after_a_quota(allocator: CachingAllocator):
+    def limits() -> tuple[int | None, list[tuple[int, str]]]:
+        return allocator.limit_bytes, [(each.limit_bytes, each.quota) for each in REGISTRY.limits()]
+
+    agent.limit(200 * MIB)
+    apply_limit(300 * MIB, None, "team")
+    assert limits() == (200 * MIB, [(200 * MIB, "")])
+    agent.limit(400 * MIB)
+    apply_limit(300 * MIB, None, "team")
+    assert limits() == (300 * MIB, [(300 * MIB, "team")])
+    apply_limit(None, None, "team")
+    assert limits() == (400 * MIB, [(400 * MIB, "")])
+    agent.limit(None)
+    apply_limit(300 * MIB, None, "team")
+    apply_limit(None, None, "team")
+    assert limits() == (None, [])
 
 
 @pytest.mark.parametrize(

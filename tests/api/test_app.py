@@ -42,6 +42,7 @@ from gpumond.history import History
 from gpumond.metrics import Exposition, Form, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.frame import Alert, Frame
+from gpumond.model.persisted import KeptAdmission
 from gpumond.model.pools import Receipt
 from gpumond.model.silences import Silence
 from gpumond.protocol.messages import AgentResponse, Asked
@@ -104,6 +105,12 @@ class MemoryStore:
     async def overrides(self) -> dict[str, dict[str, Any]]:
         return self.stored_overrides
 
+    async def admissions(self) -> list[KeptAdmission]:
+        return []
+
+    async def keep_admissions(self, admissions: Sequence[KeptAdmission]) -> None:
+        pass
+
     async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None:
         self._may_change(name, None)
         self.stored_overrides[name] = dict(fields)
@@ -138,7 +145,7 @@ class View:
         self.store = MemoryStore()
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
         self.quotas = QuotaRegistry((), self.store)
-        self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0)
+        self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0, self.store)
         self.hook = AlertmanagerHook(self.flush, self.store, lambda: ("node7",), lambda: False)
         self.wrong_configuration = ""
         self.frame = frame

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fastapi.routing import APIRoute
 
+from gpumond.api.app import create_app
+from gpumond.api.auth import Tokens
 from tests.api import openapi_requests
-from tests.api.test_app import View, ask
+from tests.api.test_app import View, ask, no_lifespan
 
 EXAMPLES = 4
 
@@ -20,6 +23,15 @@ def test_responses_conform_to_the_openapi_document(tmp_path: Path):
         openapi_requests.ask_all(daemon, tmp_path, EXAMPLES)
     finally:
         daemon.stop()
+
+
+def test_routes_of_the_api_are_in_the_document_and_so_in_the_requests():
+    """Except streams that do not end, and a release, which is requested last."""
+    app = create_app(View(), Tokens("secret"), no_lifespan)
+    served = {route.path for route in app.routes if isinstance(route, APIRoute) and route.path.startswith("/api/")}
+    documented = set(ask(View(), "/openapi.json").json()["paths"])
+    assert served - documented == set()
+    assert {*openapi_requests.ENDLESS, openapi_requests.LAST} <= documented
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,14 @@ def test_request_that_the_daemon_has_lost_is_sent_again():
     assert requests == ["POST", "PUT /a", "POST", "PUT /b"]
 
 
+def test_daemon_that_has_just_started_is_awaited():
+    starting = (503, {"detail": "the first reading is in progress"})
+    with scripted(state("waiting"), LOST, starting, LOST, state("granted", "b")) as (url, requests):
+        done = run(url, ("--wait", "1m"))
+    assert (done.returncode, done.stdout) == (0, "started b\n")
+    assert requests == ["POST", "PUT /a", "POST", "PUT /a", "POST"]
+
+
 def test_request_is_withdrawn_when_the_time_has_passed():
     with scripted(state("waiting")) as (url, requests):
         done = run(url, ("--wait", "500ms"))

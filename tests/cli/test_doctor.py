@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.agent.adapters import ADAPTERS
-from gpumond.cli.doctor_checks import Finding, daemon, pid_namespace
+from gpumond.cli.doctor_checks import Finding, access_remedy, daemon, device_nodes, pid_namespace
 from gpumond.engines.ownership import WITH_PTRACE
 from gpumond.errors import FAULTS
 from gpumond.host.peer_credentials import INITIAL_PID_NAMESPACE
@@ -58,6 +58,38 @@ def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     assert "AmbientCapabilities=CAP_SYS_PTRACE" in found.remedy
     silent = findings(engines=[own | {"problem": "nothing listens"}])["engine chat"]
     assert (silent.state, silent.detail) == ("note", "nothing listens")
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "is_member", "remedy"),
+    [
+        (0o660, "video", False, "usermod -aG video research"),
+        (0o660, "video", True, "device rules"),
+        (0o666, "root", False, "device rules"),
+        (0o600, "root", False, "NVreg_DeviceFileMode=0666"),
+        (0o660, "root", False, "NVreg_DeviceFileMode=0666"),
+    ],
+)
+def test_closed_device_nodes_have_a_remedy_for_their_mode(mode: int, group: str, is_member: bool, remedy: str):
+    assert remedy in access_remedy(mode, group, is_member, "research")
+
+
+def test_device_nodes_are_counted(tmp_path: Path):
+    assert list(device_nodes(os.fspath(tmp_path))) == []
+    for name in ("nvidia0", "nvidiactl"):
+        (tmp_path / name).touch()
+    (tmp_path / "nvidia-caps").mkdir()
+    (found,) = device_nodes(os.fspath(tmp_path))
+    assert (found.state, found.remedy) == ("good", "")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can open every file")
+def test_closed_device_node_is_named_with_its_group(tmp_path: Path):
+    (tmp_path / "nvidia0").touch(0o000)
+    (found,) = device_nodes(os.fspath(tmp_path))
+    assert found.state == "bad"
+    assert found.detail.endswith(", 0000)")
+    assert "NVreg_DeviceFileMode" in found.remedy
 
 
 def test_private_pid_namespace_is_distinguished_from_the_hosts(tmp_path: Path):

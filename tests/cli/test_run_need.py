@@ -46,6 +46,24 @@ def daemon(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon
 
 
 @pytest.fixture
+def restarted(daemon: RunningDaemon) -> Iterator[Callable[[], RunningDaemon]]:
+    """Kill the daemon, and start it again with the same directory and port; stop it after the test."""
+    started: list[RunningDaemon] = []
+
+    def restart() -> RunningDaemon:
+        daemon.process.kill()
+        daemon.process.wait()
+        environ = {"GPUMOND_SIM_DIR": daemon.environ["GPUMOND_SIM_DIR"]}
+        options = ("--source", "sim", "--interval", "0.1")
+        started.append(RunningDaemon(daemon.directory, *options, environ=environ, url=daemon.url))
+        return started[-1]
+
+    yield restart
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture
 def start(daemon: RunningDaemon, tmp_path: Path) -> Iterator[Start]:
     """Start a program with ``gpumond run`` and these options; kill it at the end."""
     code = PROGRAM.replace("DIRECTORY", os.fspath(tmp_path / "cards" / "card0"))
@@ -157,6 +175,20 @@ def test_programs_start_in_order_and_one_that_is_killed_loses_its_place(daemon: 
     assert line_of(third) == "started\n"
 
 
+def test_grants_and_places_are_kept_over_a_kill_of_the_daemon(start: Start, restarted: Callable[[], RunningDaemon]):
+    first = start("--need", "600MiB")
+    assert line_of(first) == "started\n"
+    second = start("--need", "500MiB", "--wait", "5m")
+    assert "waiting: 500.0 MiB do not fit" in first_error(second)
+    restarted()
+    third = start("--need", "100MiB", "--wait", "5m")
+    assert "1 earlier request waits" in first_error(third)
+    first.kill()
+    first.wait()
+    for process in (second, third):
+        assert line_of(process) == "started\n"
+
+
 def test_reserve_of_a_quota_is_restored_by_flushes(daemon: RunningDaemon, start: Start):
     token = (daemon.directory / "token").read_text().strip()
     quota = {"name": "owner", "match": {"workload": "owner"}, "reserve": "800MiB"}
@@ -168,6 +200,13 @@ def test_reserve_of_a_quota_is_restored_by_flushes(daemon: RunningDaemon, start:
     allocate(owner, CONTEXT + 50)
     until(lambda: daemon.get("receipts"))
     assert daemon.get("receipts")[0]["pid"] == neighbour.pid
+    missing = 2 * CONTEXT + 50 + (800 - CONTEXT - 50) - 1024  # both programs and the rest of the reserve
+    own = {"pid": str(owner.pid)}
+    until(lambda: daemon.value("gpumond_process_reserve_shortage_bytes", **own) == missing * MIB)
+    shown = [each["reserve_shortage_bytes"] for each in daemon.get("processes") if each["pid"] == owner.pid]
+    assert shown == [missing * MIB]
+    text = f"uses 306.0 MiB of its reserve of 800.0 MiB (quota owner), and {missing}.0 MiB of the rest"
+    until(lambda: text in " ".join(daemon.run("status", "--wide").stdout.split()))
     error = refused(start("--need", "300MiB"))
     assert "0 B are available" in error
 

@@ -44,7 +44,7 @@ async def test_programs_that_do_not_answer_delay_no_other_user():
 
     limits = QuotaLimits(set_limit)
     silent = [program(pid, 1) for pid in range(1, PROGRAMS_AT_ONCE + 5)]
-    limits.execute(snapshot(*silent, program(100, 2)))
+    await limits.execute(snapshot(*silent, program(100, 2)))
     await settled()
     assert len(sent) == PROGRAMS_AT_ONCE + 1
     assert 100 in sent
@@ -61,9 +61,9 @@ async def test_limits_of_one_users_programs_are_sent_at_a_limited_rate():
 
     limits = QuotaLimits(set_limit)
     for number in range(2 * SENT_PER_HOUR):
-        limits.execute(snapshot(program(number + 1, 1)))
+        await limits.execute(snapshot(program(number + 1, 1)))
         await settled()
-    limits.execute(snapshot(program(1000, 2)))
+    await limits.execute(snapshot(program(1000, 2)))
     await settled()
     assert sent == [1] * SENT_PER_HOUR + [2]
     await limits.close()
@@ -79,7 +79,7 @@ async def test_limit_that_cannot_be_recorded_is_due_again():
 
     limits = QuotaLimits(set_limit)
     for at in (0.0, 1.0, RETRY_SECONDS):
-        limits.execute(snapshot(program(1, 1), at=at))
+        await limits.execute(snapshot(program(1, 1), at=at))
         await settled()
     assert tried == [1, 1]
     await limits.close()

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from gpumond.api.examples import DEVICE, PROCESS, REPORT, SNAPSHOT
-from gpumond.engine.quotas import MAX_RETRY_SECONDS, RETRY_SECONDS, DueLimit, answered, assigning, due_limits
+from gpumond.engine.quotas import MAX_RETRY_SECONDS, RETRY_SECONDS, DueLimit, answered, assigning, finding_due_limits
 from gpumond.model.cooperative import synchronous
 from gpumond.model.program import AppliedLimit, PoolLimit
 from gpumond.model.quota import Quota, QuotaTable
 from gpumond.model.snapshot import AgentReport, Snapshot
 
-assign = synchronous(assigning)
+assign, due_limits = synchronous(assigning), synchronous(finding_due_limits)
 RESEARCH = replace(PROCESS, user="research", container_name="jupyter", pod_namespace="ml", comm="python")
 UUID = DEVICE.uuid
 LIMITED = replace(REPORT, allows_limit=True)
@@ -130,10 +130,17 @@ def test_changed_quota_is_due_at_once():
 def test_limit_of_a_removed_quota_is_removed_and_others_remain():
     """Also by a daemon that did not set it: the program reports the quota."""
     (removal,) = due_limits(snapshot(with_limit(40, "team")), {})[0]
-    assert (removal.limit_bytes, removal.quota) == (None, "")
+    assert (removal.limit_bytes, removal.quota) == (None, "team")
     assert due_limits(snapshot(with_limit(40)), {})[0] == []
 
 
 def test_programs_that_have_ended_are_forgotten():
     _, sent = due_limits(snapshot(LIMITED, quota()), {})
     assert due_limits(replace(SNAPSHOT, reports=()), sent) == ([], {})
+
+
+def test_patterns_are_compared_in_a_step_for_each_process_whose_quotas_are_unknown():
+    table = QuotaTable([quota(), quota("other", workload="tr*")])
+    reports = tuple(replace(REPORT, pid=pid, workload=f"train-{pid}") for pid in range(1, 21))
+    for steps in (20, 0):
+        assert sum(1 for _ in assigning(table, (), reports)) == steps

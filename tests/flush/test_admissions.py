@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from gpumond.api.examples import DEVICE, GIB, REPORT, SNAPSHOT
 from gpumond.engine.rooms import Lending
-from gpumond.errors import CoolingDown, NoSuchAdmission, TooManyAdmissions
+from gpumond.errors import CoolingDown, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.flush.admissions import (
     GRANT_SECONDS,
@@ -21,6 +22,7 @@ from gpumond.flush.admissions import (
     Admission,
     Admissions,
 )
+from gpumond.model.persisted import KeptAdmission
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Snapshot
 from tests.agents.harness import in_event_loop
@@ -33,13 +35,35 @@ def with_free(gib: int) -> Snapshot:
     return replace(SNAPSHOT, devices=(replace(DEVICE, free_bytes=gib * GIB),), reports=(REPORT,))
 
 
-class World:
-    """Requests with a clock and flushes that only count."""
+class MemoryStore:
+    """Requests in the store, and the number of transactions."""
 
-    def __init__(self, lending: Lending = "user") -> None:
-        self.now, self.lending, self.alive, self.refuses = 0.0, lending, True, False
+    def __init__(self, kept: Sequence[KeptAdmission]) -> None:
+        self.kept, self.transactions, self.full = list(kept), 0, False
+
+    async def admissions(self) -> list[KeptAdmission]:
+        return self.kept
+
+    async def keep_admissions(self, admissions: Sequence[KeptAdmission]) -> None:
+        if self.full:
+            raise StoreUnavailable("the disk is full")
+        self.kept, self.transactions = list(admissions), self.transactions + 1
+
+
+class World:
+    """Requests with a clock, a store, and flushes that only count."""
+
+    def __init__(self, lending: Lending = "user", kept: Sequence[KeptAdmission] = (), now: float = 0.0) -> None:
+        self.now, self.lending, self.alive, self.refuses = now, lending, True, False
         self.flushed: list[tuple[int | None, str]] = []
-        self.admissions = Admissions(self.flush, lambda: self.lending, self.find, lambda: self.now)
+        self.store = MemoryStore(kept)
+        self.admissions = Admissions(self.flush, lambda: self.lending, self.find, lambda: self.now, self.store)
+
+    async def restarted(self) -> World:
+        """Return the requests of the next daemon, restored from the store."""
+        world = World(self.lending, self.store.kept, self.now)
+        await world.admissions.load()
+        return world
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         self.flushed.append((request.target.pid, requested_by))
@@ -201,3 +225,90 @@ async def test_refused_flush_leaves_the_request_waiting():
     await world.tick(10)
     assert (len(world.flushed), world.state(asked)) == (1, "waiting")
     await world.admissions.close()
+
+
+@in_event_loop
+async def test_grants_and_places_are_kept_over_a_restart():
+    world = await World(lending="off").restarted()
+    granted, first, second = world.ask(8, pid=1), world.ask(20), world.ask(5)
+    await world.admissions.keep()
+    world.now = PROCESS_GRANT_SECONDS - 1
+    world = await world.restarted()
+    assert [world.state(each) for each in (granted, first, second)] == ["granted", "waiting", "waiting"]
+    assert world.admissions.renew(with_free(10), second.id, "uid:1000").ahead == 1
+    assert world.ask(1, wait=False).available_bytes == 2 * GIB - 25 * GIB
+    with pytest.raises(NoSuchAdmission):
+        world.state(first, owner="uid:1001")
+    await world.tick(28)
+    assert [world.state(each) for each in (first, second)] == ["granted", "waiting"]
+    world.now = PROCESS_GRANT_SECONDS  # the time continues
+    await world.tick(28)
+    assert world.state(second) == "granted"
+    with pytest.raises(NoSuchAdmission):
+        world.state(granted)
+
+
+@in_event_loop
+async def test_grant_ends_with_a_process_that_ended_while_the_daemon_was_stopped():
+    world = await World().restarted()
+    world.ask(8, pid=1)
+    await world.admissions.keep()
+    world = await world.restarted()
+    world.alive = False
+    assert world.ask(10, wait=False).state == "granted"
+
+
+@in_event_loop
+async def test_grant_of_a_machine_that_was_started_again_does_not_last_longer():
+    world = await World(now=1e6).restarted()
+    world.ask(8)
+    await world.admissions.keep()
+    world.now = 0.0
+    world = await world.restarted()
+    assert world.ask(8, wait=False).state == "refused"
+    world.now = GRANT_SECONDS
+    assert world.ask(8, wait=False).state == "granted"
+
+
+@in_event_loop
+async def test_requests_are_stored_only_when_they_change_and_never_before_they_are_loaded():
+    world = World()
+    world.ask(8)
+    await world.admissions.keep()
+    await world.tick(10)
+    assert world.store.transactions == 0
+    await world.admissions.load()
+    asked = world.ask(20)
+    for _ in range(3):
+        await world.admissions.keep()
+        await world.tick(10)
+    assert (world.store.transactions, len(world.store.kept)) == (1, 2)
+    world.admissions.cancel(asked.id, "uid:1000")
+    world.now = GRANT_SECONDS
+    await world.tick(10)
+    assert (world.store.transactions, world.store.kept) == (2, [])
+
+
+@in_event_loop
+async def test_requests_are_granted_without_a_store_and_stored_later():
+    world = await World().restarted()
+    world.store.full = True
+    asked = world.ask(8)
+    await world.admissions.keep()
+    assert (world.state(asked), world.store.kept) == ("granted", [])
+    world.store.full = False
+    await world.tick(10)
+    assert [each.id for each in world.store.kept] == [asked.id]
+
+
+@in_event_loop
+async def test_place_is_kept_before_the_first_snapshot():
+    world = await World().restarted()
+    asked = world.ask(20)
+    await world.admissions.keep()
+    world = await world.restarted()
+    world.now = LEASE_SECONDS
+    answer = world.admissions.renew(None, asked.id, "uid:1000")
+    assert (answer.state, answer.available_bytes) == ("waiting", None)
+    world.now = 2 * LEASE_SECONDS
+    assert world.state(asked) == "waiting"

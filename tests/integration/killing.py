@@ -1,4 +1,6 @@
-"""Daemon that is killed at random times while rules and an override change, flushes are requested and alerts fire."""
+"""Daemon that is killed at random times while rules, an override, a quota and silences change, memory is granted,
+flushes are requested and alerts fire.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ rules:
 
 
 OVERRIDDEN = "allocation-retries"
+QUOTA = "limited"
 
 
 @dataclass
@@ -49,6 +53,9 @@ class Killing:
         self._rules: dict[str, float] = {}
         self._attempted: dict[str, float | None] = {}
         self._level = self._attempted_level = 0.0
+        self._soft = self._attempted_soft = 0
+        self._silences: list[str] = []
+        self._ending = self._ended = self._grant = ""
         self._flushes = 0
         self._number = 0
         self._changes = 0
@@ -84,6 +91,8 @@ class Killing:
         level = overrides["level"]["value"] if overrides else 0.0
         assert level in (self._level, self._attempted_level), "an override was acknowledged and is lost"
         self._level = level
+        self._check_quota_and_silences(daemon)
+        self._check_grant(daemon)
         entries = daemon.get("audit?limit=100000")
         assert sum(entry["action"].startswith("rule.") for entry in entries) >= self._changes
         assert sum(entry["action"] == "flush.request" for entry in entries) >= self._flushes
@@ -95,18 +104,42 @@ class Killing:
         statuses = [alert["status"] for request in self._hook.requests for alert in request.json["alerts"]]
         assert "resolved" not in statuses, "a firing alert was resolved"
 
+    def _check_quota_and_silences(self, daemon: RunningDaemon) -> None:
+        soft = sum(entry["quota"]["soft"] for entry in daemon.get("quotas"))
+        assert soft in (self._soft, self._attempted_soft), "a quota was acknowledged and is lost"
+        self._soft = soft
+        states = {entry["silence"]["id"]: entry["state"] for entry in daemon.get("silences")}
+        for name in self._silences:
+            assert states[name] == "active" or name == self._ending, "a silence was acknowledged and is lost"
+        assert states.get(self._ended, "ended") == "ended", "the end of a silence was acknowledged and is lost"
+        self._silences, self._ending = [name for name, state in states.items() if state == "active"], ""
+
+    def _check_grant(self, daemon: RunningDaemon) -> None:
+        if not self._grant:
+            return
+        token = (daemon.directory / "token").read_text().strip()
+        for method, expected in (("PUT", 200), ("DELETE", 204)):
+            path = f"/api/v1/admissions/{self._grant}"
+            status, answer, _ = daemon.request(path, None, method, Authorization=f"Bearer {token}")
+            assert status == expected, "granted memory was acknowledged and is lost"
+            assert method == "DELETE" or json.loads(answer)["state"] == "granted"
+        self._grant = ""
+
     def _work(self, daemon: RunningDaemon) -> None:
         """Change rules and request flushes until the daemon no longer answers; record what was acknowledged."""
         token = (daemon.directory / "token").read_text().strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=10)
 
-        def ask(method: str, path: str, body: dict[str, Any]) -> int:
-            connection.request(method, path, json.dumps(body), headers)
+        def send(method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             text = answer.read()
             assert answer.status < 400 or answer.status in (404, 429), text
-            return answer.status
+            return answer.status, json.loads(text or b"null")
+
+        def ask(method: str, path: str, body: dict[str, Any] | None = None) -> int:
+            return send(method, path, body)[0]
 
         try:
             while True:
@@ -120,7 +153,14 @@ class Killing:
                 assert ask("PUT", f"/api/v1/rules/{OVERRIDDEN}/override", {"level": self._number}) == 200
                 self._level = self._attempted_level
                 self._changes += 2
-                self.figures.acknowledged += 2
+                self._attempted_soft = self._number
+                quota = {"name": QUOTA, "match": {"workload": "none"}, "soft": self._number}
+                assert ask("PUT", f"/api/v1/quotas/{QUOTA}", quota) == 200
+                self._soft = self._number
+                self.figures.acknowledged += 3
+                self._change_silences(send)
+                if not self._grant:
+                    self._grant = send("POST", "/api/v1/admissions", {"need_bytes": 1})[1]["id"]
                 if (
                     ask("POST", "/api/v1/flushes", {"target": {"pid": 1}}) == 404
                 ):  # otherwise there were too many in a minute
@@ -130,3 +170,17 @@ class Killing:
             pass  # it has been killed
         finally:
             connection.close()
+
+    def _change_silences(self, send: Callable[[str, str, dict[str, Any] | None], tuple[int, Any]]) -> None:
+        """Create a silence, and end the oldest of several; a daemon accepts thirty changes a minute."""
+        matcher = {"name": "rule", "operator": "=", "value": "none"}
+        body = {"matchers": [matcher], "for_seconds": 3600, "reason": f"change {self._number}"}
+        status, answer = send("POST", "/api/v1/silences", body)
+        if status == 201:
+            self._silences.append(answer["silence"]["id"])
+            self.figures.acknowledged += 1
+        if len(self._silences) > 1:
+            self._ending = self._silences[0]
+            if send("DELETE", f"/api/v1/silences/{self._ending}", None)[0] == 204:
+                self._ended = self._silences.pop(0)
+                self.figures.acknowledged += 1

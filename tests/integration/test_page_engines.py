@@ -22,9 +22,10 @@ UNKNOWN = {"age_seconds": None, "running": None, "waiting": None, "kv_cache_used
 
 
 def with_engines(frame: Any) -> None:
-    """Add an engine in the program ``serving``, one that sleeps, and two that cannot be read."""
+    """Add an engine in the program ``serving``, a part of which sleeps, one that sleeps, and two that cannot be read.
+    """
     serving = next(process for process in frame["processes"] if process["workload"] == PROGRAMS[1])
-    serving.update(live_bytes=20 * GIB, used_bytes=30 * GIB)
+    serving.update(live_bytes=20 * GIB, used_bytes=30 * GIB, unmapped_bytes=15 * GIB)
     own = [{"pid": serving["pid"], "start_ticks": serving["start_ticks"]}]
     sized = [{"name": "llama3:8b", "size_bytes": 5 * GIB, "pinned": False}]
     down = CHAT | UNKNOWN | {"up": False, "processes": [], "models": [], "asleep": None}
@@ -64,6 +65,8 @@ def test_live_memory_of_a_process_states_its_kv_cache(browser: Browser, demo: Ru
         session.page.get_by_role("button", name=PROGRAMS[1], exact=True).click()
         session.shows("20.0 GiB, of which KV cache 10.0 GiB, 4 % in use")
         session.shows("chat (vllm)")
+        session.shows("15.0 GiB asleep")
+        assert "asleep15.0 GiB" in (session.page.locator("#devices").text_content() or "")
 
 
 def test_page_without_engines_has_no_section(browser: Browser, demo: RunningDaemon):

@@ -49,7 +49,14 @@ def full_frame() -> Frame:
         time_to_oom_seconds=3840.0,
     )
     report = replace(REPORT, limits=(PoolLimit("torch", uuid, 40 * GIB, "training"),))
-    quota = EffectiveQuota(soft_bytes=30 * GIB, soft_quota="training", limit_bytes=40 * GIB, limit_quota="training")
+    quota = EffectiveQuota(
+        soft_bytes=30 * GIB,
+        soft_quota="training",
+        limit_bytes=40 * GIB,
+        limit_quota="training",
+        reserve_bytes=90 * GIB,
+        reserve_quota="training",
+    )
     quotas = (ProcessQuota(pid=report.pid, start_ticks=report.start_ticks, quota=quota),)
     return Frame(replace(frame.snapshot, reports=(report,), quotas=quotas), frame.ledger, (leak,), frame.alerts)
 

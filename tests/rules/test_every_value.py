@@ -231,7 +231,8 @@ def test_values_of_a_process():
 
 
 def test_values_from_an_agent_are_unknown_without_one():
-    driver = {"used_bytes", "used_ratio", "utilization_ratio", "idle_seconds", "orphaned", "soft_limit_excess_bytes"}
+    driver = {"used_bytes", "used_ratio", "utilization_ratio", "idle_seconds", "orphaned"}
+    driver |= {"soft_limit_excess_bytes", "reserve_shortage_bytes"}
     found = values("process", process_snapshot(None))
     known = {name for name, value in found.items() if value is not None}
     verdicts = {name for name, unit in UNITS["process"].items() if unit == "boolean"} - {"orphaned", "agent_gone"}

@@ -15,6 +15,7 @@ from gpumond.rules.built_in import BUILT_IN
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 EXCEEDED = next(rule for rule in BUILT_IN if rule.name == "quota-exceeded")
+UNAVAILABLE = next(rule for rule in BUILT_IN if rule.name == "reserve-unavailable")
 POOLS = (make_pool(live=6 * GIB, cached=2 * GIB), replace(make_pool(live=GIB, cached=GIB), allocator="cupy"))
 
 
@@ -24,6 +25,16 @@ def snapshot(used: int | None = 12 * GIB, soft: int | None = 10 * GIB, *limits: 
     device = make_device(used_bytes=20 * GIB, processes=(make_process(42, used),))
     quotas = (ProcessQuota(pid=report.pid, start_ticks=report.start_ticks, quota=quota),)
     return replace(make_snapshot(device, reports=(report,)), quotas=quotas)
+
+
+def reserving(free: int | None, *used: int | None, reserve: int = 20, missed: int = 0) -> Snapshot:
+    """Processes from pid 42 on, each with this reserve, and the memory that each uses; sizes in GiB."""
+    quota = EffectiveQuota(reserve_bytes=reserve * GIB, reserve_quota="team")
+    processes = tuple(make_process(42 + n, None if size is None else size * GIB) for n, size in enumerate(used))
+    free_bytes = None if free is None else free * GIB
+    device = make_device(used_bytes=None, free_bytes=free_bytes, processes=processes, missed=missed)
+    quotas = tuple(ProcessQuota(pid=each.pid, start_ticks=each.start_ticks, quota=quota) for each in processes)
+    return replace(make_snapshot(device), quotas=quotas)
 
 
 def values(name: str, snapshot: Snapshot) -> list[float]:
@@ -57,3 +68,29 @@ def test_limit_is_the_lowest_and_its_ratio_that_of_the_fullest_pool():
 def test_process_without_a_limit_has_no_value():
     for name in ("limit_bytes", "limit_ratio"):
         assert values(name, snapshot()) == []
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "shortage"),
+    [
+        (reserving(15, 5), [0]),
+        (reserving(10, 5), [5 * GIB]),
+        (reserving(0, 25), [0]),  # it uses more than its reserve
+        (reserving(10, 5, 10), [15 * GIB]),  # the free memory serves both reserves
+        (reserving(10, 15, 5), [5 * GIB]),  # at most the unused part of its own
+        (reserving(None, 5), []),
+        (reserving(10, 5, missed=1), []),
+        (reserving(10, None), []),
+        (replace(reserving(10, 5), quotas=()), [0]),
+    ],
+)
+def test_shortage_of_a_reserve_is_the_part_that_is_neither_used_nor_free(snapshot: Snapshot, shortage: list[float]):
+    assert values("reserve_shortage_bytes", snapshot) == shortage
+
+
+def test_alert_on_a_reserve_names_quota_process_and_what_is_missing():
+    rule = replace(UNAVAILABLE, for_seconds=0.0)
+    (alert,) = advance(EngineState(), [rule], reserving(10, 5)).frame.alerts
+    text = dict(alert.annotations)["summary"]
+    for part in ("pid 42", "uses 5.0 GiB of its reserve of 20.0 GiB", "quota team", "5.0 GiB of the rest are not"):
+        assert part in text

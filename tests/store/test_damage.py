@@ -20,7 +20,7 @@ from gpumond.errors import StoreUnavailable
 from gpumond.history import Coarse, History
 from gpumond.history.series import TIERS
 from gpumond.model.frame import Alert
-from gpumond.model.persisted import KeptAlert, Notice
+from gpumond.model.persisted import KeptAdmission, KeptAlert, Notice
 from gpumond.model.silences import Matcher, Silence
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import written
@@ -41,6 +41,19 @@ SILENCE = Silence(
     created_at=1.0,
     created_by="token",
 )
+ADMISSION = KeptAdmission(
+    id="",
+    owner="uid:1000",
+    device_uuid="GPU-a",
+    device_index=0,
+    need_bytes=1,
+    grant_seconds=600.0,
+    uid=1000,
+    pid=42,
+    start_ticks=100,
+    program_uid=1000,
+    deadline=5.0,
+)
 TABLES = {
     "rules": "body",
     "rule_overrides": "body",
@@ -54,6 +67,8 @@ TABLES = {
     "history": "body",
     "baselines": "body",
     "silences": "body",
+    "quotas": "body",
+    "admissions": "body",
 }
 """Tables with rows, and the longest column of each."""
 
@@ -71,11 +86,14 @@ async def fill(store: Store) -> None:
         await store.delivered(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         await store.put_silence(replace(SILENCE, id=f"{number:016}"), (), "token", "silence.create")
+        quota = {"name": name, "match": {"workload": "*"}, "soft": number + 1}
+        await store.quota_rows.put_quota(name, quota, "token")
         await store.put_baseline("before", Baseline(name, None, 1.0, 10.0, 10.0, True, ()))
     series = Coarse(
         device_uuid="GPU-a", pid=None, start_ticks=None, born_at=1.0, records=((None,) * 5,) * len(TIERS), blocks=()
     )
     await store.keep_history([series] * 3)
+    await store.admission_rows.keep_admissions([replace(ADMISSION, id=f"{number:032}") for number in range(3)])
 
 
 class SilentOutbox:
@@ -113,6 +131,8 @@ async def start(store: Store) -> dict[str, int]:
     await read("user_audit", store.audit_entries)
     found["user_audit"] -= found["audit"]
     await read("silences", store.silences)
+    await read("quotas", store.quota_rows.quotas)
+    await read("admissions", store.admission_rows.admissions)
     await read("baselines", lambda: store.baselines("before"))
     book = RuleRegistry(BUILT_IN, (), store)
     await read("wrong", book.load)

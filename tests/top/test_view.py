@@ -84,7 +84,14 @@ def test_unmapped_bytes_are_shown_where_there_are_any():
 def test_limit_and_quota_are_shown_where_there_are_any():
     pool = make_pool(live=20 * GIB)
     report = replace(make_report(10, (pool,)), limits=(PoolLimit(pool.allocator, pool.device_uuid, 30 * GIB, "team"),))
-    quota = EffectiveQuota(soft_bytes=25 * GIB, soft_quota="small", limit_bytes=30 * GIB, limit_quota="team")
+    quota = EffectiveQuota(
+        soft_bytes=25 * GIB,
+        soft_quota="small",
+        limit_bytes=30 * GIB,
+        limit_quota="team",
+        reserve_bytes=10_000 * GIB,
+        reserve_quota="team",
+    )
     quotas = (ProcessQuota(pid=report.pid, start_ticks=report.start_ticks, quota=quota),)
     limited, free = view(busy_frame(reports=(report,), quotas=quotas)), view(busy_frame())
     for seen, shown in ((limited, True), (free, False)):
@@ -93,7 +100,8 @@ def test_limit_and_quota_are_shown_where_there_are_any():
         assert ("30.0 GiB" in table) is shown
         details = described(seen.processes[0])
         assert ("limit 30.0 GiB\n" in details) is shown
-        assert ("quota soft limit 25.0 GiB (small), limit 30.0 GiB (team)" in details) is shown
+        assert ("quota soft limit 25.0 GiB (small), limit 30.0 GiB (team), reserve" in details) is shown
+        assert ("not available" in details) is shown
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,12 @@ class Limitable(Protocol):
         ``device``: a UUID, the program's own device number, or None for all devices.
         """
 
+    def own_limits(self) -> Mapping[str, int]:
+        """Return the limits that the program has set with the library's own functions, by device UUID.
+
+        They apply again when a limit is removed. Raises FlushRefused.
+        """
+
 
 @runtime_checkable
 class Snapshottable(Protocol):

@@ -38,6 +38,8 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable, MainThreadBou
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
+        self._limits: dict[int, int] = {}
+        """The program's own limits on the devices that were limited."""
         streams = getattr(getattr(cupy.cuda, "stream", None), "_BaseStream", None)
         if streams is not None:
             cuda.watch_captures(streams, "begin_capture", "end_capture")
@@ -95,18 +97,31 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable, MainThreadBou
         return (StepResult("plans", 0, time.perf_counter() - started, f"{plans} cuFFT plans"),)
 
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
-        """Limit each pool on each device with a live context; 0 means no limit to CuPy."""
+        """Limit each pool on each device with a live context; without a limit, the program's own one applies."""
         pools = [pool for pool in self._pools() if not _is_async(pool)]
         selected = [i for i in cuda.contexts() if device in (None, i, cuda.device_uuid(i))]
         if not pools:
             raise FlushRefused("CuPy's stream-ordered pool cannot be limited")
 
         def limit(ordinal: int) -> AppliedLimit:
+            own = self._limits.setdefault(ordinal, self._own_limit(ordinal, pools))
             for pool in pools:
-                pool.set_limit(size=limit_bytes or 0)
+                pool.set_limit(size=limit_bytes or own)
             return AppliedLimit("cupy", cuda.device_uuid(ordinal), limit_bytes, True)
 
         return self._on_devices(selected, limit)
+
+    def own_limits(self) -> Mapping[str, int]:
+        pools = [pool for pool in self._pools() if not _is_async(pool)]
+        ordinals = cuda.contexts()
+        own = zip(ordinals, self._on_devices(ordinals, lambda i: self._own_limit(i, pools)), strict=True)
+        return {uuid: size for i, size in own if size and (uuid := cuda.device_uuid(i)) is not None}
+
+    def _own_limit(self, ordinal: int, pools: Iterable[Any]) -> int:
+        """Return the lowest limit that the program has set on the current device; 0 means no limit to CuPy."""
+        if ordinal in self._limits:
+            return self._limits[ordinal]
+        return min((size for pool in pools if (size := int(pool.get_limit()))), default=0)
 
     def _pools(self) -> list[Any]:
         default = self._cupy.get_default_memory_pool()

@@ -43,6 +43,9 @@ class SimAdapter(AllocatorAdapter, Limitable, Snapshottable, LargestFreeReportin
             allocator.limit_bytes = limit_bytes
         return tuple(AppliedLimit("sim", each.device_uuid, limit_bytes, True) for each in selected)
 
+    def own_limits(self) -> Mapping[str, int]:
+        return {}
+
     def dump(self, path: str, guarded: bool) -> None:
         blocks = {each.device_uuid: each.blocks() for each in _allocators()}
         if not blocks:

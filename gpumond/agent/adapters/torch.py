@@ -189,30 +189,36 @@ class TorchAdapter(
         return f"{before - sum(pool.held_bytes for pool in self.host_pools())} bytes of host memory"
 
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
-        """Set the fraction of each device that the allocator may hold; without a limit, the program's own fraction.
-
-        The call makes the device current and queries its size: devices without a live context are skipped.
-        """
+        """Set the fraction of each device that the allocator may hold; without a limit, the program's own fraction."""
         applied = []
-        with self._on_live_device():
-            before = self._c._cuda_getDevice()
-            try:
-                for ordinal in range(self._device_count()):
-                    uuid = self._uuid(ordinal)
-                    if not self._has_context(ordinal) or device not in (None, ordinal, uuid):
-                        continue
-                    own = self._fractions.setdefault(ordinal, self._fraction(ordinal))
-                    size = self._cuda.get_device_properties(ordinal).total_memory
+        with self._live_sizes() as sizes:
+            for ordinal, uuid, size in sizes:
+                if device in (None, ordinal, uuid):
+                    own = self._fractions.setdefault(ordinal, self._own_fraction(ordinal))
                     fraction = own if limit_bytes is None else min(1.0, limit_bytes / size)
                     self._c._cuda_setMemoryFraction(fraction, ordinal)
                     applied.append(AppliedLimit("torch", uuid, limit_bytes, True))
-            finally:
-                self._c._cuda_maybeExchangeDevice(before)
         return applied
 
-    def _fraction(self, ordinal: int) -> float:
+    def own_limits(self) -> Mapping[str, int]:
+        with self._live_sizes() as sizes:
+            own = [(uuid, self._own_fraction(ordinal), size) for ordinal, uuid, size in sizes]
+        return {uuid: int(fraction * size) for uuid, fraction, size in own if uuid is not None and fraction < 1.0}
+
+    @contextmanager
+    def _live_sizes(self) -> Iterator[Sequence[tuple[int, str | None, int]]]:
+        """Yield each device with a live context. Queries of sizes and changes of fractions make a device current."""
+        with self._on_live_device():
+            before = self._c._cuda_getDevice()
+            try:
+                live, query = self._live_devices(), self._cuda.get_device_properties
+                yield [(ordinal, self._uuid(ordinal), query(ordinal).total_memory) for ordinal in live]
+            finally:
+                self._c._cuda_maybeExchangeDevice(before)
+
+    def _own_fraction(self, ordinal: int) -> float:
         query = getattr(self._c, "_cuda_getMemoryFraction", None)  # 2.6
-        return float(query(ordinal)) if query else 1.0
+        return self._fractions.get(ordinal) or (float(query(ordinal)) if query else 1.0)
 
     def dump(self, path: str, guarded: bool) -> None:
         """Write the pickle for pytorch.org/memory_viz with PyTorch's own function. It contains the history if the

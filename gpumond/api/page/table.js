@@ -172,6 +172,7 @@ function* facts(row) {
   if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
   if (row.limit_bytes !== null) yield ["limit", human(row.limit_bytes)];
   if (row.quota) yield ["quota", quotaSentence(row.quota)];
+  if (row.reserve_shortage_bytes) yield ["reserve", `${human(row.reserve_shortage_bytes)} not available`];
   const known = {
     command: row.comm,
     user: row.owner,

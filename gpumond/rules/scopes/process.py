@@ -115,6 +115,12 @@ def _excess(row: _Process) -> float | None:
     return None if used is None else float(max(0, used - soft))
 
 
+def _reserve_shortage(row: _Process) -> float | None:
+    if row.quota.reserve_bytes is None:
+        return 0.0
+    return row.snapshot.reserve_shortages.get((row.device.uuid, row.process.key))
+
+
 def _labels(row: _Process) -> Labels:
     pid = row.process.pid
     return ("gpu", str(row.device.index)), ("pid", str(pid) if pid else ""), ("uuid", row.device.uuid)
@@ -144,6 +150,8 @@ def _process_texts(row: _Process) -> dict[str, str]:
         "state": process.state or "unknown",
         "quota": row.quota.soft_quota,
         "soft_limit": "" if row.quota.soft_bytes is None else size(row.quota.soft_bytes),
+        "reserve_quota": row.quota.reserve_quota,
+        "reserve": "" if row.quota.reserve_bytes is None else size(row.quota.reserve_bytes),
     }
 
 
@@ -179,6 +187,13 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "bytes",
             "used bytes above the lowest soft limit of its [quotas](../how-to/quotas.md); 0 without a soft limit",
             _excess,
+        ),
+        RuleAttribute(
+            "reserve_shortage_bytes",
+            "bytes",
+            "bytes of the reserve of its [quotas](../how-to/quotas.md) that it does not use and that are not free; "
+            "0 without a reserve",
+            _reserve_shortage,
         ),
         RuleAttribute(
             "agent_gone",
@@ -229,6 +244,8 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         "state": "alive, stopped, uninterruptible, zombie, gone",
         "quota": "name of the quota with its soft limit; empty without one",
         "soft_limit": "its soft limit; empty without one",
+        "reserve_quota": "name of the quota with its reserve; empty without one",
+        "reserve": "its reserve; empty without one",
         **VERDICT_TEXTS,
     },
     texts=_process_texts,

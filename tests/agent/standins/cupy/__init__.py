@@ -39,13 +39,14 @@ _malloc.__module__ = malloc_managed.__module__ = "cupy.cuda.memory"
 
 
 class MemoryPool:
-    """``chunks`` per device: [used bytes, whole free bytes, split free bytes]."""
+    """``chunks`` per device: [used bytes, whole free bytes, split free bytes]. ``limits`` per device."""
 
-    __slots__ = ("_allocator", "chunks")  # refers to its allocator, as a pool of CuPy does
+    __slots__ = ("_allocator", "chunks", "limits")  # refers to its allocator, as a pool of CuPy does
 
     def __init__(self, allocator: Callable[[int], object] = _malloc) -> None:
         self._allocator = allocator
         self.chunks: dict[int, list[int]] = {}
+        self.limits: dict[int, int] = {}
 
     def _mine(self) -> list[int]:
         return self.chunks.setdefault(cuda.runtime.getDevice(), [0, 0, 0])
@@ -61,6 +62,12 @@ class MemoryPool:
 
     def free_all_blocks(self) -> None:
         self._mine()[1] = 0
+
+    def set_limit(self, size: int) -> None:
+        self.limits[cuda.runtime.getDevice()] = size
+
+    def get_limit(self) -> int:
+        return self.limits.get(cuda.runtime.getDevice(), 0)
 
 
 class MemoryAsyncPool:
