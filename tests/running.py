@@ -22,7 +22,7 @@ START_SECONDS = 60.0
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def until(condition: Callable[[], T], seconds: float = 20.0, every: float = 0.02) -> T:
+def until(condition: Callable[[], T], seconds: float = 60.0, every: float = 0.02) -> T:
     """Wait until the result of the condition is true, and return it. ``every``: seconds between two calls."""
     end = time.monotonic() + seconds
     while not (answer := condition()):

@@ -63,17 +63,29 @@ class PageSession:
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.complaints: list[str] = []
+        self.failed_requests: list[str] = []
         self.frames: dict[int, Any] = {}
         self.requested_urls: list[str] = []
         self.page: Page = context.new_page()
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("requestfailed", lambda request: self.failed_requests.append(f"{request.url}: {request.failure}"))
         self.page.on("request", lambda request: self.requested_urls.append(request.url))
         self.page.goto(url)
 
     def _console(self, message: Any) -> None:
         if message.type in ("error", "warning") and not message.text.startswith(NETWORK):
             self.complaints.append(message.text)
+
+    def shows_content(self) -> None:
+        """Wait for the tables, or state the reason why there are none."""
+        from playwright.sync_api import TimeoutError as Late
+
+        try:
+            self.page.locator("tbody").first.wait_for()
+        except Late:
+            text = self.page.locator("body").inner_text()
+            raise AssertionError(f"the page shows {text!r}; {self.failed_requests=}; {self.complaints=}") from None
 
     def texts(self, *selectors: str) -> list[list[str]]:
         """Return the texts of all selectors at one time, because the page changes between two calls."""
@@ -85,7 +97,7 @@ class PageSession:
         """Return whether the page needs no horizontal scrolling."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
-    def shows(self, text: str, seconds: float = 20.0) -> None:
+    def shows(self, text: str, seconds: float = 60.0) -> None:
         self.page.get_by_text(text).first.wait_for(timeout=1000 * seconds)
 
 
@@ -102,7 +114,7 @@ def open_page(
     it; ``guard`` answers API requests.
     """
     context = browser.new_context(viewport=viewport or WIDE, reduced_motion="reduce", **options)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)
 
     def through(route: Route) -> None:
         answer = route.fetch(url=f"{daemon.url}/api/v1/frame")

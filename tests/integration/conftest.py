@@ -31,5 +31,5 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
 @pytest.fixture
 def session(browser: Browser, demo: RunningDaemon) -> Iterator[PageSession]:
     with open_page(browser, demo) as session:
-        session.page.locator("tbody").first.wait_for()
+        session.shows_content()
         yield session

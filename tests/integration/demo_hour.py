@@ -111,7 +111,7 @@ def observe(directory: Path, minutes: float) -> dict[str, Any]:
     try:
         ready(daemon, PROGRAMS)
         with chromium() as browser, open_page(browser, daemon) as session, serving_frame(daemon) as fake:
-            session.page.locator("tbody").first.wait_for()
+            session.shows_content()
             observations, end = Observations(), time.monotonic() + 60 * minutes
             while time.monotonic() < end:
                 now = consistent_frame(daemon)

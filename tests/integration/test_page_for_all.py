@@ -53,7 +53,7 @@ def test_axe_finds_nothing(browser: Browser, demo: RunningDaemon, scheme: str, v
 def test_axe_finds_a_known_violation(browser: Browser, demo: RunningDaemon):
     assert AXE
     with open_page(browser, demo) as session:
-        session.page.locator("tbody").first.wait_for()
+        session.shows_content()
         session.page.evaluate(
             "document.querySelector('#filter').closest('label').replaceWith(document.querySelector('#filter'))"
         )

@@ -38,7 +38,7 @@ def seq(session: PageSession) -> int:
 def advances(sessions: Sequence[PageSession], frames: int) -> None:
     """Wait until each window shows a frame at least this number of frames later, without a notice."""
     for session in sessions:
-        session.page.locator("tbody").first.wait_for()
+        session.shows_content()
     start = max(map(seq, sessions))
     for session in sessions:
         session.page.wait_for_function(
