@@ -11,8 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gpumond.cli import DONE, FAILED, NOTHING_TO_DO
-from gpumond.cli import fleet_doctor, fleet_flush, fleet_machines, fleet_report, fleet_top
+from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, fleet_doctor, fleet_flush, fleet_machines, fleet_report, fleet_top
 from gpumond.cli.fleet_machines import chosen, listed, make_client, make_prometheus, progress
 from gpumond.cli.table import safe, size, table
 from gpumond.fleet.discovery import to_groups

@@ -112,9 +112,7 @@ def account_of(review: Any, audience: str) -> str | None:
     return f"{namespace}/{name}" if colon and namespace and name else None
 
 
-def make_token_reviews(
-    settings: Settings, environ: Mapping[str, str] = os.environ
-) -> KubernetesTokenReviews | None:
+def make_token_reviews(settings: Settings, environ: Mapping[str, str] = os.environ) -> KubernetesTokenReviews | None:
     """Return the reviews by the API server of the pod, None without an audience. Raises ConfigError."""
     audience, directory = settings.token_review_audience, settings.token_review_directory
     if audience is None:

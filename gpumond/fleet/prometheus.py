@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 from gpumond.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.fleet.connection import decoded, may_receive_token, send
 
-
 Point = tuple[float, float]
 """Unix time and value."""
 

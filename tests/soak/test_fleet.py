@@ -1,4 +1,4 @@
-"""Forty real daemons: a flush that PromQL selects, and machines that fail in each way without an effect on the others."""
+"""Forty real daemons: a flush that PromQL selects, and machines that fail in each way."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ def start_with_pid(machine: SimulatedMachine, workload: str, pid: int) -> None:
     until(started, 120, every=0.0)
 
 
-def test_machines_that_fail_concern_no_other(
-    place: Path, machines: dict[str, SimulatedMachine], wrong: RunningDaemon
-):
+def test_machines_that_fail_concern_no_other(place: Path, machines: dict[str, SimulatedMachine], wrong: RunningDaemon):
     addresses = {name: each.address for name, each in machines.items()}
     addresses[WRONG] = wrong.url.removeprefix("http://")
     file = write_targets(place / "targets.json", addresses, **{WRONG: {"__scheme__": "https"}})
