@@ -87,8 +87,8 @@ STATED = {
     "alerts of one notification of Alertmanager; starts of alerts that are remembered for each caller": f"{MAX_ALERTS}"
     f", with {MAX_LABELS} labels of {MAX_LABEL:,} characters; {REMEMBERED:,}",
     "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
-    "tokens of Kubernetes service accounts": f"{PENDING} reviews at once, of {REVIEW_SECONDS:g} s each; "
-    f"a result is kept for {KNOWN_SECONDS:g} s",
+    "tokens of Kubernetes service accounts": f"{PENDING} reviews at once, of {REVIEW_SECONDS:g} s each; a result is "
+    f"kept for {KNOWN_SECONDS:g} s",
     "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
     "requests on a connection that wait for an earlier answer": f"{MAX_PIPELINED}",

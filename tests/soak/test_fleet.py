@@ -1,4 +1,4 @@
-"""Forty real daemons: a flush that PromQL selects, and machines that fail in each way without effect on the others."""
+"""Forty real daemons: a flush that PromQL selects, and machines that fail in each way."""
 
 from __future__ import annotations
 
