@@ -15,10 +15,10 @@ ALIKE_RATIO = 0.02
 STEP_RATIO = 0.05
 """Tolerance of a level, and minimum height of a step, as shares of the device's size."""
 
-RETAINED_RATIO = 0.08
 PEAK_MULTIPLE = 1.5
 """Minimum rise of the peak, as a multiple of the retained bytes."""
-RETENTIONS = 2
+RETENTIONS = ((2, 0.12), (3, 0.08))
+"""Retentions that are a leak: their number, and the minimum height of each as a share of the device's size."""
 RETENTION_HEIGHT_RATIO = 1.25
 MIN_STAIRS = 4
 MAX_PAUSE_RATIO = 1.35
@@ -88,11 +88,12 @@ class Plateaus:
 
     def stairs(self, size: float) -> Sequence[PlateauStep]:
         """Return the steps that are a leak; empty if none are."""
-        retained = [step for step in self.steps if step.retained and step.height >= RETAINED_RATIO * size]
-        pair = retained[-RETENTIONS:]
-        soon = len(pair) == RETENTIONS and pair[-1].at - pair[0].at <= LONGEST_PAUSE_SECONDS
-        if soon and _alike([step.height for step in pair], RETENTION_HEIGHT_RATIO):
-            return retained
+        for number, ratio in RETENTIONS:
+            retained = [step for step in self.steps if step.retained and step.height >= ratio * size]
+            last = retained[-number:]
+            soon = len(last) == number and last[-1].at - last[-2].at <= LONGEST_PAUSE_SECONDS
+            if soon and _alike([step.height for step in last], RETENTION_HEIGHT_RATIO):
+                return retained
         large = self.steps[-LARGE_STAIRS:]
         if len(large) == LARGE_STAIRS and min(step.height for step in large) >= LARGE_RATIO * size:
             pauses = [after.at - before.at for before, after in pairwise(large)]

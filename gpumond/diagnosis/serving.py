@@ -95,8 +95,8 @@ SERVING = (
         steps=2,
         between_steps_ratio=0.28,
     ),
-    ServingTest(blocks=12, record_blocks=6, growth_ratio=0.05, steps=2, between_steps_ratio=0.25),
-    ServingTest(),
+    ServingTest(blocks=12, record_blocks=6, growth_ratio=0.075, steps=2, between_steps_ratio=0.25),
+    ServingTest(margin_bytes=1024 * MIB),
     ServingTest(blocks=24, record_blocks=12),
 )
 """The windows. In 50 minutes only growth that is far above the past is found, and in an hour only growth by a twentieth

@@ -40,14 +40,6 @@ def host_pool_family(name: str, value: Callable[[HostPool], float], help: str) -
     return Family(f"gpumond_host_pool_{name}", "gauge", help, ("pid", "workload", "allocator"), rows)
 
 
-def _held(pool: PoolUsage) -> int | None:
-    return pool.held_bytes if pool.held_known else None
-
-
-def _stranded(pool: PoolUsage) -> int | None:
-    return pool.stranded_bytes if pool.held_known else None
-
-
 def _reclaimable(pool: PoolUsage) -> int | None:
     """Return the reclaimable bytes. If the library does not report its held bytes, only "not releasable" is known."""
     known = pool.held_known or pool.reclaimable.exactness == "not_releasable"
@@ -352,12 +344,14 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     pool_family(
         "held_bytes",
-        _held,
+        lambda pool: pool.held_bytes if pool.held_known else None,
         "Memory that the allocator has reserved from the driver; absent if its library does not report it.",
     ),
     pool_family("reclaimable_bytes", _reclaimable, "Memory that a flush is expected to release."),
     pool_family(
-        "stranded_bytes", _stranded, "Free memory in the pool that a flush cannot release: fragmentation, or an arena."
+        "stranded_bytes",
+        lambda pool: pool.stranded_bytes if pool.held_known else None,
+        "Free memory in the pool that a flush cannot release: fragmentation, or an arena.",
     ),
     pool_family(
         "spillable_bytes", lambda p: p.spillable_bytes, "Live memory that the flush step spill would move to the host."

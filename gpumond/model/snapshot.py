@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -105,6 +105,17 @@ class DeviceReading:
         """
         return {key: each.used_bytes for key, each in self.processes_by_key.items() if "holder" not in each.kinds}
 
+    @property
+    def current_free_bytes(self) -> int | None:
+        """The free bytes of a current reading; None after a failed or missed one."""
+        if self.missed or not self.up:
+            return None
+        if self.free_bytes is not None:
+            return self.free_bytes
+        if self.size_bytes is None or self.used_bytes is None:
+            return None
+        return max(0, self.size_bytes - self.used_bytes)
+
     @cached_property
     def has_mps_server(self) -> bool:
         return any("mps" in each.kinds or (each.comm or "").startswith(MPS_SERVER) for each in self.processes or ())
@@ -145,6 +156,9 @@ class Reading:
 STARTING: Literal["starting"] = "starting"
 """Reason while a source has not yet answered for the first time."""
 
+NO_DEVICE: Literal["no_device"] = "no_device"
+"""Reason on a machine without a device: there is no driver that could be up."""
+
 RELEASED: Literal["released"] = "released"
 """Reason while the driver is released on request: all values are unknown, and this is no fault."""
 
@@ -172,8 +186,8 @@ class AgentReport:
     ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
     ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
     memory with which it was started, or empty.
-    ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them; ``job`` is its
-    identity on all machines, such as ``slurm/4711``, or empty.
+    ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
+    its identity on all machines, such as ``slurm/4711``, or empty.
     """
 
     pid: int
@@ -296,6 +310,54 @@ class Snapshot:
     def quotas_by_process(self) -> Mapping[ProcessKey, EffectiveQuota]:
         """The quotas of each process that one matches."""
         return {each.key: each.quota for each in self.quotas}
+
+    @cached_property
+    def reports_by_device(self) -> Mapping[str, Sequence[AgentReport]]:
+        """The reports with a pool on each device."""
+        found: dict[str, list[AgentReport]] = {}
+        for report in self.reports:
+            for uuid in {pool.device_uuid for pool in report.pools}:
+                found.setdefault(uuid, []).append(report)
+        return found
+
+    def used_by(self, key: ProcessKey, device: DeviceReading) -> int | None:
+        """Return the driver's count for a process, else the bytes that its allocators hold; None if it holds none."""
+        process = device.processes_by_key.get(key)
+        if process is not None and process.used_bytes is not None:
+            return process.used_bytes
+        report = self.reports_by_process.get(key)
+        pools = report.pools if report else ()
+        held = [pool.held_bytes for pool in pools if pool.device_uuid == device.uuid and pool.inside is None]
+        return sum(held) if held else None
+
+    @cached_property
+    def unused_reserves(self) -> Mapping[str, Mapping[ProcessKey, int]]:
+        """By device: the unused bytes of the reserve of each process that has one and uses the device."""
+        quotas = self.quotas_by_process.items()
+        reserves = {key: quota.reserve_bytes for key, quota in quotas if quota.reserve_bytes is not None}
+        found: dict[str, dict[ProcessKey, int]] = {}
+        for device in self.devices if reserves else ():
+            reporting = (report.key for report in self.reports_by_device.get(device.uuid, ()))
+            for key in reserves.keys() & {*device.processes_by_key, *reporting}:
+                used = self.used_by(key, device)
+                if used is not None:
+                    found.setdefault(device.uuid, {})[key] = max(0, reserves[key] - used)
+        return found
+
+    @cached_property
+    def reserve_shortages(self) -> Mapping[tuple[str, ProcessKey], int]:
+        """By device and process: the bytes of the process's reserve that it does not use and that are not free.
+
+        Reserves on one device share its free bytes: each process has the shortage of all reserves, but not more than
+        the unused part of its own. Absent while the free bytes of the device are unknown.
+        """
+        found: dict[tuple[str, ProcessKey], int] = {}
+        for uuid, unused in self.unused_reserves.items():
+            free = self.devices_by_uuid[uuid].current_free_bytes
+            if free is not None:
+                shortage = max(0, sum(unused.values()) - free)
+                found.update({(uuid, key): min(size, shortage) for key, size in unused.items()})
+        return found
 
     @cached_property
     def limits(self) -> Mapping[tuple[str, ProcessKey], int]:
