@@ -61,9 +61,7 @@ class Reader:
     def start(self, script: str) -> None:
         """Start a command that continues in a terminal of its own."""
         command = ["sh", "-ec", f"exec {script}"]
-        self.started.append(
-            subprocess.Popen(command, cwd=self.directory, env=self.environ, start_new_session=True)
-        )
+        self.started.append(subprocess.Popen(command, cwd=self.directory, env=self.environ, start_new_session=True))
 
     def stop(self, sign: int = signal.SIGINT) -> None:
         """End the command that was started last."""

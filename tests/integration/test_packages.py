@@ -1,4 +1,4 @@
-"""The Debian package of deploy/packages: it runs the daemon in a Debian with systemd, and its removal leaves the state."""
+"""The Debian package of deploy/packages: it runs the daemon under systemd, and its removal leaves only the state."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ def test_package_runs_the_daemon_and_its_removal_leaves_only_the_state(tmp_path:
         answers(host)
         assert host.shell("cat /etc/gpumond/gpumond.yaml") == "interval: 2"
         host.shell("dpkg --purge gpumond")
-        assert {path for path in files(host) - before if not path.startswith("/var/lib/gpumond/")} == {"/var/lib/gpumond"}
+        assert {path for path in files(host) - before if not path.startswith("/var/lib/gpumond/")} == {
+            "/var/lib/gpumond"
+        }
     finally:
         host.stop()
