@@ -1,7 +1,8 @@
 """Starts the agent in the programs of this environment that run with ``GPUMOND_AGENT=1``.
 
-Two files that the wheel installs next to the package call it for these programs only: the line in ``gpumond.pth``, which
-costs any other program some microseconds, and from Python 3.15 on the entry point in ``gpumond.start`` (PEP 829).
+Two files that the wheel installs next to the package call it for these programs only: the line in ``gpumond.pth``,
+which costs any other program some microseconds, and from Python 3.15 on the entry point in ``gpumond.start``
+(PEP 829).
 """
 
 from __future__ import annotations

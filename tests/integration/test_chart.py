@@ -196,7 +196,7 @@ def test_values_of_community_charts_are_used():
     assert paths == {"liveness": "/-/healthy", "readiness": "/-/ready", "startup": "/-/healthy"}
     assert container["startupProbe"]["failureThreshold"] == 30
     service = only(found, "Service")["metadata"]
-    assert (service["annotations"], service["labels"]["c"]) == ({"a": "b"}, "d")
+    assert (service["annotations"]["a"], service["labels"]["c"]) == ("b", "d")
     (config,) = [entry["data"]["gpumond.yaml"] for entry in found if "gpumond.yaml" in entry.get("data", ())]
     assert yaml.safe_load(config)["tokens_file"] == "/etc/gpumond-tokens/tokens.yaml"
 

@@ -1,4 +1,4 @@
-"""The Debian package of deploy/packages runs the daemon in a Debian with systemd, and its removal leaves the state."""
+"""The Debian package of deploy/packages: it runs the daemon under systemd, and its removal leaves only the state."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Alertmanager(HttpReceiver):
     runbooks: str = Field(
         "",
         pattern=r"^(https?://[^\s]+)?$",
-        description="beginning of the annotation `runbook_url` of built-in rules, to which the name of the rule is added, "
+        description="beginning of the annotation `runbook_url` of built-in rules, followed by the name of the rule, "
         "such as `https://gpu-1.example/docs/runbooks/`",
     )
 
