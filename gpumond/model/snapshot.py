@@ -172,8 +172,8 @@ class AgentReport:
     ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
     ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
     memory with which it was started, or empty.
-    ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them; ``job`` is its
-    identity on all machines, such as ``slurm/4711``, or empty.
+    ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
+    the same on all machines, such as ``slurm/4711``, or empty.
     """
 
     pid: int
