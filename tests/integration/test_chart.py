@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from gpumond.config import Settings, load
+from gpumond.config.tokens import check_subjects, parse_tokens
 from tests import certificates
 from tests.integration.chart import CASES, REASON, REFUSED, USERS, built, objects, only, rendered, valid
 from tests.integration.machine import ROOT
@@ -253,8 +256,6 @@ def test_changed_configuration_changes_the_pods():
 
 
 def test_configuration_is_valid_for_gpumond(tmp_path: Path):
-    from gpumond.config import load
-
     (config,) = [entry["data"]["gpumond.yaml"] for entry in objects("everything else") if "data" in entry]
     (tmp_path / "gpumond.yaml").write_text(config)
     settings = load(tmp_path / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917", "GPUMOND_SOURCE": "every"})
@@ -265,49 +266,40 @@ def test_configuration_is_valid_for_gpumond(tmp_path: Path):
 @pytest.mark.parametrize(("case", "users"), [("TLS", set()), ("TLS and users", {"prometheus"})])
 def test_web_configuration_is_valid_for_gpumond(tmp_path: Path, case: str, users: set[str]):
     """A certificate in the mounted volume allows the daemon to start on a network address."""
-    from gpumond.config import load
-
     found = objects(case)
     pod = only(found, "DaemonSet")["spec"]["template"]["spec"]
     places = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-    certificates.make(tmp_path)
-    web = only(found, "Secret")["stringData"]["web.yml"].replace(f"{places['tls']}/tls", f"{tmp_path}/server")
-    (tmp_path / "web.yml").write_text(web)
-    (config,) = [entry["data"]["gpumond.yaml"] for entry in found if entry["kind"] == "ConfigMap"]
-    (tmp_path / "gpumond.yaml").write_text(config.replace(places["web"], str(tmp_path)))
-    settings = load(tmp_path / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917"})
+    settings = settings_of(found, places, tmp_path)
     assert settings.web().tls is not None
     assert settings.web().users.keys() == users
     assert settings.insecure == (not users)
 
 
 def test_callers_of_the_chart_are_valid_for_gpumond(tmp_path: Path):
-    """The daemon verifies their certificates, and tokens of service accounts with the token of its own account."""
-    from gpumond.config import load
-    from gpumond.config.tokens import check_subjects, parse_tokens
-
     found = objects("access")
     pod = only(found, "DaemonSet")["spec"]["template"]["spec"]
     places = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-    certificates.make(tmp_path)
-    files = only(found, "Secret")["stringData"]
-    web = files["web.yml"].replace(f"{places['tls']}/tls", f"{tmp_path}/server").replace(places["tls"], str(tmp_path))
-    (tmp_path / "web.yml").write_text(web)
-    (config,) = [entry["data"]["gpumond.yaml"] for entry in found if entry["kind"] == "ConfigMap"]
-    (tmp_path / "gpumond.yaml").write_text(config.replace(places["web"], str(tmp_path)))
-    settings = load(tmp_path / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917"})
-    tokens = parse_tokens(files["tokens"], "tokens")
+    settings = settings_of(found, places, tmp_path)
+    tokens = parse_tokens(only(found, "Secret")["stringData"]["tokens"], "tokens")
     assert [token.name for token in tokens] == ["runner", "argo"]
     check_subjects(tokens, settings.web().client_certificates, settings.token_review_audience is not None)
     assert settings.tokens_file == tmp_path / "tokens"
     assert str(settings.token_review_directory) == places["service-account"]
     (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "tls"]
     assert {"key": "ca.crt", "path": "ca.crt"} in volume["secret"]["items"]
+    assert only(found, "ClusterRoleBinding")["roleRef"]["name"] == only(found, "ClusterRole")["metadata"]["name"]
     (rule,) = only(found, "ClusterRole")["rules"]
     assert rule == {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}
-    binding = only(found, "ClusterRoleBinding")
-    assert binding["roleRef"]["name"] == only(found, "ClusterRole")["metadata"]["name"]
-    assert [subject["name"] for subject in binding["subjects"]] == [only(found, "ServiceAccount")["metadata"]["name"]]
+
+
+def settings_of(found: list[dict[str, Any]], places: dict[str, str], directory: Path) -> Settings:
+    """Return the settings of a rendered chart, with the mounted certificates and files in a directory."""
+    certificates.make(directory)
+    web = only(found, "Secret")["stringData"]["web.yml"].replace(f"{places['tls']}/tls", f"{directory}/server")
+    (directory / "web.yml").write_text(web.replace(places["tls"], str(directory)))
+    (config,) = [entry["data"]["gpumond.yaml"] for entry in found if entry["kind"] == "ConfigMap"]
+    (directory / "gpumond.yaml").write_text(config.replace(places["web"], str(directory)))
+    return load(directory / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917"})
 
 
 @pytest.mark.parametrize(
