@@ -28,19 +28,22 @@ class Started:
 def allocated(snapshot: Snapshot, started: Mapping[str, Started]) -> dict[str, int]:
     """Return the bytes that the processes of each grant hold on its device. Absent: none of them is known there."""
     found: dict[str, int] = {}
-    for name, own in started.items():
-        device = snapshot.device(own.device_uuid)
-        keys = members(snapshot, name, own)
+    for name, keys in members(snapshot, started).items():
+        device = snapshot.device(started[name].device_uuid)
         sizes = [snapshot.used_by(key, device) for key in keys] if device else []
         if known := [size for size in sizes if size is not None]:
             found[name] = sum(known)
     return found
 
 
-def members(snapshot: Snapshot, name: str, own: Started) -> set[ProcessKey]:
-    """Return the processes of a grant: the one that was started, and those whose agent names the grant."""
-    named = {each.key for each in snapshot.reports if each.admission == name and own.uid in (None, each.uid)}
-    return named | ({own.process} if own.process else set())
+def members(snapshot: Snapshot, started: Mapping[str, Started]) -> dict[str, set[ProcessKey]]:
+    """Return the processes of each grant: the one that was started, and those whose agent names the grant."""
+    found: dict[str, set[ProcessKey]] = {name: {own.process} if own.process else set() for name, own in started.items()}
+    for report in snapshot.reports if started else ():
+        grant = started.get(report.admission)
+        if grant is not None and grant.uid in (None, report.uid):
+            found[report.admission].add(report.key)
+    return found
 
 
 def rooms(
@@ -48,7 +51,9 @@ def rooms(
 ) -> list[Room]:
     """Return the memory of each device, or of ``devices``. Without a current reading, the memory is unknown."""
     granted = {
-        (own.device_uuid, key): own.need_bytes for name, own in started.items() for key in members(snapshot, name, own)
+        (started[name].device_uuid, key): started[name].need_bytes
+        for name, keys in members(snapshot, started).items()
+        for key in keys
     }
     return [_room(each, snapshot, granted, lending) for each in (snapshot.devices if devices is None else devices)]
 

@@ -269,7 +269,9 @@ class Admissions:
     def _decide(self, snapshot: Snapshot) -> None:
         started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
         ended = {name for name, own in started.items() if own.process and not self._is_alive(own.process)}
-        own_rooms = rooms(snapshot, started, self._lending())
+        concerned = {request.device_uuid for request in self._queue.waiting} | snapshot.unused_reserves.keys()
+        devices = [device for device in snapshot.devices if device.uuid in concerned]
+        own_rooms = rooms(snapshot, started, self._lending(), devices)
         held = allocated(snapshot, started)
         self._decision = decide(self._queue, own_rooms, held, ended, self._clock())
         self._queue = self._decision.queue

@@ -61,6 +61,7 @@ class MemoryStore:
         self.stored: dict[str, tuple[str, dict[str, Any]]] = {}
         self.stored_quotas: dict[str, tuple[str, dict[str, Any]]] = {}
         self.stored_overrides: dict[str, dict[str, Any]] = {}
+        self.stored_admissions: list[KeptAdmission] = []
         self.audited: list[tuple[str, str, Any]] = []
         self.full = False
 
@@ -106,10 +107,10 @@ class MemoryStore:
         return self.stored_overrides
 
     async def admissions(self) -> list[KeptAdmission]:
-        return []
+        return self.stored_admissions
 
     async def keep_admissions(self, admissions: Sequence[KeptAdmission]) -> None:
-        pass
+        self.stored_admissions = list(admissions)
 
     async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None:
         self._may_change(name, None)

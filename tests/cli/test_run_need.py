@@ -56,6 +56,7 @@ def restarted(daemon: RunningDaemon) -> Iterator[Callable[[], RunningDaemon]]:
         environ = {"GPUMOND_SIM_DIR": daemon.environ["GPUMOND_SIM_DIR"]}
         options = ("--source", "sim", "--interval", "0.1")
         started.append(RunningDaemon(daemon.directory, *options, environ=environ, url=daemon.url))
+        until(lambda: started[-1].request("/-/ready")[0] == 200)
         return started[-1]
 
     yield restart

@@ -52,7 +52,7 @@ def test_leak_in_noisy_serving_is_found_within_the_hour():
     assert 30 * MINUTE < found[0] <= 90 * MINUTE
 
 
-@pytest.mark.parametrize("every", [15.0, 57.0])
+@pytest.mark.parametrize("every", [15.0, 57.0, 300.0])
 def test_leak_is_found_at_the_pace_of_other_collectors(every: float):
     curve = noisy(leaking(64 * MIB, onset=60), 0.3 * GIB)
     found = first(onsets(by_process(curve, steps_of(300, every))), "leak")

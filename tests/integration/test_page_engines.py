@@ -22,7 +22,7 @@ UNKNOWN = {"age_seconds": None, "running": None, "waiting": None, "kv_cache_used
 
 
 def with_engines(frame: Any) -> None:
-    """Add an engine in the program ``serving`` that sleeps in part, one that sleeps, and two that cannot be read."""
+    """Add an engine in the program ``serving``, of which a part sleeps, one that sleeps, and two that are not read."""
     serving = next(process for process in frame["processes"] if process["workload"] == PROGRAMS[1])
     serving.update(live_bytes=20 * GIB, used_bytes=30 * GIB, unmapped_bytes=15 * GIB)
     own = [{"pid": serving["pid"], "start_ticks": serving["start_ticks"]}]
