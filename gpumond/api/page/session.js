@@ -4,7 +4,8 @@ import * as address from "./address.js";
 import { $, put } from "./elements.js";
 
 const STORED = "gpumond-token";
-export let token = sessionStorage.getItem(STORED) ?? "";
+let token = sessionStorage.getItem(STORED) ?? "";
+export const currentToken = () => token;
 
 export function setToken(value) {
   token = value;
