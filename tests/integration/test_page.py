@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -183,10 +184,56 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     chart.wait_for()
     assert page.get_by_role("button", name="leak", exact=True).get_attribute("aria-expanded") == "true"
     assert re.fullmatch(r"Used between .+ and .+ in .+; .+ last\.", chart.get_attribute("aria-label") or "")
-    drawn = page.evaluate("[...document.querySelectorAll('tbody svg path')].map(path => path.getAttribute('d').length)")
-    assert all(length > 20 for length in drawn)
+    lengths = page.evaluate("""['used', 'layer.live', 'layer.rest', 'grid'].map(
+        kind => document.querySelector(`tbody svg path.${kind}`).getAttribute('d').length)""")
+    assert all(length > 20 for length in lengths)
     page.keyboard.press("Enter")
     chart.wait_for(state="hidden")
+
+
+def test_link_opens_what_is_shown(session: PageSession):
+    page = session.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("h3 button").click()
+    page.get_by_label("Group by").select_option("workload")
+    page.get_by_role("button", name="training").click()
+    page.get_by_role("button", name="training").nth(1).click()
+    page.get_by_role("button", name="Copy link").click()
+    session.shows("Link copied")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link == page.url
+    other = PageSession(page.context, link)
+    other.page.locator(".device .plot").wait_for()
+    other.page.locator("tbody.process .plot").wait_for()
+    assert sorted(other.texts("tbody.group .of-program bdi")[0]) == sorted(PROGRAMS)
+
+
+def test_processes_are_downloaded_as_they_are_shown(session: PageSession):
+    page = session.page
+    page.get_by_role("button", name="Program", exact=True).click()
+    page.get_by_label("Filter").fill("ing")
+    session.shows("2 of 4")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="CSV").click()
+    table = list(csv.DictReader(saved.value.path().read_text().splitlines()))
+    assert [row["program"] for row in table] == ["serving", "training"]
+    assert all(int(row["used_bytes"]) > 0 for row in table)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="JSON").click()
+    document = json.loads(saved.value.path().read_text())
+    assert [process["program"] for process in document["processes"]] == ["serving", "training"]
+    assert (document["filter"], document["order"]) == ("ing", {"id": "program", "up": True})
+
+
+def test_help_explains_every_share(session: PageSession):
+    session.page.keyboard.press("?")
+    dialog = session.page.get_by_role("dialog", name="Help")
+    dialog.wait_for()
+    terms, sentences = session.texts("#help-shares dt", "#help-shares dd")
+    assert terms[: len(SHARES)] == list(SHARES)
+    assert all(sentence.endswith(".") and sentence.count(".") == 1 for sentence in sentences)
+    dialog.get_by_role("button", name="Close").click()
+    dialog.wait_for(state="hidden")
 
 
 def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: RunningDaemon):

@@ -20,17 +20,24 @@ if TYPE_CHECKING:
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 
 
+RANGES = {"15 min": 900, "1 h": 3600, "6 h": 21600, "24 h": 86400}
+
+
+def drawn(session: PageSession, seconds: str) -> None:
+    session.page.locator(f".device .plot[data-range='{seconds}'] svg").wait_for()
+
+
 def test_chart_shows_the_chosen_range_up_to_now(session: PageSession):
     page = session.page
     page.locator("h3 button").click()
-    for name in ("15 min", "1 h", "24 h"):
-        with page.expect_response(lambda answer: "signal=live" in answer.url):
-            page.locator(".device").get_by_role("button", name=name).click()
-        page.locator(".device svg").wait_for()
-        page.locator(".unknown").get_by_text("daemon started").wait_for()
+    for name, seconds in RANGES.items():
+        page.locator(".device").get_by_role("button", name=name).click()
+        drawn(session, str(seconds))
+        page.locator(".device .unknown").get_by_text("daemon started").wait_for()
         edges, path = page.evaluate("""() => {
             const edge = node => { const box = node.getBoundingClientRect(); return [box.left, box.right]; };
-            const [plot, unknown] = ['.plot', '.unknown'].map(query => edge(document.querySelector(query)));
+            const find = query => document.querySelector(query);
+            const [plot, unknown] = ['.device .plot', '.device .unknown'].map(query => edge(find(query)));
             return [[plot, unknown], document.querySelector('.device path.used').getAttribute('d')];
         }""")
         (left, right), (begins, ends) = edges
@@ -39,6 +46,43 @@ def test_chart_shows_the_chosen_range_up_to_now(session: PageSession):
         assert points[0][0] / 1000 == pytest.approx((ends - left) / (right - left), abs=0.01), name
         assert points[-1][0] == pytest.approx(1000, abs=0.1), "up to now"
         assert all(one[0] == other[0] or one[1] == other[1] for one, other in pairwise(points)), "steps"
+
+
+def test_chart_is_zoomed_and_its_crosshair_is_that_of_all_charts(session: PageSession):
+    page = session.page
+    page.get_by_role("button", name="leak", exact=True).click()
+    page.locator("h3 button").click()
+    plot = page.locator(".device .plot")
+    drawn(session, "900")
+    page.locator("tbody .plot[data-range]").wait_for()
+    box = plot.bounding_box()
+    assert box
+    plot.hover(position={"x": box["width"] - 3, "y": 40})
+    page.locator(".device .readout").get_by_text("used (driver)").wait_for()
+    device, process = session.texts(".device .readout", "tbody .readout")
+    assert device[0].split(": ")[0] == process[0].split(": ")[0]
+    assert page.locator(".cursor:visible").count() == 2
+    at, middle = box["y"] + 40, box["x"] + box["width"] / 2
+    page.mouse.move(middle, at)
+    page.mouse.down()
+    page.mouse.move(middle + box["width"] / 4, at)
+    page.mouse.up()
+    page.wait_for_function("/range=\\d+-\\d+/.test(location.hash)")
+    first, last = map(int, re.findall(r"range=(\d+)-(\d+)", page.url)[0])
+    assert last - first == pytest.approx(225, abs=5)
+    drawn(session, f"{first}-{last}")
+    other = PageSession(page.context, page.url)
+    drawn(other, f"{first}-{last}")
+    other.page.close()
+    plot.focus()
+    page.keyboard.press("Escape")
+    drawn(session, "900")
+    page.keyboard.press("+")
+    page.locator(".device .plot:not([data-range='900'])").wait_for()
+    plot.dblclick()
+    drawn(session, "900")
+    page.mouse.wheel(0, -100)
+    page.locator(".device .plot:not([data-range='900'])").wait_for()
 
 
 def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
@@ -58,8 +102,7 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
         )
         (text,), refused = session.texts(".fit p", ".refused li")
     assert paths["points"].count("M") == len(fit["points"])
-    (begin, _), (end, _) = re.findall(r"([\d.]+) ([\d.]+)", paths["line"])
-    assert (float(begin), float(end)) == (0, 1000)
+    assert {"band", "line", "projection"} <= paths.keys()
     assert text.startswith("32.0 MiB each minute (31.6 MiB to 32.4 MiB); the device is full at ")
     assert refused == [
         "Other explanation, warm-up: the slope of the last half as a share of that of the first half is 0.99."

@@ -14,6 +14,7 @@ from fastapi.responses import Response
 
 from gpumond.api.docs_page import reference
 from gpumond.api.page.bundle import bundle
+from gpumond.engine.events import Kind
 from gpumond.model.engines import NOT_READ
 from gpumond.model.frame import SHARES
 from gpumond.model.snapshot import MISSED_LIMIT
@@ -56,14 +57,32 @@ def _tag(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:16]
 
 
+MARKS: dict[Kind, str] = {
+    "flush": "▼",
+    "oom": "✕",
+    "xid": "✕",
+    "alert-fired": "▲",
+    "alert-resolved": "△",
+    "verdict-began": "◆",
+    "verdict-ended": "◇",
+    "agent-connected": "●",
+    "agent-gone": "○",
+    "process-ended": "○",
+    "device-lost": "○",
+    "device-back": "●",
+}
+"""Signs of events on the time axis of a chart."""
+
+
 def words() -> str:
     """Return the daemon's vocabulary as a JavaScript module."""
-    known = {
+    known: dict[str, object] = {
         "SHARES": list(SHARES),
         "OF_PROCESSES": [share for share in SHARES if share != "unclaimed"],
         "ORDINARY": sorted(SHAPES),
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,
+        "MARKS": MARKS,
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 

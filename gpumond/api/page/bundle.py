@@ -1,8 +1,8 @@
 """Joins ES modules into one, so that the page needs one request for its script. Performs no I/O.
 
 Each module becomes a function that returns its exports, called once, after the modules that it imports. Accepted are
-`import { a, b as c } from "./name.js"`, `import * as a from "./name.js"`, and `export` before a function, a class or a
-constant. Exported variables are refused, because an importing module would keep their first value.
+`import { a, b as c } from "./name.js"`, `import * as a from "./name.js"`, `import "./name.js"`, and `export` before a
+function, a class or a constant. An exported variable is refused: the importing module would keep its first value.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-IMPORT = re.compile(r'^import (?:\{([^}]*)\}|\* as (\w+)) from "\./(\w+)\.js";\n', re.MULTILINE)
+IMPORT = re.compile(r'^import (?:(?:\{([^}]*)\}|\* as (\w+)) from )?"\./(\w+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*? |class |const )([\w$]+))", re.MULTILINE)
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 
@@ -45,6 +45,8 @@ def _function(name: str, text: str) -> str:
 
 def _constant(found: re.Match[str]) -> str:
     names, whole, module = found.groups()
+    if names is None and whole is None:
+        return ""
     if whole:
         return f"const {whole} = ${module};\n"
     return f"const {{{re.sub(r' as ', ': ', names)}}} = ${module};\n"

@@ -38,3 +38,12 @@ export function unknown(ranges, from, to) {
   const parts = starts.map((start, place) => ({ from: start, to: ends[place] }));
   return parts.filter((part) => part.to - part.from > NARROW * (to - from));
 }
+
+/** Points, and those that were read later: from the last known one on. The daemon derives times from its newest reading,
+so that the time of a point may differ slightly from one response to another. */
+export function joined(known, fresh, from) {
+  if (!fresh.length) return known;
+  const [before, last] = known.slice(-2);
+  const end = fresh[0].at - (last.at - before.at) / 2;
+  return [...known.filter(({ at }) => at >= from && at < end), ...fresh];
+}
