@@ -13,7 +13,7 @@ demo: $(VENV)/.installed  ## the daemon on a simulated device with programs on i
 	@exec $(BIN)/gpumond demo
 
 test: $(VENV)/.installed  ## every test that this machine can run; it says which it skips, and why
-	$(BIN)/python -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not soak"
+	$(BIN)/python -m pytest -q -rs -n 4 --dist loadfile --no-loadscope-reorder -m "not gpu and not soak"
 
 soak: $(VENV)/.installed  ## what takes too long, or too many ports, for every change
 	$(BIN)/python -m pytest -q -rs -m soak

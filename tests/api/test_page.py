@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -9,7 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
-from gpumond.api.page import FILES, MODULES, POLICY
+from gpumond.api.page import FILES, MODULES, PAGE, POLICY
+from gpumond.api.page.bundle import bundle
 from gpumond.engine import EngineState, advance
 from gpumond.engine.events import Kind
 from gpumond.model.frame import SHARES
@@ -21,15 +23,20 @@ from gpumond.top.bars import COLOURS, FREE_ON_DARK
 from tests.api.test_app import View, ask
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}
+(SCRIPT_PATH,) = (path for path in PAGE if path.endswith(".js"))
+(STYLE_PATH,) = (path for path in PAGE if path.endswith(".css"))
+STYLE = TEXT[STYLE_PATH]
+SOURCES = {name: text for name, text in MODULES.items() if name != "words"}
+SCRIPT = "\n".join(SOURCES.values())
+MAX_LINES = 250
+MAX_BYTES = 60_000
+MAX_FILES = 8
 KINDS = {
     "/": "text/html",
-    "/page.css": "text/css",
-    "/words.js": "text/javascript",
+    STYLE_PATH: "text/css",
+    SCRIPT_PATH: "text/javascript",
     "/docs.css": "text/css",
-    **{f"/{name}": "text/javascript" for name in MODULES},
 }
-SCRIPT = "\n".join(TEXT[f"/{name}"] for name in MODULES)
-MAX_LINES = 250
 
 
 @pytest.mark.parametrize(("path", "kind"), KINDS.items())
@@ -41,7 +48,8 @@ def test_page_file_has_restrictive_headers(path: str, kind: str):
     assert answer.headers["content-security-policy"] == POLICY
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
-    assert answer.headers["cache-control"] == "no-cache"
+    hashed = path in (STYLE_PATH, SCRIPT_PATH)
+    assert answer.headers["cache-control"] == ("max-age=31536000, immutable" if hashed else "no-cache")
 
 
 @pytest.mark.parametrize("path", KINDS)
@@ -65,14 +73,14 @@ def test_page_is_served_before_the_first_frame():
 
 
 def test_page_names_kinds_as_the_daemon_does():
-    constants = dict(re.findall(r"^export const (\w+) = (.+);$", TEXT["/words.js"], re.MULTILINE))
+    constants = dict(re.findall(r"^export const (\w+) = (.+);$", MODULES["words"], re.MULTILINE))
     known = {name: json.loads(value) for name, value in constants.items()}
     assert tuple(known["SHARES"]) == SHARES
     assert known["ORDINARY"] == sorted(SHAPES)
     assert known["MISSED_LIMIT"] == MISSED_LIMIT
     used = {
         name
-        for found in re.findall(r"^import \{ (.+) \} from \"./words.js\";$", SCRIPT, re.MULTILINE)
+        for found in re.findall(r"^import \{([^}]+)\} from \"./words.js\";$", SCRIPT, re.MULTILINE)
         for name in re.findall(r"\b[A-Z_]+\b(?! as)|\b[A-Z_]+(?= as)", found)
     }
     assert known.keys() <= used
@@ -80,26 +88,59 @@ def test_page_names_kinds_as_the_daemon_does():
     assert kinds <= {"flush"}  # an element's name, too
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", SOURCES)
 def test_module_is_short(name: str):
-    assert len(TEXT[f"/{name}"].splitlines()) <= MAX_LINES
+    assert len(SOURCES[name].splitlines()) <= MAX_LINES
 
 
-def test_modules_are_preloaded_by_the_page():
-    preloaded = re.findall(r'<link rel="modulepreload" href="([a-z]+\.js)" />', TEXT["/"])
-    assert sorted(preloaded) == sorted({*MODULES, "words.js"} - {"page.js"})
-    imported = set(re.findall(r'from "\./([a-z]+\.js)";', SCRIPT))
-    assert imported == set(preloaded)
+def test_page_names_its_files_by_their_hash():
+    found = re.findall(r'(?:src|href)="([a-z]+-[0-9a-f]{16}\.(?:css|js))"', TEXT["/"])
+    assert {f"/{name}" for name in found} == {STYLE_PATH, SCRIPT_PATH}
+    for name in found:
+        digest = hashlib.sha256(TEXT[f"/{name}"].encode()).hexdigest()
+        assert digest[:16] in name
+
+
+def test_script_contains_every_module_once():
+    assert sorted(re.findall(r"^const \$(\w+) = \(\(\) => \{$", TEXT[SCRIPT_PATH], re.MULTILINE)) == sorted(MODULES)
+
+
+MODULES_OF_A_TEST = {
+    "page": 'import { one, two as second } from "./values.js";\nimport * as all from "./values.js";\nuse(second);\n',
+    "values": "export const one = 1;\nconst hidden = 2;\nexport function* two() {\n  yield hidden;\n}\n",
+}
+
+
+def test_modules_are_joined_in_the_order_of_their_imports():
+    values, page = bundle(MODULES_OF_A_TEST, "page").split("const $page = ")
+    assert values.startswith("const $values = (() => {\nconst one = 1;\nconst hidden = 2;\nfunction* two() {")
+    assert values.endswith("return { one, two };\n})();\n")
+    assert "const { one, two: second } = $values;\nconst all = $values;\nuse(second);\n" in page
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ('import { x } from "./page.js";\n', "page -> values -> page"),
+        ("export let one = 1;\n", "export let one"),
+        ('import x from "./values.js";\n', "import x from"),
+        ("export default 1;\n", "export default"),
+    ],
+)
+def test_modules_that_cannot_be_joined_are_refused(values: str, reason: str):
+    with pytest.raises(ValueError, match=reason):
+        bundle(MODULES_OF_A_TEST | {"values": values}, "page")
 
 
 def test_page_is_small():
-    assert sum(len(file.compressed) for file in FILES.values()) < 40_000
+    assert sum(len(file.compressed) for file in FILES.values()) < MAX_BYTES
+    assert len(PAGE) < MAX_FILES - 1  # one request is that for the stream of frames
 
 
 def test_page_has_no_external_and_no_inline_resources():
     addresses = {found for text in TEXT.values() for found in re.findall(r"https?://[^\s'\"]+", text)}
     assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, not an address
-    assert "@import" not in TEXT["/page.css"]
+    assert "@import" not in STYLE
     assert not re.findall(r"<style|<script(?![^>]* src=)|\sstyle=|\son[a-z]+=|javascript:", TEXT["/"])
 
 
@@ -113,7 +154,7 @@ def test_token_is_stored_in_no_cookie_and_no_persistent_storage():
 
 
 def test_style_has_the_colours_of_the_palette():
-    light, _, dark = TEXT["/page.css"].partition("@media (prefers-color-scheme: dark)")
+    light, _, dark = STYLE.partition("@media (prefers-color-scheme: dark)")
     colours = {name: value.upper() for name, value in re.findall(r"--([a-z]+): (#[0-9a-fA-F]{6});", light)}
     assert {name: colours.get(name) for name in COLOURS} == COLOURS
     assert re.findall(r"--free: (#\w+);", dark)[0].upper() == FREE_ON_DARK

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +12,6 @@ import pytest
 from gpumond.cli.table import size
 from gpumond.model.units import human
 from gpumond.testing import GIB
-from tests.api.test_live import as_json, changes_as_json, random_wholes
 from tests.integration.browser import (
     PROGRAMS,
     PageSession,
@@ -103,51 +102,6 @@ def test_bar_is_as_long_as_its_value(session: PageSession):
     assert parts[0] > parts[2]
 
 
-SIZES = [
-    None,
-    0,
-    1,
-    1023,
-    1024,
-    1280,
-    1792,
-    10 * 1024**2,
-    1047552,
-    1048575,
-    5 * GIB // 4,
-    7 * GIB // 4,
-    80 * GIB,
-    3**25,
-    -1280,
-]
-
-
-def test_sizes_are_written_as_on_the_command_line(session: PageSession):
-    script = "async sizes => { const { human } = await import('/format.js'); return sizes.map(human); }"
-    assert session.page.evaluate(script, SIZES) == [size(value) for value in SIZES]
-
-
-DURATIONS = {
-    0: "0 s",
-    42.4: "42 s",
-    59.6: "1 min",
-    99: "1 min 39 s",
-    120: "2 min",
-    599: "9 min 59 s",
-    1530: "26 min",
-    3599: "1 h",
-    7500: "2 h 5 min",
-    10800: "3 h",
-    86399: "1 d",
-    273600: "3 d 4 h",
-}
-
-
-def test_durations_are_rounded_to_the_nearest(session: PageSession):
-    script = "async all => { const { duration } = await import('/format.js'); return all.map(duration); }"
-    assert session.page.evaluate(script, list(DURATIONS)) == list(DURATIONS.values())
-
-
 def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browser: Browser, serve: Serve):
     daemon = serve("--interval", "0.2", verb="demo")
     ready(daemon, PROGRAMS)
@@ -182,40 +136,6 @@ def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browse
         assert page.evaluate("[localStorage.length, sessionStorage.length]") == [0, 1]
         page.get_by_role("button", name="Sign out").click()
         assert page.evaluate("sessionStorage.length") == 0
-
-
-DIFFERENCES = """async ([plan, receipt]) => {
-    const { differences } = await import('/flush.js');
-    return [...differences(receipt, plan)];
-}"""
-
-
-def flushed(expected: int, released: int, driver: int | None, raced: bool = False) -> dict[str, Any]:
-    interval = {"low": expected * GIB, "high": expected * GIB}
-    held = {"held_bytes": 6 * GIB, "live_bytes": (6 - expected) * GIB}
-    driver_released = None if driver is None else driver * GIB
-    amounts = {"released_bytes": released * GIB, "driver_released_bytes": driver_released}
-    return {"expected": interval, "before": held, "raced": raced, **amounts}
-
-
-@pytest.mark.parametrize(
-    ("receipt", "reasons"),
-    [
-        (flushed(4, 4, 4), []),
-        (
-            flushed(3, 3, 3),
-            ["between the plan (6.0 GiB held, 2.0 GiB live) and the flush (6.0 GiB held, 3.0 GiB live)"],
-        ),
-        (flushed(4, 3, 3), ["released less than expected at the start."]),
-        (flushed(4, 5, 5, raced=True), ["released more than expected at the start because the program allocated"]),
-        (flushed(4, 4, 2, raced=True), ["The driver's figure differs because the program allocated"]),
-        (flushed(4, 4, None), ["The driver does not report this process's memory"]),
-    ],
-)
-def test_receipt_explains_differing_figures(session: PageSession, receipt: Any, reasons: list[str]):
-    output = session.page.evaluate(DIFFERENCES, [flushed(4, 0, None), receipt])
-    assert len(output) == len(reasons)
-    assert all(reason in sentence for reason, sentence in zip(reasons, output, strict=True)), output
 
 
 def receipts_of(daemon: RunningDaemon, workload: str) -> list[Any]:
@@ -264,10 +184,56 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     chart.wait_for()
     assert page.get_by_role("button", name="leak", exact=True).get_attribute("aria-expanded") == "true"
     assert re.fullmatch(r"Used between .+ and .+ in .+; .+ last\.", chart.get_attribute("aria-label") or "")
-    drawn = page.evaluate("[...document.querySelectorAll('tbody svg path')].map(path => path.getAttribute('d').length)")
-    assert all(length > 20 for length in drawn)
+    lengths = page.evaluate("""['used', 'layer.live', 'layer.rest', 'grid'].map(
+        kind => document.querySelector(`tbody svg path.${kind}`).getAttribute('d').length)""")
+    assert all(length > 20 for length in lengths)
     page.keyboard.press("Enter")
     chart.wait_for(state="hidden")
+
+
+def test_link_opens_what_is_shown(session: PageSession):
+    page = session.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("h3 button").click()
+    page.get_by_label("Group by").select_option("workload")
+    page.get_by_role("button", name="training").click()
+    page.get_by_role("button", name="training").nth(1).click()
+    page.get_by_role("button", name="Copy link").click()
+    session.shows("Link copied")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link == page.url
+    other = PageSession(page.context, link)
+    other.page.locator(".device .plot").wait_for()
+    other.page.locator("tbody.process .plot").wait_for()
+    assert sorted(other.texts("tbody.group .of-program bdi")[0]) == sorted(PROGRAMS)
+
+
+def test_processes_are_downloaded_as_they_are_shown(session: PageSession):
+    page = session.page
+    page.get_by_role("button", name="Program", exact=True).click()
+    page.get_by_label("Filter").fill("ing")
+    session.shows("2 of 4")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="CSV").click()
+    table = list(csv.DictReader(saved.value.path().read_text().splitlines()))
+    assert [row["program"] for row in table] == ["serving", "training"]
+    assert all(int(row["used_bytes"]) > 0 for row in table)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="JSON").click()
+    document = json.loads(saved.value.path().read_text())
+    assert [process["program"] for process in document["processes"]] == ["serving", "training"]
+    assert (document["filter"], document["order"]) == ("ing", {"id": "program", "up": True})
+
+
+def test_help_explains_every_share(session: PageSession):
+    session.page.keyboard.press("?")
+    dialog = session.page.get_by_role("dialog", name="Help")
+    dialog.wait_for()
+    terms, sentences = session.texts("#help-shares dt", "#help-shares dd")
+    assert terms[: len(SHARES)] == list(SHARES)
+    assert all(sentence.endswith(".") and sentence.count(".") == 1 for sentence in sentences)
+    dialog.get_by_role("button", name="Close").click()
+    dialog.wait_for(state="hidden")
 
 
 def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: RunningDaemon):
@@ -339,18 +305,6 @@ def test_page_requests_a_token_if_reading_requires_one(browser: Browser, demo: R
         sign_in(session, demo)
         session.page.locator("tbody .of-program").first.wait_for()
         session.page.locator("#events .agent-connected").first.wait_for()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_page_applies_changes_to_a_frame(session: PageSession, seed: int):
-    wholes = random_wholes(seed, count=40)
-    found = [changes_as_json(before, after) for before, after in pairwise(wholes)]
-    script = """async ([frame, found]) => {
-        const { applyChanges } = await import('/live.js');
-        return found.map(changes => (applyChanges(frame, changes), JSON.stringify(frame)));
-    }"""
-    shown = session.page.evaluate(script, [as_json(wholes[0]), found])
-    assert [json.loads(each) for each in shown] == [as_json(whole) for whole in wholes[1:]]
 
 
 def test_page_signs_in_with_the_code_in_its_address(browser: Browser, demo: RunningDaemon):

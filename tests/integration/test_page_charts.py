@@ -20,17 +20,24 @@ if TYPE_CHECKING:
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 
 
+RANGES = {"15 min": 900, "1 h": 3600, "6 h": 21600, "24 h": 86400}
+
+
+def drawn(session: PageSession, seconds: str) -> None:
+    session.page.locator(f".device .plot[data-range='{seconds}'] svg").wait_for()
+
+
 def test_chart_shows_the_chosen_range_up_to_now(session: PageSession):
     page = session.page
     page.locator("h3 button").click()
-    for name in ("15 min", "1 h", "24 h"):
-        with page.expect_response(lambda answer: "signal=live" in answer.url):
-            page.locator(".device").get_by_role("button", name=name).click()
-        page.locator(".device svg").wait_for()
-        page.locator(".unknown").get_by_text("daemon started").wait_for()
+    for name, seconds in RANGES.items():
+        page.locator(".device").get_by_role("button", name=name).click()
+        drawn(session, str(seconds))
+        page.locator(".device .unknown").get_by_text("daemon started").wait_for()
         edges, path = page.evaluate("""() => {
             const edge = node => { const box = node.getBoundingClientRect(); return [box.left, box.right]; };
-            const [plot, unknown] = ['.plot', '.unknown'].map(query => edge(document.querySelector(query)));
+            const find = query => document.querySelector(query);
+            const [plot, unknown] = ['.device .plot', '.device .unknown'].map(query => edge(find(query)));
             return [[plot, unknown], document.querySelector('.device path.used').getAttribute('d')];
         }""")
         (left, right), (begins, ends) = edges
@@ -41,38 +48,41 @@ def test_chart_shows_the_chosen_range_up_to_now(session: PageSession):
         assert all(one[0] == other[0] or one[1] == other[1] for one, other in pairwise(points)), "steps"
 
 
-INTERVALS = """async ([times, length, from, to, started]) => {
-    const { intervals, unknown } = await import('/chart.js');
-    const found = intervals(times.map(at => ({ at })), length, from, to, started);
-    return [found.map(each => [each.at, each.end]), unknown(found, from, to).map(each => [each.from, each.to])];
-}"""
-
-
-@pytest.mark.parametrize(
-    ("times", "length", "known", "unknown"),
-    [
-        ([-10, 20, 50, 80], 30, [[0, 20], [20, 50], [50, 80], [80, 100]], []),
-        ([20, 50], 30, [[20, 50], [50, 80]], [[0, 20], [80, 100]]),
-        ([0, 20, 60, 80], 20, [[0, 20], [20, 40], [60, 80], [80, 100]], [[40, 60]]),
-        ([90, 92, 94, 98, 99], None, [[90, 92], [92, 94], [94, 98], [98, 99], [99, 100]], [[0, 90]]),
-        (
-            [10, 12, 14, 80, 82],
-            None,
-            [[10, 12], [12, 14], [14, 16], [80, 82], [82, 84]],
-            [[0, 10], [16, 80], [84, 100]],
-        ),
-        ([], None, [], [[0, 100]]),
-    ],
-    ids=["blocks", "edges", "gap", "samples", "samples with a gap", "nothing"],
-)
-def test_unknown_values_are_marked_in_the_chart(
-    session: PageSession, times: list[float], length: float | None, known: list[Any], unknown: list[Any]
-):
-    assert session.page.evaluate(INTERVALS, [times, length, 0, 100, -1000]) == [known, unknown]
-
-
-def test_first_block_begins_no_earlier_than_the_daemon(session: PageSession):
-    assert session.page.evaluate(INTERVALS, [[30, 60], 30, 0, 100, 42]) == [[[42, 60], [60, 90]], [[0, 42], [90, 100]]]
+def test_chart_is_zoomed_and_its_crosshair_is_that_of_all_charts(session: PageSession):
+    page = session.page
+    page.get_by_role("button", name="leak", exact=True).click()
+    page.locator("h3 button").click()
+    plot = page.locator(".device .plot")
+    drawn(session, "900")
+    page.locator("tbody .plot[data-range]").wait_for()
+    box = plot.bounding_box()
+    assert box
+    plot.hover(position={"x": box["width"] - 3, "y": 40})
+    page.locator(".device .readout").get_by_text("used (driver)").wait_for()
+    device, process = session.texts(".device .readout", "tbody .readout")
+    assert device[0].split(": ")[0] == process[0].split(": ")[0]
+    assert page.locator(".cursor:visible").count() == 2
+    at, middle = box["y"] + 40, box["x"] + box["width"] / 2
+    page.mouse.move(middle, at)
+    page.mouse.down()
+    page.mouse.move(middle + box["width"] / 4, at)
+    page.mouse.up()
+    page.wait_for_function("/range=\\d+-\\d+/.test(location.hash)")
+    first, last = map(int, re.findall(r"range=(\d+)-(\d+)", page.url)[0])
+    assert last - first == pytest.approx(225, abs=5)
+    drawn(session, f"{first}-{last}")
+    other = PageSession(page.context, page.url)
+    drawn(other, f"{first}-{last}")
+    other.page.close()
+    plot.focus()
+    page.keyboard.press("Escape")
+    drawn(session, "900")
+    page.keyboard.press("+")
+    page.locator(".device .plot:not([data-range='900'])").wait_for()
+    plot.dblclick()
+    drawn(session, "900")
+    page.mouse.wheel(0, -100)
+    page.locator(".device .plot:not([data-range='900'])").wait_for()
 
 
 def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
@@ -92,32 +102,8 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
         )
         (text,), refused = session.texts(".fit p", ".refused li")
     assert paths["points"].count("M") == len(fit["points"])
-    (begin, _), (end, _) = re.findall(r"([\d.]+) ([\d.]+)", paths["line"])
-    assert (float(begin), float(end)) == (0, 1000)
+    assert {"band", "line", "projection"} <= paths.keys()
     assert text.startswith("32.0 MiB each minute (31.6 MiB to 32.4 MiB); the device is full at ")
     assert refused == [
         "Other explanation, warm-up: the slope of the last half as a share of that of the first half is 0.99."
     ]
-
-
-@pytest.mark.parametrize(("seconds_left", "drawn"), [(240.0, True), (86_400.0, False)], ids=["soon", "in a day"])
-def test_crossing_with_the_size_is_drawn_where_it_is_near(session: PageSession, seconds_left: float, drawn: bool):
-    fit = {
-        "points": [[1000.0 + 60 * number, float(number << 20)] for number in range(6)],
-        "at": 1300.0,
-        "level_bytes": float(5 << 20),
-        "slope_bytes_per_second": (1 << 20) / 60,
-        "band_bytes": 0.0,
-        "full_at": 1300 + seconds_left,
-        "full_at_latest": 1300 + 1.1 * seconds_left,
-    }
-    script = """async fit => {
-        const { limits, line } = await import('/fit.js');
-        return [limits(fit), line(fit, fit.full_at)];
-    }"""
-    found, level = session.page.evaluate(script, fit)
-    assert found["from"] == 1000
-    assert found["full"] == (level if drawn else None)
-    assert found["to"] == (fit["full_at_latest"] if drawn else 1600)
-    assert found["low"] == 0
-    assert found["high"] >= max(bytes for _, bytes in fit["points"])

@@ -4,12 +4,11 @@ import { $, button, make, name, named, put, sync } from "./elements.js";
 import { createFit, showFit } from "./fit.js";
 import { clean, clock, duration, many, words } from "./format.js";
 import { silence } from "./silences.js";
-import { processKey, state } from "./store.js";
-import { ORDINARY as KINDS } from "./words.js";
+import { isNote, ordinary, processKey, state } from "./store.js";
 
-export const ORDINARY = new Set(KINDS);
-const NOTES = new Set(["growing", "release"]); // neither indicates a problem
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
+const SHOWN = 12; // alerts, and verdicts, until the user asks for all
+const EVENTS_SHOWN = 60;
 const LEVELS = { critical: "bad", page: "bad", info: "note" };
 
 function line(alert) {
@@ -18,6 +17,16 @@ function line(alert) {
   const subject = labels.map(([label, text]) => `${label} ${text}`).join(" ");
   act.setAttribute("aria-label", clean(`Silence ${alert.rule} ${subject}`, 200).trim());
   return make("li", make("b"), make("time"), make("bdi"), act);
+}
+
+const complete = new Set(); // ids of the lists that the user asked for in full
+
+/** The first entries of a list, and a button for the others. */
+function shown(id, entries) {
+  const more = $(`${id}-more`);
+  more.hidden = entries.length <= SHOWN;
+  put(more, complete.has(id) ? "Show fewer" : `Show all ${entries.length}`);
+  return complete.has(id) ? entries : entries.slice(0, SHOWN);
 }
 
 export function showAlerts() {
@@ -31,7 +40,7 @@ export function showAlerts() {
   const now = state.frame.snapshot.taken_at;
   sync(
     $("alerts"),
-    entries,
+    shown("alerts", entries),
     (alert) => JSON.stringify([alert.rule, Object.entries(alert.labels)]),
     line,
     (node, alert) => {
@@ -50,30 +59,30 @@ export function showAlerts() {
 }
 
 export function showVerdicts() {
-  const notable = state.frame.verdicts.filter((verdict) => !ORDINARY.has(verdict.kind));
+  const notable = state.frame.verdicts.filter((verdict) => !ordinary(verdict));
   const left = (verdict) => verdict.time_to_oom_seconds ?? Infinity;
   notable.sort((one, other) => left(one) - left(other) || one.since - other.since);
   sync(
     $("verdicts"),
-    notable,
+    shown("verdicts", notable),
     (verdict) => [verdict.device_uuid, processKey(verdict), verdict.kind].join(),
     () => make("li", make("b"), make("time"), make("bdi"), createFit()),
     (node, verdict) => {
-      node.className = NOTES.has(verdict.kind) ? "note" : "warn";
+      node.className = isNote(verdict) ? "note" : "warn";
       put(node.children[0], verdict.kind, 80);
       put(node.children[1], `since ${clock(verdict.since)}`);
       name(node.children[2], verdict.summary, 400);
-      showFit(node.children[3], verdict.fit);
+      showFit(node.children[3], verdict, state.frame.snapshot.taken_at);
     },
   );
-  const ordinary = state.frame.verdicts.length - notable.length;
-  const healthy = `${many(ordinary, "memory curve")} evaluated, no problem found.`;
-  const none = ordinary ? healthy : "None yet. A memory curve is evaluated when it is long enough.";
+  const rest = state.frame.verdicts.length - notable.length;
+  const healthy = `${many(rest, "memory curve")} evaluated, no problem found.`;
+  const none = rest ? healthy : "None yet. A memory curve is evaluated when it is long enough.";
   put($("no-verdicts"), notable.length ? "" : none);
 }
 
 export function showEvents() {
-  const newest = [...state.events.values()].sort((one, other) => other.id - one.id);
+  const newest = [...state.events.values()].sort((one, other) => other.id - one.id).slice(0, EVENTS_SHOWN);
   sync(
     $("events"),
     newest,
@@ -86,3 +95,9 @@ export function showEvents() {
   $("no-events").hidden = newest.length > 0;
   $("events").hidden = !newest.length;
 }
+
+for (const [id, show] of [["alerts", showAlerts], ["verdicts", showVerdicts]])
+  $(`${id}-more`).addEventListener("click", () => {
+    if (!complete.delete(id)) complete.add(id);
+    show();
+  });

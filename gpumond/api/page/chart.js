@@ -1,171 +1,225 @@
-// History charts of devices and processes.
+// History charts of devices and processes. All of them show the same range of time and the same crosshair.
 
-import { button, make, put, svg } from "./elements.js";
+import * as address from "./address.js";
+import { chartTable, csvOf } from "./downloads.js";
+import { button, make, put, saveBlob } from "./elements.js";
 import { clock, duration, human } from "./format.js";
-import { changed, state } from "./store.js";
-import { read } from "./stream.js";
+import { marksAt, marksOf } from "./marks.js";
+import { readPast } from "./past.js";
+import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
+import { RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } from "./range.js";
+import { LAYERS, columnAt, columnsOf, layersOf, restOf } from "./stack.js";
+import { state } from "./store.js";
 
-const PAUSE = 5000;
-const RANGES = [
-  ["15 min", 900],
-  ["1 h", 3600],
-  ["24 h", 86400],
+const PAUSE = 5000; // between requests for the newest values
+const LONGEST_PAUSE = 60_000;
+const DRAGGED = 5; // pixels below which a drag is a click
+const WRITTEN = 200; // milliseconds after which a range is in the address: browsers limit how often it may change
+const STEP = 0.02; // of the range, by which a key moves the crosshair
+const HELP = "Chart. Left and right: crosshair. Plus and minus: zoom. A and D: earlier and later. Escape: newest.";
+
+const middle = ({ seconds, to }, end) => (to === null ? end : to - seconds / 2);
+const CONTROLS = [
+  ["◀", "Earlier", (shown, end) => moved(shown, -0.5, end)],
+  ["▶", "Later", (shown, end) => moved(shown, 0.5, end)],
+  ["−", "Zoom out", (shown, end) => zoomed(shown, middle(shown, end), 2, end)],
+  ["+", "Zoom in", (shown, end) => zoomed(shown, middle(shown, end), 0.5, end)],
 ];
-const SIGNALS = ["used", "held", "live"];
-const NARROW = 0.01; // unknown parts below this share of the range are not marked
 
-const charts = new Map(); // element → what it shows
+const charts = new Set(); // elements
+let range = rangeOf(address.read("range")) ?? newest();
+let writing = 0; // timer
+let cursor = null; // unix time of the crosshair, in all charts
 
-/** Shows or hides the history in `node`. */
-export function toggle(node, target) {
-  const place = node.querySelector(".history");
-  const hidden = node.querySelector(".more") ?? place;
-  hidden.hidden = !hidden.hidden;
-  node.querySelector("[aria-expanded]").setAttribute("aria-expanded", String(!hidden.hidden));
-  if (hidden.hidden) {
-    charts.delete(place);
-  } else {
-    if (!place.firstChild) place.append(...createControls(place));
-    charts.set(place, { ...target, seconds: RANGES[0][1] });
-    press(place, RANGES[0][1]);
-    draw(place);
-  }
-  if (state.frame) changed();
-}
-
-function createControls(place) {
-  const ranges = make("div.ranges");
-  ranges.setAttribute("role", "group");
-  ranges.setAttribute("aria-label", "Range");
-  for (const [text, seconds] of RANGES) {
-    const choose = () => {
-      charts.get(place).seconds = seconds;
-      press(place, seconds);
-      draw(place);
-    };
-    ranges.append(button(text, choose, "button.plain"));
-  }
-  const legend = make(
-    "div.keys",
-    make("span", make("i.used"), "used (driver)"),
-    make("span", make("i.held"), "held by its pools"),
-    make("span", make("i.live"), "live"),
-  );
-  const plot = make("div.plot", make("span.top"), make("span.from"), make("span.to"));
-  return [make("div.head", legend, ranges), plot, make("p.summary")];
-}
-
-function press(place, seconds) {
-  RANGES.forEach(([, each], at) =>
-    place.querySelectorAll(".ranges button")[at].setAttribute("aria-pressed", String(each === seconds)),
-  );
-}
-
-async function history(target, signal, from, to, started) {
-  const query = new URLSearchParams({ uuid: target.uuid, signal, since: from });
-  if (target.pid) query.set("pid", target.pid);
-  if (target.start_ticks) query.set("start_ticks", target.start_ticks);
-  const answer = await read(`api/v1/history?${query}`);
-  const { points, block_seconds } = answer.ok ? await answer.json() : { points: [], block_seconds: null };
-  return { blocks: block_seconds !== null, ranges: intervals(points, block_seconds, from, to, started) };
-}
-
-/** The points as intervals of time within the range. A block has a length, and the first one of the daemon begins with
-the daemon. A sample lasts until the next one, unless that is more than three times the usual distance away. */
-export function intervals(points, length, from, to, started = -Infinity) {
-  const times = points.map((point) => point.at);
-  const distances = times.slice(1).map((at, place) => at - times[place]);
-  const usual = [...distances].sort((one, other) => one - other)[distances.length >> 1] ?? 1;
-  const limit = length === null ? 3 * Math.max(1, usual) : length;
-  return points
-    .map((point, place) => {
-      const next = times[place + 1] ?? to;
-      const end = next - point.at <= 1.1 * limit ? next : point.at + (length ?? usual);
-      const begin = end > started ? Math.max(point.at, started) : point.at;
-      return { ...point, at: Math.max(from, begin), end: Math.min(end, to) };
-    })
-    .filter((point) => point.end > point.at);
-}
-
-/** Intervals that follow one another, as runs. */
-export function runs(ranges) {
-  const all = [];
-  for (const range of ranges) {
-    const last = all.at(-1)?.at(-1);
-    if (last && range.at - last.end < 1e-3) all.at(-1).push(range);
-    else all.push([range]);
-  }
-  return all;
-}
-
-/** Parts of the range from `from` to `to` for which no interval is known. */
-export function unknown(ranges, from, to) {
-  const known = runs(ranges);
-  const starts = [from, ...known.map((run) => run.at(-1).end)];
-  const ends = [...known.map((run) => run[0].at), to];
-  const parts = starts.map((start, place) => ({ from: start, to: ends[place] }));
-  return parts.filter((part) => part.to - part.from > NARROW * (to - from));
-}
-
-async function draw(place) {
-  const target = charts.get(place);
-  if (!target || !state.frame) return;
-  const { seconds } = target;
-  const { taken_at: to, elapsed_seconds } = state.frame.snapshot;
-  const from = to - seconds;
-  const started = to - elapsed_seconds;
-  let series;
-  try {
-    series = await Promise.all(SIGNALS.map((signal) => history(target, signal, from, to, started)));
-  } catch {
-    return; // a notice says that the daemon does not answer
-  }
-  if (charts.get(place) !== target || target.seconds !== seconds) return; // the user chose something else
-  const [used, held, live] = series.map((one) => one.ranges);
-  const top = Math.max(1, ...series.flatMap((one) => one.ranges.map((range) => range.high)));
-  const x = (at) => ((1000 * (at - from)) / seconds).toFixed(2);
-  const y = (bytes) => (100 - (96 * bytes) / top).toFixed(2);
-  const steps = (run, key) => run.map((range) => `L${x(range.at)} ${y(range[key])}L${x(range.end)} ${y(range[key])}`);
-  const line = (run) => `M${steps(run, "median").join("").slice(1)}`;
-  const area = (run) => `M${x(run[0].at)} 100${steps(run, "median").join("")}L${x(run.at(-1).end)} 100Z`;
-  const band = (run) => {
-    const back = [...run].reverse().map((range) => ({ at: range.end, end: range.at, low: range.low }));
-    return `M${steps(run, "high").join("").slice(1)}${steps(back, "low").join("")}Z`;
-  };
-  const path = (kind, ranges, shape) => svg("path", { class: kind, d: runs(ranges).map(shape).join("") });
-  const drawing = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img" });
-  drawing.append(path("live", live, area), path("held", held, line));
-  if (series[0].blocks) drawing.append(path("band", used, band));
-  drawing.append(path("used", used, line));
-  const plot = place.querySelector(".plot");
-  plot.querySelectorAll("svg, .unknown").forEach((old) => old.remove());
-  plot.prepend(drawing, ...unknown(used, from, to).map((part) => hatching(part, from, seconds, started)));
-  put(plot.querySelector(".top"), human(top));
-  put(plot.querySelector(".from"), clock(from, to));
-  put(plot.querySelector(".to"), clock(to));
-  const text = summary(used, to);
-  drawing.setAttribute("aria-label", text);
-  put(place.querySelector(".summary"), text);
-}
-
-/** Marks an unknown part. It ends with the daemon's start if the daemon started a moment before the first value. */
-function hatching(part, from, seconds, started) {
-  const label = Math.abs(part.to - started) < Math.max(5, NARROW * seconds) ? `daemon started ${clock(started)}` : "no data";
-  const node = make("div.unknown", make("span", label));
-  node.style.left = `${(100 * (part.from - from)) / seconds}%`;
-  node.style.width = `${(100 * (part.to - part.from)) / seconds}%`;
-  node.title = label;
+/** An element with the history of a device (`pid` is null) or of a process. It is drawn until it leaves the page. */
+export function createChart(target) {
+  const plot = createPlot(HELP);
+  const node = make("div.history", make("div.head", legend(target), controls()), plot, make("p.summary"), make("p.readout"));
+  node.lastChild.setAttribute("role", "status");
+  Object.assign(node, { target, plot, view: null, due: 0, range: null });
+  node.querySelector(".save").addEventListener("click", () => save(node));
+  listen(node);
+  charts.add(node);
+  press();
+  queueMicrotask(() => draw(node)); // when it is in the page
   return node;
 }
 
-function summary(used, to) {
+function legend({ pid }) {
+  const layers = Object.entries(LAYERS).filter(([layer]) => pid === null || layer !== "unclaimed");
+  const keys = layers.map(([layer, text]) => make("span", make(`i.layer.${layer}`), make("span", text)));
+  return make("div.keys", make("span", make("i.used"), "used (driver)"), ...keys);
+}
+
+function showLegend(node, rest) {
+  const sign = node.querySelector(".keys .rest");
+  sign.className = `layer rest ${rest}`;
+  put(sign.nextSibling, rest);
+}
+
+function controls() {
+  const group = make("div.ranges");
+  group.setAttribute("role", "group");
+  group.setAttribute("aria-label", "Range");
+  for (const [text, seconds] of RANGES) group.append(button(text, () => setRange(newest(seconds)), "button.plain"));
+  for (const [sign, text, change] of CONTROLS) {
+    const act = button(sign, () => setRange(change(range, now())), "button.plain");
+    act.ariaLabel = act.title = text;
+    group.append(act);
+  }
+  group.append(button("CSV", () => {}, "button.plain.save"));
+  return group;
+}
+
+function setRange(changed) {
+  range = changed;
+  clearTimeout(writing);
+  writing = setTimeout(writeRange, WRITTEN);
+  press();
+  for (const node of charts) draw(node);
+}
+
+function writeRange() {
+  address.write("range", range.to === null && range.seconds === newest().seconds ? "" : rangeText(range));
+}
+
+function press() {
+  for (const node of charts)
+    RANGES.forEach(([, seconds], place) => {
+      const pressed = range.to === null && range.seconds === seconds;
+      node.querySelectorAll(".ranges button")[place].setAttribute("aria-pressed", String(pressed));
+    });
+}
+
+const now = () => state.frame.snapshot.taken_at;
+
+async function draw(node) {
+  if (!state.frame || !node.isConnected) return;
+  const own = range;
+  const { target } = node;
+  const { from, to } = limits(own, now());
+  const started = now() - state.frame.snapshot.elapsed_seconds;
+  const about = { from, to, started };
+  node.due = performance.now() + Math.min(Math.max(PAUSE, 5 * own.seconds), LONGEST_PAUSE);
+  const names = ["used", "held", "live", ...(target.pid === null ? ["unclaimed"] : [])];
+  if (node.range !== own) Object.assign(node, { range: own, known: new Map() });
+  let past;
+  try {
+    past = await readPast(target, names, about, node.known);
+  } catch {
+    return; // a notice says that the daemon does not answer
+  }
+  if (range !== own || !node.isConnected) return; // the user chose something else
+  const { signals, blocks } = past;
+  const { used } = signals;
+  const size = state.devices.get(target.uuid)?.size_bytes ?? null;
+  const marks = marksOf([...state.events.values()], target, from, to);
+  const columns = columnsOf(signals);
+  const whole = target.pid === null;
+  const rest = restOf(columns, whole);
+  const view = { ...about, columns, used, blocks, size, marks, whole, rest };
+  node.view = { ...view, summary: summary(used, about, own) };
+  drawPlot(node.plot, node.view);
+  node.plot.dataset.range = rangeText(own);
+  showLegend(node, rest);
+  put(node.querySelector(".summary"), node.view.summary);
+  showCursor(node);
+}
+
+function summary(used, { from, to }, { to: end }) {
   if (!used.length) return "There is no data for this range.";
-  const lowest = human(Math.min(...used.map((range) => range.low)));
-  const highest = human(Math.max(...used.map((range) => range.high)));
-  return `Used between ${lowest} and ${highest} in the last ${duration(to - used[0].at)}; ${human(used.at(-1).median)} last.`;
+  const lowest = human(Math.min(...used.map((each) => each.low)));
+  const highest = human(Math.max(...used.map((each) => each.high)));
+  const when = end === null ? `in the last ${duration(to - used[0].at)}` : `from ${clock(from, to)} to ${clock(to)}`;
+  return `Used between ${lowest} and ${highest} ${when}; ${human(used.at(-1).median)} last.`;
+}
+
+/** The values at the crosshair, as a sentence. */
+function readout({ columns, size, marks, from, to, rest }) {
+  const column = columnAt(columns, cursor);
+  const layers = column ? layersOf(column) : {};
+  const names = { ...LAYERS, rest };
+  const values = Object.keys(layers).map((layer) => `${names[layer]} ${human(layers[layer][1] - layers[layer][0])}`);
+  if (column?.used !== undefined) values.push(`used (driver) ${human(column.used)}${size === null ? "" : ` of ${human(size)}`}`);
+  const near = marksAt(marks, cursor, from, to).map((mark) => mark.summary);
+  return [`${clock(cursor, to)}: ${values.join(", ") || "no data"}`, ...near].join("; ");
+}
+
+function showCursor(node) {
+  if (!node.view) return;
+  drawCursor(node.plot, node.view, cursor);
+  const shown = cursor !== null && cursor >= node.view.from && cursor <= node.view.to;
+  put(node.querySelector(".readout"), shown ? readout(node.view) : "", 600);
+}
+
+function setCursor(at) {
+  cursor = at;
+  for (const node of charts) showCursor(node);
+}
+
+function listen(node) {
+  const { plot } = node;
+  let dragged = null; // unix time at which a drag began
+  const timeOf = (event) => {
+    const { left, width } = plot.getBoundingClientRect();
+    const { from, to } = node.view;
+    return from + (to - from) * Math.min(Math.max((event.clientX - left) / width, 0), 1);
+  };
+  const onView = (act) => (event) => node.view && act(event);
+  plot.addEventListener("pointermove", onView((event) => {
+    setCursor(timeOf(event));
+    if (dragged !== null) drawSelection(plot, node.view, [dragged, cursor]);
+  }));
+  plot.addEventListener("pointerleave", () => dragged === null && setCursor(null));
+  plot.addEventListener("pointerdown", onView((event) => {
+    if (event.button !== 0 || event.pointerType === "touch") return;
+    plot.setPointerCapture(event.pointerId);
+    dragged = timeOf(event);
+  }));
+  const end = onView((event) => {
+    if (dragged === null) return;
+    const [first, last] = [dragged, timeOf(event)].sort((one, other) => one - other);
+    dragged = null;
+    drawSelection(plot, node.view, null);
+    const pixels = ((last - first) * plot.clientWidth) / (node.view.to - node.view.from);
+    if (pixels >= DRAGGED && event.type === "pointerup") setRange(between(first, last, now()));
+  });
+  plot.addEventListener("pointerup", end);
+  plot.addEventListener("pointercancel", end);
+  plot.addEventListener("dblclick", () => setRange(newest()));
+  plot.addEventListener("wheel", onView((event) => {
+    if (document.activeElement !== plot && !event.ctrlKey && !event.shiftKey) return; // the page scrolls
+    event.preventDefault();
+    setRange(zoomed(range, timeOf(event), (event.deltaY || event.deltaX) > 0 ? 1.25 : 0.8, now()));
+  }), { passive: false });
+  plot.addEventListener("keydown", onView((event) => {
+    const act = keys(node.view)[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act();
+  }));
+  plot.addEventListener("blur", () => setCursor(null));
+}
+
+function keys({ from, to }) {
+  const at = cursor ?? (from + to) / 2;
+  const move = (share) => () => setCursor(Math.min(Math.max(at + share * (to - from), from), to));
+  const zoom = (factor) => () => setRange(zoomed(range, at, factor, now()));
+  const pan = (share) => () => setRange(moved(range, share, now()));
+  const found = { ArrowLeft: move(-STEP), ArrowRight: move(STEP), Home: move(-1), End: move(1), Escape: () => setRange(newest()) };
+  return { ...found, "+": zoom(0.5), "=": zoom(0.5), w: zoom(0.5), "-": zoom(2), s: zoom(2), a: pan(-0.25), d: pan(0.25) };
+}
+
+function save({ view, target }) {
+  if (!view) return;
+  const name = target.pid === null ? `gpu-${state.devices.get(target.uuid)?.index ?? "x"}` : `pid-${target.pid}`;
+  saveBlob(`gpumond-${name}.csv`, new Blob([csvOf(chartTable(view))], { type: "text/csv" }));
 }
 
 setInterval(() => {
-  if (document.hidden) return;
-  for (const place of charts.keys()) place.isConnected ? draw(place) : charts.delete(place);
-}, PAUSE);
+  if (document.hidden || state.paused) return;
+  for (const node of charts) {
+    if (!node.isConnected) charts.delete(node);
+    else if (range.to === null && performance.now() >= node.due) draw(node);
+  }
+}, 1000);

@@ -1,66 +1,48 @@
-// Devices: their memory as a bar, sensors, conditions, history and flush.
+// Devices: their memory as a bar, sensors, conditions, history and flush. Many devices are rows or tiles, and those that
+// the user chooses are shown in full below.
 
-import { toggle } from "./chart.js";
+import * as address from "./address.js";
+import { bar, shares, showBar, showThinBar, thinBar } from "./bars.js";
+import { createChart } from "./chart.js";
 import { $, button, make, name, put, sync } from "./elements.js";
 import { flush } from "./flush.js";
-import { human, many, percent, sum, words } from "./format.js";
+import { human, percent, sum, words } from "./format.js";
+import { DEVICE_COLUMNS, devicesOf, indexesOf, layoutOf, stateOf, tileLabel, totalOf, usedShare } from "./matrix.js";
+import { MEANINGS } from "./meanings.js";
 import { estimate, label, linesOf, reclaimable, roots, state } from "./store.js";
-import { MISSED_LIMIT, SHARES } from "./words.js";
+import { showProcessesOf } from "./table.js";
+import { SHARES } from "./words.js";
 
-/** Bytes of each share, summed over ledger lines. */
-function shares(lines) {
-  const sums = {};
-  for (const line of lines) sums[line.share] = (sums[line.share] ?? 0) + line.used_bytes;
-  return sums;
-}
+const CHOSEN = 4; // devices of rows or tiles that are shown in full at the same time
 
-export function bar() {
-  const node = make("div.bar", ...SHARES.map((share) => make(`span.${share}`)), make("span.reserved"));
-  node.setAttribute("role", "img");
-  return node;
-}
+let chosen = indexesOf(address.read("gpu"), CHOSEN); // indexes of the devices whose history is shown
 
-export function showBar(node, sums, size, reserved = 0) {
-  [...SHARES, "reserved"].forEach((share, place) => {
-    const bytes = share === "reserved" ? reserved : sums[share];
-    const part = node.children[place];
-    part.hidden = !bytes || !size;
-    part.style.width = part.hidden ? "0" : `${(100 * bytes) / size}%`;
-    part.title = part.hidden ? "" : `${share} ${human(bytes)}`;
-  });
-  const shown = SHARES.filter((share) => sums[share]).map((share) => `${share} ${human(sums[share])}`);
-  const text = shown.join(", ") || "no memory in use";
-  if (node.getAttribute("aria-label") !== text) node.setAttribute("aria-label", text);
+const isChosen = (device) => chosen.includes(String(device.index));
+
+function choose(device) {
+  const index = String(device.index);
+  chosen = isChosen(device) ? chosen.filter((each) => each !== index) : [...chosen, index].slice(-CHOSEN);
+  address.write("gpu", chosen.join(","));
+  showDevices();
 }
 
 function createDevice(device) {
-  const opener = button("", () => toggle(node, node.target), "button.plain");
+  const opener = button("", () => choose(device), "button.plain");
   opener.append(make("span"), " ", make("bdi"));
-  opener.setAttribute("aria-expanded", "false");
-  opener.title = "Show history";
-  const history = make("div.history");
-  history.hidden = true;
-  const node = make(
+  opener.title = "Show or hide history";
+  const list = button("Processes", () => {
+    showProcessesOf(String(device.index));
+    $("processes-title").scrollIntoView();
+  });
+  list.setAttribute("aria-label", `Processes of ${label(device)}`);
+  return make(
     "article.device",
     make("div.head", make("h3", opener), make("span.total"), make("span.state")),
     bar(),
     make("div.head", make("dl.legend"), make("span.sensors")),
-    make(
-      "div.foot",
-      make("span.estimate"),
-      button("Flush…", () => flush({ device: device.uuid }, label(device))),
-    ),
+    make("div.foot", make("span.estimate"), list, button("Flush…", () => flush({ device: device.uuid }, label(device)))),
     make("ul.conditions"),
-    history,
   );
-  return node;
-}
-
-function condition(device) {
-  const readings = many(device.missed, "reading");
-  if (device.missed >= MISSED_LIMIT) return `${readings} missed: values are hidden`;
-  if (device.missed) return `values are ${readings} old`;
-  return device.up ? "" : "at fault";
 }
 
 function showLegend(node, device, sums) {
@@ -76,7 +58,11 @@ function showLegend(node, device, sums) {
     node,
     entries,
     ([share]) => share,
-    ([share]) => make("div", make("dt", make(`i.${share}`), share), make("dd")),
+    ([share]) => {
+      const entry = make("div", make("dt", make(`i.${share}`), share), make("dd"));
+      entry.title = MEANINGS[share];
+      return entry;
+    },
     (entry, [, bytes]) => put(entry.lastChild, human(bytes)),
   );
 }
@@ -94,23 +80,25 @@ function updateDevice(node, device) {
   const lines = linesOf(device);
   const sums = shares(lines);
   const known = device.used_bytes !== null;
-  node.target = { uuid: device.uuid, pid: null };
   const find = (query) => node.querySelector(query);
   const opener = find("h3 button");
   put(opener.firstElementChild, label(device));
+  opener.setAttribute("aria-expanded", String(isChosen(device)));
   name(opener.lastChild, device.name, 80);
   const ratio = known && device.size_bytes ? ` · ${percent(device.used_bytes, device.size_bytes)}` : "";
   put(find(".total"), known ? `${human(device.used_bytes)} of ${human(device.size_bytes)} used${ratio}` : "");
-  put(find(".state"), condition(device));
+  put(find(".state"), stateOf(device));
   node.classList.toggle("lost", !known);
   showBar(find(".bar"), sums, device.size_bytes, device.reserved_bytes ?? 0);
   find(".bar").classList.toggle("over", sum(Object.values(sums)) > (device.size_bytes ?? Infinity));
   showLegend(find(".legend"), device, sums);
   put(find(".estimate"), estimate(lines));
   put(find(".sensors"), sensors(device.sensors));
-  const flushes = find(".foot button");
-  find(".foot").hidden = !find(".estimate").textContent;
-  flushes.hidden = state.frame.snapshot.devices.length < 2;
+  const [list, flushes] = node.querySelectorAll(".foot button");
+  const several = state.frame.snapshot.devices.length > 1;
+  list.hidden = !several;
+  flushes.hidden = !several || !find(".estimate").textContent;
+  find(".foot").hidden = list.hidden && !find(".estimate").textContent;
   flushes.disabled = !reclaimable(lines).bytes;
   flushes.setAttribute("aria-label", `Flush ${label(device)}…`);
   sync(
@@ -122,17 +110,82 @@ function updateDevice(node, device) {
   );
 }
 
+function showHistory(node, device) {
+  const chart = node.querySelector(".history");
+  if (!isChosen(device)) chart?.remove();
+  else if (!chart) node.append(createChart({ uuid: device.uuid, pid: null }));
+}
+
+function createRow({ device }) {
+  const opener = button("", () => choose(device), "button.plain");
+  opener.append(make("span"), " ", make("bdi"));
+  const head = make("th", opener);
+  head.scope = "row";
+  const cells = DEVICE_COLUMNS.map(({ number, wide }) => {
+    const cell = make("td");
+    cell.className = [number && "number", wide && "wide"].filter(Boolean).join(" ");
+    return cell;
+  });
+  return make("tbody", make("tr", head, make("td", thinBar()), ...cells));
+}
+
+function updateRow(node, row) {
+  const { device, sums } = row;
+  const [head, first, ...cells] = node.firstChild.children;
+  put(head.firstChild.firstElementChild, label(device));
+  name(head.firstChild.lastChild, device.name, 80);
+  head.firstChild.setAttribute("aria-expanded", String(isChosen(device)));
+  showThinBar(first.firstChild, sums, device.size_bytes ?? 0);
+  DEVICE_COLUMNS.forEach((column, place) => name(cells[place], column.text(row), 120));
+  node.classList.toggle("lost", device.used_bytes === null);
+}
+
+function createTile({ device }) {
+  const tile = button("", () => choose(device), "button.tile");
+  tile.append(make("span"), make("span"), thinBar());
+  return make("li", tile);
+}
+
+function updateTile(node, row) {
+  const { device, sums, state: fault, verdict } = row;
+  const tile = node.firstChild;
+  put(tile.children[0], String(device.index));
+  put(tile.children[1], usedShare(device));
+  showThinBar(tile.children[2], sums, device.size_bytes ?? 0);
+  tile.title = tileLabel(row);
+  tile.setAttribute("aria-label", tileLabel(row));
+  tile.setAttribute("aria-expanded", String(isChosen(device)));
+  tile.classList.toggle("notable", fault !== "" || verdict !== "");
+}
+
 export function showDevices() {
   const { snapshot, ledger } = state.frame;
-  sync($("devices"), snapshot.devices, (device) => device.uuid, createDevice, updateDevice);
-  const all = roots().filter((device) => device.used_bytes !== null);
-  const uuids = new Set(all.map((device) => device.uuid));
+  const { devices } = snapshot;
+  const layout = layoutOf(devices.length);
+  const key = (row) => row.device.uuid;
+  const rows = layout === "full" ? [] : devicesOf(state.frame);
+  $("device-rows").hidden = layout !== "rows";
+  $("tiles").hidden = layout !== "tiles";
+  sync($("device-rows"), layout === "rows" ? rows : [], key, createRow, updateRow, { fixed: 1 });
+  sync($("tiles"), layout === "tiles" ? rows : [], key, createTile, updateTile);
+  const shown = layout === "full" ? devices : devices.filter(isChosen);
+  const update = (node, device) => {
+    updateDevice(node, device);
+    showHistory(node, device);
+  };
+  sync($("devices"), shown, (device) => device.uuid, createDevice, update);
+  const all = roots();
+  const uuids = new Set(all.filter((device) => device.used_bytes !== null).map((device) => device.uuid));
   const lines = ledger.lines.filter((line) => uuids.has(line.device_uuid));
-  const [used, size] = ["used_bytes", "size_bytes"].map((key) => human(sum(all.map((device) => device[key] ?? 0))));
-  const total = `${used} of ${size} used on ${all.length} devices. ${estimate(lines, "Flushing all programs")}`;
-  put($("summary"), all.length > 1 ? total : "");
+  put($("summary"), uuids.size > 1 ? `${totalOf(all)} ${estimate(lines, "Flushing all programs")}` : "");
   $("flush-all").hidden = !snapshot.reports.length;
   $("flush-all").disabled = !reclaimable(lines).bytes;
 }
 
+for (const { title, number, wide } of DEVICE_COLUMNS) {
+  const cell = make("th", title);
+  cell.scope = "col";
+  cell.className = [number && "number", wide && "wide"].filter(Boolean).join(" ");
+  $("device-columns").append(cell);
+}
 $("flush-all").addEventListener("click", () => flush({ all: true }, "all programs"));

@@ -65,3 +65,12 @@ export function sync(parent, items, key, create, update, { fixed = 0, still = fa
   });
   if (focus?.isConnected && document.activeElement !== focus) focus.focus({ preventScroll: true });
 }
+
+/** Saves a blob as a file of the browser's user. */
+export function saveBlob(name, blob) {
+  const link = make("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

@@ -2,6 +2,7 @@
 
 import { $, make, named, put } from "./elements.js";
 import { clean, clock, extent, human, sum } from "./format.js";
+import { differences } from "./receipts.js";
 import { post } from "./session.js";
 import { label, processKey, state } from "./store.js";
 import { refresh } from "./stream.js";
@@ -106,22 +107,6 @@ function receiptArticle(receipt, plan) {
     ["steps", receipt.steps.map((step) => `${step.step} ${human(step.released_bytes)}`).join(", ")],
   ];
   return article(receipt, facts, [...differences(receipt, plan), receipt.reason]);
-}
-
-/** Sentences on why planned, expected, released and driver bytes differ. */
-export function* differences({ expected, before, released_bytes: released, raced, ...receipt }, plan) {
-  if (plan?.expected && expected && extent(plan.expected) !== extent(expected)) {
-    const amounts = (each) => (each ? ` (${human(each.held_bytes)} held, ${human(each.live_bytes)} live)` : "");
-    yield `The program's memory changed between the plan${amounts(plan.before)} and the flush${amounts(before)}.`;
-  }
-  if (expected && (released < expected.low || released > expected.high)) {
-    const cause = raced ? " because the program allocated or freed memory during the flush" : "";
-    yield `The allocator released ${released < expected.low ? "less" : "more"} than expected at the start${cause}.`;
-  }
-  const driver = receipt.driver_released_bytes;
-  if (driver === null && before) yield "The driver does not report this process's memory, so the release is not confirmed.";
-  else if (driver !== null && raced && driver !== released)
-    yield "The driver's figure differs because the program allocated or freed memory during the flush.";
 }
 
 $("flush-close").addEventListener("click", () => $("flush").close());

@@ -5,11 +5,13 @@ import { showDevices } from "./devices.js";
 import { $, name, put } from "./elements.js";
 import { showEngines } from "./engines.js";
 import { clock } from "./format.js";
+import "./help.js";
 import { showNotices } from "./notices.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./store.js";
 import { setPaused, start } from "./stream.js";
 import { showProcesses } from "./table.js";
+import "./tools.js";
 import { MISSED_LIMIT } from "./words.js";
 
 function show() {

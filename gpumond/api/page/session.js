@@ -1,10 +1,11 @@
 // The token that changes require, and requests that change something.
 
 import * as address from "./address.js";
-import { $, put } from "./elements.js";
+import { $, put, saveBlob } from "./elements.js";
 
 const STORED = "gpumond-token";
-export let token = sessionStorage.getItem(STORED) ?? "";
+let token = sessionStorage.getItem(STORED) ?? "";
+export const currentToken = () => token;
 
 export function setToken(value) {
   token = value;
@@ -45,11 +46,7 @@ export async function change(method, path, body) {
 export async function save(path, name) {
   const answer = await fetch(path, { headers: { Authorization: `Bearer ${token}` } });
   if (!answer.ok) return (await answer.json()).detail;
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(await answer.blob());
-  link.download = name;
-  link.click();
-  URL.revokeObjectURL(link.href);
+  saveBlob(name, await answer.blob());
   return "";
 }
 

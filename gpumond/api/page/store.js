@@ -1,6 +1,7 @@
 // The newest frame and the events, as this window received them, and what follows from a frame.
 
 import { human, sum } from "./format.js";
+import { ORDINARY } from "./words.js";
 
 const EVENTS_SHOWN = 200;
 
@@ -13,6 +14,7 @@ export const state = {
   closed: false, // the daemon requires a token for reading
   paused: false, // by the user: the frame stays
   devices: new Map(), // of the frame, by UUID
+  lines: null, // of the frame's ledger, by UUID of the device; null until they are used
   events: new Map(), // by id
 };
 
@@ -23,6 +25,7 @@ export const changed = () => drawing.dispatchEvent(new Event("change"));
 export function setFrame(frame) {
   state.frame = frame;
   state.receivedAt = performance.now();
+  state.lines = null;
   state.devices = new Map((frame?.snapshot.devices ?? []).map((device) => [device.uuid, device]));
 }
 
@@ -34,8 +37,25 @@ export function addEvents(events) {
 
 /** Identity of a process: pids are reused. */
 export const processKey = ({ pid, start_ticks }) => `${pid},${start_ticks}`;
+const shapes = new Set(ORDINARY);
+/** True if the verdict is of an ordinary shape of a memory curve. */
+export const ordinary = (verdict) => shapes.has(verdict.kind);
+const notes = new Set(["growing", "release"]);
+/** True if the verdict indicates no problem. */
+export const isNote = (verdict) => notes.has(verdict.kind);
 export const label = (device) => `GPU ${device.index}`;
-export const linesOf = (device) => state.frame.ledger.lines.filter((line) => line.device_uuid === device.uuid);
+
+/** Lines of the ledger of a device. */
+export function linesOf(device) {
+  if (!state.lines) {
+    state.lines = new Map();
+    for (const line of state.frame.ledger.lines) {
+      if (!state.lines.has(line.device_uuid)) state.lines.set(line.device_uuid, []);
+      state.lines.get(line.device_uuid).push(line);
+    }
+  }
+  return state.lines.get(device.uuid) ?? [];
+}
 
 /** Devices that are not a part of another device. */
 export const roots = () => state.frame.snapshot.devices.filter((device) => !state.devices.has(device.parent_uuid));

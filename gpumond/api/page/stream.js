@@ -3,7 +3,7 @@
 // request frames instead.
 
 import { applyChanges, readMessages } from "./live.js";
-import { setToken, token } from "./session.js";
+import { currentToken, setToken } from "./session.js";
 import { addEvents, changed, setFrame, state } from "./store.js";
 
 const PAUSE = 1000;
@@ -22,7 +22,8 @@ let watchdog = 0;
 
 /** GET with a timeout; with the token if the daemon requires it for reading. */
 export function read(path, headers = {}) {
-  const own = state.closed && token ? { Authorization: `Bearer ${token}` } : {};
+  const token = state.closed && currentToken();
+  const own = token ? { Authorization: `Bearer ${token}` } : {};
   return fetch(path, { headers: { ...headers, ...own }, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
 }
 
@@ -95,7 +96,7 @@ function refused(status, problem, sentToken = "") {
   etag = null;
   Object.assign(state, { failures: 0, cause: null, problem });
   if (status === 401) {
-    if (sentToken && sentToken === token) setToken(""); // a token given after the request is not refused
+    if (sentToken && sentToken === currentToken()) setToken(""); // a token given after the request is not refused
     state.closed = true;
   }
 }
@@ -113,7 +114,7 @@ async function poll() {
 }
 
 async function request() {
-  const tokenBefore = state.closed ? token : "";
+  const tokenBefore = state.closed ? currentToken() : "";
   try {
     const answer = await read("api/v1/frame", etag ? { "If-None-Match": etag } : {});
     if (answer.status === 200) {

@@ -1,72 +1,158 @@
-// The table of processes.
+// The table of processes: order, filter, groups, and the rows that are drawn.
 
 import * as address from "./address.js";
-import { ORDINARY } from "./alerts.js";
-import { toggle } from "./chart.js";
-import { bar, showBar } from "./devices.js";
-import { $, button, make, name, put, sync } from "./elements.js";
-import { engineOf, holder, kvCacheOf } from "./engines.js";
-import { flush } from "./flush.js";
-import { clean, duration, human, many, sum } from "./format.js";
-import { label, processKey, state } from "./store.js";
-import { why } from "./why.js";
-import { MISSED_LIMIT, OF_PROCESSES } from "./words.js";
+import { $, button, make, put, sync } from "./elements.js";
+import { many } from "./format.js";
+import { classesOf, createRow, updateRow } from "./row.js";
+import { COLUMNS, GROUPS, barBytes, find, groupKey, inOrderOf, kindOf, listed, rowsOf } from "./rows.js";
+import { state } from "./store.js";
+import { distanceOf, parts } from "./viewport.js";
+import { MISSED_LIMIT } from "./words.js";
 
-const COLUMNS = [
-  {
-    id: "gpu",
-    title: "GPU",
-    of: (row) => row.device?.index ?? -1,
-    text: (row) => String(row.device?.index ?? "?"),
-    number: true,
-  },
-  { id: "pid", title: "PID", of: (row) => row.pid, text: (row) => String(row.pid), number: true, wide: true },
-  { id: "program", title: "Program", of: (row) => row.program.toLowerCase() },
-  { id: "user", title: "User", of: (row) => row.owner, wide: true },
-  { id: "used", title: "Used", of: (row) => row.used_bytes ?? -1, text: (row) => human(row.used_bytes), number: true },
-  ...OF_PROCESSES.map((share) => ({
-    id: share,
-    title: share[0].toUpperCase() + share.slice(1),
-    of: (row) => row[`${share}_bytes`] ?? -1,
-    text: (row) => human(row[`${share}_bytes`]),
-    number: true,
-    wide: share !== "cached",
-  })),
-  { id: "verdict", title: "Verdict", of: (row) => row.verdict, wide: true },
-];
-const FLUSH_POLICIES = { allow: "allowed", step: "at its next step", never: "not allowed" };
+const LONG = 25; // rows above which the table scrolls by itself
+const PAGE = 10; // rows that the keys PageUp and PageDown skip
+const HEIGHT = 44; // of a row, until one is measured
 
 const [sortedBy, direction] = address.read("sort").split(",");
 let order = COLUMNS.some(({ id }) => id === sortedBy) ? { id: sortedBy, up: direction === "up" } : { id: "used", up: false };
 let filter = address.read("filter");
+let group = Object.hasOwn(GROUPS, address.read("group")) ? address.read("group") : "";
+let gpu = address.read("of");
+let opening = address.read("open"); // rows to open in the first frame
 
-function rows() {
-  const { frame, devices } = state;
-  const verdicts = new Map();
-  for (const verdict of frame.verdicts) {
-    const key = [verdict.device_uuid, processKey(verdict)].join();
-    if (!verdicts.has(key) || !ORDINARY.has(verdict.kind)) verdicts.set(key, verdict.kind);
-  }
-  const agents = new Map(frame.snapshot.reports.map((report) => [processKey(report), report]));
-  const size = (process) => process.used_bytes ?? sum(OF_PROCESSES.map((share) => process[`${share}_bytes`] ?? 0));
-  const largest = Math.max(1, ...frame.processes.map(size));
-  return frame.processes.map((process) => ({
-    ...process,
-    largest,
-    device: devices.get(process.device_uuid),
-    program: process.workload || process.comm || "?",
-    owner: process.user ?? (process.uid === null ? "" : String(process.uid)),
-    verdict: verdicts.get([process.device_uuid, processKey(process)].join()) ?? "",
-    agent: agents.get(processKey(process)),
-  }));
+const opened = new Set(); // keys of rows and groups
+const heights = new Map(); // of the details of open rows, by key
+let rows = []; // of the newest frame
+let list = []; // rows and groups that the table lists
+let active = ""; // key of the row that Tab reaches
+let view = { top: 0, height: 0, row: HEIGHT }; // the part of the table that can be seen, and the height of a row
+
+/** What the table lists, for a download. */
+export const shownList = () => ({ list, order, filter, group, gpu, opened: [...opened] });
+
+export function showProcesses() {
+  rows = rowsOf(state.frame);
+  const { devices, reports } = state.frame.snapshot;
+  showDevices(devices);
+  openByAddress();
+  arrange();
+  const known = devices.some((device) => device.processes !== null && device.missed < MISSED_LIMIT);
+  $("processes").hidden = !rows.length;
+  if (!rows.length) put($("shown"), known ? "No process uses a device." : "The processes are not known.");
+  $("no-agents").hidden = reports.length > 0 || !known;
 }
 
-function matches(row) {
-  const { program, comm, owner, pid, verdict, container_name, pod_name, pod_namespace, unit, slurm_job } = row;
-  const names = [program, comm, owner, pid, verdict, container_name, pod_name, pod_namespace, unit, slurm_job];
-  const texts = [...names, row.device && label(row.device)].map((part) => String(part ?? "").toLowerCase());
-  const terms = filter.toLowerCase().split(/\s+/);
-  return terms.every((term) => texts.some((text) => text.includes(term)));
+/** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places. */
+function arrange(reorder = false) {
+  const found = find(rows, filter, gpu);
+  const table = $("processes");
+  const still = !group && !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
+  const before = list.map((item) => item.key);
+  list = listed(found, group, order, opened);
+  if (still) list = inOrderOf(before, list);
+  const all = found.length < rows.length || filter ? `${found.length} of ${rows.length}` : "";
+  const groups = group && many(list.filter((item) => item.rows).length, "group");
+  put($("shown"), [all, groups].filter(Boolean).join(", "));
+  draw();
+}
+
+function draw() {
+  const table = $("processes");
+  const long = list.length > LONG;
+  table.parentNode.classList.toggle("long", long);
+  const focused = document.activeElement?.closest("#processes tbody")?.key;
+  const pinned = focused === undefined ? -1 : list.findIndex(({ key }) => key === focused);
+  const seen = { from: view.top, to: view.top + view.height };
+  const drawn = long
+    ? parts({ count: list.length, size: view.row, extras: extras(), ...seen, pinned })
+    : list.map((_, at) => ({ place: at }));
+  const items = drawn.filter((part) => !part.gap).map((part) => list[part.place]);
+  if (!items.some(({ key }) => key === active)) active = items[0]?.key ?? "";
+  const most = { group: 1, process: 1 };
+  for (const item of list) most[kindOf(item)] = Math.max(most[kindOf(item)], barBytes(item));
+  if (table.kept) reuse(table.kept, items);
+  sync(
+    table,
+    drawn,
+    (part) => (part.gap ? `gap ${part.after}` : list[part.place].key),
+    (part) => (part.gap ? gap() : createRow(kindOf(list[part.place]), toggle)),
+    (body, part) => {
+      if (part.gap) {
+        body.firstChild.style.height = `${part.gap}px`;
+        return;
+      }
+      const item = list[part.place];
+      Object.assign(body, { key: item.key, place: part.place });
+      body.firstChild.ariaRowIndex = String(part.place + 2);
+      updateRow(body, item, { open: opened.has(item.key), largest: most[kindOf(item)], active: item.key === active });
+    },
+    { fixed: 1 },
+  );
+  table.ariaRowCount = String(list.length + 1);
+  if (long) requestAnimationFrame(measure);
+}
+
+/** Makes rows that are no longer drawn show items that are new, in the order of both: moving no element is fast. */
+function reuse(kept, items) {
+  const keys = new Set(items.map(({ key }) => key));
+  const free = { group: [], process: [] };
+  for (const [key, body] of kept)
+    if (body.item && !keys.has(key) && !body.children[1] && !body.contains(document.activeElement))
+      free[kindOf(body.item)].push([key, body]);
+  for (const item of items.filter(({ key }) => !kept.has(key))) {
+    const [key, body] = free[kindOf(item)].shift() ?? [];
+    if (!body) continue;
+    kept.delete(key);
+    kept.set(item.key, body);
+  }
+}
+
+/** Places and heights of the details of open rows. */
+const extras = () =>
+  list.flatMap(({ key }, place) => (opened.has(key) && heights.has(key) ? [[place, heights.get(key)]] : []));
+
+function gap() {
+  const node = make("tbody.gap", make("tr", make("td")));
+  node.setAttribute("aria-hidden", "true");
+  return node;
+}
+
+/** Reads the sizes on which the drawn part depends, and draws again if they changed. */
+function measure() {
+  const table = $("processes");
+  const before = JSON.stringify([view, [...heights]]);
+  const { scrollTop: top, clientHeight: height } = table.parentNode;
+  view = { top, height, row: table.querySelector("tbody:not(.gap) tr")?.offsetHeight || HEIGHT };
+  for (const more of table.querySelectorAll("tr.more")) heights.set(more.parentNode.key, more.offsetHeight);
+  if (before !== JSON.stringify([view, [...heights]])) draw();
+}
+
+function toggle(key) {
+  if (!opened.delete(key)) opened.add(key);
+  heights.delete(key);
+  active = key;
+  const open = list.filter((item) => opened.has(item.key) && !item.rows);
+  address.write("open", open.map(addressOf).join(","));
+  arrange(true);
+}
+
+const addressOf = (row) => `${row.device?.index ?? ""}:${row.pid}`;
+
+function openByAddress() {
+  if (!opening || !rows.length) return;
+  const wanted = new Set(opening.split(","));
+  for (const row of rows.filter((each) => wanted.has(addressOf(each)))) {
+    opened.add(row.key);
+    if (group) opened.add(groupKey(group, row));
+  }
+  opening = "";
+}
+
+function sortBy(column) {
+  order = { id: column.id, up: order.id === column.id ? !order.up : !column.number };
+  address.write("sort", `${order.id},${order.up ? "up" : "down"}`);
+  showColumns();
+  arrange(true);
 }
 
 function showColumns() {
@@ -76,171 +162,85 @@ function showColumns() {
     (column) => column.id,
     (column) => {
       if (!column.title) return make("td");
-      const cell = make(
-        "th",
-        button(column.title, () => sortBy(column), "button.plain"),
-      );
+      const cell = make("th", button(column.title, () => sortBy(column), "button.plain"));
       cell.scope = "col";
       return cell;
     },
     (cell, column) => {
-      cell.className = [column.number && "number", column.wide && "wide"].filter(Boolean).join(" ");
+      cell.className = classesOf(column);
       const sorted = column.id === order.id;
       if (column.title) cell.setAttribute("aria-sort", sorted ? (order.up ? "ascending" : "descending") : "none");
     },
   );
 }
 
-function sortBy(column) {
-  order = { id: column.id, up: order.id === column.id ? !order.up : !column.number };
-  address.write("sort", `${order.id},${order.up ? "up" : "down"}`);
-  showColumns();
-  showProcesses(true);
-}
-
-function createProcess(row) {
-  const body = make("tbody", make("tr"), make("tr.more", make("td")));
-  const [head, more] = body.children;
-  for (const column of COLUMNS) {
-    const cell = make(column.id === "program" ? "th" : "td");
-    cell.className = [`of-${column.id}`, column.number && "number", column.wide && "wide"].filter(Boolean).join(" ");
-    head.append(cell);
-  }
-  const opener = button("", () => toggle(body, body.target), "button.plain");
-  opener.append(make("bdi"));
-  opener.setAttribute("aria-expanded", "false");
-  opener.title = "Show history";
-  const program = head.querySelector(".of-program");
-  program.append(opener, make("span.state"), bar());
-  program.scope = "row";
-  head.append(
-    make(
-      "td.of-act",
-      button("Flush…", () => flush({ pid: row.pid, start_ticks: row.start_ticks }, body.subject)),
-    ),
-  );
-  more.hidden = true;
-  more.firstChild.colSpan = COLUMNS.length + 1;
-  const asks = button("Memory…", () => why(row.pid, body.subject));
-  more.firstChild.append(make("div.history"), make("dl.facts"), make("p.why", asks));
-  return body;
-}
-
-function updateProcess(body, row) {
-  const [head, more] = body.children;
-  body.target = { uuid: row.device_uuid, pid: row.pid, start_ticks: row.start_ticks };
-  body.subject = `${row.program} (pid ${row.pid})`; // a program gets its name when its agent connects
-  COLUMNS.forEach((column, place) => column.text && put(head.children[place], column.text(row)));
-  name(head.querySelector(".of-program bdi"), row.program, 80);
-  name(head.querySelector(".of-user"), row.owner, 40);
-  put(head.querySelector(".of-verdict"), row.verdict, 40);
-  head.querySelector(".of-verdict").classList.toggle("notable", row.verdict !== "" && !ORDINARY.has(row.verdict));
-  const remarks = [
-    row.state && row.state !== "alive" ? row.state : "",
-    row.orphaned ? "orphaned" : "",
-    row.kinds.includes("holder") ? "holds the device open" : "",
-    row.unmapped_bytes ? `${human(row.unmapped_bytes)} asleep` : "",
-  ];
-  put(head.querySelector(".state"), remarks.filter(Boolean).join(", "), 80);
-  const sums = Object.fromEntries(OF_PROCESSES.map((share) => [share, row[`${share}_bytes`] ?? 0]));
-  showBar(head.querySelector(".bar"), sums, row.largest);
-  const flushes = head.querySelector(".of-act button");
-  flushes.hidden = !row.agent;
-  flushes.disabled = !row.agent || row.agent.flush_policy === "never" || !row.cached_bytes;
-  flushes.setAttribute("aria-label", `Flush ${clean(row.program, 80)}…`);
-  if (more.hidden) return;
-  const asks = body.querySelector(".why button");
-  asks.parentNode.hidden = !row.agent?.pools.length;
-  asks.setAttribute("aria-label", `Memory of ${clean(row.program, 80)}…`);
+function showDevices(devices) {
+  const choices = [["", "all"], ...devices.map(({ index }) => [String(index), `GPU ${index}`])];
+  const select = $("of");
+  if (devices.length && !choices.some(([value]) => value === gpu)) gpu = "";
   sync(
-    body.querySelector(".facts"),
-    [...facts(row)],
-    ([term]) => term,
-    ([term]) => make("div", make("dt", term), make("dd", make("bdi"))),
-    (entry, [, value]) => name(entry.lastChild.firstChild, value, 200),
+    select,
+    choices,
+    ([value]) => value,
+    ([value, text]) => Object.assign(make("option", text), { value }),
+    () => {},
   );
+  if (select.value !== gpu) select.value = gpu;
+  select.parentNode.hidden = devices.length < 2;
 }
 
-function* facts(row) {
-  yield ["PID", String(row.pid)];
-  const engine = engineOf(row);
-  const kvCache = kvCacheOf(row, engine);
-  for (const share of OF_PROCESSES) {
-    const bytes = row[`${share}_bytes`];
-    if (bytes !== null) yield [share, [human(bytes), share === holder(row) && kvCache].filter(Boolean).join(", ")];
-  }
-  if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
-  if (row.limit_bytes !== null) yield ["limit", human(row.limit_bytes)];
-  if (row.quota) yield ["quota", quotaSentence(row.quota)];
-  if (row.reserve_shortage_bytes) yield ["reserve", `${human(row.reserve_shortage_bytes)} not available`];
-  const known = {
-    command: row.comm,
-    user: row.owner,
-    verdict: row.verdict,
-    state: row.state,
-    kinds: row.kinds.join(", "),
-    container: row.container_name ?? row.container,
-    pod: row.pod_name && `${row.pod_namespace}/${row.pod_name}`,
-    unit: row.unit,
-    "Slurm job": row.slurm_job,
-    engine: engine && `${engine.name} (${engine.kind})`,
-  };
-  for (const [term, value] of Object.entries(known)) if (value) yield [term, value];
-  if (row.utilization_ratio !== null) yield ["busy", `${Math.round(100 * row.utilization_ratio)} %`];
-  if (row.idle_seconds) yield ["idle for", duration(row.idle_seconds)];
-  if (row.agent) yield* factsOfAgent(row.agent, row.device_uuid);
+/** Lists only the processes of one device, given by its index. */
+export function showProcessesOf(index) {
+  gpu = index;
+  address.write("of", gpu);
+  $("of").value = gpu;
+  arrange(true);
 }
 
-function quotaSentence(quota) {
-  const kinds = { "soft limit": "soft", limit: "limit", reserve: "reserve" };
-  return Object.entries(kinds)
-    .filter(([, kind]) => quota[`${kind}_bytes`] !== null)
-    .map(([name, kind]) => `${name} ${human(quota[`${kind}_bytes`])} (${quota[`${kind}_quota`]})`)
-    .join(", ");
-}
-
-function* factsOfAgent(agent, uuid) {
-  yield ["frameworks", agent.frameworks.join(", ") || "none yet"];
-  yield ["flush", FLUSH_POLICIES[agent.flush_policy]];
-  yield ["last report", `${agent.age_seconds.toFixed(1)} s before the frame`];
-  for (const pool of agent.pools) {
-    if (pool.device_uuid !== uuid) continue;
-    const texts = [
-      `${human(pool.held_bytes)} held`,
-      pool.peak_live_bytes === null ? "" : `${human(pool.peak_live_bytes)} live at its peak`,
-      pool.ooms ? many(pool.ooms, "out-of-memory error") : "",
-    ];
-    yield [`${pool.allocator}${pool.inside ? ` in ${pool.inside}` : ""}`, texts.filter(Boolean).join(", ")];
-  }
-}
-
-/** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places. */
-export function showProcesses(reorder = false) {
-  const all = rows();
-  const shown = all.filter(matches);
-  const column = COLUMNS.find((each) => each.id === order.id);
-  const compare = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
-  shown.sort((one, other) => (order.up ? 1 : -1) * compare(column.of(one), column.of(other)) || one.pid - other.pid);
+/** Moves the focus to a row, which is scrolled into view. */
+function focusOn(place) {
+  const at = Math.min(Math.max(place, 0), list.length - 1);
   const table = $("processes");
-  const still = !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
-  const key = (row) => [row.device_uuid, processKey(row)].join();
-  sync(table, shown, key, createProcess, updateProcess, { fixed: 1, still });
-  const { devices, reports } = state.frame.snapshot;
-  const known = devices.some((device) => device.processes !== null && device.missed < MISSED_LIMIT);
-  table.hidden = !all.length;
-  const none = known ? "No process uses a device." : "The processes are not known.";
-  put($("shown"), !all.length ? none : filter ? `${shown.length} of ${all.length}` : "");
-  $("no-agents").hidden = reports.length > 0 || !known;
+  const scroller = table.parentNode;
+  active = list[at].key;
+  if (list.length > LONG) {
+    const top = distanceOf(at, view.row, extras());
+    const height = scroller.clientHeight - table.tHead.offsetHeight - view.row;
+    if (top < scroller.scrollTop) scroller.scrollTop = top;
+    else if (top > scroller.scrollTop + height) scroller.scrollTop = top - height;
+    view.top = scroller.scrollTop;
+  }
+  draw();
+  table.kept.get(active).querySelector("button").focus({ preventScroll: list.length > LONG });
 }
 
+const MOVES = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: PAGE, PageUp: -PAGE, Home: -Infinity, End: Infinity };
+
+$("processes").addEventListener("keydown", (event) => {
+  const body = event.target.closest("tbody");
+  const by = MOVES[event.key];
+  if (!body || by === undefined || event.ctrlKey || event.metaKey || event.altKey || event.target.closest(".more")) return;
+  event.preventDefault();
+  focusOn(body.place + by);
+});
+$("processes").parentNode.addEventListener("scroll", () => requestAnimationFrame(measure), { passive: true });
+addEventListener("resize", () => requestAnimationFrame(measure));
 $("filter").value = filter;
 $("filter").addEventListener("input", () => {
   filter = $("filter").value.trim();
   address.write("filter", filter);
-  if (state.frame) showProcesses(true);
+  if (state.frame) arrange(true);
 });
+for (const name of Object.keys(GROUPS)) $("group").append(Object.assign(make("option", name), { value: name }));
+$("group").value = group;
+$("group").addEventListener("change", () => {
+  group = $("group").value;
+  address.write("group", group);
+  if (state.frame) arrange(true);
+});
+$("of").addEventListener("change", () => showProcessesOf($("of").value));
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, dialog")) return;
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, select, dialog")) return;
   event.preventDefault();
   $("filter").focus();
 });

@@ -1,0 +1,60 @@
+// Memory as a bar: one part for each share.
+
+import { make } from "./elements.js";
+import { human } from "./format.js";
+import { SHARES } from "./words.js";
+
+/** Bytes of each share, summed over ledger lines. */
+export function shares(lines) {
+  const sums = {};
+  for (const line of lines) sums[line.share] = (sums[line.share] ?? 0) + line.used_bytes;
+  return sums;
+}
+
+/** A bar with one element for each share, for `showBar`. */
+export function bar() {
+  const node = make("div.bar", ...SHARES.map((share) => make(`span.${share}`)), make("span.reserved"));
+  node.setAttribute("role", "img");
+  return node;
+}
+
+export function showBar(node, sums, size, reserved = 0) {
+  [...SHARES, "reserved"].forEach((share, place) => {
+    const bytes = share === "reserved" ? reserved : sums[share];
+    const part = node.children[place];
+    part.hidden = !bytes || !size;
+    part.style.width = part.hidden ? "0" : `${(100 * bytes) / size}%`;
+    part.title = part.hidden ? "" : `${share} ${human(bytes)}`;
+  });
+  label(node, sums);
+}
+
+/** A bar of one element, for lists: its parts are its background. */
+export function thinBar() {
+  const node = make("span.bar.thin");
+  node.setAttribute("role", "img");
+  return node;
+}
+
+export function showThinBar(node, sums, size) {
+  const image = gradient(sums, size);
+  if (node.image !== image) node.style.backgroundImage = node.image = image;
+  label(node, sums);
+  if (node.title !== node.ariaLabel) node.title = node.ariaLabel;
+}
+
+/** The parts as a background: each ends at its share of `size`. */
+export function gradient(sums, size) {
+  let end = 0;
+  const parts = SHARES.filter((share) => sums[share] > 0 && size > 0).map((share) => {
+    end += (100 * sums[share]) / size;
+    return `var(--${share}) 0 ${end.toFixed(2)}%`;
+  });
+  return parts.length ? `linear-gradient(to right, ${parts.join(", ")}, transparent 0)` : "none";
+}
+
+function label(node, sums) {
+  const shown = SHARES.filter((share) => sums[share]).map((share) => `${share} ${human(sums[share])}`);
+  const text = shown.join(", ") || "no memory in use";
+  if (node.ariaLabel !== text) node.ariaLabel = text;
+}

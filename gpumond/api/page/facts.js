@@ -1,0 +1,61 @@
+// What is known about one process on one device, in words.
+
+import { engineOf, holder, kvCacheOf } from "./engines.js";
+import { duration, human, many } from "./format.js";
+import { OF_PROCESSES } from "./words.js";
+
+const FLUSH_POLICIES = { allow: "allowed", step: "at its next step", never: "not allowed" };
+
+/** Pairs of a term and its value. */
+export function* facts(row) {
+  yield ["PID", String(row.pid)];
+  const engine = engineOf(row);
+  const kvCache = kvCacheOf(row, engine);
+  for (const share of OF_PROCESSES) {
+    const bytes = row[`${share}_bytes`];
+    if (bytes !== null) yield [share, [human(bytes), share === holder(row) && kvCache].filter(Boolean).join(", ")];
+  }
+  if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
+  if (row.limit_bytes !== null) yield ["limit", human(row.limit_bytes)];
+  if (row.quota) yield ["quota", quotaSentence(row.quota)];
+  if (row.reserve_shortage_bytes) yield ["reserve", `${human(row.reserve_shortage_bytes)} not available`];
+  const known = {
+    command: row.comm,
+    user: row.owner,
+    verdict: row.verdict,
+    state: row.state,
+    kinds: row.kinds.join(", "),
+    container: row.container_name ?? row.container,
+    pod: row.pod_name && `${row.pod_namespace}/${row.pod_name}`,
+    unit: row.unit,
+    "Slurm job": row.slurm_job,
+    engine: engine && `${engine.name} (${engine.kind})`,
+  };
+  for (const [term, value] of Object.entries(known)) if (value) yield [term, value];
+  if (row.utilization_ratio !== null) yield ["busy", `${Math.round(100 * row.utilization_ratio)} %`];
+  if (row.idle_seconds) yield ["idle for", duration(row.idle_seconds)];
+  if (row.agent) yield* factsOfAgent(row.agent, row.device_uuid);
+}
+
+function quotaSentence(quota) {
+  const kinds = { "soft limit": "soft", limit: "limit", reserve: "reserve" };
+  return Object.entries(kinds)
+    .filter(([, kind]) => quota[`${kind}_bytes`] !== null)
+    .map(([name, kind]) => `${name} ${human(quota[`${kind}_bytes`])} (${quota[`${kind}_quota`]})`)
+    .join(", ");
+}
+
+function* factsOfAgent(agent, uuid) {
+  yield ["frameworks", agent.frameworks.join(", ") || "none yet"];
+  yield ["flush", FLUSH_POLICIES[agent.flush_policy]];
+  yield ["last report", `${agent.age_seconds.toFixed(1)} s before the frame`];
+  for (const pool of agent.pools) {
+    if (pool.device_uuid !== uuid) continue;
+    const texts = [
+      `${human(pool.held_bytes)} held`,
+      pool.peak_live_bytes === null ? "" : `${human(pool.peak_live_bytes)} live at its peak`,
+      pool.ooms ? many(pool.ooms, "out-of-memory error") : "",
+    ];
+    yield [`${pool.allocator}${pool.inside ? ` in ${pool.inside}` : ""}`, texts.filter(Boolean).join(", ")];
+  }
+}

@@ -1,0 +1,42 @@
+// The help dialog: what each share is, and the keys.
+
+import { $, make } from "./elements.js";
+import { words } from "./format.js";
+import { MEANINGS } from "./meanings.js";
+import { MARKS } from "./words.js";
+
+const KEYS = {
+  "/": "Filter processes.",
+  "↑ ↓, j k": "Previous and next row of the table; Page Up, Page Down, Home and End skip rows.",
+  Enter: "Open or close a row.",
+  Space: "Pause or resume.",
+  "← →": "Move the crosshair of all charts.",
+  "+ −, w s": "Zoom a chart, as the wheel does; drag to choose a range.",
+  "a d": "Earlier and later.",
+  Escape: "The newest values in a chart.",
+  "?": "This help.",
+};
+
+const entries = (texts, head) => Object.entries(texts).map(([term, text]) => make("div", make("dt", ...head(term)), make("dd", text)));
+
+function kindsBySign() {
+  const kinds = {};
+  for (const [kind, sign] of Object.entries(MARKS)) kinds[sign] = [kinds[sign], words(kind)].filter(Boolean).join(", ");
+  return kinds;
+}
+
+function showHelp() {
+  if ($("help").open) return;
+  $("help-shares").replaceChildren(...entries(MEANINGS, (share) => [make(`i.${share}`), share]));
+  $("help-marks").replaceChildren(...entries(kindsBySign(), (sign) => [sign]));
+  $("help-keys").replaceChildren(...entries(KEYS, (key) => [make("kbd", key)]));
+  $("help").showModal();
+}
+
+$("help-open").addEventListener("click", showHelp);
+$("help-close").addEventListener("click", () => $("help").close());
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "?" || event.target.closest("input, select, dialog")) return;
+  event.preventDefault();
+  showHelp();
+});

@@ -1,0 +1,22 @@
+// Marks on the time axis of a chart: events of its device or process.
+
+import { MARKS } from "./words.js";
+
+const MOST = 60;
+const NEAR = 0.01; // of the range: marks that the crosshair names
+
+/** Events of a device, or of one process on it, as marks within a range; at most 60, the newest. */
+export function marksOf(events, { uuid, pid, start_ticks: start }, from, to) {
+  const own = (event) =>
+    pid === null
+      ? event.device_uuid === uuid
+      : event.pid === pid && (event.start_ticks === start || event.start_ticks === null) && [uuid, null].includes(event.device_uuid);
+  return events
+    .filter((event) => MARKS[event.kind] && event.at >= from && event.at <= to && own(event))
+    .sort((one, other) => one.at - other.at)
+    .slice(-MOST)
+    .map(({ id, at, kind, summary }) => ({ id, at, kind, sign: MARKS[kind], summary }));
+}
+
+/** The marks close to a time. */
+export const marksAt = (marks, at, from, to) => marks.filter((mark) => Math.abs(mark.at - at) <= NEAR * (to - from));

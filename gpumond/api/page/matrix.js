@@ -1,0 +1,87 @@
+// Devices of a machine with many of them: what their rows and tiles contain.
+
+import { human, percent, sum } from "./format.js";
+import { isNote, label, ordinary } from "./store.js";
+import { MISSED_LIMIT } from "./words.js";
+
+const ROWS_FROM = 5;
+const TILES_FROM = 64;
+
+/** How this number of devices is shown: in `full`, as `rows` or as `tiles`. */
+export const layoutOf = (count) => (count >= TILES_FROM ? "tiles" : count >= ROWS_FROM ? "rows" : "full");
+
+/** What rows and tiles show of each device of a frame. Unknown values are null. */
+export function devicesOf(frame) {
+  const lines = new Map();
+  for (const { device_uuid: uuid, share, used_bytes: bytes } of frame.ledger.lines) {
+    if (!lines.has(uuid)) lines.set(uuid, {});
+    const sums = lines.get(uuid);
+    sums[share] = (sums[share] ?? 0) + bytes;
+  }
+  const programs = new Map();
+  for (const { device_uuid: uuid } of frame.processes) programs.set(uuid, (programs.get(uuid) ?? 0) + 1);
+  const verdicts = new Map();
+  for (const verdict of [...frame.verdicts].sort(byUrgency))
+    if (!ordinary(verdict) && !verdicts.has(verdict.device_uuid)) verdicts.set(verdict.device_uuid, verdict.kind);
+  return frame.snapshot.devices.map((device) => ({
+    device,
+    sums: lines.get(device.uuid) ?? {},
+    programs: device.processes === null ? null : (programs.get(device.uuid) ?? 0),
+    verdict: verdicts.get(device.uuid) ?? "",
+    state: stateOf(device),
+  }));
+}
+
+const urgency = (verdict) => (isNote(verdict) ? 1e12 : 0) + Math.min(verdict.time_to_oom_seconds ?? 1e9, 1e9);
+const byUrgency = (one, other) => urgency(one) - urgency(other) || one.since - other.since;
+
+/** The reason why the values of a device are old or unknown; empty if they are current. */
+export function stateOf(device) {
+  const readings = `${device.missed} ${device.missed === 1 ? "reading" : "readings"}`;
+  if (device.missed >= MISSED_LIMIT) return `${readings} missed: values are hidden`;
+  if (device.missed) return `values are ${readings} old`;
+  return device.up ? "" : "at fault";
+}
+
+const share = (name) => ({ id: name, title: name, text: ({ sums }) => human(sums[name]), number: true, wide: true });
+const sensor = (name, title, text) => ({
+  id: title,
+  title,
+  text: ({ device }) => (device.sensors[name] === null ? "-" : text(device.sensors[name])),
+  number: true,
+  wide: true,
+});
+
+/** Columns of the rows, besides the device's name and its bar. */
+export const DEVICE_COLUMNS = [
+  { id: "total", title: "used", text: ({ device }) => total(device), number: true },
+  share("cached"),
+  share("stranded"),
+  sensor("gpu_utilization_ratio", "busy", (ratio) => `${Math.round(100 * ratio)} %`),
+  sensor("gpu_temperature_celsius", "°C", (degrees) => String(Math.round(degrees))),
+  sensor("power_watts", "W", (watts) => String(Math.round(watts))),
+  { id: "programs", title: "processes", text: ({ programs }) => String(programs ?? "-"), number: true, wide: true },
+  { id: "remark", title: "verdict", text: ({ state, verdict }) => state || verdict },
+];
+
+function total({ used_bytes: used, size_bytes: size }) {
+  if (used === null) return "-";
+  return size === null ? human(used) : `${human(used)} of ${human(size)}`;
+}
+
+/** Used memory as a part of the size; `-` if it is unknown. */
+export const usedShare = ({ used_bytes: used, size_bytes: size }) => (used === null || !size ? "-" : percent(used, size));
+
+/** What a screen reader says of a tile. */
+export const tileLabel = ({ device, state, verdict }) =>
+  [label(device), `${usedShare(device)} used`, state || verdict].filter(Boolean).join(", ");
+
+/** Indexes of the devices in the address, at most `most`: those chosen last. */
+export const indexesOf = (text, most) => text.split(",").filter(Boolean).slice(-most);
+
+/** Bytes of all devices in a sentence for the title of the section. */
+export function totalOf(devices) {
+  const known = devices.filter((device) => device.used_bytes !== null);
+  const [used, size] = ["used_bytes", "size_bytes"].map((key) => human(sum(known.map((device) => device[key] ?? 0))));
+  return `${used} of ${size} used on ${known.length} devices.`;
+}

@@ -1,0 +1,107 @@
+// Draws a chart: layers, the driver's count, the size, lines of the axes, marks and what is unknown.
+
+import { make, svg, sync } from "./elements.js";
+import { clean, clock, human, words } from "./format.js";
+import { NARROW, runs, unknown } from "./intervals.js";
+import { byteLines, timeLines } from "./range.js";
+import { LAYERS, runsOf, topOf } from "./stack.js";
+
+const TIMES = 8; // lines of the axis of time, at most
+
+/** Draws `view` into the plot: its range, columns, used memory with its limits, size, marks, summary, and the
+share that `rest` is. */
+export function drawPlot(plot, view) {
+  const { from, to, columns, used, blocks, size } = view;
+  const data = topOf(columns, used);
+  const sized = size !== null && (view.whole || size <= 1.5 * data);
+  const top = sized ? Math.max(size, data) : 1.05 * data;
+  const x = (at) => ((1000 * (at - from)) / (to - from)).toFixed(2);
+  const y = (bytes) => (100 - (100 * bytes) / top).toFixed(2);
+  const along = (run, key) => run.map((range) => `L${x(range.at)} ${y(range[key])}L${x(range.end)} ${y(range[key])}`).join("");
+  const back = (run) => [...run].reverse().map((range) => ({ ...range, at: range.end, end: range.at }));
+  const area = (run) => `M${along(run, "high").slice(1)}${along(back(run), "low")}Z`;
+  const line = (run) => `M${along(run, "median").slice(1)}`;
+  const path = (kind, d) => svg("path", { class: kind, d });
+  const times = timeLines(from, to, TIMES);
+  const levels = byteLines(top);
+  const grid = [...times.map((at) => `M${x(at)} 0V100`), ...levels.map((bytes) => `M0 ${y(bytes)}H1000`)];
+  const known = runs(used);
+  const drawing = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": view.summary });
+  drawing.append(
+    path("grid", grid.join("")),
+    ...Object.keys(LAYERS).map((layer) => path(`layer ${layer} ${view.rest}`, runsOf(columns, layer).map(area).join(""))),
+  );
+  if (blocks) drawing.append(path("band", known.map(area).join("")));
+  drawing.append(path("used", known.map(line).join("")));
+  if (sized) drawing.append(path("size", `M0 ${y(size)}H1000`));
+  plot.querySelectorAll("svg, .unknown, .axis").forEach((old) => old.remove());
+  plot.prepend(
+    drawing,
+    ...unknown(used, from, to).map((part) => hatching(part, view)),
+    ...levels.map((bytes) => tick("axis.level", human(bytes), { top: `${y(bytes)}%` })),
+    ...times.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
+    ...(sized ? [tick("axis.sized", `size ${human(size)}`, { top: `${y(size)}%` })] : []),
+  );
+  drawMarks(plot.querySelector(".marks"), view);
+}
+
+function tick(kind, text, place) {
+  const node = make(`span.${kind}`, text);
+  Object.assign(node.style, place);
+  return node;
+}
+
+function drawMarks(list, { marks, from, to }) {
+  sync(
+    list,
+    marks,
+    (mark) => mark.id,
+    (mark) => {
+      const node = make("li", mark.sign);
+      node.className = clean(mark.kind);
+      node.title = clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}`, 600);
+      return node;
+    },
+    (node, mark) => {
+      node.style.left = `${((100 * (mark.at - from)) / (to - from)).toFixed(2)}%`;
+    },
+  );
+}
+
+/** Marks an unknown part. It ends with the daemon's start if the daemon started a moment before the first value. */
+function hatching(part, { from, to, started }) {
+  const near = Math.abs(part.to - started) < Math.max(5, NARROW * (to - from));
+  const label = near ? `daemon started ${clock(started)}` : "no data";
+  const node = make("div.unknown", make("span", label));
+  node.style.left = `${(100 * (part.from - from)) / (to - from)}%`;
+  node.style.width = `${(100 * (part.to - part.from)) / (to - from)}%`;
+  node.title = label;
+  return node;
+}
+
+/** Shows the crosshair at a time, or hides it. */
+export function drawCursor(plot, view, at) {
+  const node = plot.querySelector(".cursor");
+  node.hidden = at === null || at < view.from || at > view.to;
+  if (!node.hidden) node.style.left = `${(100 * (at - view.from)) / (view.to - view.from)}%`;
+}
+
+/** Shows the part of the range that the user drags over, or hides it. */
+export function drawSelection(plot, view, ends) {
+  const node = plot.querySelector(".selection");
+  node.hidden = ends === null;
+  if (!ends) return;
+  const [first, last] = [...ends].sort((one, other) => one - other);
+  node.style.left = `${(100 * (first - view.from)) / (view.to - view.from)}%`;
+  node.style.width = `${(100 * (last - first)) / (view.to - view.from)}%`;
+}
+
+/** The element that a chart is drawn into. */
+export function createPlot(label) {
+  const hidden = (kind) => Object.assign(make(kind), { hidden: true });
+  const plot = make("div.plot", hidden("div.selection"), hidden("div.cursor"), make("ul.marks"));
+  plot.tabIndex = 0;
+  plot.setAttribute("role", "group");
+  plot.setAttribute("aria-label", label);
+  return plot;
+}

@@ -1,0 +1,19 @@
+// What a receipt says besides its figures.
+
+import { extent, human } from "./format.js";
+
+/** Sentences on why planned, expected, released and driver bytes differ. */
+export function* differences({ expected, before, released_bytes: released, raced, ...receipt }, plan) {
+  if (plan?.expected && expected && extent(plan.expected) !== extent(expected)) {
+    const amounts = (each) => (each ? ` (${human(each.held_bytes)} held, ${human(each.live_bytes)} live)` : "");
+    yield `The program's memory changed between the plan${amounts(plan.before)} and the flush${amounts(before)}.`;
+  }
+  if (expected && (released < expected.low || released > expected.high)) {
+    const cause = raced ? " because the program allocated or freed memory during the flush" : "";
+    yield `The allocator released ${released < expected.low ? "less" : "more"} than expected at the start${cause}.`;
+  }
+  const driver = receipt.driver_released_bytes;
+  if (driver === null && before) yield "The driver does not report this process's memory, so the release is not confirmed.";
+  else if (driver !== null && raced && driver !== released)
+    yield "The driver's figure differs because the program allocated or freed memory during the flush.";
+}

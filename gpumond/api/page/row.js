@@ -1,0 +1,107 @@
+// One row of the table of processes: a process on a device, or a group of them.
+
+import { showThinBar, thinBar } from "./bars.js";
+import { createChart } from "./chart.js";
+import { button, make, name, put, sync } from "./elements.js";
+import { facts } from "./facts.js";
+import { flush } from "./flush.js";
+import { clean, human, many } from "./format.js";
+import { COLUMNS } from "./rows.js";
+import { ordinary } from "./store.js";
+import { why } from "./why.js";
+import { OF_PROCESSES } from "./words.js";
+
+export const classesOf = ({ id, number, wide }) => [`of-${id}`, number && "number", wide && "wide"].filter(Boolean).join(" ");
+
+/** The body of a row for items of a kind. `toggle` is called with the key of the item when the user opens or closes it. */
+export function createRow(kind, toggle) {
+  const body = make(`tbody.${kind}`, make("tr"));
+  const [head] = body.children;
+  for (const column of COLUMNS) {
+    const cell = make(column.id === "program" ? "th" : "td");
+    cell.className = classesOf(column);
+    head.append(cell);
+  }
+  const opener = button("", () => toggle(body.item.key), "button.plain");
+  opener.append(make("bdi"));
+  const program = head.querySelector(".of-program");
+  program.append(opener, make("span.state"), thinBar());
+  program.scope = "row";
+  head.append(make("td.of-act"));
+  if (kind === "group") return body;
+  opener.title = "Show details";
+  const act = () => flush({ pid: body.item.pid, start_ticks: body.item.start_ticks }, body.subject);
+  head.lastChild.append(button("Flush…", act));
+  return body;
+}
+
+/** Shows a row. `largest`: the bytes of a bar of full length. */
+export function updateRow(body, item, { open, largest, active }) {
+  body.item = item;
+  const head = body.firstChild;
+  const cells = head.children;
+  const opener = head.querySelector("button");
+  if (opener.ariaExpanded !== String(open)) opener.ariaExpanded = String(open);
+  opener.tabIndex = active ? 0 : -1;
+  const sums = Object.fromEntries(OF_PROCESSES.map((share) => [share, item[`${share}_bytes`] ?? 0]));
+  showThinBar(opener.parentNode.lastChild, sums, largest);
+  if (item.rows) updateGroup(cells, opener, item);
+  else updateProcess(body, cells, opener, item, active);
+  if (!item.rows) showDetails(body, item, open);
+}
+
+function updateGroup(cells, opener, group) {
+  COLUMNS.forEach((column, place) => column.bytes && put(cells[place], column.text(group)));
+  name(opener.lastChild, group.title, 80);
+  put(opener.nextSibling, many(group.rows.length, "process", "processes"));
+}
+
+function updateProcess(body, cells, opener, row, active) {
+  body.subject = `${row.program} (pid ${row.pid})`; // a program gets its name when its agent connects
+  COLUMNS.forEach((column, place) => column.number && put(cells[place], column.text(row)));
+  name(opener.lastChild, row.program, 80);
+  const named = (id) => cells[COLUMNS.findIndex((column) => column.id === id)];
+  name(named("user"), row.owner, 40);
+  const verdict = named("verdict");
+  put(verdict, row.verdict, 40);
+  verdict.classList.toggle("notable", row.verdict !== "" && !ordinary({ kind: row.verdict }));
+  const remarks = [
+    row.state && row.state !== "alive" ? row.state : "",
+    row.orphaned ? "orphaned" : "",
+    row.kinds.includes("holder") ? "holds the device open" : "",
+    row.unmapped_bytes ? `${human(row.unmapped_bytes)} asleep` : "",
+  ];
+  name(opener.nextSibling, remarks.filter(Boolean).join(", "), 80);
+  const flushes = cells[COLUMNS.length].firstChild;
+  flushes.hidden = !row.agent;
+  flushes.disabled = !row.agent || row.agent.flush_policy === "never" || !row.cached_bytes;
+  flushes.tabIndex = active ? 0 : -1;
+  const label = `Flush ${clean(row.program, 80)}…`;
+  if (flushes.ariaLabel !== label) flushes.ariaLabel = label;
+}
+
+function showDetails(body, row, open) {
+  if (!open) {
+    body.children[1]?.remove();
+    return;
+  }
+  if (!body.children[1]) body.append(createDetails(body, row));
+  const asks = body.querySelector(".why button");
+  asks.parentNode.hidden = !row.agent?.pools.length;
+  asks.setAttribute("aria-label", `Memory of ${clean(row.program, 80)}…`);
+  sync(
+    body.querySelector(".facts"),
+    [...facts(row)],
+    ([term]) => term,
+    ([term]) => make("div", make("dt", term), make("dd", make("bdi"))),
+    (entry, [, value]) => name(entry.lastChild.firstChild, value, 200),
+  );
+}
+
+function createDetails(body, row) {
+  const asks = button("Memory…", () => why(row.pid, body.subject));
+  const chart = createChart({ uuid: row.device_uuid, pid: row.pid, start_ticks: row.start_ticks });
+  const cell = make("td", chart, make("dl.facts"), make("p.why", asks));
+  cell.colSpan = COLUMNS.length + 1;
+  return make("tr.more", cell);
+}

@@ -1,0 +1,136 @@
+// Rows of the table of processes: what they contain, which are shown, their order and their groups.
+
+import { human, sum } from "./format.js";
+import { label, ordinary, processKey } from "./store.js";
+import { OF_PROCESSES } from "./words.js";
+
+const title = (word) => word[0].toUpperCase() + word.slice(1);
+const size = (id) => ({
+  id,
+  title: title(id),
+  bytes: `${id}_bytes`,
+  of: (row) => row[`${id}_bytes`] ?? -1,
+  text: (row) => (row.partial?.has(id) ? "≥ " : "") + human(row[`${id}_bytes`]),
+  number: true,
+});
+
+/** Columns: the value that orders rows, and the text. `wide`: left out on narrow screens. */
+export const COLUMNS = [
+  { id: "gpu", title: "GPU", of: (row) => row.device?.index ?? -1, text: (row) => String(row.device?.index ?? "?"), number: true },
+  { id: "pid", title: "PID", of: (row) => row.pid, text: (row) => String(row.pid), number: true, wide: true },
+  { id: "program", title: "Program", of: (row) => row.program.toLowerCase(), text: (row) => row.program },
+  { id: "user", title: "User", of: (row) => row.owner, text: (row) => row.owner, wide: true },
+  size("used"),
+  ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share !== "cached" })),
+  { id: "verdict", title: "Verdict", of: (row) => row.verdict, text: (row) => row.verdict, wide: true },
+];
+const SIZES = COLUMNS.filter((column) => column.bytes);
+
+/** What rows can be grouped by: the name of a row's group, empty if it has none. */
+export const GROUPS = {
+  device: (row) => (row.device ? label(row.device) : row.device_uuid),
+  workload: (row) => row.workload,
+  user: (row) => row.owner,
+  container: (row) => row.container_name ?? row.container,
+  pod: (row) => row.pod_name && `${row.pod_namespace}/${row.pod_name}`,
+  "Slurm job": (row) => row.slurm_job,
+};
+
+/** The processes of a frame on its devices, with what the table adds to them. */
+export function rowsOf(frame) {
+  const verdicts = new Map();
+  for (const verdict of frame.verdicts) {
+    const key = `${verdict.device_uuid},${processKey(verdict)}`;
+    if (!verdicts.has(key) || !ordinary(verdict)) verdicts.set(key, verdict.kind);
+  }
+  const devices = new Map(frame.snapshot.devices.map((device) => [device.uuid, device]));
+  const agents = new Map(frame.snapshot.reports.map((report) => [processKey(report), report]));
+  return frame.processes.map((process) => {
+    const own = processKey(process);
+    const key = `${process.device_uuid},${own}`;
+    return {
+      ...process,
+      key,
+      device: devices.get(process.device_uuid),
+      program: process.workload || process.comm || "?",
+      owner: process.user ?? (process.uid === null ? "" : String(process.uid)),
+      verdict: verdicts.get(key) ?? "",
+      agent: agents.get(own),
+    };
+  });
+}
+
+/** What the table lists an item as: a `group` or a `process`. */
+export const kindOf = (item) => (item.rows ? "group" : "process");
+
+/** The bytes that the bar of a row consists of. */
+export const barBytes = (row) => row.used_bytes ?? sum(OF_PROCESSES.map((share) => row[`${share}_bytes`] ?? 0));
+
+/** The rows that contain each word of `filter`, and are on the device with this index, if one is chosen. */
+export function find(rows, filter, gpu = "") {
+  const terms = filter.toLowerCase().split(/\s+/).filter(Boolean);
+  const near = gpu === "" ? rows : rows.filter((row) => String(row.device?.index) === gpu);
+  if (!terms.length) return near;
+  return near.filter((row) => {
+    const { program, comm, owner, pid, verdict, container_name, pod_name, pod_namespace, unit, slurm_job, device } = row;
+    const names = [program, comm, owner, pid, verdict, container_name, pod_name, pod_namespace, unit, slurm_job];
+    const text = [...names, device && label(device)].map((part) => part ?? "").join("\n").toLowerCase();
+    return terms.every((term) => text.includes(term));
+  });
+}
+
+/** The rows in the order of a column; those with equal values by pid. */
+export function ordered(rows, { id, up }) {
+  const column = COLUMNS.find((each) => each.id === id);
+  const sign = up ? 1 : -1;
+  const keyed = rows.map((row) => [column.of(row), row]);
+  keyed.sort(([one, a], [other, b]) => (one < other ? -sign : one > other ? sign : a.pid - b.pid));
+  return keyed.map(([, row]) => row);
+}
+
+/** Groups of rows with sums, in the order of a column. A sum is of the known values; `partial` names those in which
+others are unknown. A size is null if it is unknown for all rows. */
+export function grouped(rows, by, { id, up }) {
+  const members = new Map();
+  for (const row of rows) {
+    const name = nameOf(by, row);
+    if (!members.has(name)) members.set(name, []);
+    members.get(name).push(row);
+  }
+  const groups = [...members].map(([name, own]) => groupOf(name, own, by));
+  const column = SIZES.find((each) => each.id === id);
+  const of = column ? column.of : (group) => (id === "gpu" && by === "device" ? (group.rows[0].device?.index ?? -1) : group.name);
+  const sign = up ? 1 : -1;
+  const compare = (one, other) => (one < other ? -sign : one > other ? sign : 0);
+  return groups.sort((one, other) => compare(of(one), of(other)) || compare(one.name, other.name));
+}
+
+const nameOf = (by, row) => GROUPS[by](row) || "";
+
+/** Key of the group that contains a row. */
+export const groupKey = (by, row) => `group ${by} ${nameOf(by, row)}`;
+
+function groupOf(name, rows, by) {
+  const group = { key: groupKey(by, rows[0]), name, title: name || `no ${by}`, rows, partial: new Set() };
+  for (const { id, bytes } of SIZES) {
+    const known = rows.filter((row) => row[bytes] !== null);
+    group[bytes] = known.length ? sum(known.map((row) => row[bytes])) : null;
+    if (known.length && known.length < rows.length) group.partial.add(id);
+  }
+  return group;
+}
+
+/** What the table lists: rows, or groups, each followed by its rows if it is unfolded. */
+export function listed(rows, by, order, unfolded) {
+  const sorted = ordered(rows, order);
+  if (!by) return sorted;
+  return grouped(sorted, by, order).flatMap((group) => (unfolded.has(group.key) ? [group, ...group.rows] : [group]));
+}
+
+/** The items in the order of `keys`, the new ones last: rows keep their places while the user points at one. */
+export function inOrderOf(keys, items) {
+  const fresh = new Map(items.map((item) => [item.key, item]));
+  const known = keys.filter((key) => fresh.has(key)).map((key) => fresh.get(key));
+  const before = new Set(known);
+  return [...known, ...items.filter((item) => !before.has(item))];
+}

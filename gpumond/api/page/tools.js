@@ -1,0 +1,43 @@
+// The link to what is shown, and downloads of the table of processes.
+
+import { csvOf, records, tableOf } from "./downloads.js";
+import { $, put, saveBlob } from "./elements.js";
+import { state } from "./store.js";
+import { shownList } from "./table.js";
+
+const SHOWN = 2000; // milliseconds for which the button says that the link is copied
+
+/** Copies the page's address. Browsers have a clipboard on HTTPS and on the local machine only. */
+async function copyLink() {
+  try {
+    if (navigator.clipboard) await navigator.clipboard.writeText(location.href);
+    else copySelected(location.href);
+    put($("copied"), "Link copied");
+  } catch {
+    put($("copied"), "The browser does not allow copying");
+  }
+  setTimeout(() => put($("copied"), ""), SHOWN);
+}
+
+function copySelected(text) {
+  const area = Object.assign(document.createElement("textarea"), { value: text, readOnly: true });
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  if (!copied) throw new Error("copying is not allowed");
+}
+
+function saveProcesses(kind) {
+  if (!state.frame) return;
+  const { list, order, filter, group, gpu } = shownList();
+  const { taken_at } = state.frame.snapshot;
+  const all = records(list);
+  const document = { taken_at, host: state.frame.host, order, filter, group, gpu, processes: all };
+  if (kind === "csv") saveBlob("gpumond-processes.csv", new Blob([csvOf(tableOf(all))], { type: "text/csv" }));
+  else saveBlob("gpumond-processes.json", new Blob([`${JSON.stringify(document, null, 2)}\n`], { type: "application/json" }));
+}
+
+$("link").addEventListener("click", copyLink);
+$("csv").addEventListener("click", () => saveProcesses("csv"));
+$("json").addEventListener("click", () => saveProcesses("json"));

@@ -1,0 +1,133 @@
+"""The page on machines with many devices and processes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpumond.model.units import human
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from tests.integration.browser import PHONE, PageSession, axe, needs_chromium, open_page, show_frame
+from tests.integration.test_page_for_all import CHECK
+from tests.running import RunningDaemon
+from tests.top.frames import make_frame
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, pytest.mark.timeout(300)]
+AXE = axe()
+MAX_NODES = 3000
+MAX_ROWS = 61
+NODES = """() => {
+    const all = document.createNodeIterator(document, NodeFilter.SHOW_ALL);
+    let count = 0;
+    while (all.nextNode()) count++;
+    return count;
+}"""
+
+
+@cache
+def machine(devices: int, processes: int) -> dict[str, Any]:
+    """Return a frame: each process has an agent, belongs to one of four users, and uses at least 1 GiB."""
+    pids = {index: range(1 + index * processes, 1 + (index + 1) * processes) for index in range(devices)}
+    readings = [
+        make_device(
+            f"GPU-{index}",
+            index=index,
+            name="NVIDIA H100 80GB HBM3",
+            used_bytes=sum(_used(pid) for pid in own),
+            processes=tuple(make_process(pid, _used(pid), comm="python3", user=f"user{pid % 4}") for pid in own),
+        )
+        for index, own in pids.items()
+    ]
+    reports = tuple(
+        make_report(pid, (make_pool(f"GPU-{index}", live=GIB // 2, cached=GIB // 4),), workload=f"w{pid % 8}")
+        for index, own in pids.items()
+        for pid in own
+    )
+    return make_frame(*readings, reports=reports, seq=7)
+
+
+def _used(pid: int) -> int:
+    return GIB + (pid << 12)
+
+
+def show(session: PageSession, frame: dict[str, Any]) -> None:
+    """Make the page show a frame, and pause it."""
+    show_frame(session, frame)
+    session.page.keyboard.press("Space")
+    session.page.get_by_role("button", name="Resume").wait_for()
+
+
+def test_eight_devices_are_rows(session: PageSession):
+    frame, page = machine(8, 64), session.page
+    show(session, frame)
+    assert page.evaluate("document.querySelector('#device-rows').offsetHeight") <= 210
+    assert page.evaluate(NODES) <= MAX_NODES
+    (totals,) = session.texts("#device-rows td:nth-child(3)")
+    devices = frame["snapshot"]["devices"]
+    assert totals == [f"{human(device['used_bytes'])} of {human(device['size_bytes'])}" for device in devices]
+    page.get_by_role("button", name="GPU 3").click()
+    assert session.texts(".device h3 span", ".device .total")[0] == ["GPU 3"]
+    page.get_by_role("button", name="Processes of GPU 3").click()
+    session.shows("64 of 512")
+    assert set(session.texts("tbody.process .of-gpu")[0]) == {"3"}
+    assert page.url.endswith("#gpu=3&of=3")
+    page.locator("#of").select_option("all")
+    page.get_by_label("Group by").select_option("device")
+    groups, sums = session.texts("tbody.group .of-program bdi", "tbody.group .of-used")
+    assert groups == [f"GPU {index}" for index in range(7, -1, -1)], "the largest first"
+    assert sums == [human(device["used_bytes"]) for device in reversed(devices)]
+
+
+def test_64_devices_are_tiles_and_few_of_3200_rows_are_drawn(session: PageSession):
+    frame, page = machine(64, 50), session.page
+    show(session, frame)
+    page.wait_for_function("document.querySelectorAll('tbody.process').length > 15")
+    assert page.locator("#tiles button").count() == 64
+    device = frame["snapshot"]["devices"][37]
+    used = round(100 * device["used_bytes"] / device["size_bytes"])
+    assert page.get_by_role("button", name="GPU 37, ").get_attribute("aria-label") == f"GPU 37, {used} % used"
+    assert page.evaluate(NODES) <= MAX_NODES
+    assert page.locator("tbody.process").count() <= MAX_ROWS
+    assert page.locator("#processes").get_attribute("aria-rowcount") == "3201"
+    largest = sorted(range(1, 3201), reverse=True)
+    place_and_pid = """() => {
+        const row = document.activeElement.closest('tbody');
+        const [inner, outer] = [row, document.querySelector('.rows')].map(node => node.getBoundingClientRect());
+        const seen = inner.top >= outer.top && inner.bottom <= outer.bottom + 1;
+        return [Number(row.firstChild.ariaRowIndex) - 2, Number(row.querySelector('.of-pid').textContent), seen];
+    }"""
+    page.locator("tbody.process .of-program button").first.focus()
+    for key, place in (("End", 3199), ("ArrowUp", 3198), ("PageUp", 3188), ("Home", 0), ("j", 1), ("j", 2), ("k", 1)):
+        page.keyboard.press(key)
+        assert page.evaluate(place_and_pid) == [place, largest[place], True], key
+        assert page.locator("tbody.process").count() <= MAX_ROWS
+    page.evaluate("document.querySelector('.rows').scrollTop = 60_000")
+    page.locator("tr[aria-rowindex='1370']").wait_for()
+    assert page.evaluate(place_and_pid)[:2] == [1, largest[1]], "the row with the focus is kept"
+    assert page.evaluate(NODES) <= MAX_NODES
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate(place_and_pid) == [2, largest[2], True]
+    page.get_by_label("Filter").fill("user2 w6")
+    session.shows("400 of 3200")
+    assert set(session.texts("tbody.process .of-user")[0]) == {"user2"}
+
+
+@pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
+def test_groups_are_unfolded_and_accessible(browser: Browser, demo: RunningDaemon, viewport: Any):
+    with open_page(browser, demo, viewport) as session:
+        page = session.page
+        show(session, machine(8, 64))
+        page.get_by_label("Group by").select_option("user")
+        assert session.texts("#shown") == [["4 groups"]]
+        page.get_by_role("button", name="user3").click()
+        page.locator("tbody.process").first.wait_for()
+        assert page.url.endswith("#group=user")
+        assert session.fits()
+        if AXE:
+            page.evaluate(AXE.read_text())
+            assert page.evaluate(CHECK) == []
