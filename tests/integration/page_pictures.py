@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-MAX_BYTES = 150_000
+MAX_BYTES = 200_000
 
 
 def main() -> None:
