@@ -13,6 +13,7 @@ from gpumond.cli.table import size
 from gpumond.model.units import human
 from gpumond.testing import GIB
 from tests.integration.browser import (
+    LIVE,
     PROGRAMS,
     PageSession,
     Serve,
@@ -318,6 +319,20 @@ def test_page_signs_in_with_the_code_in_its_address(browser: Browser, demo: Runn
         assert signed_in.complaints == []
         again = PageSession(session.page.context, address)
         again.shows("was used before")
+
+
+def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
+    frame = session.page.request.get(f"{session.page.url}api/v1/frame").json()
+    process = next(each for each in frame["processes"] if each["workload"] == "training")
+    quota = {f"{kind}_{part}": None for kind in ("soft", "limit", "reserve") for part in ("bytes", "quota")}
+    quota |= {"limit_bytes": 8 * GIB, "limit_quota": "research", "reserve_bytes": 6 * GIB, "reserve_quota": "floor"}
+    process.update(quota=quota, limit_bytes=8 * GIB, reserve_shortage_bytes=GIB)
+    show_frame(session, frame)
+    row = session.page.locator("tbody", has_text="training").first
+    row.get_by_role("button", name="training", exact=True).click()
+    row.get_by_text("limit 8.0 GiB (research), reserve 6.0 GiB (floor)").wait_for()
+    row.get_by_text("1.0 GiB not available").wait_for()
+    session.page.unroute(LIVE)
 
 
 def test_link_restores_order_and_filter(session: PageSession):
