@@ -93,6 +93,10 @@ class PageSession:
         found: list[list[str]] = self.page.evaluate(script, list(selectors))
         return found
 
+    def address(self) -> str:
+        """Return the address that the page has set. ``page.url`` is that of an earlier moment."""
+        return str(self.page.evaluate("location.href"))
+
     def fits(self) -> bool:
         """Return whether the page needs no horizontal scrolling."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
@@ -136,7 +140,7 @@ def open_page(
         context.unroute_all(behavior="wait")
     finally:
         context.close()
-    assert session.complaints == []
+    assert session.complaints == [], session.complaints
 
 
 def stream_of(frame: Any, events: Sequence[Any] = ()) -> dict[str, Any]:
@@ -150,7 +154,7 @@ def show_frame(session: PageSession, frame: Any) -> None:
     session.page.route(LIVE, lambda route: route.fulfill(**stream_of(frame)))
     session.page.reload()
     session.page.wait_for_function(
-        "seq => document.documentElement.dataset.seq === seq", arg=str(frame["snapshot"]["seq"])
+        "seq => document.documentElement.dataset.seq === seq", arg=str(frame["snapshot"]["seq"]), timeout=60_000
     )
 
 

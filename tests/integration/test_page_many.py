@@ -75,7 +75,7 @@ def test_eight_devices_are_rows(session: PageSession):
     page.get_by_role("button", name="Processes of GPU 3").click()
     session.shows("64 of 512")
     assert set(session.texts("tbody.process .of-gpu")[0]) == {"3"}
-    assert page.url.endswith("#gpu=3&of=3")
+    assert session.address().endswith("#gpu=3&of=3")
     page.locator("#of").select_option("all")
     page.get_by_label("Group by").select_option("device")
     groups, sums = session.texts("tbody.group .of-program bdi", "tbody.group .of-used")
@@ -126,7 +126,7 @@ def test_groups_are_unfolded_and_accessible(browser: Browser, demo: RunningDaemo
         assert session.texts("#shown") == [["4 groups"]]
         page.get_by_role("button", name="user3").click()
         page.locator("tbody.process").first.wait_for()
-        assert page.url.endswith("#group=user")
+        assert session.address().endswith("#group=user")
         assert session.fits()
         if AXE:
             page.evaluate(AXE.read_text())
