@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from gpumond.host.peer_credentials import INITIAL_PID_NAMESPACE
 from gpumond.model.remedies import CONDITIONS
 from tests.top.test_stuck_processes import holding_with
 
+NOBODY = 65534
 DOWN = {"name": "nvml", "up": False, "reason": "driver_not_loaded"}
 
 
@@ -74,6 +79,17 @@ def test_closed_device_nodes_have_a_remedy_for_their_mode(mode: int, group: str,
     assert remedy in access_remedy(mode, group, is_member, "research")
 
 
+def as_a_user(directory: str) -> list[Finding]:
+    """Return the findings of a user other than root, who can open every file."""
+    become = partial(os.setuid, NOBODY) if os.geteuid() == 0 else None
+    with ProcessPoolExecutor(1, get_context("fork"), become) as pool:
+        return pool.submit(found_in, directory).result()
+
+
+def found_in(directory: str) -> list[Finding]:
+    return list(device_nodes(directory))
+
+
 def test_device_nodes_are_counted(tmp_path: Path):
     assert list(device_nodes(os.fspath(tmp_path))) == []
     for name in ("nvidia0", "nvidiactl"):
@@ -83,10 +99,11 @@ def test_device_nodes_are_counted(tmp_path: Path):
     assert (found.state, found.remedy) == ("good", "")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can open every file")
-def test_closed_device_node_is_named_with_its_group(tmp_path: Path):
-    (tmp_path / "nvidia0").touch(0o000)
-    (found,) = device_nodes(os.fspath(tmp_path))
+def test_closed_device_node_is_named_with_its_group():
+    with TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        (Path(directory) / "nvidia0").touch(0o000)
+        (found,) = as_a_user(directory)
     assert found.state == "bad"
     assert found.detail.endswith(", 0000)")
     assert "NVreg_DeviceFileMode" in found.remedy

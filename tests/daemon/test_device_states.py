@@ -215,5 +215,5 @@ def test_dcgm_names_are_added_if_configured(serve: Serve, driver: FakeDriver):
     driver.devices = machine(1)
     driver.write()
     daemon = serve("--source", "nvml", environ={**driver.env, "GPUMOND_COMPAT": "dcgm"})
-    until(lambda: daemon.value("DCGM_FI_DEV_GPU_TEMP", device="nvidia0") == driver.devices[0].temperature)
+    until(lambda: daemon.value("DCGM_FI_DEV_GPU_TEMP_CELSIUS", device="nvidia0") == driver.devices[0].temperature)
     assert daemon.value("gpumond_driver_up") == 1

@@ -11,6 +11,7 @@ import pytest
 from gpumond.api.agents import WHY, WHY_EXAMPLE
 from tests.integration.browser import PHONE, PROGRAMS, Serve, axe, needs_chromium, open_page, sign_in
 from tests.integration.test_page_for_all import CHECK
+from tests.running import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
@@ -28,7 +29,7 @@ def test_refusal_of_a_program_is_shown(browser: Browser, serve: Serve):
         sign_in(session, daemon)
         dialog = page.get_by_role("dialog", name="Memory of leak")
         dialog.get_by_text("no allocator of this program has live memory that can be classified").wait_for()
-        assert session.fits()
+        until(session.fits)
         dialog.get_by_role("button", name="Close").click()
         page.locator("dialog#why").wait_for(state="hidden")
 
