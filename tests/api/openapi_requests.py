@@ -77,10 +77,13 @@ def ask(daemon: RunningDaemon, directory: Path, examples: int, *options: str, se
     return done.returncode, done.stdout + done.stderr
 
 
-def ask_all(daemon: RunningDaemon, directory: Path, examples: int, seed: int = 1) -> None:
-    """Run with and without an administrator's token. Raises AssertionError with the undocumented responses."""
+def ask_all(
+    daemon: RunningDaemon, directory: Path, examples: int, seed: int = 1, *, without_token: bool = True
+) -> None:
+    """Run with an administrator's token, and without one. Raises AssertionError with the undocumented responses."""
     token = ("-H", f"Authorization: Bearer {(daemon.directory / 'token').read_text().strip()}")
-    for options in ((), (*token, "--exclude-path", LAST), (*token, "--include-path", LAST)):
+    runs = ((*token, "--exclude-path", LAST), (*token, "--include-path", LAST))
+    for options in ((), *runs) if without_token else runs:
         code, output = ask(daemon, directory, examples, *options, seed=seed)
         assert code == 0, output
     daemon.request("/api/v1/release", {"for_seconds": 0.001}, Authorization=token[1].partition(": ")[2])

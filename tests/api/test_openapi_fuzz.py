@@ -20,7 +20,7 @@ EXAMPLES = 4
 def test_responses_conform_to_the_openapi_document(tmp_path: Path):
     daemon = openapi_requests.demo(tmp_path)
     try:
-        openapi_requests.ask_all(daemon, tmp_path, EXAMPLES)
+        openapi_requests.ask_all(daemon, tmp_path, EXAMPLES, without_token=False)  # the soak test runs both
     finally:
         daemon.stop()
 

@@ -155,7 +155,7 @@ def pod(path: str) -> dict[str, Any]:
     return spec
 
 
-@pytest.mark.parametrize("user", ["10001", "0"])
+@pytest.mark.parametrize("user", ["10001", pytest.param("0", marks=pytest.mark.soak)])
 def test_kubernetes_example_starts_the_agent_in_a_program(engine: Engine, tmp_path: Path, user: str):
     """The daemon has no capability and sees the processes of the machine; the program belongs to another user. Its
     image does not know the daemon's user, whom it trusts because root has given that user the directory.

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.fakenvml import FakeDriver
 from tests.integration.killing import Killing
 
-KILLS = 8
+KILLS = 4
 
 
 def test_killed_daemon_loses_no_rule_no_audit_entry_and_no_alert(tmp_path: Path, driver: FakeDriver):
