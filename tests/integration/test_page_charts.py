@@ -67,7 +67,7 @@ def test_chart_is_zoomed_and_its_crosshair_is_that_of_all_charts(session: PageSe
     page.mouse.down()
     page.mouse.move(middle + box["width"] / 4, at)
     page.mouse.up()
-    page.wait_for_function("/range=\\d+-\\d+/.test(location.hash)")
+    page.wait_for_function("() => /range=\\d+-\\d+/.test(location.hash)")
     first, last = map(int, re.findall(r"range=(\d+)-(\d+)", session.address())[0])
     assert last - first == pytest.approx(225, abs=5)
     drawn(session, f"{first}-{last}")
