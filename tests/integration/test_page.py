@@ -315,7 +315,7 @@ def test_page_signs_in_with_the_code_in_its_address(browser: Browser, demo: Runn
     with open_page(browser, demo) as session:
         signed_in = PageSession(session.page.context, address)
         signed_in.page.get_by_role("button", name="Sign out").wait_for()
-        assert signed_in.page.url == f"{demo.url}/"
+        assert signed_in.address() == f"{demo.url}/"
         assert signed_in.complaints == []
         again = PageSession(session.page.context, address)
         again.shows("was used before")

@@ -7,6 +7,8 @@ import { byteLines, timeLines } from "./range.js";
 import { LAYERS, runsOf, topOf } from "./stack.js";
 
 const TIMES = 8; // lines of the axis of time, at most
+const SPACE = 90; // pixels for the text of one
+const EDGE = 0.08; // of the range: lines closer to its ends have no text, which would not fit
 
 /** Draws `view` into the plot: its range, columns, used memory with its limits, size, marks, summary, and the
 share that `rest` is. */
@@ -22,7 +24,8 @@ export function drawPlot(plot, view) {
   const area = (run) => `M${along(run, "high").slice(1)}${along(back(run), "low")}Z`;
   const line = (run) => `M${along(run, "median").slice(1)}`;
   const path = (kind, d) => svg("path", { class: kind, d });
-  const times = timeLines(from, to, TIMES);
+  const times = timeLines(from, to, Math.min(TIMES, Math.max(2, Math.floor(plot.clientWidth / SPACE))));
+  const inner = times.filter((at) => Math.min(at - from, to - at) >= EDGE * (to - from));
   const levels = byteLines(top);
   const grid = [...times.map((at) => `M${x(at)} 0V100`), ...levels.map((bytes) => `M0 ${y(bytes)}H1000`)];
   const known = runs(used);
@@ -39,7 +42,7 @@ export function drawPlot(plot, view) {
     drawing,
     ...unknown(used, from, to).map((part) => hatching(part, view)),
     ...levels.map((bytes) => tick("axis.level", human(bytes), { top: `${y(bytes)}%` })),
-    ...times.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
+    ...inner.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
     ...(sized ? [tick("axis.sized", `size ${human(size)}`, { top: `${y(size)}%` })] : []),
   );
   drawMarks(plot.querySelector(".marks"), view);
