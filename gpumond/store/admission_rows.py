@@ -39,7 +39,7 @@ def _admission(id: object, body: object) -> KeptAdmission:
     """Decode a row. Raises ValueError if it is damaged."""
     own: KeptAdmission = _ADMISSION.validate_json(body)  # type: ignore[arg-type]  # it refuses what is no text
     if own.id != id or own.need_bytes < 1 or not all(map(isfinite, (own.grant_seconds, own.deadline or 0.0))):
-        raise ValueError("another id, or a size or time that is none")
+        raise ValueError("the id differs from the row's, or a size or time is invalid")
     return own
 
 

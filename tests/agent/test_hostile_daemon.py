@@ -131,10 +131,10 @@ HARMFUL: dict[str, Callable[[], bytes]] = {
     "a path for an allocator": lambda: encode(flush_command(allocator="../../os")),
     "ten thousand steps": lambda: raw("steps", ["cache"] * 5_000),
     "an endless timeout": lambda: raw("timeout_seconds", 1e308),
-    "a timeout that is none": lambda: (
+    "a timeout that is not a number": lambda: (
         b'{"v":1,"type":"flush","id":"f","allocator":"torch","steps":[],"timeout_seconds":NaN}\n'
     ),
-    "a step that is no text": lambda: raw("steps", [["cache"]]),
+    "a step that is not a string": lambda: raw("steps", [["cache"]]),
     "an id of a megabyte": lambda: raw("id", "x" * 60_000),
     "deep nesting": lambda: b"[" * 60_000 + b"\n",
     "no end of a line": lambda: b"x" * 70_000,

@@ -52,11 +52,11 @@ BAD = {
         "tls_server_config: {cert_file: server.crt, key_file: client.key}",
         "web_config web.yml: tls_server_config: cert and key: key values mismatch",
     ),
-    "a key that is none": (
+    "no private key": (
         "tls_server_config: {cert_file: server.crt, key_file: junk}",
         "web_config web.yml: tls_server_config: cert and key: ",
     ),
-    "an authority that is none": (
+    "no certificate of an authority": (
         f"tls_server_config: {{{TLS}, client_ca_file: junk, client_auth_type: RequireAndVerifyClientCert}}",
         "web_config web.yml: tls_server_config: client_ca: contains no certificate",
     ),

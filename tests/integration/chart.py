@@ -108,7 +108,7 @@ REFUSED = {
     "an unknown value": ({"prot": 9917}, "prot"),
     "a port as text": ({"port": "9917"}, "/port"),
     "an unknown source": ({"source": "nvidia"}, "/source"),
-    "a directory that is none": ({"socketDirectory": "run/gpumond"}, "/socketDirectory"),
+    "a relative directory": ({"socketDirectory": "run/gpumond"}, "/socketDirectory"),
     "what the chart sets": ({"config": {"listen": "0.0.0.0:9917"}}, "/config"),
     "a place for its token": ({"config": {"runtime_dir": "/run/gpumond"}}, "/config"),
     "a web configuration in addition to its own": ({"config": {"web_config": "web.yml"}}, "/config"),
