@@ -6,6 +6,7 @@ test_live_classes.py runs these tests in a process of their own: agents of other
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ LONG = 600.0
 def measured(seconds: float = LONG) -> dict[str, int]:
     gc.collect()
     found = torch_classes.measure(torch, "cpu", seconds)
+    assert found is not None
     return dict(zip(CLASSES, found.devices.get(0, [0] * len(CLASSES)), strict=True))
 
 
@@ -101,9 +103,10 @@ def test_tensors_of_other_devices_do_not_count(device: str):
 
 def test_sample_states_that_it_is_one():
     kept = [torch.zeros(100) for _ in range(20_000)]
-    found = torch_classes.measure(torch, "cpu", 0.0)
-    assert found.exactness == "sampled"
-    assert torch_classes.measure(torch, "cpu", LONG).exactness == "exact"
+    objects, complete = torch_classes._torch_objects(torch, gc.get_objects(), math.inf)
+    assert complete
+    assert torch_classes._Visit("cpu", 0.0).classify(objects, complete).exactness == "sampled"
+    assert torch_classes._Visit("cpu", math.inf).classify(objects, complete).exactness == "exact"
     assert kept
 
 
@@ -111,7 +114,9 @@ def test_frozen_objects_are_not_visited_and_it_is_stated():
     kept = torch.zeros(100)
     gc.freeze()
     try:
-        assert torch_classes.measure(torch, "cpu", LONG).exactness == "sampled"
+        found = torch_classes.measure(torch, "cpu", LONG)
+        assert found is not None
+        assert found.exactness == "sampled"
     finally:
         gc.unfreeze()
     assert kept is not None
@@ -148,11 +153,17 @@ def test_classes_sum_to_the_live_bytes_of_the_allocator(
     assert (total(nothing), nothing.activations_bytes) == (live, live)
 
 
-def test_listing_of_too_many_objects_is_not_begun():
+def test_list_of_too_many_objects_is_not_begun_and_nothing_is_stated():
     listing = torch_classes._Listing()
-    few, complete = listing.objects(0.0)
-    assert not complete
-    every, complete = listing.objects(LONG)
-    assert complete
-    assert len(few) < len(every)
+    assert listing.objects(0.0) is None
+    assert listing.objects(LONG)
     assert sys.getallocatedblocks() * listing._seconds_per_block < LONG
+    assert torch_classes.measure(torch, "cpu", 0.0) is None
+
+
+def test_slow_list_does_not_prevent_all_others():
+    listing = torch_classes._Listing()
+    listing._seconds_per_block = 1.5 * LONG / sys.getallocatedblocks()
+    found = [listing.objects(LONG) for _ in range(5)]
+    assert found[0] is None
+    assert found[-1]

@@ -76,6 +76,7 @@ show(duration=duration, classes=[dataclasses.asdict(one) for one in record.class
 
 
 RECORDING = """
+import torch._inductor.codecache  # PyTorch imports it before it names the frames of the first record
 from gpumond.agent.administration import CommandHandler
 from gpumond.protocol.messages import AgentRequest
 handler = CommandHandler()

@@ -346,6 +346,8 @@ class TorchAdapter(
         if not any(live.values()):
             return ()
         found = torch_classes.measure(self._torch, "cuda", seconds)
+        if found is None:
+            return ()
         return tuple(
             torch_classes.live_classes(found, ordinal, self.name, uuid, size)
             for ordinal, size in live.items()

@@ -28,6 +28,9 @@ SEARCH_PART = 0.7
 LISTING_SECONDS = 20e-9
 """First estimate of the time that the list of all objects takes, for each memory block of the interpreter."""
 
+REPEATED_ESTIMATE = 0.8
+"""Factor of that estimate after each refusal: one slow list does not prevent all others."""
+
 CHUNK = 16_384
 """Number of objects between two readings of the clock, 0.5 to 2 ms."""
 CLOCK = 64
@@ -48,14 +51,17 @@ class ClassBytes(NamedTuple):
     exactness: Exactness
 
 
-def measure(torch: Any, kind: str, seconds: float) -> ClassBytes:
-    """Visit the tensors on devices of a kind such as ``cuda``, within a time limit."""
+def measure(torch: Any, kind: str, seconds: float) -> ClassBytes | None:
+    """Visit the tensors on devices of a kind such as ``cuda``, within a time limit; None if even the list of all
+    objects would exceed it."""
     started = time.perf_counter()
     deadline = started + seconds
-    tracked, complete = _LISTING.objects(SEARCH_PART * seconds)
+    tracked = _LISTING.objects(SEARCH_PART * seconds)
+    if tracked is None:
+        return None
     objects, searched = _torch_objects(torch, tracked, started + SEARCH_PART * seconds)
     del tracked
-    complete = complete and searched
+    complete = searched and gc.get_freeze_count() <= FROZEN_AT_START  # frozen objects are not listed
     with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor could run code of the program
         return _Visit(kind, deadline).classify(objects, complete)
 
@@ -126,15 +132,16 @@ class _Listing:
     def __init__(self) -> None:
         self._seconds_per_block = LISTING_SECONDS
 
-    def objects(self, seconds: float) -> tuple[list[Any], bool]:
-        """Return the objects, and whether these are all; the young ones alone if all would take too long."""
+    def objects(self, seconds: float) -> list[Any] | None:
+        """Return the objects; None if the list would take too long."""
         blocks = sys.getallocatedblocks()
         if blocks * self._seconds_per_block > seconds:
-            return gc.get_objects(0) + gc.get_objects(1), False
+            self._seconds_per_block *= REPEATED_ESTIMATE
+            return None
         started = time.thread_time()  # without the time in which other programs run
         objects = gc.get_objects()
         self._seconds_per_block = (time.thread_time() - started) / max(1, blocks)
-        return objects, gc.get_freeze_count() <= FROZEN_AT_START  # frozen objects are not listed
+        return objects
 
 
 _LISTING = _Listing()
