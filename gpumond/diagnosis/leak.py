@@ -59,6 +59,8 @@ class LeakTest:
     """Minimum number of samples in a block, on average."""
     min_scatter_multiple: float
     """Minimum growth, as a multiple of the scatter before the window."""
+    max_rise_ratio: float = 0.4
+    """Maximum size of a single rise, as a share of the growth: one large allocation is no leak."""
 
 
 CLEAN = (
@@ -102,6 +104,7 @@ ROUGH = (
         max_scatter_ratio=0.5,
         min_samples=3,
         min_scatter_multiple=6,
+        max_rise_ratio=1 / 3,
     ),
     LeakTest(
         tier=QUARTER,
@@ -121,8 +124,6 @@ MIN_RISES = 3
 """Minimum number of rises within the window; fewer are steps and no trend."""
 RISE_RATIO = 0.05
 """Minimum size of a rise, as a share of the growth."""
-LARGEST_RISE_RATIO = 0.4
-"""Maximum size of a single rise, as a share of the growth: one large allocation is no leak."""
 LAST_RISE_RATIO = 0.5
 """Minimum rise to the last block of a clean window, as a share of the slope: growth must not have ended."""
 SCATTER_BLOCKS = 24
@@ -298,7 +299,7 @@ def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
     growth = slope * (at[-1] - at[0])
     if growth < max(test.min_growth_bytes, test.min_growth_ratio * (case.size or 0.0)):
         return None
-    if spread(at, window, slope) > test.max_scatter_ratio * growth or not _in_many_steps(window, growth):
+    if spread(at, window, slope) > test.max_scatter_ratio * growth or not _in_many_steps(window, growth, test.max_rise_ratio):
         return None
     if case.room is not None and case.room > slope * test.full_within_seconds:
         return None
@@ -335,10 +336,10 @@ def _since(full: LeakCurve, born: float) -> LeakCurve:
     return LeakCurve(full.times[begin:], full.values[begin:], full.counts[begin:], -inf)
 
 
-def _in_many_steps(window: Sequence[float], growth: float) -> bool:
+def _in_many_steps(window: Sequence[float], growth: float, max_rise_ratio: float) -> bool:
     changes = [after - before for before, after in pairwise(window)]
     rises = sum(1 for change in changes if change > RISE_RATIO * growth)
-    return rises >= MIN_RISES and max(changes) <= LARGEST_RISE_RATIO * (window[-1] - window[0])
+    return rises >= MIN_RISES and max(changes) <= max_rise_ratio * (window[-1] - window[0])
 
 
 def load_rises(device: Series, tier: int, blocks: int) -> bool:
