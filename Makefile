@@ -27,9 +27,10 @@ check: $(VENV)/.installed  ## style, types and tests
 bench-check: $(VENV)/.installed  ## instructions of the paths that run every second against the recorded ones; needs valgrind
 	$(BIN)/python -m bench.instructions --check
 
-docs: $(VENV)/.installed  ## the pages of docs/reference that derive from the code, and the metrics that a test expects
+docs: $(VENV)/.installed  ## pages that derive from the code, metrics that a test expects, figures of the benchmarks
 	for page in configuration metrics plugins responses rules verdicts; do $(BIN)/python -m tools.docs.$$page > docs/reference/$$page.md || exit 1; done
 	$(BIN)/python -m tests.metrics.test_metrics
+	$(BIN)/python -m tools.docs.figures
 
 site: $(VENV)/.installed  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -32,9 +32,9 @@ def rules(level: float) -> tuple[Rule, ...]:
     return (*BUILT_IN, *own)
 
 
-def facts(tick: int) -> tuple[Reading, tuple[AgentReport, ...]]:
-    """Return the reading and the reports of one tick."""
-    pids = [[1 + device * PROCESSES + i for i in range(PROCESSES)] for device in range(DEVICES)]
+def facts(tick: int, processes: int = PROCESSES) -> tuple[Reading, tuple[AgentReport, ...]]:
+    """Return the reading and the reports of one tick, with this number of processes on each device."""
+    pids = [[1 + device * processes + i for i in range(processes)] for device in range(DEVICES)]
     reading = Reading(
         devices=tuple(
             make_device(

@@ -26,8 +26,10 @@ DOCUMENTS = (
     ROOT / "grafana" / "README.md",
     *(path for path in sorted((PACKAGE / "api/page").iterdir()) if path.suffix in (".html", ".js")),
 )
-CODES = re.compile(r"```.*?```|`[^`]*`|--card|card\.json|^\s*(SELECT|INSERT|DELETE|CREATE)\b.*", re.DOTALL)
-"""Text that is not prose: code, an option, a file and SQL."""
+CODES = re.compile(
+    r"```.*?```|`[^`]*`|<!-- figures.*?-->|--card|card\.json|^\s*(SELECT|INSERT|DELETE|CREATE)\b.*", re.DOTALL
+)
+"""Text that is not prose: code, fields of figures, an option, a file and SQL."""
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:

@@ -299,7 +299,9 @@ def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
     growth = slope * (at[-1] - at[0])
     if growth < max(test.min_growth_bytes, test.min_growth_ratio * (case.size or 0.0)):
         return None
-    if spread(at, window, slope) > test.max_scatter_ratio * growth or not _in_many_steps(window, growth, test.max_rise_ratio):
+    if spread(at, window, slope) > test.max_scatter_ratio * growth:
+        return None
+    if not _in_many_steps(window, growth, test.max_rise_ratio):
         return None
     if case.room is not None and case.room > slope * test.full_within_seconds:
         return None

@@ -1,0 +1,210 @@
+"""Exporters that ``bench.peers`` compares: how each is started, and which sample of its page comes from the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.running import free_port, until
+
+ROOT = Path(__file__).resolve().parents[1]
+NVITOP = "nvitop-exporter==1.7.2"
+NODE_EXPORTER = "prometheus-node-exporter"
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+INSTALL_SECONDS = 300
+STOP_SECONDS = 20
+
+
+class Exporter(NamedTuple):
+    """``command`` contains ``PORT`` and ``DIRECTORY``. ``sample`` is the used memory of the first device, or any sample
+    if the exporter does not read the driver.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    sample: re.Pattern[bytes]
+    version_command: tuple[str, ...]
+    reads_driver: bool = True
+
+    def version(self) -> str:
+        done = subprocess.run(self.version_command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+        return next(iter((done.stdout or done.stderr).splitlines()), "unknown")
+
+
+def library(python: str, name: str) -> tuple[str, ...]:
+    """Return the command that prints the version of a package."""
+    return (python, "-c", f"from importlib import metadata; print({name!r}, metadata.version({name!r}))")
+
+
+def sample(name: str, label: str = "") -> re.Pattern[bytes]:
+    labels = rf"\{{[^}}]*{label}[^}}]*\}}" if label else ""
+    return re.compile(rf"^{name}{labels} (\S+)".encode(), re.MULTILINE)
+
+
+GPUMOND = Exporter(
+    "gpumond",
+    (
+        *(sys.executable, "-m", "gpumond", "serve", "--source", "nvml", "--listen", "127.0.0.1:PORT"),
+        *("--socket", "DIRECTORY/agent.sock", "--state-dir", "DIRECTORY/state"),
+    ),
+    sample("gpumond_device_memory_used_bytes", 'gpu="0"'),
+    (sys.executable, "-c", "import gpumond; print('gpumond', gpumond.__version__)"),
+)
+LOOP = Exporter(
+    "pynvml loop",
+    (sys.executable, "-m", "bench.pynvml_exporter", "PORT"),
+    sample("gpu_memory_used_bytes", 'gpu="0"'),
+    library(sys.executable, "prometheus-client"),
+)
+NODE = Exporter(
+    "node_exporter",
+    (NODE_EXPORTER, "--web.listen-address=127.0.0.1:PORT"),
+    sample("node_load1"),
+    (NODE_EXPORTER, "--version"),
+    reads_driver=False,
+)
+
+
+def nvitop() -> Exporter:
+    """Return nvitop-exporter of this interpreter, or of an environment in build/. Raises LookupError."""
+    python = sys.executable
+    if find_spec("nvitop_exporter") is None:
+        python = str(_environment(ROOT / "build" / "nvitop-exporter"))
+    command = (python, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", "PORT")
+    used = sample("gpu_memory_used_MiB", 'index="0"')
+    return Exporter("nvitop-exporter", command, used, library(python, "nvitop-exporter"))
+
+
+def _environment(directory: Path) -> Path:
+    python = directory / "bin" / "python"
+    if python.exists() and not subprocess.run([python, "-c", "import nvitop_exporter"], capture_output=True).returncode:
+        return python
+    venv.create(directory, clear=True, with_pip=True)
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", NVITOP]
+    try:
+        done = subprocess.run(install, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise LookupError(f"the installation of {NVITOP} takes over {INSTALL_SECONDS} s") from None
+    if done.returncode:
+        raise LookupError((done.stderr.strip().splitlines() or ["pip failed"])[-1])
+    return python
+
+
+def installed() -> tuple[list[Exporter], dict[str, str]]:
+    """Return the exporters of this machine, and the reason for each that is absent."""
+    found, absent = [GPUMOND], dict[str, str]()
+    try:
+        found.append(nvitop())
+    except LookupError as error:
+        absent["nvitop-exporter"] = str(error)
+    found.append(LOOP)
+    if shutil.which(NODE_EXPORTER):
+        found.append(NODE)
+    else:
+        absent[NODE.name] = f"the command {NODE_EXPORTER} is not installed"
+    return found, absent
+
+
+class Running:
+    """An exporter that has just been started. Its state directory is new, its socket has the same path each time."""
+
+    def __init__(self, exporter: Exporter, directory: Path, environ: Mapping[str, str]) -> None:
+        self.exporter = exporter
+        directory.mkdir(mode=0o755, exist_ok=True)
+        shutil.rmtree(directory / "state", ignore_errors=True)
+        self.address = f"127.0.0.1:{free_port()}"
+        port = self.address.partition(":")[2]
+        command = [part.replace("PORT", port).replace("DIRECTORY", str(directory)) for part in exporter.command]
+        self.log = directory / f"{exporter.name}.log"
+        with self.log.open("wb") as log:
+            self.began = time.perf_counter()
+            self.process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environ}, stdout=log, stderr=log)
+
+    def first_data(self) -> float:
+        """Return the seconds from the start to the first page with data."""
+        until(lambda: self._ended() or self.value() is not None, every=0.01)
+        return time.perf_counter() - self.began
+
+    def _ended(self) -> bool:
+        if self.process.poll() is not None:
+            raise SystemExit(f"{self.exporter.name} has ended:\n{self.log.read_text()[-2000:]}")
+        return False
+
+    def value(self) -> bytes | None:
+        """Return the sample of the page; None without a page or sample."""
+        try:
+            found = self.exporter.sample.search(self.get(self.connect(), "identity"))
+        except (OSError, http.client.HTTPException):
+            return None
+        return found[1] if found else None
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.address, timeout=30)
+
+    @staticmethod
+    def get(connection: http.client.HTTPConnection, encoding: str) -> bytes:
+        connection.request("GET", "/metrics", headers={"Accept-Encoding": encoding})
+        return connection.getresponse().read()
+
+    def cpu(self) -> tuple[float, float]:
+        """Return the CPU seconds of the main process, and of all processes that it has started."""
+        main, *others = map(cpu_seconds, family(self.process.pid))
+        return main, sum(others)
+
+    def pss(self) -> int:
+        return sum(map(pss, family(self.process.pid)))
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def running(exporter: Exporter, directory: Path, environ: Mapping[str, str]) -> Iterator[Running]:
+    started = Running(exporter, directory, environ)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def family(pid: int) -> list[int]:
+    """Return the process, and all that it and its threads have started."""
+    pids = [pid]
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids += [one for child in children.read_text().split() for one in family(int(child))]
+    return pids
+
+
+def pss(pid: int) -> int:
+    """Return the proportional set size in bytes; 0 for a process that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return 0 for a process that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND

@@ -1,0 +1,134 @@
+"""Fills the figures of documents from the result files of benchmarks: ``make docs``.
+
+A document contains the text with fields in a comment, and after it the text with their values:
+
+    <!-- figures
+    A scrape takes {scrape[8x64][further_scrapes_gzip][p50_ms]:.1f} ms.
+    -->
+
+    A scrape takes 0.5 ms.
+
+    <!-- end of figures -->
+
+A field is a file of ``bench/results``, the keys of its figures in brackets, a unit as an attribute (``UNITS``) and a
+format. The key ``each`` turns a mapping into a list. A list has the keys ``min``, ``median``, ``max``, ``sum`` and
+``count``; another key, not a number, is looked up in each of its elements. ``{peers_table}`` is a whole table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.tables import peers_table, scaling_table
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+BLOCK = re.compile(r"<!-- figures\n(.*?)\n-->\n.*?<!-- end of figures -->", re.DOTALL)
+WIDTH = 120
+UNITS = {"percent": 100.0, "MiB": 2**-20, "MB": 1e-6, "kB": 1e-3, "seconds": 1e-3, "MiB_of_KiB": 2**-10}
+"""Factors: ``seconds`` for milliseconds, ``MiB_of_KiB`` for KiB, the others for bytes and ratios."""
+LISTS: Mapping[str, Callable[[list[Any]], float]] = {
+    "min": min,
+    "median": statistics.median,
+    "max": max,
+    "sum": sum,
+    "count": len,
+}
+TABLES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], str]]] = {
+    "peers_table": ("peers", "bench.peers", peers_table),
+    "peers_card_table": ("peers_card", "bench.peers --card 0,8,48", peers_table),
+    "scaling_table": ("scaling", "bench.scaling", scaling_table),
+}
+"""The result file, the command and the function of each table."""
+
+
+class Figure:
+    """A value of a result file, as ``str.format`` reads it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __getitem__(self, key: str | int) -> Figure:
+        if not isinstance(self.value, list):
+            return Figure(list(self.value.values()) if key == "each" else self.value[str(key)])
+        if isinstance(key, int):
+            return Figure(self.value[key])
+        return Figure(LISTS[key](self.value) if key in LISTS else [one[key] for one in self.value if key in one])
+
+    def __getattr__(self, unit: str) -> Figure:
+        return Figure(UNITS[unit] * self.value)
+
+    def __format__(self, form: str) -> str:
+        if isinstance(self.value, dict | list):
+            raise TypeError(f"{str(self.value)[:60]} is no single figure; add keys in brackets")
+        return format(self.value, form)
+
+
+class Results(dict[str, Any]):
+    """Figures by the name of their file, and tables."""
+
+    def __missing__(self, name: str) -> Any:
+        if name in TABLES:
+            return table(name)
+        self[name] = Figure(figures(name))
+        return self[name]
+
+
+def figures(file: str) -> Any:
+    return json.loads((RESULTS / f"{file}.json").read_text())["figures"]
+
+
+def table(name: str) -> str:
+    """Return a table, or a line that states how to measure it if there is no result file."""
+    file, command, write = TABLES[name]
+    if not (RESULTS / f"{file}.json").exists():
+        return f"No result is stored. `python -m {command} --save` measures it."
+    return write(figures(file))
+
+
+def filled(text: str) -> str:
+    """Return a document with the current figures."""
+    results = Results()
+
+    def block(found: re.Match[str]) -> str:
+        values = wrapped(found[1].format_map(results))
+        return f"<!-- figures\n{found[1]}\n-->\n\n{values}\n\n<!-- end of figures -->"
+
+    return BLOCK.sub(block, text)
+
+
+def wrapped(text: str) -> str:
+    """Return paragraphs and items of lists in lines of normal length; a table is not changed."""
+    parts = re.split(r"\n(?=- )|\n(?=\n)|(?<=\n)\n", text)
+    return "\n".join(part if part.startswith("|") else _fill(part) for part in parts)
+
+
+def _fill(part: str) -> str:
+    indent = "  " * part.startswith("- ")
+    text = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), " ".join(part.split()))
+    lines = textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")
+
+
+def outdated() -> Iterator[tuple[Path, str]]:
+    """Yield each document that differs from its result files, and its current text."""
+    for path in DOCUMENTS:
+        text = path.read_text()
+        if (now := filled(text)) != text:
+            yield path, now
+
+
+def main() -> None:
+    for path, text in outdated():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
