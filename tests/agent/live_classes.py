@@ -161,6 +161,16 @@ def test_list_of_too_many_objects_is_not_begun_and_nothing_is_stated():
     assert torch_classes.measure(torch, "cpu", 0.0) is None
 
 
+def test_search_that_ends_before_a_module_is_found_states_nothing(monkeypatch: pytest.MonkeyPatch):
+    kept = torch.zeros(100)
+    monkeypatch.setattr(torch_classes, "CHUNK", 1)
+    monkeypatch.setattr(torch_classes._LISTING, "objects", lambda seconds: [kept, kept])
+    assert torch_classes.measure(torch, "cpu", 0.0) is None
+    found = torch_classes.measure(torch, "cpu", LONG)
+    assert found is not None
+    assert found.exactness == "exact"
+
+
 def test_slow_list_does_not_prevent_all_others():
     listing = torch_classes._Listing()
     listing._seconds_per_block = 1.5 * LONG / sys.getallocatedblocks()

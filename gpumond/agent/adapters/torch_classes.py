@@ -52,8 +52,8 @@ class ClassBytes(NamedTuple):
 
 
 def measure(torch: Any, kind: str, seconds: float) -> ClassBytes | None:
-    """Visit the tensors on devices of a kind such as ``cuda``, within a time limit; None if even the list of all
-    objects would exceed it."""
+    """Visit the tensors on devices of a kind such as ``cuda``, within a time limit; None if it ends before the list
+    of all objects, or before a module is found."""
     started = time.perf_counter()
     deadline = started + seconds
     tracked = _LISTING.objects(SEARCH_PART * seconds)
@@ -61,6 +61,8 @@ def measure(torch: Any, kind: str, seconds: float) -> ClassBytes | None:
         return None
     objects, searched = _torch_objects(torch, tracked, started + SEARCH_PART * seconds)
     del tracked
+    if not searched and not (objects.modules or objects.parameters):
+        return None
     complete = searched and gc.get_freeze_count() <= FROZEN_AT_START  # frozen objects are not listed
     with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor could run code of the program
         return _Visit(kind, deadline).classify(objects, complete)
