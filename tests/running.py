@@ -15,19 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prometheus_client.parser import text_string_to_metric_families
-
 T = TypeVar("T")
 START_SECONDS = 60.0
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def until(condition: Callable[[], T], seconds: float = 60.0, every: float = 0.02) -> T:
-    """Wait until the result of the condition is true, and return it. ``every``: seconds between two calls."""
-    end = time.monotonic() + seconds
+    """Wait until the result of the condition is true, and return it.
+
+    ``every``: seconds between the first two calls. Later ones are up to five times as far apart, because a call may be
+    a request or a command.
+    """
+    began = time.monotonic()
     while not (answer := condition()):
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(every)
+        waited = time.monotonic() - began
+        assert waited < seconds, "the condition did not come true in time"
+        time.sleep(min(5 * every, max(every, waited / 10)))
     return answer
 
 
@@ -39,6 +42,8 @@ def free_port() -> int:
 
 
 def series_of(page: bytes) -> Series:
+    from prometheus_client.parser import text_string_to_metric_families
+
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(page.decode())
@@ -116,7 +121,9 @@ class RunningDaemon:
     def value(self, name: str, **labels: str) -> float | None:
         """Return the one sample that has this name and at least these labels, or None."""
         required = labels.items()
-        found = [value for (own, own_labels), value in self.series().items() if own == name and required <= own_labels]
+        lines = [line for line in self.request("/metrics")[1].splitlines() if line.startswith(name.encode())]
+        series = series_of(b"\n".join([*lines, b""]))  # a page has thousands of series
+        found = [value for (own, own_labels), value in series.items() if own == name and required <= own_labels]
         assert len(found) < 2, f"{name} {labels} is ambiguous"
         return found[0] if found else None
 

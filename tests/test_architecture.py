@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -113,9 +114,19 @@ FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 EACH_MODULE = pytest.mark.parametrize("module", FILES, ids=[name or "gpumond" for name in FILES])
 
 
-def imports(module: str, types: bool = True) -> Iterator[str]:
+@cache
+def parsed(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text())
+
+
+@cache
+def imports(module: str, types: bool = True) -> tuple[str, ...]:
     """Names of all modules that a module imports, at any depth; without ``types``, those imported at run time."""
-    for node in _nodes(ast.parse(FILES[module].read_text()), types):
+    return tuple(_imports(module, types))
+
+
+def _imports(module: str, types: bool) -> Iterator[str]:
+    for node in _nodes(parsed(module), types):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -185,7 +196,7 @@ def test_conclusions_are_drawn_without_io(module: str):
 
 @pytest.mark.parametrize("module", [name for name in FILES if within(name, ("loadgen",))])
 def test_random_numbers_come_from_a_seeded_generator(module: str):
-    tree = ast.parse(FILES[module].read_text())
+    tree = parsed(module)
     drawn = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "random"]
     assert {alias.name for node in drawn for alias in node.names} <= {"Random"}
     assert "random" not in {
@@ -195,7 +206,7 @@ def test_random_numbers_come_from_a_seeded_generator(module: str):
 
 @pytest.mark.parametrize("module", [name for name in FILES if within(name, KEYWORDS_ONLY)])
 def test_constructors_of_more_than_five_fields_take_keywords(module: str):
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    for node in ast.walk(parsed(module)):
         decorators = [ast.unparse(each) for each in node.decorator_list] if isinstance(node, ast.ClassDef) else []
         if any("dataclass" in text and "kw_only=True" not in text for text in decorators):
             assert sum(isinstance(each, ast.AnnAssign) for each in node.body) <= 5, node.name

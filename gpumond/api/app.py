@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from starlette.datastructures import State
 
 from gpumond import __version__, api
 from gpumond.api import problems, rules, streams
@@ -39,17 +40,26 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     app = FastAPI(
         title="gpumond", version=__version__, description=DESCRIPTION, lifespan=running, docs_url=None, redoc_url=None
     )
-    app.state.view = view
-    app.state.tokens = tokens
-    app.state.live = LiveFrames(view)
-    app.state.event_streams = Shares(streams.MAX_STREAMS)
-    app.state.previews = Shares(rules.MAX_PREVIEWS, 1)
-    app.state.slow_seconds = streams.SLOW_SECONDS
+    app.state = state_of(view, tokens)
     problems.install(app)
     complete_openapi(app)
     for router in routers():
         app.include_router(router)
     return app
+
+
+def state_of(view: DaemonView, tokens: Tokens) -> State:
+    """Return the part of the application that is not the same in all of them."""
+    return State(
+        {
+            "view": view,
+            "tokens": tokens,
+            "live": LiveFrames(view),
+            "event_streams": Shares(streams.MAX_STREAMS),
+            "previews": Shares(rules.MAX_PREVIEWS, 1),
+            "slow_seconds": streams.SLOW_SECONDS,
+        }
+    )
 
 
 def routers() -> Iterator[APIRouter]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,29 @@ from tests.running import RunningDaemon, until
 MIB = 1 << 20
 
 
-@pytest.fixture
-def daemon(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon:
-    return serve("--source", "sim", "--interval", "0.2", environ={"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")})
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    """Daemon of all tests, which the last of them stops."""
+    directory = tmp_path_factory.mktemp("daemon")
+    environ = {"GPUMOND_SIM_DIR": os.fspath(directory / "cards")}
+    daemon = RunningDaemon(directory / "daemon", "--source", "sim", "--interval", "0.2", environ=environ)
+    yield daemon
+    if daemon.process.poll() is None:
+        daemon.stop()
 
 
 @contextmanager
 def running(daemon: RunningDaemon, directory: Path, allow_limit: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Run a program and wait until the daemon has its report."""
+    """Run a program on a device of its own, and wait until the daemon has its report, at the end until it has none."""
+    cards = Path(daemon.environ["GPUMOND_SIM_DIR"])
     environ = environment(daemon.socket, XDG_STATE_HOME=os.fspath(directory / "state"))
-    with host(program(directory / "cards", allow_limit), environ) as process:
-        until(lambda: daemon.request("/api/v1/agents")[0] == 200 and daemon.get("agents"))
-        yield process
+    try:
+        with host(program(cards, allow_limit), environ) as process:
+            until(lambda: daemon.request("/api/v1/agents")[0] == 200 and daemon.get("agents"))
+            yield process
+    finally:
+        shutil.rmtree(cards)
+    until(lambda: daemon.process.poll() is not None or not daemon.get("agents"))
 
 
 def post(daemon: RunningDaemon, path: str, body: object = None) -> tuple[int, Any]:
@@ -41,9 +53,9 @@ def post(daemon: RunningDaemon, path: str, body: object = None) -> tuple[int, An
     return status, json.loads(answer)
 
 
-def listed(daemon: RunningDaemon, kind: str) -> list[dict[str, Any]]:
+def listed(daemon: RunningDaemon, kind: str, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     events = json.loads(daemon.request("/api/v1/events", Accept="application/json")[1])
-    return [event for event in events if event["kind"] == kind]
+    return [event for event in events if (event["kind"], event["pid"]) == (kind, process.pid)]
 
 
 def test_scopes_and_steps_are_metrics(daemon: RunningDaemon, tmp_path: Path):
@@ -64,23 +76,23 @@ def test_scopes_and_steps_are_metrics(daemon: RunningDaemon, tmp_path: Path):
 
 
 def test_error_is_an_event_with_a_snapshot_and_a_counter(daemon: RunningDaemon, tmp_path: Path):
+    before = daemon.value("gpumond_events_total", kind="oom") or 0
     with running(daemon, tmp_path) as process:
         run_in_program(
             process, attempt("agent.scope('epoch')(agent.retry_on_oom(allocator.malloc, attempts=2))(2000 * MIB)")
         )
-        first, second = until(lambda: listed(daemon, "oom") if len(listed(daemon, "oom")) > 1 else [])
+        first, second = until(lambda: len(found := listed(daemon, "oom", process)) > 1 and found)
         assert second["id"] == first["id"] + 1
-        assert (first["pid"], first["workload"], first["device_uuid"]) == (process.pid, "team/train", UUID)
+        assert (first["workload"], first["device_uuid"]) == ("team/train", UUID)
         details = dict(first["details"])
         assert (details["scope"], details["request_bytes"], details["live_bytes"]) == ("epoch", 2000 * MIB, 50 * MIB)
         own = {"pid": str(process.pid), "workload": "team/train"}
         assert daemon.value("gpumond_oom_retries_total", **own) == 1
         assert daemon.value("gpumond_oom_rescues_total", **own) == 0
         assert daemon.value("gpumond_scope_ooms_total", scope="epoch", **own) == 1
-        assert daemon.value("gpumond_events_total", kind="oom") == 2
+        assert daemon.value("gpumond_events_total", kind="oom") == before + 2
         finished(process)
-    (gone,) = until(lambda: listed(daemon, "agent-gone"))
-    assert gone["pid"] == process.pid
+        assert len(until(lambda: listed(daemon, "agent-gone", process))) == 1
 
 
 def test_program_that_ends_out_of_memory_reports_it_at_exit(daemon: RunningDaemon, tmp_path: Path):
@@ -89,37 +101,9 @@ def test_program_that_ends_out_of_memory_reports_it_at_exit(daemon: RunningDaemo
         out, err = process.communicate("allocator.malloc(2000 * MIB)\n", timeout=30)
         assert (process.returncode, out) == (1, "")
         assert err.splitlines()[-1].startswith("gpumond.sim.device.OutOfMemory: tried to allocate 2000.00 MiB")
-        (event,) = until(lambda: listed(daemon, "oom"))
-        assert (event["pid"], dict(event["details"])["live_bytes"]) == (process.pid, 50 * MIB)
-        assert [gone["pid"] for gone in until(lambda: listed(daemon, "agent-gone"))] == [process.pid]
-
-
-def test_event_stream_contains_the_events_of_the_program(daemon: RunningDaemon, tmp_path: Path):
-    with running(daemon, tmp_path) as process:
-        (came,) = until(lambda: listed(daemon, "agent-connected"))
-        address = daemon.url.removeprefix("http://")
-        connection = http.client.HTTPConnection(address, timeout=30)
-        connection.request("GET", "/api/v1/events", headers={"Accept": "text/event-stream"})
-        stream = connection.getresponse()
-        assert stream.headers["content-type"].startswith("text/event-stream")
-        run_in_program(process, "allocator.free(allocator.malloc(100 * MIB))")
-        until(lambda: daemon.value("gpumond_pool_reclaimable_bytes", pid=str(process.pid)))
-        assert daemon.flush(target={"pid": process.pid}, steps=["cache"])[0] == 200
-        lines: list[str] = []
-        while not any(line.startswith("data:") and '"flush"' in line for line in lines):
-            lines.append(stream.readline().decode().rstrip("\n"))
-        connection.close()
-        event = json.loads(lines[-1].removeprefix("data: "))
-        assert (event["pid"], dict(event["details"])["outcome"]) == (process.pid, "freed")
-        assert f"id: {event['id']}" in lines
-        again = http.client.HTTPConnection(address, timeout=30)
-        again.request("GET", "/api/v1/events", headers={"Last-Event-ID": str(came["id"] - 1)})
-        missed = again.getresponse()
-        while not (line := missed.readline().decode()).startswith("data:"):
-            pass
-        assert json.loads(line.removeprefix("data: ")) == came
-        assert daemon.stop() == 0  # readers are connected
-        again.close()
+        (event,) = until(lambda: listed(daemon, "oom", process))
+        assert dict(event["details"])["live_bytes"] == 50 * MIB
+        assert len(until(lambda: listed(daemon, "agent-gone", process))) == 1
 
 
 def test_limit_is_set_through_the_api_and_in_the_audit(daemon: RunningDaemon, tmp_path: Path):
@@ -186,3 +170,31 @@ def test_why_is_refused_for_a_program_without_classes(daemon: RunningDaemon, tmp
         status, problem = post(daemon, f"/api/v1/agents/{process.pid}/why", {"record_seconds": 5})
         assert (status, "can record its history" in problem["detail"]) == (409, True)
         finished(process)
+
+
+def test_event_stream_contains_the_events_of_the_program(daemon: RunningDaemon, tmp_path: Path):
+    with running(daemon, tmp_path) as process:
+        (came,) = until(lambda: listed(daemon, "agent-connected", process))
+        address = daemon.url.removeprefix("http://")
+        connection = http.client.HTTPConnection(address, timeout=30)
+        connection.request("GET", "/api/v1/events", headers={"Accept": "text/event-stream"})
+        stream = connection.getresponse()
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        run_in_program(process, "allocator.free(allocator.malloc(100 * MIB))")
+        until(lambda: daemon.value("gpumond_pool_reclaimable_bytes", pid=str(process.pid)))
+        assert daemon.flush(target={"pid": process.pid}, steps=["cache"])[0] == 200
+        lines: list[str] = []
+        while not any(line.startswith("data:") and '"flush"' in line for line in lines):
+            lines.append(stream.readline().decode().rstrip("\n"))
+        connection.close()
+        event = json.loads(lines[-1].removeprefix("data: "))
+        assert (event["pid"], dict(event["details"])["outcome"]) == (process.pid, "freed")
+        assert f"id: {event['id']}" in lines
+        again = http.client.HTTPConnection(address, timeout=30)
+        again.request("GET", "/api/v1/events", headers={"Last-Event-ID": str(came["id"] - 1)})
+        missed = again.getresponse()
+        while not (line := missed.readline().decode()).startswith("data:"):
+            pass
+        assert json.loads(line.removeprefix("data: ")) == came
+        assert daemon.stop() == 0  # readers are connected
+        again.close()

@@ -11,11 +11,11 @@ import bcrypt
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpumond.api.app import create_app
+from gpumond.api.app import state_of
 from gpumond.api.auth import Tokens
 from gpumond.api.guard import Guard, Policy
 from gpumond.config.tokens import Token, digest
-from tests.api.test_app import View, no_lifespan
+from tests.api.test_app import View, application
 
 ADMIN = {"Authorization": "Bearer gpm_own"}
 FLUSH = {"target": {"all": True}}
@@ -46,11 +46,15 @@ class GuardedApi:
     def __init__(self, policy: Policy = Policy(), others: Sequence[Token] = OTHERS, view: View | None = None) -> None:
         self.view: Any = view or View()
         self.tokens = Tokens("gpm_own", others=lambda: others, clock=lambda: 0.0)
-        self.app = Guard(create_app(self.view, self.tokens, no_lifespan), self.tokens, policy)
+        self.state = state_of(self.view, self.tokens)
+        application().state = self.state
+        self.app = Guard(application(), self.tokens, policy)
 
     def ask(
         self, method: str, path: str, uid: int | None = None, client: str = "127.0.0.1", **options: Any
     ) -> httpx.Response:
+        application().state = self.state
+
         async def run() -> httpx.Response:
             transport = httpx.ASGITransport(app=PeerMiddleware(self.app, uid, client), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9917") as http:

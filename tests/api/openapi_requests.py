@@ -52,7 +52,7 @@ devices = {{values = ["{device}"]}}
 
 def demo(directory: Path) -> RunningDaemon:
     """Start a daemon with simulated programs."""
-    daemon = RunningDaemon(directory / "daemon", verb="demo")
+    daemon = RunningDaemon(directory / "daemon", "--interval", "1", verb="demo")
     until(lambda: daemon.request("/-/ready")[0] == 200 and daemon.get("agents"))
     return daemon
 

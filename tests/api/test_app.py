@@ -6,15 +6,17 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from gpumond.alerting.hook import AlertmanagerHook
 from gpumond.alerting.receiver_check import ReceiverTest
 from gpumond.alerting.silences import Silences
-from gpumond.api.app import create_app
+from gpumond.api.app import create_app, state_of
 from gpumond.api.auth import Tokens
 from gpumond.api.event_log import EventLog
 from gpumond.api.examples import ALERT, AUDIT_ENTRY, DEVICE, RECEIPT, REPORT, SNAPSHOT
@@ -218,8 +220,15 @@ async def no_lifespan() -> AsyncIterator[None]:
     yield
 
 
+@cache
+def application() -> FastAPI:
+    """Application whose state a test replaces, because its routes take long to make."""
+    return create_app(View(), Tokens("secret"), no_lifespan)
+
+
 def ask(view: View, path: str, method: str = "GET", **options: Any) -> httpx.Response:
-    app = create_app(view, Tokens("secret"), no_lifespan)
+    app = application()
+    app.state = state_of(view, Tokens("secret"))
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

@@ -13,7 +13,7 @@ from gpumond.api.examples import TAKEN_AT, VERDICT
 from gpumond.model.frame import Verdict
 from gpumond.testing import GIB
 from tests.api.page_modules import needs_node, run_module
-from tests.diagnosis.curves import MIB, by_process, first, leaking, noisy, onsets, steps_of
+from tests.diagnosis.curves import MIB, by_process, each_onset, first, leaking, noisy, steps_of
 
 pytestmark = needs_node
 
@@ -158,7 +158,7 @@ def test_crossing_is_drawn_at_the_time_until_the_device_is_full():
     times = {}
     for per_minute, noise, minutes in ((200 * MIB, 4 * MIB, 20), (2 * GIB, 20 * MIB, 30)):
         snapshots = by_process(noisy(leaking(per_minute, onset=5), noise), steps_of(minutes))
-        found = first(onsets(snapshots), "leak")
+        found = first(each_onset(snapshots), "leak")
         assert found is not None
         at, verdict = found
         assert verdict.fit is not None

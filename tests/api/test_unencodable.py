@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,14 @@ def ready(daemon: RunningDaemon) -> RunningDaemon:
     return daemon
 
 
-def test_routes_that_accept_text_refuse_lone_surrogates_and_store_nothing(serve: Serve):
-    daemon = ready(serve("--source", "sim"))
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    daemon = RunningDaemon(tmp_path_factory.mktemp("unencodable") / "daemon", "--source", "sim")
+    yield ready(daemon)
+    daemon.stop()
+
+
+def test_routes_that_accept_text_refuse_lone_surrogates_and_store_nothing(daemon: RunningDaemon):
     before = daemon.get("rules"), daemon.get("audit")
     for rule in RULES:
         for path in ("/api/v1/rules", "/api/v1/rules/preview"):
@@ -82,8 +88,7 @@ def test_routes_that_accept_text_refuse_lone_surrogates_and_store_nothing(serve:
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\x00", "\x1b[1m", "\x85"])
-def test_label_has_no_control_characters(serve: Serve, text: str):
-    daemon = ready(serve("--source", "sim"))
+def test_label_has_no_control_characters(daemon: RunningDaemon, text: str):
     for part in ({"labels": {"a": text}}, {"match": {"gpu": text}}):
         status, problem = post(daemon, "/api/v1/rules", RULE | part)
         assert (status, "control character" in problem["detail"]) == (422, True), problem

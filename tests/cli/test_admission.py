@@ -53,7 +53,7 @@ def scripted(*answers: tuple[int, dict[str, Any]]) -> Iterator[tuple[str, list[s
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", requests

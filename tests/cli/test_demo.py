@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,24 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = {"training", "serving", "leak", "fragmentation"}
 
 
-@pytest.fixture
-def demo(serve: Callable[..., RunningDaemon]) -> RunningDaemon:
-    daemon: RunningDaemon = serve("--interval", "0.2", verb="demo")
+def ready(daemon: RunningDaemon) -> RunningDaemon:
     until(lambda: daemon.request("/-/ready")[0] == 200)
     until(lambda: {agent["workload"] for agent in daemon.get("agents") if agent["pools"]} == PROGRAMS)
     return daemon
+
+
+@pytest.fixture
+def demo(serve: Callable[..., RunningDaemon]) -> RunningDaemon:
+    return ready(serve(verb="demo"))
+
+
+@pytest.fixture(scope="module")
+def common_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    """The demo of several tests, the last of which ends it."""
+    daemon = RunningDaemon(tmp_path_factory.mktemp("demo") / "daemon", verb="demo")
+    yield ready(daemon)
+    if daemon.process.poll() is None:
+        daemon.stop()
 
 
 def demo_on(listen: str, directory: Path) -> list[str]:
@@ -83,11 +95,11 @@ def test_make_announces_long_steps_before_they_begin(tmp_path: Path):
     assert 0 < done.stdout.index(", about 40 s, once") < done.stdout.index("-m venv")
 
 
-def test_ledger_of_running_programs_adds_up(demo: RunningDaemon):
+def test_ledger_of_running_programs_adds_up(common_demo: RunningDaemon):
     for _ in range(5):
-        frame = demo.get("snapshot")
-        ledger = demo.get("ledger")
-        if demo.get("snapshot")["seq"] != frame["seq"]:
+        frame = common_demo.get("snapshot")
+        ledger = common_demo.get("ledger")
+        if common_demo.get("snapshot")["seq"] != frame["seq"]:
             continue
         (device,) = frame["devices"]
         (overcount,) = ledger["overcounts"]
@@ -100,9 +112,12 @@ def test_ledger_of_running_programs_adds_up(demo: RunningDaemon):
     pytest.fail("no two answers of one frame")
 
 
-def test_flush_releases_the_predicted_bytes_and_the_driver_agrees(demo: RunningDaemon):
-    until(lambda: sum(pool["reclaimable"]["likely"] for a in demo.get("agents") for pool in a["pools"]) > GIB, 60)
-    status, answer, _ = demo.flush(target={"all": True})
+def test_flush_releases_the_predicted_bytes_and_the_driver_agrees(common_demo: RunningDaemon):
+    def reclaimable() -> int:
+        return sum(pool["reclaimable"]["likely"] for a in common_demo.get("agents") for pool in a["pools"])
+
+    until(lambda: reclaimable() > GIB)
+    status, answer, _ = common_demo.flush(target={"all": True})
     assert status == 200
     assert {receipt["workload"] for receipt in answer["receipts"]} == PROGRAMS
     assert answer["released_bytes"] > 0
@@ -161,15 +176,15 @@ def test_command_line_shows_and_flushes_programs(demo: RunningDaemon):
 
 
 @pytest.mark.timeout(300)  # the verdicts take about 90 s, on a slow machine more
-def test_demo_shows_one_leak_and_fragmentation(demo: RunningDaemon):
-    pids = {agent["workload"]: str(agent["pid"]) for agent in demo.get("agents")}
+def test_demo_shows_one_leak_and_fragmentation(common_demo: RunningDaemon):
+    pids = {agent["workload"]: str(agent["pid"]) for agent in common_demo.get("agents")}
     leaks: set[str] = set()
 
     def firing() -> dict[str, dict[str, str]]:
-        leaks.update(str(verdict["pid"]) for verdict in demo.get("verdicts") if verdict["kind"] == "leak")
+        leaks.update(str(verdict["pid"]) for verdict in common_demo.get("verdicts") if verdict["kind"] == "leak")
         return {
             alert["rule"]: dict(alert["labels"]) | dict(alert["annotations"])
-            for alert in demo.get("alerts")
+            for alert in common_demo.get("alerts")
             if alert["phase"] == "firing"
         }
 
@@ -178,16 +193,16 @@ def test_demo_shows_one_leak_and_fragmentation(demo: RunningDaemon):
     assert "each minute" in alerts["leak"]["summary"]
     assert alerts["fragmentation"]["pid"] == pids["fragmentation"]
     assert leaks == {pids["leak"]}
-    assert demo.value("gpumond_verdict", pid=pids["leak"], kind="leak") == 1
-    assert 0 < (demo.value("gpumond_time_to_oom_seconds", pid=pids["leak"]) or 0) < 3600
-    device = demo.get("devices")[0]["uuid"]
-    past = demo.get(f"history?uuid={device}&pid={pids['leak']}&signal=live")["points"]
+    assert common_demo.value("gpumond_verdict", pid=pids["leak"], kind="leak") == 1
+    assert 0 < (common_demo.value("gpumond_time_to_oom_seconds", pid=pids["leak"]) or 0) < 3600
+    device = common_demo.get("devices")[0]["uuid"]
+    past = common_demo.get(f"history?uuid={device}&pid={pids['leak']}&signal=live")["points"]
     assert past[-1]["median"] > past[0]["median"]
 
 
-def test_demo_ends_with_its_programs(demo: RunningDaemon):
-    pids = [agent["pid"] for agent in demo.get("agents")]
-    assert demo.stop() == 0
+def test_demo_ends_with_its_programs(common_demo: RunningDaemon):
+    pids = [agent["pid"] for agent in common_demo.get("agents")]
+    assert common_demo.stop() == 0
     until(lambda: not [pid for pid in pids if _alive(pid)])
 
 

@@ -66,22 +66,22 @@ def of_device(
     return make_device(used_bytes=used, size_bytes=SIZE, processes=processes, sensors=sensors, **fields)
 
 
-def onsets(snapshots: Iterable[Snapshot], pace: float = 1.0) -> list[tuple[float, Verdict]]:
-    """Return every verdict at its beginning, with the elapsed seconds."""
-    diagnosis, before, found = (
-        Diagnosis(pace),
-        frozenset[tuple[str, int | None, str]](),
-        list[tuple[float, Verdict]](),
-    )
+def each_onset(snapshots: Iterable[Snapshot], pace: float = 1.0) -> Iterator[tuple[float, Verdict]]:
+    """Yield every verdict at its beginning, with the elapsed seconds."""
+    diagnosis, before = Diagnosis(pace), frozenset[tuple[str, int | None, str]]()
     for snapshot in snapshots:
         diagnosis = diagnose(diagnosis, snapshot)
         active = {(verdict.device_uuid, verdict.pid, verdict.kind): verdict for verdict in diagnosis.verdicts}
-        found += [(snapshot.elapsed_seconds, active[key]) for key in active if key not in before]
+        yield from ((snapshot.elapsed_seconds, active[key]) for key in active if key not in before)
         before = frozenset(active)
-    return found
+
+
+def onsets(snapshots: Iterable[Snapshot], pace: float = 1.0) -> list[tuple[float, Verdict]]:
+    return list(each_onset(snapshots, pace))
 
 
 def first(found: Iterable[tuple[float, Verdict]], kind: str) -> tuple[float, Verdict] | None:
+    """Return the first onset of this kind. What follows is not computed if ``found`` is an iterator."""
     return next(((at, verdict) for at, verdict in found if verdict.kind == kind), None)
 
 

@@ -21,6 +21,7 @@ from tests.diagnosis.curves import (
     by_agent,
     by_device,
     by_process,
+    each_onset,
     first,
     kinds,
     last,
@@ -125,7 +126,7 @@ def test_idle_holder_requires_a_reading_every_two_minutes(every: float, found: b
 def test_idle_holder_is_the_pool_of_a_process_that_the_driver_does_not_count():
     report = make_report(10, (make_pool(live=0, cached=30 * GIB),))
     uncounted = of_device(31 * GIB, (make_process(10, None),), busy=0.0)
-    idle = first(onsets(at_moment(at, uncounted, reports=(report,)) for at in steps_of(32)), "idle-holder")
+    idle = first(each_onset(at_moment(at, uncounted, reports=(report,)) for at in steps_of(32)), "idle-holder")
     assert idle is not None
     assert (idle[1].pid, dict(idle[1].evidence)["held_bytes"]) == (10, 30 * GIB)
 
@@ -186,7 +187,7 @@ def test_crash_after_a_failed_allocation():
             report = make_report(10, (make_pool(live=20 * GIB, ooms=ooms),))
             yield at_moment(moment, of_device(21 * GIB, (make_process(10, 21 * GIB),)), reports=(report,))
 
-    found = first(onsets(snapshots()), "crash")
+    found = first(each_onset(snapshots()), "crash")
     assert found is not None
     assert "after an allocation failed" in found[1].summary
 
@@ -251,7 +252,7 @@ def test_crash_loop_is_three_crashes_within_an_hour():
             else:
                 yield at_moment(moment, of_device(0, ()))
 
-    loop = first(onsets(snapshots(3)), "crash-loop")
+    loop = first(each_onset(snapshots(3)), "crash-loop")
     assert loop is not None
     assert (loop[0], loop[1].pid) == (1750.0, None)
     assert "crash-loop" not in kinds(onsets(snapshots(2)))
@@ -287,7 +288,7 @@ def splitting(stranded_per_minute: float, retries: int | None = None) -> Iterato
 
 def test_fragmentation_is_judged_at_the_peak_and_only_if_it_grows():
     assert "fragmentation" not in kinds(onsets(splitting(0.0)))
-    found = first(onsets(splitting(GIB)), "fragmentation")
+    found = first(each_onset(splitting(GIB)), "fragmentation")
     assert found is not None
     evidence = dict(found[1].evidence)
     assert evidence["peak_live_bytes"] == 30 * GIB

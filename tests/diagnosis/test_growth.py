@@ -20,6 +20,7 @@ from tests.diagnosis.curves import (
     at_moment,
     by_agent,
     by_process,
+    each_onset,
     first,
     kinds,
     last,
@@ -46,7 +47,7 @@ def seen(live: Curve, times: Iterable[float], step: Curve | None = None) -> Iter
 
 @pytest.mark.parametrize("per_minute", [64 * MIB, 128 * MIB, 300 * MIB, 600 * MIB])
 def test_growing_is_reported_within_two_minutes(per_minute: float):
-    found = first(onsets(seen(staircase(per_minute, onset=10), steps_of(13))), "growing")
+    found = first(each_onset(seen(staircase(per_minute, onset=10), steps_of(13))), "growing")
     assert found is not None
     at, verdict = found
     assert 0 < at - 10 * MINUTE <= 120
@@ -83,7 +84,7 @@ def test_growth_of_a_program_that_is_sampled_within_its_steps():
     assert quick is not None
     assert growing[0] <= 120
     assert quick[0] <= 400
-    assert first(onsets(snapshots(ends_of_steps=False)), "leak") is None
+    assert first(each_onset(snapshots(ends_of_steps=False)), "leak") is None
 
 
 def test_growing_ends_when_the_program_does_no_more_steps():
@@ -96,19 +97,19 @@ def test_growing_ends_when_the_program_does_no_more_steps():
             report = replace(report, program=replace(report.program, step=step))
             yield at_moment(at, of_device(own + 2 * GIB, (make_process(10, own + 2 * GIB),)), reports=(report,))
 
-    assert "growing" in kinds(onsets(snapshots()))
+    assert first(each_onset(snapshots()), "growing")
     assert "growing" not in {verdict.kind for verdict in last(snapshots())}
 
 
 def test_epoch_that_allocates_in_parts_is_no_leak():
     parts: Curve = lambda at: 20 * GIB + at // 36 * 512 * MIB  # noqa: E731
     assert "leak" not in kinds(onsets(seen(parts, steps_of(15))))
-    assert "leak" in kinds(onsets(seen(staircase(853 * MIB), steps_of(15))))
+    assert first(each_onset(seen(staircase(853 * MIB), steps_of(15))), "leak")
 
 
 @pytest.mark.parametrize("per_minute", [64 * MIB, 128 * MIB, 300 * MIB, 600 * MIB])
 def test_leak_from_the_start_of_a_program_with_steps_is_reported_within_400_seconds(per_minute: float):
-    found = first(onsets(seen(staircase(per_minute), steps_of(8), lambda at: 2 * at)), "leak")
+    found = first(each_onset(seen(staircase(per_minute), steps_of(8), lambda at: 2 * at)), "leak")
     assert found is not None
     assert found[0] <= 400
 
@@ -119,7 +120,7 @@ def test_leak_is_reported_within_400_seconds_while_the_rate_of_steps_changes():
     def steps(at: float) -> float:
         return 4 * min(at, 200) + max(0, at - 200)
 
-    found = first(onsets(seen(staircase(300 * MIB), steps_of(8), steps)), "leak")
+    found = first(each_onset(seen(staircase(300 * MIB), steps_of(8), steps)), "leak")
     assert found is not None
     assert found[0] <= 400
 
@@ -134,7 +135,7 @@ def test_growth_of_a_program_with_steps_states_the_bytes_of_a_step():
 
 @pytest.mark.parametrize("per_minute", [64 * MIB, 128 * MIB, 300 * MIB, 600 * MIB])
 def test_leak_from_the_start_without_steps_is_reported_within_12_minutes(per_minute: float):
-    found = first(onsets(seen(staircase(per_minute), steps_of(13))), "leak")
+    found = first(each_onset(seen(staircase(per_minute), steps_of(13))), "leak")
     assert found is not None
     assert 660 < found[0] <= 720
 
@@ -170,8 +171,8 @@ def test_leak_is_not_reported_while_the_program_does_no_steps():
     live = staircase(128 * MIB, onset=12)
     training: Curve = lambda at: 2 * at  # noqa: E731
     stopped: Curve = lambda at: 2 * min(at, 12 * MINUTE)  # noqa: E731
-    assert first(onsets(seen(live, steps_of(19), training)), "leak") is not None
-    assert first(onsets(seen(live, steps_of(19), stopped)), "leak") is None
+    assert first(each_onset(seen(live, steps_of(19), training)), "leak") is not None
+    assert first(each_onset(seen(live, steps_of(19), stopped)), "leak") is None
 
 
 def test_growing_ends_when_the_growth_has_ended():
@@ -183,7 +184,7 @@ def test_growing_ends_when_the_growth_has_ended():
 
 
 def test_growing_states_rate_time_and_what_confirms_it():
-    found = first(onsets(seen(staircase(60 * MIB, onset=10, base=40 * GIB), steps_of(14))), "growing")
+    found = first(each_onset(seen(staircase(60 * MIB, onset=10, base=40 * GIB), steps_of(14))), "growing")
     assert found is not None
     assert "grows by" in found[1].summary
     assert "each minute since 01:5" in found[1].summary

@@ -15,10 +15,10 @@ from tests.diagnosis.curves import (
     MINUTE,
     SIZE,
     by_process,
+    each_onset,
     first,
     leaking,
     noisy,
-    onsets,
     steps_of,
 )
 
@@ -26,7 +26,7 @@ EPOCH = 1e9
 
 
 def fit_of(snapshots) -> Fit:
-    found = first(onsets(snapshots), "leak")
+    found = first(each_onset(snapshots), "leak")
     assert found is not None
     fit = found[1].fit
     assert fit is not None

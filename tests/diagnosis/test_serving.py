@@ -13,7 +13,7 @@ from gpumond.diagnosis.leak import Leak, LeakCase
 from gpumond.diagnosis.serving import KEPT_BLOCKS, SERVING, ServingTest, UpperQuartiles, find, update
 from gpumond.history import USED
 from gpumond.history.series import FIVE_MINUTES, Series
-from tests.diagnosis.curves import GIB, HOUR, MIB, MINUTE, by_process, first, onsets, steps_of
+from tests.diagnosis.curves import GIB, HOUR, MIB, MINUTE, by_process, each_onset, first, steps_of
 
 SIZE = 48 * GIB
 BLOCK = 5 * MINUTE
@@ -215,11 +215,11 @@ def test_serving_leak_is_reported_at_one_sample_a_minute():
         minute = int(at // MINUTE)
         return 20 * GIB + load[min(minute, len(load) - 1)] + leak * max(0.0, at - 4 * HOUR) / MINUTE
 
-    found = first(onsets(by_process(lambda at: used(at, 64 * MIB), steps_of(9 * 60, 57.0))), "leak")
+    found = first(each_onset(by_process(lambda at: used(at, 64 * MIB), steps_of(9 * 60, 57.0))), "leak")
     assert found is not None
     assert 4 * HOUR < found[0] < 7 * HOUR
     assert found[1].form
-    assert first(onsets(by_process(lambda at: used(at, 0.0), steps_of(9 * 60, 57.0))), "leak") is None
+    assert first(each_onset(by_process(lambda at: used(at, 0.0), steps_of(9 * 60, 57.0))), "leak") is None
 
 
 def test_upper_quartiles_of_64_devices_and_500_lives_need_at_most_5_mib():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 
 import pytest
 
 from gpumond.diagnosis import Diagnosis, diagnose
+from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import Snapshot
 from gpumond.testing import make_fault, make_process
 from tests.diagnosis.curves import (
@@ -19,6 +21,7 @@ from tests.diagnosis.curves import (
     at_moment,
     by_agent,
     by_process,
+    each_onset,
     first,
     kinds,
     last,
@@ -32,6 +35,11 @@ from tests.diagnosis.curves import (
 
 def leaking_snapshots(minutes: float = 60) -> Iterator[Snapshot]:
     return by_process(noisy(leaking(64 * MIB, onset=20), 16 * MIB), steps_of(minutes))
+
+
+@cache
+def onsets_of_the_leak() -> list[tuple[float, Verdict]]:
+    return onsets(leaking_snapshots())
 
 
 def test_verdicts_depend_on_the_snapshots_alone():
@@ -55,7 +63,7 @@ def test_repeated_and_late_snapshots_change_nothing():
                 yield before
             before = snapshot
 
-    assert onsets(twice()) == onsets(leaking_snapshots())
+    assert onsets(twice()) == onsets_of_the_leak()
 
 
 @pytest.mark.parametrize("step", [-7200.0, 86400.0])
@@ -66,7 +74,7 @@ def test_wall_clock_step_changes_no_verdict(step: float):
             yield replace(snapshot, taken_at=snapshot.taken_at + step) if late else snapshot
 
     assert [(at, v.kind, v.evidence) for at, v in onsets(stepped())] == [
-        (at, v.kind, v.evidence) for at, v in onsets(leaking_snapshots())
+        (at, v.kind, v.evidence) for at, v in onsets_of_the_leak()
     ]
 
 
@@ -75,7 +83,7 @@ def test_verdict_keeps_its_onset_over_a_wall_clock_step():
         for snapshot in leaking_snapshots(70):
             yield replace(snapshot, taken_at=snapshot.taken_at + (HOUR if snapshot.elapsed_seconds > 3000 else 0))
 
-    straight = first(onsets(leaking_snapshots(70)), "leak")
+    straight = first(each_onset(leaking_snapshots(70)), "leak")
     leak = next(verdict for verdict in last(stepped()) if verdict.kind == "leak")
     assert straight is not None
     assert straight[0] < 3000
@@ -84,7 +92,7 @@ def test_verdict_keeps_its_onset_over_a_wall_clock_step():
 
 @pytest.mark.parametrize("begin", [25, 40, 60])
 def test_collector_outage_makes_no_verdict_and_hides_none(begin: int):
-    gap = [at for at in steps_of(150) if not begin * MINUTE < at < (begin + 45) * MINUTE]
+    gap = [at for at in steps_of(150, 5.0) if not begin * MINUTE < at < (begin + 45) * MINUTE]
     found = onsets(by_process(noisy(leaking(64 * MIB, onset=20), 16 * MIB), gap))
     assert "leak" in kinds(found)
     assert not kinds(found) & {"crash", "release", "orphan"}
@@ -155,7 +163,7 @@ def test_life_without_start_ticks_ends_when_its_memory_falls():
 def test_agent_that_starts_late_or_disconnects_makes_no_verdict():
     with_agent = list(by_agent(leaking(64 * MIB, onset=20), lambda at: 40 * GIB, steps_of(90)))
     mixed = [replace(s, reports=()) if not 600 < s.elapsed_seconds < 4800 else s for s in with_agent]
-    assert "leak" in kinds(onsets(mixed))
+    assert first(each_onset(mixed), "leak")
 
 
 @pytest.mark.parametrize("pace", [1.0, 12.0])
@@ -164,7 +172,7 @@ def test_pace_shortens_the_time_and_keeps_the_slope(pace: float):
         times = (at / pace for at in steps_of(36, pace))
         return by_process(noisy(leaking(pace * 64 * MIB, onset=20 / pace), 4 * MIB), times)
 
-    found = first(onsets(snapshots(), pace), "leak")
+    found = first(each_onset(snapshots(), pace), "leak")
     assert found is not None
     at, leak = found
     assert at <= 35 * MINUTE / pace
@@ -181,7 +189,7 @@ def test_unknown_values_make_no_verdict():
     )
     sizeless = (replace(s, devices=(replace(s.devices[0], size_bytes=None),)) for s in leaking_snapshots())
     assert last(chain(nothing, unknown)) is not None
-    found = first(onsets(sizeless), "leak")
+    found = first(each_onset(sizeless), "leak")
     assert found is not None
     assert found[1].time_to_oom_seconds is None
 

@@ -78,7 +78,7 @@ def stub(
                 context.load_verify_locations(clients)
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         served = Stub(f"127.0.0.1:{server.server_port}")
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
             yield served
         finally:

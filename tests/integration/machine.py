@@ -49,11 +49,11 @@ def create_tree(directory: Path) -> None:
 def wheels() -> Path:
     """Directory of gpumond and its dependencies, as wheels for the Python of the tree."""
     directory = _temporary("gpumond-wheels-")
-    _run(*PIP, "wheel", "--no-deps", "-w", directory, str(ROOT))
+    _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory)
     wheel = next(Path(directory).glob("gpumond-*.whl"))
     constraints = str(ROOT / "constraints.txt")
-    _run(*PIP, "download", "-d", directory, "-c", constraints, *_for_the_tree(), f"{wheel}[daemon,kubernetes,top]")
-    _run(*PIP, "download", "-d", directory, *_for_the_tree(), "hatchling>=1.27")
+    wanted = (f"{wheel}[daemon,kubernetes]", "hatchling")  # which builds the wheel of the image
+    _run(*PIP, "download", "-d", directory, "-c", constraints, *_for_the_tree(), *wanted)
     return Path(directory)
 
 
@@ -151,7 +151,7 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{command[0]}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 

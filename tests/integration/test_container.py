@@ -95,14 +95,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def demo(engine: Engine) -> Iterator[str]:
-    """The demo in a container, and its address."""
+    """The demo in a container, which the last of its tests stops."""
     address = f"127.0.0.1:{free_port()}"
     url = f"http://{address}"
     name = engine.run("--detach", *DEMO, f"--env=GPUMOND_URL={url}", IMAGE, "demo", f"--listen={address}")
     try:
-        until(lambda: engine("podman", "exec", name, "gpumond", "status", "--healthy", check=False) == "0", 60)
+        until(lambda: answer(f"{url}/api/v1/agents"))
         yield name
     finally:
         engine("podman", "rm", "--force", "--time=5", name)
@@ -126,7 +126,7 @@ def test_programs_of_the_demo_are_listed(engine: Engine, demo: str):
         status = json.loads(engine("podman", "exec", demo, "gpumond", "status", "--json"))
         return {entry["workload"] for entry in status["agents"]}
 
-    until(lambda: workloads() == {"training", "serving", "leak", "fragmentation"})
+    until(lambda: workloads() == {"training", "serving", "leak", "fragmentation"}, every=0.5)
 
 
 def test_image_user_is_unprivileged_and_cannot_write(engine: Engine, demo: str):
@@ -140,6 +140,7 @@ def test_image_user_is_unprivileged_and_cannot_write(engine: Engine, demo: str):
 def test_health_check_uses_the_program_itself(engine: Engine, demo: str):
     checked = json.loads(engine("podman", "image", "inspect", IMAGE))[0]["Healthcheck"]["Test"]
     assert checked == ["CMD", "gpumond", "status", "--healthy"]
+    assert engine("podman", "exec", demo, *checked[1:], check=False) == "0"
     unused_address = f"--env=GPUMOND_URL=http://127.0.0.1:{free_port()}"
     assert engine("podman", "exec", unused_address, demo, *checked[1:], check=False) == "1"
 
@@ -189,7 +190,7 @@ def test_kubernetes_example_starts_the_agent_in_a_program(engine: Engine, tmp_pa
         *(*environ, BASE, "python3", "-c", "import time; time.sleep(600)"),
     )
     try:
-        agents = until(lambda: answer(f"http://{url}/api/v1/agents"), 60)
+        agents = until(lambda: answer(f"http://{url}/api/v1/agents"))
         assert [(entry["workload"], entry["uid"]) for entry in agents] == [("inference", 1000)]
         assert str(agents[0]["pid"]) == engine("podman", "inspect", hosted, "--format", "{{.State.Pid}}")
         assert engine("podman", "exec", "--user=0", hosted, "ls", "/run/gpumond") == "agent.sock"
@@ -220,7 +221,7 @@ def test_sidecar_receives_reports_of_a_root_program_over_the_volume(engine: Engi
             "--network=none",
             *(*(f"--volume={place}" for place in daemon["volumes"]), "--env=GPUMOND_STATE_DIR=/tmp/state", IMAGE),
         )
-        until(lambda: "train (uid 0)" in agents_of(engine, names[1]), 60)
+        until(lambda: "train (uid 0)" in agents_of(engine, names[1]), every=0.5)
         look = ("grep", "-qs", "gpm_", "/tmp/gpumond/token")
         around = ("sh", "-c", "exec grep -qs gpm_ /run/gpumond/* /proc/[0-9]*/root/tmp/gpumond/token")
         assert engine("podman", "exec", names[1], *look, check=False) == "0"

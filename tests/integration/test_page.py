@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpumond.api.examples import RECEIPT
+from gpumond.api.flushes import ANSWER, EXAMPLE
 from gpumond.cli.table import size
 from gpumond.model.units import human
 from gpumond.testing import GIB
@@ -16,15 +19,13 @@ from tests.integration.browser import (
     LIVE,
     PROGRAMS,
     PageSession,
-    Serve,
     needs_chromium,
     open_page,
-    ready,
     show_frame,
     sign_in,
 )
 from tests.integration.faces import command, consistent_frame, disagreements, of_command, serving_frame
-from tests.running import RunningDaemon
+from tests.running import RunningDaemon, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
@@ -103,35 +104,33 @@ def test_bar_is_as_long_as_its_value(session: PageSession):
     assert parts[0] > parts[2]
 
 
-def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browser: Browser, serve: Serve):
-    daemon = serve("--interval", "0.2", verb="demo")
-    ready(daemon, PROGRAMS)
-    with open_page(browser, daemon) as session:
+def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browser: Browser, demo: RunningDaemon):
+    until(lambda: reclaimable(demo, "training") > 2 * GIB)  # the program uses a part again while the plan is shown
+    with open_page(browser, demo) as session:
         page = session.page
         page.get_by_role("button", name="Flush training…").click(timeout=60_000)
         page.get_by_label("Token").fill("gpm_wrong")
         page.get_by_label("Token").press("Enter")
         session.shows("The daemon did not accept that token.")
-        sign_in(session, daemon)
+        sign_in(session, demo)
         dialog = page.locator("dialog#flush")
         dialog.get_by_text("is expected to release").wait_for()
         assert dialog.get_by_text("planned").count() == 1
-        assert [receipt["outcome"] for receipt in receipts_of(daemon, "training")] == ["planned"]
+        assert [receipt["outcome"] for receipt in receipts_of(demo, "training")] == ["planned"]
         dialog.get_by_role("button", name="Flush now").click()
         dialog.get_by_text(" released.").wait_for(timeout=60_000)
-        _, receipt = receipts_of(daemon, "training")
+        plan, receipt = receipts_of(demo, "training")
         facts = dict(zip(*session.texts("#receipts dt", "#receipts dd"), strict=True))
         assert session.texts("#flush-words")[0] == [f"{human(receipt['released_bytes'])} released."]
         assert facts["released"] == human(receipt["released_bytes"])
         assert facts["counted by the driver"] == human(receipt["driver_released_bytes"])
-        plan, _ = receipts_of(daemon, "training")
         assert facts["planned"].startswith(f"{human(plan['expected']['low'])} at ")
         assert facts["expected at start"] == human(receipt["expected"]["low"])
         assert facts["held"] == f"{human(receipt['before']['held_bytes'])} → {human(receipt['after']['held_bytes'])}"
         assert session.texts("#receipts .outcome")[0] == [receipt["outcome"]]
         dialog.get_by_role("button", name="Close").click()
-        page.locator("#events .flush").wait_for()  # without a reload
-        token = (daemon.directory / "token").read_text().strip()
+        page.locator("#events .flush", has_text="training").first.wait_for()  # without a reload
+        token = (demo.directory / "token").read_text().strip()
         assert not [url for url in session.requested_urls if token in url]
         assert page.context.cookies() == []
         assert page.evaluate("[localStorage.length, sessionStorage.length]") == [0, 1]
@@ -139,23 +138,33 @@ def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browse
         assert page.evaluate("sessionStorage.length") == 0
 
 
+def reclaimable(daemon: RunningDaemon, workload: str) -> int:
+    reports = [report for report in daemon.get("agents") if report["workload"] == workload]
+    return sum(pool["reclaimable"]["likely"] for report in reports for pool in report["pools"])
+
+
 def receipts_of(daemon: RunningDaemon, workload: str) -> list[Any]:
     return [receipt for receipt in daemon.get("receipts") if receipt["workload"] == workload]
 
 
 def test_refusal_is_shown_with_the_daemons_reason(browser: Browser, demo: RunningDaemon):
+    """The plan is an example: the programs of a demo that has just started have nothing to release at times."""
+    plan = ANSWER.dump_python(replace(EXAMPLE, receipts=(replace(RECEIPT, outcome="planned"),)), mode="json")
+
     def refuse(route: Route) -> None:
-        if route.request.method == "POST" and not json.loads(route.request.post_data or "{}")["dry_run"]:
-            problem = {"title": "Too Many Requests", "status": 429, "detail": "all was flushed a consistent_frame ago"}
-            route.fulfill(status=429, json=problem, content_type="application/problem+json")
-        else:
+        if route.request.method != "POST":
             route.continue_()
+        elif json.loads(route.request.post_data or "{}")["dry_run"]:
+            route.fulfill(json=plan)
+        else:
+            problem = {"title": "Too Many Requests", "status": 429, "detail": "all was flushed a moment ago"}
+            route.fulfill(status=429, json=problem, content_type="application/problem+json")
 
     with open_page(browser, demo, guard=refuse) as session:
         session.page.get_by_role("button", name="Flush all…").click()
         sign_in(session, demo)
         session.page.get_by_role("button", name="Flush now").click()
-        session.shows("all was flushed a consistent_frame ago")
+        session.shows("all was flushed a moment ago")
         assert session.texts("#receipts")[0] == [""]
 
 

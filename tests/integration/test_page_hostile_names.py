@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
-from tests.integration.browser import PHONE, Serve, needs_chromium, open_page
+from tests.integration.browser import PHONE, needs_chromium, open_page
 from tests.integration.hostile import COMM, LONG, NAME, holding
 from tests.running import RunningDaemon
 
@@ -21,11 +20,16 @@ if TYPE_CHECKING:
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 
 
-@pytest.fixture
-def card(tmp_path: Path, serve: Serve) -> RunningDaemon:
-    """Daemon on a simulated device whose name is hostile, as are the names of the programs of ``holding``."""
-    create(tmp_path / "cards" / "card0", Spec("GPU-hostile", 0, NAME, 24 * GIB))
-    return serve("--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "cards")})
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    """Daemon on a simulated device whose name is hostile, as are those of the program that uses it."""
+    directory = tmp_path_factory.mktemp("hostile")
+    create(directory / "cards" / "card0", Spec("GPU-hostile", 0, NAME, 24 * GIB))
+    environ = {"GPUMOND_SIM_DIR": str(directory / "cards")}
+    daemon = RunningDaemon(directory / "daemon", "--source", "sim", environ=environ)
+    with holding(directory / "cards" / "card0"):
+        yield daemon
+    daemon.stop()
 
 
 def add_hostile_text(frame: Any) -> None:
@@ -44,9 +48,9 @@ def add_hostile_text(frame: Any) -> None:
 @pytest.mark.parametrize("rewrite", [None, add_hostile_text], ids=["cleaned", "worse"])
 @pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
 def test_hostile_names_are_text_and_nothing_else(
-    browser: Browser, card: RunningDaemon, tmp_path: Path, viewport: Any, rewrite: Callable[[Any], None] | None
+    browser: Browser, card: RunningDaemon, viewport: Any, rewrite: Callable[[Any], None] | None
 ):
-    with holding(tmp_path / "cards" / "card0"), open_page(browser, card, viewport, rewrite) as session:
+    with open_page(browser, card, viewport, rewrite) as session:
         session.page.locator("tbody .of-program button").click()
         session.page.locator("tbody svg").wait_for()
         (device,), (program,) = session.texts("h3 bdi", "tbody .of-program bdi")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.browser import PHONE, Serve, axe, needs_chromium, open_page, sign_in
+from tests.integration.browser import PHONE, axe, needs_chromium, open_page, sign_in
 from tests.integration.test_page_for_all import CHECK
-from tests.running import until
+from tests.running import RunningDaemon, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -19,10 +19,31 @@ AXE = axe()
 RULE = "rules: [{name: present, scope: device, value: up, above: 0, labels: {severity: critical}}]\n"
 
 
-def test_alert_is_silenced_and_the_silence_ended(browser: Browser, serve: Serve, tmp_path: Path):
-    config = tmp_path / "config.yaml"
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    directory = tmp_path_factory.mktemp("silences")
+    config = directory / "config.yaml"
     config.write_text(RULE)
-    daemon = serve("--config", str(config), "--interval", "0.2", verb="demo")
+    daemon = RunningDaemon(directory / "demo", "--config", str(config), "--interval", "0.5", verb="demo")
+    yield daemon
+    daemon.stop()
+
+
+def test_refusal_of_a_silence_is_shown(browser: Browser, daemon: RunningDaemon):
+    with open_page(browser, daemon) as session:
+        page = session.page
+        page.get_by_role("button", name="Silence present").click(timeout=60_000)
+        dialog = page.get_by_role("dialog", name="Silence present")
+        for box in dialog.get_by_role("checkbox").all():
+            box.uncheck()
+        dialog.get_by_label("Reason").fill("maintenance")
+        dialog.get_by_role("button", name="Silence", exact=True).click()
+        sign_in(session, daemon)
+        dialog.get_by_text("List should have at least 1 item").wait_for()
+        assert daemon.get("silences") == []
+
+
+def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: RunningDaemon):
     uuid = until(lambda: [device["uuid"] for device in daemon.get("devices")])[0]
     with open_page(browser, daemon, PHONE) as session:
         page = session.page
@@ -50,20 +71,3 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, serve: Serve,
         page.get_by_role("button", name="End the silence of rule=present").click()
         page.locator("#silenced").wait_for(state="hidden")
         assert [each["state"] for each in daemon.get("silences")] == ["ended"]
-
-
-def test_refusal_of_a_silence_is_shown(browser: Browser, serve: Serve, tmp_path: Path):
-    config = tmp_path / "config.yaml"
-    config.write_text(RULE)
-    daemon = serve("--config", str(config), "--interval", "0.2", verb="demo")
-    with open_page(browser, daemon) as session:
-        page = session.page
-        page.get_by_role("button", name="Silence present").click(timeout=60_000)
-        dialog = page.get_by_role("dialog", name="Silence present")
-        for box in dialog.get_by_role("checkbox").all():
-            box.uncheck()
-        dialog.get_by_label("Reason").fill("maintenance")
-        dialog.get_by_role("button", name="Silence", exact=True).click()
-        sign_in(session, daemon)
-        dialog.get_by_text("List should have at least 1 item").wait_for()
-        assert daemon.get("silences") == []

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpumond.api.agents import WHY, WHY_EXAMPLE
-from tests.integration.browser import PHONE, PROGRAMS, Serve, axe, needs_chromium, open_page, sign_in
+from tests.integration.browser import PHONE, PROGRAMS, axe, needs_chromium, open_page, sign_in
 from tests.integration.test_page_for_all import CHECK
-from tests.running import until
+from tests.running import RunningDaemon, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
@@ -20,13 +20,12 @@ pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 AXE = axe()
 
 
-def test_refusal_of_a_program_is_shown(browser: Browser, serve: Serve):
-    daemon = serve("--interval", "0.2", verb="demo")
-    with open_page(browser, daemon, PHONE) as session:
+def test_refusal_of_a_program_is_shown(browser: Browser, demo: RunningDaemon):
+    with open_page(browser, demo, PHONE) as session:
         page = session.page
         page.get_by_role("button", name="leak", exact=True).click(timeout=60_000)
         page.get_by_role("button", name="Memory of leak").click()
-        sign_in(session, daemon)
+        sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of leak")
         dialog.get_by_text("no allocator of this program has live memory that can be classified").wait_for()
         until(session.fits)
@@ -34,37 +33,37 @@ def test_refusal_of_a_program_is_shown(browser: Browser, serve: Serve):
         page.locator("dialog#why").wait_for(state="hidden")
 
 
-def test_dialog_names_a_program_whose_agent_connected_after_its_process_was_shown(browser: Browser, serve: Serve):
-    daemon = serve("--interval", "0.2", verb="demo")
+def test_dialog_names_a_program_whose_agent_connected_after_its_process_was_shown(
+    browser: Browser, demo: RunningDaemon
+):
     named: list[bool] = []
 
     def hide_names(frame: dict[str, Any]) -> None:
         for process in frame["processes"] if not named else ():
             process["workload"] = ""
 
-    with open_page(browser, daemon, rewrite=hide_names) as session:
+    with open_page(browser, demo, rewrite=hide_names) as session:
         page = session.page
         page.locator("#processes tbody").nth(len(PROGRAMS) - 1).wait_for(timeout=60_000)
         named.append(True)
         page.get_by_role("button", name="leak", exact=True).click()
         page.get_by_role("button", name="Memory of leak").click()
-        sign_in(session, daemon)
+        sign_in(session, demo)
         page.get_by_role("dialog", name="Memory of leak (pid").wait_for()
 
 
-def test_classes_and_advice_are_shown(browser: Browser, serve: Serve):
+def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
     """The answer is the documented example: the simulated programs have no tensors."""
-    daemon = serve("--interval", "0.2", verb="demo")
 
     def answer(route: Route) -> None:
         route.fulfill(status=200, content_type="application/json", body=json.dumps(WHY.dump_python(WHY_EXAMPLE)))
 
-    with open_page(browser, daemon, PHONE) as session:
+    with open_page(browser, demo, PHONE) as session:
         page = session.page
         page.route("**/why", answer)
         page.get_by_role("button", name="leak", exact=True).click(timeout=60_000)
         page.get_by_role("button", name="Memory of leak").click()
-        sign_in(session, daemon)
+        sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of leak")
         dialog.get_by_text("use a smaller batch").wait_for()
         assert dialog.get_by_text("22.0 GiB (55 %)").is_visible()
@@ -75,9 +74,8 @@ def test_classes_and_advice_are_shown(browser: Browser, serve: Serve):
         assert session.fits()
 
 
-def test_snapshot_is_saved(browser: Browser, serve: Serve):
+def test_snapshot_is_saved(browser: Browser, demo: RunningDaemon):
     """The answers are stand-ins: the simulated programs have no snapshot."""
-    daemon = serve("--interval", "0.2", verb="demo")
     content = bytes(range(256))
     dump = {"path": "/home/a/snapshots/leak-9-1.pickle", "reason": "", "size_bytes": len(content), "id": 7}
 
@@ -85,13 +83,13 @@ def test_snapshot_is_saved(browser: Browser, serve: Serve):
         assert route.request.headers["authorization"].startswith("Bearer ")
         route.fulfill(status=200, content_type="application/octet-stream", body=content)
 
-    with open_page(browser, daemon) as session:
+    with open_page(browser, demo) as session:
         page = session.page
         page.route("**/snapshot", lambda route: route.fulfill(status=200, json=dump))
         page.route("**/snapshots/7", file)
         page.get_by_role("button", name="leak", exact=True).click(timeout=60_000)
         page.get_by_role("button", name="Memory of leak").click()
-        sign_in(session, daemon)
+        sign_in(session, demo)
         with page.expect_download() as saved:
             page.get_by_role("button", name="Save a snapshot").click()
         assert saved.value.suggested_filename == "leak-9-1.pickle"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.browser import PROGRAMS, PageSession, Serve, needs_chromium, open_page, ready, sign_in
+from tests.integration.browser import PageSession, needs_chromium, open_page, sign_in
 from tests.running import RunningDaemon, until
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 
 WINDOWS = 8
 """More than the six connections that a browser opens to one address."""
-FRAMES = 40
-"""20 s of the demo's frames."""
+FRAMES = 20
+"""10 s of the demo's frames: longer than the time after which a window without messages requests frames itself."""
 HIDE = """hidden => {
     Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
     document.dispatchEvent(new Event('visibilitychange'));
@@ -86,7 +86,7 @@ def test_windows_without_web_locks_each_request_for_themselves(browser: Browser,
         context = session.page.context
         context.add_init_script("delete Navigator.prototype.locks")
         sessions = [PageSession(context, demo.url) for _ in range(WINDOWS)]
-        advances(sessions, FRAMES // 2)
+        advances(sessions, FRAMES // 4)
         assert requesting(sessions) == sessions
 
 
@@ -113,19 +113,20 @@ def test_refusal_of_an_older_request_does_not_erase_a_newer_token(browser: Brows
     problem = {"title": "Unauthorized", "status": 401, "detail": "reading requires a token"}
     refusal = {"status": 401, "json": problem, "content_type": "application/problem+json"}
     held: list[Route] = []
+    signing = False
 
     def guard(route: Route) -> None:
         if route.request.headers.get("authorization", "").startswith("Bearer gpm_"):
             route.continue_()
-        elif session.page.locator("#signing").is_visible():
+        elif signing:
             held.append(route)
         else:
             route.fulfill(**refusal)
 
-    with open_page(browser, demo) as session:
-        session.page.context.route("**/api/v1/**", guard)
+    with open_page(browser, demo, guard=guard) as session:  # from the first request on: a stream that is open continues
         session.shows("Sign in to see this page")
         session.page.get_by_role("button", name="Sign in").click()
+        signing = True
         while not held:
             session.page.wait_for_timeout(100)
         sign_in(session, demo)
@@ -148,16 +149,14 @@ def test_connection_limit_of_the_browser_is_distinguished_from_a_silent_daemon(b
         session.complaints[:] = [each for each in session.complaints if not each.startswith("WebSocket connection to")]
 
 
-def test_stopped_daemon_is_shown_as_not_answering(browser: Browser, serve: Serve):
-    daemon = serve("--interval", "0.5", verb="demo")
-    ready(daemon, PROGRAMS)
-    with open_page(browser, daemon) as session:
+def test_stopped_daemon_is_shown_as_not_answering(browser: Browser, demo: RunningDaemon):
+    with open_page(browser, demo) as session:
         advances([session], 1)
-        daemon.process.send_signal(signal.SIGSTOP)
+        demo.process.send_signal(signal.SIGSTOP)
         try:
             session.shows("The daemon does not answer")
         finally:
-            daemon.process.send_signal(signal.SIGCONT)
+            demo.process.send_signal(signal.SIGCONT)
         advances([session], 2)
         session.complaints[:] = [each for each in session.complaints if not each.startswith("WebSocket connection to")]
 

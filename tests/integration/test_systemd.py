@@ -34,6 +34,7 @@ os.execvpe(sys.argv[2], sys.argv[2:], {**os.environ, "LISTEN_FDS": "1", "LISTEN_
 """Launcher that passes a socket like systemd does for a socket unit."""
 
 AGENT = "import gpumond.agent as a, time; a.start(workload='train'); time.sleep(3600)"
+DROP_IN = "/etc/systemd/system/gpumond.service.d"
 
 
 @pytest.fixture
@@ -125,18 +126,21 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 @pytest.fixture
 def running(host: Machine) -> Iterator[Machine]:
-    """The service as installed, also after a test that has changed it."""
+    """The service as installed, also after a test that has changed or stopped it."""
     until(lambda: host.show("gpumond.service", "ActiveState") == ["active"])
     yield host
-    host.shell("rm -rf /etc/systemd/system/gpumond.service.d; systemctl daemon-reload; systemctl restart gpumond")
+    host.shell(
+        f"if rm -r {DROP_IN} 2>/dev/null; then systemctl daemon-reload; systemctl restart gpumond; fi; "
+        "systemctl start gpumond"
+    )
 
 
 def configure(host: Machine, *lines: str) -> None:
     """Write a drop-in of the service and restart it."""
     text = "\\n".join(("[Service]", *lines))
     host.shell(
-        f"mkdir -p /etc/systemd/system/gpumond.service.d; printf '{text}\\n' "
-        "> /etc/systemd/system/gpumond.service.d/test.conf; systemctl daemon-reload; systemctl restart gpumond"
+        f"mkdir -p {DROP_IN}; printf '{text}\\n' > {DROP_IN}/test.conf; "
+        "systemctl daemon-reload; systemctl restart gpumond"
     )
 
 

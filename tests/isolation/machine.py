@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.fakenvml import Device, FakeDriver, Process
 from tests.isolation.users import ATTACKER, SERVICE, Request, as_user, python, python_path, start
-from tests.running import RunningDaemon, until
+from tests.running import RunningDaemon, series_of, until
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -169,8 +169,9 @@ class Machine:
 
     def series_of(self, pid: int) -> Counter[str]:
         """Return the series of a process by name."""
-        found = self.daemon.series()
-        return Counter(name for name, labels in found if ("pid", str(pid)) in labels)
+        own = f'pid="{pid}"'.encode()
+        lines = [line for line in self.daemon.request("/metrics")[1].splitlines() if own in line]
+        return Counter(name for name, _ in series_of(b"\n".join([*lines, b""])))
 
 
 def pss(pid: int) -> int:

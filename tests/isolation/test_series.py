@@ -7,7 +7,7 @@ from tests.isolation.machine import DEVICE, GIB, Machine
 from tests.isolation.users import ATTACKER, VICTIM
 from tests.running import until
 
-FRAMES = 5
+FRAMES = 3
 MOST_POOLS = 64
 
 
@@ -17,8 +17,8 @@ def test_user_with_many_pools_displaces_no_series_of_another(machine: Machine):
     machine.frames(3)
     before = machine.series_of(victim.pid)
     assert len(before) > 10
-    machine.agents(ATTACKER, processes=127, full=True, seconds=1.0)
-    until(lambda: len(machine.daemon.get("agents")) == 128, 60)
+    machine.agents(ATTACKER, processes=127, full=True, seconds=2.0)
+    until(lambda: machine.daemon.get("status")["agents"] == 128, 60)
     for _ in range(FRAMES):
         machine.frames(1)
         assert before - machine.series_of(victim.pid) == {}

@@ -77,9 +77,10 @@ def python_path() -> dict[str, str]:
 
 def obstacle() -> str:
     """Return the reason why this machine cannot run processes of other users, or an empty string."""
-    for uid in (SERVICE, ATTACKER, VICTIM):
+    agent = "gpumond.protocol.messages"
+    for uid, module in ((SERVICE, "gpumond.daemon.server"), (ATTACKER, agent), (VICTIM, agent)):
         try:
-            command = [*as_user(uid), python(), "-c", "import gpumond.daemon.server"]
+            command = [*as_user(uid), python(), "-c", f"import {module}"]
             done = subprocess.run(
                 command, env={**os.environ, **python_path()}, cwd="/", capture_output=True, text=True, timeout=60
             )

@@ -39,11 +39,20 @@ def test_wheel_contains_every_file_and_the_pth_line(wheel: Path) -> None:
     assert {os.path.basename(name) for name in scripts} == {"gpumond", "gpumond-python"}
 
 
-@pytest.fixture
-def installed(wheel: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of the commands of an environment without gpumond."""
+    environment = tmp_path_factory.mktemp("bare") / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    return environment / "bin"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of the commands of an environment in which the wheel is installed."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
-    commands = tmp_path / "env" / "bin"
+    environment = tmp_path_factory.mktemp("installed") / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    commands = environment / "bin"
     command = [sys.executable, "-m", "pip", "--python", commands / "python", "--quiet", "install", "--no-deps"]
     subprocess.run([*command, "--no-index", wheel], check=True, timeout=100)
     return commands
@@ -62,7 +71,7 @@ def installed(wheel: Path, tmp_path: Path) -> Path:
 )
 @pytest.mark.parametrize("agent", ["run", "line"])
 def test_program_with_its_own_modules_runs_as_without_gpumond(
-    installed: Path, tmp_path: Path, file: str, text: str, agent: str
+    installed: Path, bare: Path, tmp_path: Path, file: str, text: str, agent: str
 ) -> None:
     """The modules are on PYTHONPATH; the program runs in an environment with gpumond and without. Each module is
     executed as often.
@@ -72,8 +81,7 @@ def test_program_with_its_own_modules_runs_as_without_gpumond(
     (own / file).write_text(text)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMOND_", "PYTHON"))}
     environ |= {"PYTHONPATH": os.fspath(own), "GPUMOND_SOCKET": "/nowhere"}
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    for python in (installed / "python", tmp_path / "bare" / "bin" / "python"):
+    for python in (installed / "python", bare / "python"):
         program = [python, "-c", "import sys; print('ran', sys.argv)", "--x"]
         with_agent = [installed / "gpumond", "run", "--workload", "w", "--", *program] if agent == "run" else program
         more = {} if agent == "run" else {"GPUMOND_AGENT": "1"}

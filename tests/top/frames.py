@@ -107,7 +107,7 @@ def fake_daemon(frame: dict[str, Any]) -> Iterator[FakeDaemon]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         fake.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
             yield fake
         finally:
