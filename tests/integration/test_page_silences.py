@@ -52,6 +52,15 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, serve: Serve,
         assert [each["state"] for each in daemon.get("silences")] == ["ended"]
 
 
+def test_name_of_a_built_in_rule_leads_to_its_runbook(browser: Browser, serve: Serve, tmp_path: Path):
+    config = tmp_path / "config.yaml"
+    config.write_text("rules: [{name: device-nearly-full, scope: device, value: used_bytes, above: 0}]")
+    daemon = serve("--config", str(config), "--interval", "0.2", verb="demo")
+    with open_page(browser, daemon) as session:
+        session.page.get_by_role("link", name="device-nearly-full").click(timeout=60_000)
+        session.page.get_by_role("heading", name="Runbook: device-nearly-full").wait_for()
+
+
 def test_refusal_of_a_silence_is_shown(browser: Browser, serve: Serve, tmp_path: Path):
     config = tmp_path / "config.yaml"
     config.write_text(RULE)
