@@ -6,7 +6,8 @@ from typing import Any
 
 from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.pools import PoolUsage, Reclaimable
-from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Snapshot, SourceState
+from gpumond.model.quota import EffectiveQuota
+from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessQuota, ProcessUsage, Snapshot, SourceState
 from gpumond.model.units import GIB as GIB
 
 
@@ -42,6 +43,21 @@ def make_report(pid: int = 10, pools: tuple[PoolUsage, ...] = (), **fields: Any)
         "flush_policy": "allow",
     }
     return AgentReport(pid=pid, pools=pools, **defaults | fields)
+
+
+def make_quotas(
+    report: AgentReport, soft: tuple[int, str], limit: tuple[int, str], reserve: tuple[int, str]
+) -> tuple[ProcessQuota, ...]:
+    """Return the quotas of a program: bytes, and name of the quota."""
+    quota = EffectiveQuota(
+        soft_bytes=soft[0],
+        soft_quota=soft[1],
+        limit_bytes=limit[0],
+        limit_quota=limit[1],
+        reserve_bytes=reserve[0],
+        reserve_quota=reserve[1],
+    )
+    return (ProcessQuota(pid=report.pid, start_ticks=report.start_ticks, quota=quota),)
 
 
 def make_snapshot(*devices: DeviceReading, **fields: Any) -> Snapshot:

@@ -102,6 +102,7 @@ async def history(
     length = None if seconds is None else seconds / known.pace
     values = tuple(PastValue(*point) for point in points)
     return answer(
+        request,
         SeriesHistory,
         SeriesHistory(
             device_uuid=uuid, pid=pid, signal=signal, resolution_seconds=seconds, block_seconds=length, points=values

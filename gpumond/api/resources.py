@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,10 +26,14 @@ from gpumond.model.remedies import remedy
 from gpumond.model.silences import Silence
 from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
 from gpumond.model.verdicts import KINDS
+from gpumond.protocol.text import accepts
 from gpumond.rules import ended
 from gpumond.store.audit_chain import AuditEntry
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
+
+COMPRESSED_FROM_BYTES = 1024
+GZIP_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +132,29 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def answer(kind: Any, value: Any) -> Response:
-    """Return ``value`` as JSON, without copies or validation."""
-    return Response(_adapter(kind).dump_json(value), media_type="application/json")
+def answer(request: Request, kind: Any, value: Any) -> Response:
+    """Return ``value`` as JSON, without copies or validation. It is compressed if the reader accepts that."""
+    return _json(request, _adapter(kind).dump_json(value), {})
 
 
 def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
-    """Return a part of the current frame as JSON. It is serialized once per frame and route."""
+    """Return a part of the current frame as JSON. It is serialized and compressed once per frame and route."""
     frame, answers = current_frame(request), view_of(request).answers
     name = request.scope["route"].path
     if name not in answers:
         answers[name] = _adapter(kind).dump_json(make(frame))
-    return Response(answers[name], media_type="application/json")
+    return _json(request, answers[name], answers)
+
+
+def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Response:
+    """Return a response. ``compressed``: bodies that are compressed already, by route."""
+    headers = {"Vary": "Accept-Encoding"}
+    if len(body) >= COMPRESSED_FROM_BYTES and accepts(request.headers.get("accept-encoding", ""), "gzip"):
+        name = f"{request.scope['route'].path} gzip"
+        if name not in compressed:
+            compressed[name] = gzip.compress(body, GZIP_LEVEL, mtime=0)
+        body, headers["Content-Encoding"] = compressed[name], "gzip"
+    return Response(body, headers=headers, media_type="application/json")
 
 
 def current_frame(request: Request) -> Frame:
@@ -156,10 +172,13 @@ def current_frame(request: Request) -> Frame:
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
     frame = current_frame(request)
-    headers = {"ETag": f'"{view_of(request).started_at:.3f}-{frame.snapshot.seq}"', "Cache-Control": "no-cache"}
-    if if_none_match == headers["ETag"]:
+    etag = f'"{view_of(request).started_at:.3f}-{frame.snapshot.seq}"'
+    headers = {"ETag": etag, "Cache-Control": "no-cache"}
+    if if_none_match is not None and if_none_match.removeprefix("W/") == etag:
         return Response(status_code=304, headers=headers)
     whole = answer_once(request, WholeFrame, whole_frame)
+    if "Content-Encoding" in whole.headers:
+        headers["ETag"] = f"W/{etag}"  # the same frame in other bytes
     whole.headers.update(headers)
     return whole
 
@@ -236,7 +255,7 @@ async def alerts(request: Request) -> Response:
 )
 async def alert_history(request: Request) -> Response:
     """Returns the last thousand resolved alerts, including those before a restart. Active alerts are in `/alerts`."""
-    return answer(list[Alert], list(view_of(request).past_alerts()))
+    return answer(request, list[Alert], list(view_of(request).past_alerts()))
 
 
 @router.get(
@@ -247,7 +266,7 @@ async def alert_history(request: Request) -> Response:
 async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
     """Returns the newest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
     chain."""
-    return answer(list[AuditEntry], await view_of(request).audit_entries(limit))
+    return answer(request, list[AuditEntry], await view_of(request).audit_entries(limit))
 
 
 @router.get(
@@ -256,13 +275,14 @@ async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)]
     **examples.described(list[Receipt], [examples.RECEIPT], 503),
 )
 async def receipts(request: Request) -> Response:
-    return answer(list[Receipt], list(view_of(request).receipts()))
+    return answer(request, list[Receipt], list(view_of(request).receipts()))
 
 
 @router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
 async def status(request: Request) -> Response:
     snapshot, started_at = current_frame(request).snapshot, view_of(request).started_at
     return answer(
+        request,
         Status,
         Status(
             version=__version__,

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpumond.cli import DONE, client
 from gpumond.cli.table import moment, table
+from gpumond.rules.built_in import RUNBOOKS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +23,16 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     elif found:
         print(table(("PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY"), _rows(found)))
+        if links := [_runbook(arguments.url, rule) for rule in sorted({alert["rule"] for alert in found} & RUNBOOKS)]:
+            print("", *links, sep="\n")
     else:
         print("no resolved alert" if arguments.past else "no alert is active")
     return DONE
+
+
+def _runbook(url: str, rule: str) -> str:
+    """Return a line with the address of a runbook; over a Unix socket, with its path."""
+    return f"runbook of {rule}: {'' if url.startswith('unix:') else url.rstrip('/')}/docs/runbooks/{rule}"
 
 
 def _rows(alerts: Iterable[dict[str, Any]]) -> Iterator[list[str]]:

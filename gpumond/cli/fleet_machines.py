@@ -64,7 +64,7 @@ def add_prometheus(parser: argparse.ArgumentParser) -> None:
         "--prometheus-ca-file", metavar="FILE", help="authorities for Prometheus (default: those of the system)"
     )
     parser.add_argument(
-        "--job", default="gpumond", metavar="NAME", help="job of the daemons in Prometheus (default: gpumond)"
+        "--job", metavar="NAME", help="job of the daemons in Prometheus (default: all jobs with daemons)"
     )
 
 

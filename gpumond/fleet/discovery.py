@@ -23,13 +23,15 @@ COMMAND_SECONDS = 60.0
 DEFAULT_SERVICE = "gpumond/gpumond"
 """Namespace and name of the service in ``deploy/kubernetes``."""
 PORT_NAME = "metrics"
+DAEMONS = 'up{job=~".*gpumond.*"} or gpumond_build_info or gpumond:up'
+"""The daemons in Prometheus, whatever the name of their job, as ``deploy/prometheus/gpumond.rules.yaml`` finds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Where the machines are listed. Of the first four at most one is set; ``prometheus`` lists them without one.
 
-    ``job``: the label ``job`` of gpumond's targets in Prometheus. ``scheme``: that of addresses without one.
+    ``job``: the label ``job`` of the daemons in Prometheus; None for any. ``scheme``: that of addresses without one.
     """
 
     file: Path | None = None
@@ -37,7 +39,7 @@ class Sources:
     kubernetes: str | None = None
     slurm: bool = False
     prometheus: Prometheus | None = None
-    job: str = "gpumond"
+    job: str | None = None
     scheme: str = "http"
 
 
@@ -57,7 +59,9 @@ async def discover(sources: Sources, client: Client) -> Machines:
     if sources.slurm:
         return Machines(from_nodes(_output(("sinfo", "-h", "-N", "-o", "%N")), sources.scheme))
     if sources.prometheus is not None:
-        return Machines(from_prometheus(await sources.prometheus.targets(), sources.job))
+        selected = DAEMONS if sources.job is None else f"up{{job={json.dumps(sources.job)}}}"
+        daemons = await sources.prometheus.query(f"group by (job, instance) ({selected})")
+        return Machines(from_prometheus(await sources.prometheus.targets(), [each.labels for each in daemons]))
     raise ConfigError("no list of machines: use --targets, --http-sd, --prometheus, --kubernetes or --slurm")
 
 
@@ -78,11 +82,17 @@ def from_groups(groups: Any, scheme: str, where: str) -> Iterator[Machine]:
             yield machine(str(address), {str(name): str(text) for name, text in labels.items()}, scheme=scheme)
 
 
-def from_prometheus(targets: Sequence[Mapping[str, Any]], job: str) -> Iterator[Machine]:
-    """Yield the machines that Prometheus scrapes as this job, by the addresses that it scrapes."""
+def from_prometheus(targets: Sequence[Mapping[str, Any]], daemons: Sequence[Mapping[str, str]]) -> Iterator[Machine]:
+    """Yield the daemons among the targets of Prometheus, by the addresses that it scrapes.
+
+    ``daemons``: their labels ``job`` and ``instance``.
+    """
+    known = {(each.get("job"), each.get("instance")) for each in daemons}
     for target in targets:
         labels, scraped = target.get("labels"), target.get("scrapeUrl")
-        if not isinstance(labels, Mapping) or labels.get("job") != job or not isinstance(scraped, str):
+        if not isinstance(labels, Mapping) or not isinstance(scraped, str):
+            continue
+        if (labels.get("job"), labels.get("instance")) not in known:
             continue
         url = urlsplit(scraped)
         texts = {str(name): str(text) for name, text in labels.items()}

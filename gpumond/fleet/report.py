@@ -60,13 +60,18 @@ class Price:
         return gibibyte_hours * 2**30 / self.gpu_bytes * self.per_hour
 
 
-def expression(series: str, metric: str, label: str, job: str, seconds: float) -> str:
+def recorded(series: str, metric: str, job: str | None) -> str:
+    """Return the selector of a recorded series; without a job, of all jobs."""
+    return f"{series}:{metric}:sum" + (f"{{job={json.dumps(job)}}}" if job is not None else "")
+
+
+def expression(series: str, metric: str, label: str, job: str | None, seconds: float) -> str:
     """Return the PromQL expression of the GiB-hours by a label."""
-    selected = f"{series}:{metric}:sum{{job={json.dumps(job)}}}[{int(seconds)}s]"
+    selected = f"{recorded(series, metric, job)}[{int(seconds)}s]"
     return f"sum by ({label}) (sum_over_time({selected})) / {RECORDED_PER_HOUR} / 2 ^ 30"
 
 
-async def report(prometheus: Prometheus, by: str, job: str, seconds: float, price: Price | None) -> list[Usage]:
+async def report(prometheus: Prometheus, by: str, job: str | None, seconds: float, price: Price | None) -> list[Usage]:
     """Return the use in the last seconds, those who waste most first. Raises DiscoveryError."""
     level = LEVELS[by]
     metrics = {"used": level.used, **MEASURES}
@@ -78,18 +83,15 @@ async def report(prometheus: Prometheus, by: str, job: str, seconds: float, pric
 
 
 async def curves(
-    prometheus: Prometheus, by: str, job: str, seconds: float, until: float
+    prometheus: Prometheus, by: str, job: str | None, seconds: float, until: float
 ) -> Mapping[str, Sequence[Point]]:
     """Return the bytes of all owners or machines over the seconds until a unix time, by the fields of Usage.
 
     Raises DiscoveryError.
     """
     level, step = LEVELS[by], max(60.0, seconds / CURVE_POINTS)
-    own = json.dumps(job)
     return {
-        name: await prometheus.query_range(
-            f"sum({level.series}:{metric}:sum{{job={own}}})", until - seconds, until, step
-        )
+        name: await prometheus.query_range(f"sum({recorded(level.series, metric, job)})", until - seconds, until, step)
         for name, metric in {"used": level.used, "wasted": MEASURES["wasted"]}.items()
     }
 

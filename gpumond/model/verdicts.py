@@ -137,7 +137,8 @@ KINDS = (
         meaning="the pool holds much more than its peak of live memory, and the difference grows, or allocations "
         "had to be retried",
         evidence="ratio, peak live, peak kept, growth of the kept memory",
-        remedy="for PyTorch set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, else restart the program",
+        remedy="for PyTorch set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch "
+        "2.11), else restart the program",
     ),
     VerdictKind(
         name="pressure",

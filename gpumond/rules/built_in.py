@@ -272,3 +272,6 @@ BUILT_IN: tuple[Rule, ...] = (
     ),
 )
 """A rule of the same name in the configuration replaces a built-in one."""
+
+RUNBOOKS = frozenset(rule.name for rule in BUILT_IN)
+"""Rules with a runbook at ``/docs/runbooks/NAME`` of each daemon."""

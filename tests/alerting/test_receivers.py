@@ -8,9 +8,10 @@ import hmac
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -104,11 +105,21 @@ def test_alertmanager_request_ends_after_four_resend_intervals(listener: Listene
     assert resolved["endsAt"] == "1970-01-01T00:33:20+00:00"
 
 
-def test_alertmanager_links_built_in_rules_to_their_runbooks(listener: Listener):
-    receiver = Alertmanager(name="am", url=listener.url, runbooks="https://gpu.example/docs/runbooks/")
+@pytest.mark.parametrize(
+    "receiver",
+    [
+        partial(Alertmanager, runbooks="https://gpu.example/docs/runbooks/"),
+        partial(Webhook, runbooks="https://gpu.example/docs/runbooks/"),
+        partial(Webhook, page_url="https://gpu.example"),
+    ],
+)
+def test_receivers_link_built_in_rules_to_their_runbooks(
+    listener: Listener, receiver: Callable[..., Alertmanager | Webhook]
+):
     leak = replace(ALERT, rule="leak", annotations=(("summary", "it leaks"),))
-    send(receiver, (ALERT, leak), ())
-    plain, linked = listener.requests[-1].json
+    send(receiver(name="x", url=listener.url), (ALERT, leak), ())
+    sent = listener.requests[-1].json
+    plain, linked = sent["alerts"] if isinstance(sent, dict) else sent
     assert "runbook_url" not in plain["annotations"]
     assert linked["annotations"] == {"summary": "it leaks", "runbook_url": "https://gpu.example/docs/runbooks/leak"}
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings, strategies
 
-from gpumond.alerting.receivers.templates import BATCH_LIMIT, Template, body, cut
+from gpumond.alerting.receivers.templates import BATCH_LIMIT, MAX_LINK, Template, body, cut
 from gpumond.alerting.receivers.webhook import Webhook
 from gpumond.config import load
 from gpumond.errors import ConfigError
@@ -20,6 +20,7 @@ from gpumond.model.frame import Alert
 from tests.alerting.listener import Listener, answer
 
 LINK = "https://node7.example.org:9917/"
+RUNBOOK = f"https://node7.example.org/{'x' * (MAX_LINK - 26)}"
 LEAK = Alert(
     rule="leak",
     phase="firing",
@@ -58,7 +59,9 @@ def test_slack_message_has_plain_text_blocks_and_a_link(listener: Listener):
     header, section, context, link = message["blocks"]
     assert header == {"type": "header", "text": {"type": "plain_text", "text": "leak fires", "emoji": False}}
     assert section["text"]["text"] == "train grows by 32 MiB each minute; flushed train"
-    assert context["elements"][0]["text"] == "severity: critical   workload: train   gpu: 0   pid: 42"
+    facts, runbook = context["elements"]
+    assert facts["text"] == "severity: critical   workload: train   gpu: 0   pid: 42"
+    assert runbook["text"] == f"<{LINK}docs/runbooks/leak|Runbook>"
     assert link["text"]["text"].startswith(f"<{LINK}|gpumond on ")
     assert message["text"].startswith("leak fires on ")
 
@@ -72,7 +75,7 @@ def test_slack_text_of_users_is_never_markup(listener: Listener):
 
 
 def test_teams_message_is_an_adaptive_card_without_markup(listener: Listener):
-    message = sent(listener, "teams", (ATTACK,), (LEAK,))
+    message = sent(listener, "teams", (replace(ATTACK, rule="own"),), (LEAK,))
     (attachment,) = message["attachments"]
     assert (message["type"], attachment["contentType"]) == ("message", "application/vnd.microsoft.card.adaptive")
     card = attachment["content"]
@@ -80,7 +83,8 @@ def test_teams_message_is_an_adaptive_card_without_markup(listener: Listener):
     assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
     assert {run["type"] for block in card["body"] for run in block["inlines"]} == {"TextRun"}
     assert "entities" not in card["msteams"]
-    assert card["actions"] == [{"type": "Action.OpenUrl", "title": "Open gpumond", "url": LINK}]
+    links = {"Open gpumond": LINK, "Runbook: leak": f"{LINK}docs/runbooks/leak"}
+    assert card["actions"] == [{"type": "Action.OpenUrl", "title": title, "url": url} for title, url in links.items()]
     assert "1 firing, 1 resolved" in card["body"][0]["inlines"][0]["text"]
 
 
@@ -92,6 +96,7 @@ def test_discord_message_mentions_no_user_and_escapes_markdown(listener: Listene
     assert (attack["url"], attack["color"]) == (LINK, 0xB3241B)
     assert attack["fields"][0] == {"name": "severity", "value": "critical", "inline": True}
     assert resolved["title"].startswith("leak resolved on ")
+    assert resolved["description"].endswith(f" [Runbook](<{LINK}docs/runbooks/leak>)")
 
 
 def test_generic_message_has_title_text_fields_and_link(listener: Listener):
@@ -101,7 +106,15 @@ def test_generic_message_has_title_text_fields_and_link(listener: Listener):
     assert message["text"] == "leak fires: train grows by 32 MiB each minute; flushed train"
     assert {"name": "workload", "value": "train"} in message["fields"]
     assert message["link"] == LINK
-    assert message["alerts"][0]["status"] == "firing"
+    (alert,) = message["alerts"]
+    assert (alert["status"], alert["runbook"]) == ("firing", f"{LINK}docs/runbooks/leak")
+
+
+@pytest.mark.parametrize("address", ["javascript:alert(1)", "https://h/> <!channel>", f"https://h/{'x' * 400}"])
+@pytest.mark.parametrize("template", get_args(Template))
+def test_runbook_of_a_rule_is_a_link_only_if_it_is_a_web_address(listener: Listener, template: str, address: str):
+    own = replace(LEAK, annotations=(("summary", "grows"), ("runbook_url", address)))
+    assert "unbook" not in json.dumps(sent(listener, template, (own,))).replace('"runbook": null', "")
 
 
 @pytest.mark.parametrize("template", get_args(Template))
@@ -121,7 +134,7 @@ ALERTS = strategies.builds(
         LEAK,
         rule=rule[:64] or "r",
         labels=(*LEAK.labels, (name[:300] or "n", value)),
-        annotations=(("summary", summary),),
+        annotations=(("summary", summary), ("runbook_url", RUNBOOK)),
     ),
     TEXTS,
     TEXTS,

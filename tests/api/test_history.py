@@ -45,6 +45,18 @@ def test_history_defaults_to_samples_of_15_minutes():
     assert query_history(uuid="GPU-a")["points"][-1]["low"] == 10 * GIB + SECONDS - 1
 
 
+def test_history_is_compressed_for_a_reader_that_accepts_it():
+    plain, packed = (
+        ask(VIEW, "/api/v1/history", params={"uuid": "GPU-a"}, headers={"Accept-Encoding": encoding})
+        for encoding in ("identity", "gzip")
+    )
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.headers["vary"] == plain.headers["vary"] == "Accept-Encoding"
+    assert packed.content == plain.content
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 4
+
+
 @pytest.mark.parametrize(
     ("ago", "resolution", "expected"),
     [(10, None, None), (1100, None, 15), (7200, None, 15), (1100, 59, 15), (1100, 60, 60)],

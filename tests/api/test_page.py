@@ -191,6 +191,17 @@ def test_frame_is_sent_once():
     assert ask(view, "/api/v1/frame", headers={"If-None-Match": etag}).status_code == 200
 
 
+def test_frame_is_compressed_and_has_the_etag_of_the_plain_one():
+    plain, packed = (
+        ask(View(), "/api/v1/frame", headers={"Accept-Encoding": encoding}) for encoding in ("identity", "gzip")
+    )
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.headers["etag"] == f"W/{plain.headers['etag']}"
+    assert packed.content == plain.content
+    for each in (plain, packed):
+        assert ask(View(), "/api/v1/frame", headers={"If-None-Match": each.headers["etag"]}).status_code == 304
+
+
 def test_frame_etag_differs_after_a_restart():
     before, after = View(), View()
     after.started_at += 60

@@ -57,6 +57,15 @@ def test_alerts_are_listed_and_a_resolved_one_with_past(daemon: RunningDaemon, d
     assert [row for row in shown(daemon, "alerts", "--past") if row.startswith("resolved") and " hog " in row]
 
 
+def test_alerts_of_built_in_rules_have_the_address_of_their_runbook(daemon: RunningDaemon, driver: FakeDriver):
+    driver.devices[0].used_bytes = 140 * GIB
+    driver.write()
+    until(lambda: daemon.value("gpumond_alerts", rule="device-nearly-full", phase="pending"))
+    found = [line for line in shown(daemon, "alerts") if line.startswith("runbook of ")]
+    assert f"runbook of device-nearly-full: {daemon.url}/docs/runbooks/device-nearly-full" in found
+    assert not [line for line in found if "hog" in line]
+
+
 def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
     assert shown(daemon, "receipts") == ["no flush since the start of the daemon"]
     assert daemon.flush(target={"all": True})[0] == 200

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
+import yaml
 
 from gpumond.errors import ConfigError, DiscoveryError
 from gpumond.fleet import Machine, machine
-from gpumond.fleet.discovery import from_file, from_groups, from_nodes, from_prometheus, from_slices, to_groups
+from gpumond.fleet.discovery import (
+    DAEMONS,
+    from_file,
+    from_groups,
+    from_nodes,
+    from_prometheus,
+    from_slices,
+    to_groups,
+)
+from tests.fleet.stubs import fleet, stub
 
+RULES = Path(__file__).parents[2] / "deploy/prometheus/gpumond.rules.yaml"
 MACHINES = [
     Machine("node-1", "https://10.0.0.1:9917", (("rack", "7"),)),
     Machine("gpu-2:9000", "http://gpu-2:9000/proxy"),
@@ -51,13 +65,68 @@ def test_file_that_does_not_exist_is_named(tmp_path: Path):
 def test_targets_of_prometheus_have_the_address_that_it_scrapes():
     targets = [
         {"labels": {"job": "gpumond", "instance": "node-1"}, "scrapeUrl": "https://10.0.0.1:9917/metrics"},
-        {"labels": {"job": "gpumond", "instance": "gpu-2:80"}, "scrapeUrl": "http://gpu-2/proxy/metrics?x=y"},
+        {"labels": {"job": "pods", "instance": "gpu-2:80"}, "scrapeUrl": "http://gpu-2/proxy/metrics?x=y"},
         {"labels": {"job": "node", "instance": "node-1"}, "scrapeUrl": "http://10.0.0.1:9100/metrics"},
+        {"labels": {"job": "pods", "instance": "10.1.0.7:8080"}, "scrapeUrl": "http://10.1.0.7:8080/metrics"},
     ]
-    assert [*from_prometheus(targets, "gpumond")] == [
+    daemons = [{"job": "gpumond", "instance": "node-1"}, {"job": "pods", "instance": "gpu-2:80"}]
+    assert [*from_prometheus(targets, daemons)] == [
         Machine("node-1", "https://10.0.0.1:9917", (("job", "gpumond"),)),
-        Machine("gpu-2:80", "http://gpu-2:80/proxy", (("job", "gpumond"),)),
+        Machine("gpu-2:80", "http://gpu-2:80/proxy", (("job", "pods"),)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "expression", "names"),
+    [
+        ((), DAEMONS, ["a", "b"]),
+        (("--job", "pods"), 'up{job="pods"}', ["b"]),
+    ],
+)
+def test_daemons_of_prometheus_are_those_of_any_job_or_of_a_named_one(
+    options: tuple[str, ...], expression: str, names: list[str]
+):
+    known = [{"job": job, "instance": name} for job, name in (("gpumond", "a"), ("pods", "b")) if name in names]
+    targets = [{"labels": each, "scrapeUrl": f"http://{each['instance']}:9917/metrics"} for each in known]
+    targets.append({"labels": {"job": "pods", "instance": "c"}, "scrapeUrl": "http://c:80/metrics"})
+
+    def answer(path: str, body: str) -> tuple[int, object]:
+        if path == "/api/v1/targets":
+            return 200, {"data": {"activeTargets": targets}}
+        assert parse_qs(body)["query"] == [f"group by (job, instance) ({expression})"]
+        result = [{"metric": each, "value": [0, "1"]} for each in known]
+        return 200, {"data": {"resultType": "vector", "result": result}}
+
+    with stub(answer) as served:
+        shown = fleet("targets", "--prometheus", f"http://{served.address}", "--json", *options)
+    assert [group["labels"]["instance"] for group in json.loads(shown.stdout)] == names
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+def test_daemons_in_prometheus_are_those_that_the_rules_find(tmp_path: Path):
+    """A daemon of each kind: one whose job is named so, one with metrics of gpumond, one that was such a daemon."""
+    series = {
+        'up{job="gpumond/gpumond",instance="a"}': "0x9",
+        'up{job="pods",instance="b"}': "1x9",
+        'gpumond_build_info{job="pods",instance="b",version="1"}': "1x9",
+        'up{job="pods",instance="c"}': "1 1 0x7",
+        'gpumond_build_info{job="pods",instance="c",version="1"}': "1 1 stale",
+        'up{job="pods",instance="d"}': "1x9",
+    }
+    expected = [("a", "gpumond/gpumond"), ("b", "pods"), ("c", "pods")]
+    found = [{"labels": f'{{instance="{name}", job="{job}"}}', "value": 1} for name, job in expected]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": f"group by (job, instance) ({each})", "eval_time": "9m", "exp_samples": found}
+            for each in (DAEMONS, "gpumond:up")
+        ],
+    }
+    file = tmp_path / "daemons.test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_endpoint_slices_name_the_nodes():

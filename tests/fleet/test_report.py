@@ -20,7 +20,7 @@ from tests.fleet.stubs import fleet, prometheus_stub
 
 GIB = 1 << 30
 CURVES = [
-    f'sum(namespace_user_workload:{metric}:sum{{job="gpumond"}})'
+    f"sum(namespace_user_workload:{metric}:sum)"
     for metric in ("gpumond_process_memory_used_bytes", "gpumond_wasted_bytes")
 ]
 RULES = Path(__file__).parents[2] / "deploy/prometheus/gpumond.rules.yaml"
@@ -71,7 +71,7 @@ def url():
     now = time.time()
     vectors = {}
     for metric, hours in (("gpumond_process_memory_used_bytes", 100.0), *((each, 40.0) for each in MEASURES.values())):
-        query = expression("namespace_user_workload", metric, "workload", "gpumond", 86400)
+        query = expression("namespace_user_workload", metric, "workload", None, 86400)
         vectors[query] = [({"workload": "train"}, now, hours), ({"workload": "a|b"}, now, hours / 4)]
     with prometheus_stub(vectors, {query: [(now - 60.0, 3e9), (now, 4e9)] for query in CURVES}) as url:
         yield url
@@ -100,7 +100,7 @@ def test_report_has_several_formats(url: str):
 
 def test_report_without_recorded_series_names_the_rules():
     metrics = ("gpumond_process_memory_used_bytes", *MEASURES.values())
-    queries = [expression("namespace_user_workload", metric, "user", "gpumond", 604800) for metric in metrics]
+    queries = [expression("namespace_user_workload", metric, "user", None, 604800) for metric in metrics]
     with prometheus_stub({query: [] for query in queries}) as url:
         shown = fleet("report", "--prometheus", url)
     assert shown.returncode == 3

@@ -18,7 +18,11 @@ from tests.running import until
 
 ROOT = Path(__file__).parents[2]
 SUITE, PYTHON = "trixie", "3.13"
-PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3", "python3-venv", "python3-pip", "kustomize")
+PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3", "python3-venv", "python3-pip")
+OF_SUITE = {SUITE: ("kustomize", "rpm")}
+"""Packages of one release."""
+UBUNTU = "noble"
+UBUNTU_KEYS = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 CLEAN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/var/tmp"}
 
@@ -32,17 +36,36 @@ def missing(*commands: str) -> str:
 
 
 @functools.cache
-def tree() -> Path:
-    """Minimal Debian, created once; ``GPUMOND_TEST_TREE`` names an existing one. It is never written to."""
-    if given := os.environ.get("GPUMOND_TEST_TREE"):
+def missing_release(suite: str) -> str:
+    """Return the reason why this machine cannot create the tree of a release, or an empty string."""
+    if suite == UBUNTU and not UBUNTU_KEYS.exists():
+        return f"needs the keys of Ubuntu ({UBUNTU_KEYS})"
+    try:
+        tree(suite)
+    except AssertionError as error:
+        if "Failed getting release file" in str(error):
+            return f"needs a mirror of {suite}"
+        raise
+    return ""
+
+
+@functools.cache
+def tree(suite: str = SUITE) -> Path:
+    """Minimal Debian or Ubuntu, created once and never written to.
+
+    ``GPUMOND_TEST_TREE`` names an existing one of SUITE.
+    """
+    if suite == SUITE and (given := os.environ.get("GPUMOND_TEST_TREE")):
         return Path(given)
-    directory = Path(_temporary("gpumond-tree-")) / SUITE
-    create_tree(directory)
+    directory = Path(_temporary("gpumond-tree-")) / suite
+    create_tree(directory, suite)
     return directory
 
 
-def create_tree(directory: Path) -> None:
-    _run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(directory))
+def create_tree(directory: Path, suite: str = SUITE) -> None:
+    packages = (*PACKAGES, *OF_SUITE.get(suite, ()))
+    components = ("--components=main,universe",) if suite == UBUNTU else ()
+    _run("debootstrap", "--variant=minbase", *components, f"--include={','.join(packages)}", suite, str(directory))
 
 
 @functools.cache
@@ -80,13 +103,13 @@ class Machine:
     points.
     """
 
-    def __init__(self, directory: Path, shown: dict[Path, str]):
+    def __init__(self, directory: Path, shown: dict[Path, str], suite: str = SUITE):
         """``directory`` receives the log and files that the machine sees in /shared."""
         self.shared = directory / "shared"
         self.shared.mkdir()
         log = directory / "log"
         shown = {**shown, self.shared: "/shared"}
-        command = ["systemd-nspawn", "--quiet", f"--directory={tree()}", "--volatile=overlay", "--boot"]
+        command = ["systemd-nspawn", "--quiet", f"--directory={tree(suite)}", "--volatile=overlay", "--boot"]
         command += ["--register=no", "--keep-unit", f"--machine=gpumond-test-{os.getpid()}", "--console=pipe"]
         command += ["--private-network", *(f"--bind-ro={ours}:{its}" for ours, its in shown.items())]
         with log.open("wb") as file:

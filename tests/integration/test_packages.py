@@ -1,18 +1,49 @@
-"""The Debian package of deploy/packages: it runs the daemon under systemd, and its removal leaves only the state."""
+"""The packages of deploy/packages: they run the daemon under systemd, and their removal leaves only the state."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.integration.machine import ROOT, Machine, missing, wheels
+from tests.integration.machine import ROOT, SUITE, UBUNTU, Machine, missing, missing_release
 from tests.running import until
 
 NEEDED = missing("debootstrap", "systemd-nspawn", "nsenter", "dpkg-deb")
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(bool(NEEDED), reason=NEEDED), pytest.mark.timeout(900)]
 PAGE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9917/', timeout=20).read().decode())"
+RPM = "rpm --force-debian --nodeps"
+"""rpm on a Debian system, whose packages it does not know."""
+
+
+class Manager(NamedTuple):
+    """Commands of a package manager. ``kept``: what it keeps of a configuration file that the user has changed."""
+
+    install: str
+    upgrade: str
+    remove: str
+    kept: frozenset[str] = frozenset()
+
+
+KEPT = frozenset({"/etc/gpumond", "/etc/gpumond/gpumond.yaml.rpmsave"})
+MANAGERS = {
+    "deb": Manager("dpkg -i /packages/*.deb", "dpkg -i /packages/*.deb", "dpkg --purge gpumond"),
+    "rpm": Manager(f"{RPM} -i /packages/*.rpm", f"{RPM} -U --replacepkgs /packages/*.rpm", f"{RPM} -e gpumond", KEPT),
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packages for all versions of Python, whose wheels pip downloads."""
+    directory = tmp_path_factory.mktemp("packages")
+    environ = {**os.environ, "PYTHON": sys.executable}
+    subprocess.run([ROOT / "deploy/packages/build", directory], env=environ, check=True, timeout=600)
+    return directory
 
 
 def files(host: Machine) -> set[str]:
@@ -25,22 +56,27 @@ def answers(host: Machine) -> None:
     assert "<title>gpumond</title>" in until(lambda: host.run("python3", "-c", PAGE, check=False), 120)
 
 
-def test_package_runs_the_daemon_and_its_removal_leaves_only_the_state(tmp_path: Path):
-    packages = tmp_path / "packages"
-    subprocess.run([ROOT / "deploy/packages/build", packages, wheels()], check=True, timeout=600)
-    host = Machine(tmp_path, {packages: "/packages"})
+@pytest.mark.parametrize(("kind", "suite"), [("deb", "bookworm"), ("deb", SUITE), ("deb", UBUNTU), ("rpm", SUITE)])
+def test_package_runs_the_daemon_and_its_removal_leaves_only_the_state(
+    packages: Path, tmp_path: Path, kind: str, suite: str
+):
+    if kind == "rpm" and shutil.which("rpmbuild") is None:
+        pytest.skip("needs rpmbuild (Debian: rpm)")
+    if reason := missing_release(suite):
+        pytest.skip(reason)
+    manager = MANAGERS[kind]
+    host = Machine(tmp_path, {packages: "/packages"}, suite)
     try:
         before = files(host)
-        host.shell("dpkg -i /packages/*.deb")
+        host.shell(manager.install)
         answers(host)
         assert host.shell("systemctl is-enabled gpumond.socket gpumond.service").split() == ["enabled", "enabled"]
         assert host.run("gpumond", "--version").startswith("gpumond ")
-        host.shell("echo 'interval: 2' > /etc/gpumond/gpumond.yaml; dpkg -i /packages/*.deb")  # an upgrade
+        host.shell(f"echo 'interval: 2' > /etc/gpumond/gpumond.yaml; {manager.upgrade}")
         answers(host)
         assert host.shell("cat /etc/gpumond/gpumond.yaml") == "interval: 2"
-        host.shell("dpkg --purge gpumond")
-        assert {path for path in files(host) - before if not path.startswith("/var/lib/gpumond/")} == {
-            "/var/lib/gpumond"
-        }
+        host.shell(manager.remove)
+        left = {path for path in files(host) - before if not path.startswith("/var/lib/gpumond/")}
+        assert left == {"/var/lib/gpumond"} | manager.kept
     finally:
         host.stop()

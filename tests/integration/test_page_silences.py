@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.browser import PHONE, axe, needs_chromium, open_page, sign_in
+from tests.integration.browser import PHONE, Serve, axe, needs_chromium, open_page, sign_in
 from tests.integration.test_page_for_all import CHECK
 from tests.running import RunningDaemon, until
 
@@ -71,3 +72,12 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
         page.get_by_role("button", name="End the silence of rule=present").click()
         page.locator("#silenced").wait_for(state="hidden")
         assert [each["state"] for each in daemon.get("silences")] == ["ended"]
+
+
+def test_name_of_a_built_in_rule_leads_to_its_runbook(browser: Browser, serve: Serve, tmp_path: Path):
+    config = tmp_path / "config.yaml"
+    config.write_text("rules: [{name: device-nearly-full, scope: device, value: used_bytes, above: 0}]")
+    daemon = serve("--config", str(config), "--interval", "0.2", verb="demo")
+    with open_page(browser, daemon) as session:
+        session.page.get_by_role("link", name="device-nearly-full").click(timeout=60_000)
+        session.page.get_by_role("heading", name="Runbook: device-nearly-full").wait_for()

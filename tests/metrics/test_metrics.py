@@ -20,10 +20,9 @@ from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.frame import Frame, Ledger, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.program import PoolLimit
-from gpumond.model.quota import EffectiveQuota
-from gpumond.model.snapshot import Fault, ProcessQuota, Reading, SourceState
+from gpumond.model.snapshot import Fault, Reading, SourceState
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_quotas, make_report, make_snapshot
 from tools.docs.metrics import document
 
 GOLDEN = Path(__file__).with_name("golden.txt")
@@ -49,15 +48,7 @@ def full_frame() -> Frame:
         time_to_oom_seconds=3840.0,
     )
     report = replace(REPORT, limits=(PoolLimit("torch", uuid, 40 * GIB, "training"),))
-    quota = EffectiveQuota(
-        soft_bytes=30 * GIB,
-        soft_quota="training",
-        limit_bytes=40 * GIB,
-        limit_quota="training",
-        reserve_bytes=90 * GIB,
-        reserve_quota="training",
-    )
-    quotas = (ProcessQuota(pid=report.pid, start_ticks=report.start_ticks, quota=quota),)
+    quotas = make_quotas(report, (30 * GIB, "training"), (40 * GIB, "training"), (90 * GIB, "training"))
     return Frame(replace(frame.snapshot, reports=(report,), quotas=quotas), frame.ledger, (leak,), frame.alerts)
 
 

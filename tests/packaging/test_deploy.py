@@ -102,7 +102,7 @@ def test_alerts_with_a_window_require_their_subject():
         if re.search(r"\[\w+(:\w+)?\]|time\(\) - .* < ", rule["expr"])
     }
     assert windows
-    assert [name for name, text in windows.items() if "and on (job, instance, " not in text] == []
+    assert [name for name, text in windows.items() if "and on (cluster, job, instance, " not in text] == []
 
 
 def test_alerts_have_a_test_that_fires_them_and_one_that_does_not():
@@ -140,7 +140,7 @@ def test_sums_are_tested_and_described():
     content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.yaml").read_text())
     (sums,) = [group for group in content["groups"] if group["name"] == "gpumond-sums"]
     recorded = [rule["record"] for rule in sums["rules"]]
-    (test,) = yaml.safe_load((DEPLOY / "prometheus/gpumond.sums.test.yaml").read_text())["tests"]
+    test, *_ = yaml.safe_load((DEPLOY / "prometheus/gpumond.sums.test.yaml").read_text())["tests"]
     page = document_text("reference/recorded-series.md")
     assert [name for name in recorded if name not in {check["expr"] for check in test["promql_expr_test"]}] == []
     assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == recorded

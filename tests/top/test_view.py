@@ -12,9 +12,8 @@ from gpumond.cli.status import process_table
 from gpumond.model.engines import EngineProcess, EngineReading
 from gpumond.model.frame import Alert, Verdict
 from gpumond.model.program import PoolLimit
-from gpumond.model.quota import EffectiveQuota
-from gpumond.model.snapshot import ProcessQuota, SourceState
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from gpumond.model.snapshot import SourceState
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_quotas, make_report
 from gpumond.top.details import described as details
 from gpumond.top.ledger import device_lines, flush_estimate
 from gpumond.top.lines import plain_text
@@ -84,15 +83,7 @@ def test_unmapped_bytes_are_shown_where_there_are_any():
 def test_limit_and_quota_are_shown_where_there_are_any():
     pool = make_pool(live=20 * GIB)
     report = replace(make_report(10, (pool,)), limits=(PoolLimit(pool.allocator, pool.device_uuid, 30 * GIB, "team"),))
-    quota = EffectiveQuota(
-        soft_bytes=25 * GIB,
-        soft_quota="small",
-        limit_bytes=30 * GIB,
-        limit_quota="team",
-        reserve_bytes=10_000 * GIB,
-        reserve_quota="team",
-    )
-    quotas = (ProcessQuota(pid=report.pid, start_ticks=report.start_ticks, quota=quota),)
+    quotas = make_quotas(report, (25 * GIB, "small"), (30 * GIB, "team"), (10_000 * GIB, "team"))
     limited, free = view(busy_frame(reports=(report,), quotas=quotas)), view(busy_frame())
     for seen, shown in ((limited, True), (free, False)):
         table = process_table(seen)

@@ -15,23 +15,15 @@ from pydantic import Field
 
 from gpumond.alerting.receivers.http_client import HttpReceiver, post
 from gpumond.model.frame import Alert
-from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import Seconds
 
 VALID_RESENDS = 4
 LEAST_VALID_SECONDS = 60.0
-BUILT_IN_NAMES = frozenset(rule.name for rule in BUILT_IN)
 
 
 class Alertmanager(HttpReceiver):
     type: Literal["alertmanager"] = "alertmanager"
     resend: Seconds = Field(60.0, ge=1, le=3600, description="interval at which active alerts are sent again (`1m`)")
-    runbooks: str = Field(
-        "",
-        pattern=r"^(https?://[^\s]+)?$",
-        description="beginning of the annotation `runbook_url` of built-in rules, followed by the name of the rule, "
-        "such as `https://gpu-1.example/docs/runbooks/`",
-    )
 
     @property
     def resend_seconds(self) -> float:
@@ -40,17 +32,16 @@ class Alertmanager(HttpReceiver):
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int:
         now = time.time()
         valid_until = now + max(VALID_RESENDS * self.resend, LEAST_VALID_SECONDS)
-        alerts = [_entry(alert, self.instance, valid_until, self.runbooks) for alert in raised]
-        alerts += [_entry(alert, self.instance, alert.resolved_at or now, self.runbooks) for alert in resolved]
+        alerts = [_entry(alert, self.instance, valid_until) for alert in self.with_runbooks(raised)]
+        alerts += [_entry(alert, self.instance, alert.resolved_at or now) for alert in self.with_runbooks(resolved)]
         return await post(self, "/api/v2/alerts", json.dumps(alerts).encode())
 
 
-def _entry(alert: Alert, instance: str, ends_at: float, runbooks: str) -> dict[str, object]:
+def _entry(alert: Alert, instance: str, ends_at: float) -> dict[str, object]:
     starts_at = alert.fired_at or alert.active_at
-    link = {"runbook_url": runbooks + alert.rule} if runbooks and alert.rule in BUILT_IN_NAMES else {}
     return {
         "labels": {"instance": instance, **dict(alert.labels)},
-        "annotations": link | dict(alert.annotations),
+        "annotations": dict(alert.annotations),
         "startsAt": _time(starts_at),
         "endsAt": _time(max(starts_at, ends_at)),  # for any clock: Alertmanager rejects an end before the start
     }

@@ -6,10 +6,12 @@ Only the status and Retry-After of the answer are used. Its body is not read. No
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -23,10 +25,15 @@ from gpumond.alerting.receivers import ReceiverType, Rejected, Retry
 from gpumond.host.files import read_text
 from gpumond.host.http_exchange import exchange
 from gpumond.host.machine_name import MACHINE_NAME
+from gpumond.model.frame import Alert
 from gpumond.protocol.text import has_control_characters
+from gpumond.rules.built_in import RUNBOOKS
 
 TIMEOUT_SECONDS = 5.0
 MAX_RETRY_AFTER_SECONDS = 3600.0
+LINKABLE = re.compile(r"[!-~]+")
+RUNBOOK_URL = "runbook_url"
+"""Annotation with the address of the runbook, as in Prometheus' rules."""
 
 
 class HttpReceiver(ReceiverType):
@@ -40,11 +47,32 @@ class HttpReceiver(ReceiverType):
         "not sent",
     )
     ca_file: Path | None = Field(None, description="trust this CA instead of the system's")
+    runbooks: str = Field(
+        "",
+        max_length=256,
+        pattern=r"^(https?://[!-~]+)?$",
+        description="beginning of the links to the runbooks of built-in rules (annotation `runbook_url`), followed by "
+        "the name of the rule, such as `https://gpu-1.example:9917/docs/runbooks/`",
+    )
 
     @property
     def instance(self) -> str:
         """Name of this machine, for a receiver of several machines."""
         return MACHINE_NAME
+
+    @property
+    def runbooks_address(self) -> str:
+        return self.runbooks
+
+    def with_runbooks(self, alerts: Sequence[Alert]) -> list[Alert]:
+        """Return the alerts; those of built-in rules have the annotation ``runbook_url``, if its beginning is known."""
+        address = self.runbooks_address
+        return [
+            replace(alert, annotations=(*alert.annotations, (RUNBOOK_URL, address + alert.rule)))
+            if address and alert.rule in RUNBOOKS and RUNBOOK_URL not in dict(alert.annotations)
+            else alert
+            for alert in alerts
+        ]
 
     @model_validator(mode="after")
     def _addressed(self) -> HttpReceiver:
@@ -66,6 +94,11 @@ def web_address(url: str) -> bool:
         )
     except ValueError:
         return False
+
+
+def linkable(url: str) -> bool:
+    """Return True for a web address of printable ASCII, to which messages may link."""
+    return web_address(url) and LINKABLE.fullmatch(url) is not None
 
 
 async def post(

@@ -16,12 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from gpumond.alerting.receivers.http_client import RUNBOOK_URL, linkable
 from gpumond.model.frame import Alert
 
 Template = Literal["slack", "teams", "discord", "json"]
 
 BATCH_LIMIT = 5
 """Alerts of one message."""
+MAX_LINK = 320
+"""Characters of the address of a runbook; a longer one is text."""
 MAX_FIELDS = 6
 """Labels of an alert that a message shows; the generic document has all of them."""
 CUT = "…"
@@ -33,13 +36,15 @@ FIRST = ("severity", "workload", "gpu", "pid", "user", "engine", "uuid")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One alert of a message: plain text without control characters."""
+    """One alert of a message: plain text without control characters. ``runbook`` is an address, or empty."""
 
+    rule: str
     title: str
     text: str
     fields: tuple[tuple[str, str], ...]
     colour: int
     status: Literal["firing", "resolved"]
+    runbook: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +75,20 @@ def _section(status: Literal["firing", "resolved"], alert: Alert) -> Section:
     labels, annotations = dict(alert.labels), dict(alert.annotations)
     shown = [name for name in FIRST if name in labels]
     shown += [name for name in labels if name not in (*FIRST, "alertname")]
+    runbook = annotations.get(RUNBOOK_URL, "")
+    if len(runbook) <= MAX_LINK and linkable(runbook):
+        del annotations[RUNBOOK_URL]
+    else:
+        runbook = ""
     texts = [annotations.pop("summary", ""), *annotations.values()]
     return Section(
+        rule=plain(alert.rule),
         title=f"{plain(alert.rule)} {'fires' if status == 'firing' else 'resolved'}",
         text=plain("; ".join(text for text in texts if text)) or plain(alert.rule),
         fields=tuple((plain(name), plain(labels[name])) for name in shown if labels[name]),
         colour=RESOLVED_COLOUR if status == "resolved" else COLOURS.get(labels.get("severity", ""), COLOURS["warning"]),
         status=status,
+        runbook=runbook,
     )
 
 
@@ -113,16 +125,23 @@ def _slack(message: Message) -> Any:
         facts = cut("   ".join(names), min(1000, each // 3))
         blocks.append({"type": "header", "text": _slack_text(cut(section.title, 150))})
         blocks.append({"type": "section", "text": _slack_text(cut(section.text, min(2900, each // 2)))})
-        if facts:
-            blocks.append({"type": "context", "elements": [_slack_text(facts)]})
+        elements = [_slack_text(facts)] if facts else []
+        if section.runbook:
+            elements.append(_slack_link(section.runbook, "Runbook"))
+        if elements:
+            blocks.append({"type": "context", "elements": elements})
     if message.link:
-        link = f"<{_slack_escape(message.link)}|gpumond on {_slack_escape(cut(message.instance, 100))}>"
-        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": link, "verbatim": True}})
+        link = _slack_link(message.link, f"gpumond on {cut(message.instance, 100)}")
+        blocks.append({"type": "section", "text": link})
     return {"text": cut(message.title, 300, _slack_escape), "mrkdwn": False, "blocks": blocks}
 
 
 def _slack_text(text: str) -> dict[str, Any]:
     return {"type": "plain_text", "text": text, "emoji": False}
+
+
+def _slack_link(address: str, text: str) -> dict[str, Any]:
+    return {"type": "mrkdwn", "text": f"<{_slack_escape(address)}|{_slack_escape(text)}>", "verbatim": True}
 
 
 def _slack_escape(text: str) -> str:
@@ -148,8 +167,11 @@ def _teams(message: Message) -> Any:
         "body": blocks,
         "msteams": {"width": "Full"},
     }
+    links = {each.runbook: f"Runbook: {cut(each.rule, 64)}" for each in message.sections if each.runbook}
     if message.link:
-        card["actions"] = [{"type": "Action.OpenUrl", "title": "Open gpumond", "url": message.link}]
+        links = {message.link: "Open gpumond", **links}
+    if links:
+        card["actions"] = [{"type": "Action.OpenUrl", "title": title, "url": url} for url, title in links.items()]
     return {
         "type": "message",
         "attachments": [
@@ -167,10 +189,11 @@ def _discord(message: Message) -> Any:
     each = 5800 // len(message.sections)
     embeds = []
     for section in message.sections:
-        left = each - 140
+        runbook = f" [Runbook](<{section.runbook}>)" if section.runbook else ""
+        left = each - 140 - len(runbook)
         embed: dict[str, Any] = {
             "title": cut(f"{section.title} on {message.instance}", 140, _discord_escape),
-            "description": cut(section.text, min(3000, left // 2), _discord_escape),
+            "description": cut(section.text, min(3000, left // 2), _discord_escape) + runbook,
             "color": section.colour,
         }
         if message.link:
@@ -194,8 +217,14 @@ def _discord_escape(text: str) -> str:
 
 
 def _generic(message: Message) -> Any:
-    alerts = [
-        {"status": each.status, "title": each.title, "text": each.text, "fields": _named(each.fields)}
+    alerts: list[dict[str, Any]] = [
+        {
+            "status": each.status,
+            "title": each.title,
+            "text": each.text,
+            "fields": _named(each.fields),
+            "runbook": each.runbook or None,
+        }
         for each in message.sections
     ]
     return {

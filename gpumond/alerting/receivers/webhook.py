@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +16,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from gpumond.alerting.receivers import templates
-from gpumond.alerting.receivers.http_client import HttpReceiver, post, secret, web_address
+from gpumond.alerting.receivers.http_client import HttpReceiver, linkable, post, secret
 from gpumond.model.frame import Alert
 
 VERSION = 1
-LINKABLE = re.compile(r"[!-~]+")
-"""Characters of an address that messages link to: printable ASCII."""
 
 
 class Webhook(HttpReceiver):
@@ -41,14 +38,20 @@ class Webhook(HttpReceiver):
     def batch_limit(self) -> int:
         return super().batch_limit if self.template is None else templates.BATCH_LIMIT
 
+    @property
+    def runbooks_address(self) -> str:
+        """Those of the daemon, if only the address of its page is configured."""
+        return self.runbooks or (f"{self.page_url.rstrip('/')}/docs/runbooks/" if self.page_url else "")
+
     @field_validator("page_url")
     @classmethod
     def _linkable(cls, url: str | None) -> str | None:
-        if url is not None and not (web_address(url) and LINKABLE.fullmatch(url)):
+        if url is not None and not linkable(url):
             raise ValueError("expected an http:// or https:// address such as https://node7.example.org:9917/")
         return url
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int:
+        raised, resolved = self.with_runbooks(raised), self.with_runbooks(resolved)
         document = (
             self._document(raised, resolved)
             if self.template is None

@@ -5,18 +5,27 @@ import { createFit, showFit } from "./fit.js";
 import { clean, clock, duration, many, words } from "./format.js";
 import { silence } from "./silences.js";
 import { isNote, ordinary, processKey, state } from "./store.js";
+import { RUNBOOKS } from "./words.js";
 
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
 const SHOWN = 12; // alerts, and verdicts, until the user asks for all
 const EVENTS_SHOWN = 60;
 const LEVELS = { critical: "bad", page: "bad", info: "note" };
 
+/** The name of a rule or a verdict; that of a built-in rule leads to its runbook. */
+function title(rule) {
+  const node = make(RUNBOOKS.includes(rule) ? "a" : "span");
+  name(node, rule, 80);
+  if (node.localName === "a") node.href = `docs/runbooks/${rule}`;
+  return make("b", node);
+}
+
 function line(alert) {
   const act = button("Silence", () => silence(alert));
   const labels = Object.entries(alert.labels).filter(([label, text]) => text && ["workload", "gpu", "pid"].includes(label));
   const subject = labels.map(([label, text]) => `${label} ${text}`).join(" ");
   act.setAttribute("aria-label", clean(`Silence ${alert.rule} ${subject}`, 200).trim());
-  return make("li", make("b"), make("time"), make("bdi"), act);
+  return make("li", title(alert.rule), make("time"), make("bdi"), act);
 }
 
 const complete = new Set(); // ids of the lists that the user asked for in full
@@ -47,7 +56,6 @@ export function showAlerts() {
       const firing = alert.phase === "firing";
       const silenced = alert.silenced_by.length > 0;
       node.className = firing && !silenced ? (LEVELS[alert.labels.severity] ?? "warn") : "quiet";
-      name(node.children[0], alert.rule, 80);
       const age = duration(now - (alert.fired_at ?? alert.active_at));
       put(node.children[1], `${firing ? "firing" : "pending"} for ${age}${silenced ? ", silenced" : ""}`);
       name(node.children[2], alert.notes.summary ?? "", 1000);
@@ -66,10 +74,9 @@ export function showVerdicts() {
     $("verdicts"),
     shown("verdicts", notable),
     (verdict) => [verdict.device_uuid, processKey(verdict), verdict.kind].join(),
-    () => make("li", make("b"), make("time"), make("bdi"), createFit()),
+    (verdict) => make("li", title(verdict.kind), make("time"), make("bdi"), createFit()),
     (node, verdict) => {
       node.className = isNote(verdict) ? "note" : "warn";
-      put(node.children[0], verdict.kind, 80);
       put(node.children[1], `since ${clock(verdict.since)}`);
       name(node.children[2], verdict.summary, 400);
       showFit(node.children[3], verdict, state.frame.snapshot.taken_at);
