@@ -17,8 +17,8 @@ from tests.running import until
 NEEDED = missing("debootstrap", "systemd-nspawn", "nsenter", "dpkg-deb")
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(bool(NEEDED), reason=NEEDED), pytest.mark.timeout(900)]
 PAGE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9917/', timeout=20).read().decode())"
-RPM = "rpm --force-debian --nodeps"
-"""rpm on a Debian system, whose packages it does not know."""
+RPM = "rpm --nodeps"
+"""On a Debian system, whose packages rpm does not know."""
 
 
 class Manager(NamedTuple):
