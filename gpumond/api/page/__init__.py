@@ -20,6 +20,7 @@ from gpumond.model.frame import SHARES
 from gpumond.model.snapshot import MISSED_LIMIT
 from gpumond.model.verdicts import SHAPES
 from gpumond.protocol.text import accepts
+from gpumond.rules.built_in import BUILT_IN
 
 router = APIRouter(include_in_schema=False)
 
@@ -83,6 +84,7 @@ def words() -> str:
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,
         "MARKS": MARKS,
+        "RUNBOOKS": [rule.name for rule in BUILT_IN],
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 

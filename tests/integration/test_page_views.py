@@ -1,0 +1,83 @@
+"""Views of the page: alerts, receipts and baselines; all views on a phone."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpumond.model.units import human
+from tests.integration.browser import (
+    PHONE,
+    PageSession,
+    check_access,
+    needs_chromium,
+    open_page,
+    put_rule,
+)
+from tests.running import RunningDaemon, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+
+
+def test_alerts_of_the_past_have_links_to_chart_and_runbook(browser: Browser, demo: RunningDaemon):
+    put_rule(demo, name="past")
+    until(lambda: any(alert["rule"] == "past" for alert in demo.get("alerts")))
+    put_rule(demo, name="past", above=5)
+    until(lambda: any(alert["rule"] == "past" for alert in demo.get("alerts/history")))
+    with open_page(browser, demo) as session:
+        page = session.page
+        page.get_by_role("button", name="Alerts", exact=True).click()
+        page.get_by_role("searchbox", name="Filter").fill("past resolved")
+        row = page.get_by_role("row", name="past critical resolved")
+        row.wait_for()
+        check_access(session)
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="JSON").click()
+        (record,) = json.loads(saved.value.path().read_text())
+        assert (record["rule"], record["phase"]) == ("past", "resolved")
+        row.get_by_role("link", name="Chart of past").click()
+        page.locator(".device .plot[data-range*='-'] svg, .device .plot[data-range] svg").first.wait_for()
+        assert "gpu=0" in session.address()
+        page.goto(f"{demo.url}/docs/runbooks/leak")
+        session.shows("Runbook: leak")
+
+
+def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: RunningDaemon):
+    status, _, _ = demo.flush(target={"workload": "training"}, force=True)
+    assert status == 200
+    *_, receipt = (each for each in demo.get("receipts") if each["workload"] == "training")
+    with open_page(browser, demo) as session:
+        page = session.page
+        page.get_by_role("button", name="Receipts").click()
+        page.get_by_role("searchbox", name="Filter").fill(f"training {receipt['outcome']}")
+        row = page.get_by_role("table", name="Receipts").locator("tbody tr").first
+        cells = row.locator("th, td").all_inner_texts()
+        assert cells[1] == f"training (pid {receipt['pid']})"
+        assert cells[4] == receipt["outcome"]
+        assert cells[7:9] == [human(receipt["released_bytes"]), human(receipt["driver_released_bytes"])]
+        check_access(session)
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="CSV").click()
+        records = list(csv.DictReader(saved.value.path().read_text().splitlines()))
+        assert records[0]["released_bytes"] == str(receipt["released_bytes"])
+        other = PageSession(page.context, session.address())
+        other.page.get_by_role("table", name="Receipts").wait_for()
+        assert other.page.get_by_role("searchbox", name="Filter").input_value() == f"training {receipt['outcome']}"
+
+
+@pytest.mark.parametrize("view", ["alerts", "receipts"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_view_is_accessible_and_fits_on_a_phone(browser: Browser, demo: RunningDaemon, view: str, scheme: str):
+    with open_page(browser, demo, PHONE, color_scheme=scheme) as session:
+        session.page.get_by_role("button", name=view.capitalize(), exact=True).click()
+        session.page.locator(f"#views [aria-current=page]:text-is('{view.capitalize()}')").wait_for()
+        session.page.locator("#view section:visible").wait_for()
+        assert session.address().endswith(f"#view={view}")
+        assert session.fits()
+        check_access(session)
