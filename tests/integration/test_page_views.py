@@ -71,7 +71,7 @@ def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: Run
         assert other.page.get_by_role("searchbox", name="Filter").input_value() == f"training {receipt['outcome']}"
 
 
-@pytest.mark.parametrize("view", ["alerts", "receipts"])
+@pytest.mark.parametrize("view", ["alerts", "rules", "receipts"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_view_is_accessible_and_fits_on_a_phone(browser: Browser, demo: RunningDaemon, view: str, scheme: str):
     with open_page(browser, demo, PHONE, color_scheme=scheme) as session:
@@ -79,5 +79,8 @@ def test_view_is_accessible_and_fits_on_a_phone(browser: Browser, demo: RunningD
         session.page.locator(f"#views [aria-current=page]:text-is('{view.capitalize()}')").wait_for()
         session.page.locator("#view section:visible").wait_for()
         assert session.address().endswith(f"#view={view}")
+        if view == "rules":
+            session.page.get_by_role("button", name="New rule").click()
+            session.page.get_by_role("form", name="New rule").wait_for()
         assert session.fits()
         check_access(session)
