@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,11 +12,13 @@ import pytest
 from gpumond.model.units import human
 from tests.integration.browser import (
     PHONE,
+    PROGRAMS,
     PageSession,
     check_access,
     needs_chromium,
     open_page,
     put_rule,
+    signed_in,
 )
 from tests.running import RunningDaemon, until
 
@@ -71,7 +74,46 @@ def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: Run
         assert other.page.get_by_role("searchbox", name="Filter").input_value() == f"training {receipt['outcome']}"
 
 
-@pytest.mark.parametrize("view", ["alerts", "rules", "receipts"])
+def test_baselines_are_recorded_compared_and_deleted(browser: Browser, demo: RunningDaemon):
+    with signed_in(browser, demo, "baselines") as session:
+        page = session.page
+        page.on("dialog", lambda dialog: dialog.accept())
+        for name in ("first", "second"):
+            page.get_by_role("textbox", name="Name", exact=True).fill(name)
+            page.get_by_role("textbox", name="Duration").fill("2s")
+            page.get_by_role("button", name="Record").click()
+            page.get_by_role("row", name=name).get_by_text("complete").wait_for(timeout=60_000)
+        page.get_by_role("button", name="Compare first").click()
+        session.shows("There is no measurement to compare with.")
+        page.get_by_role("combobox", name="with", exact=True).select_option("second")
+        table = page.get_by_role("table", name="Differences")
+        table.wait_for()
+        measures = {tuple(row[:2]) for row in rows_of(session)}
+        assert {(program, "used typical") for program in PROGRAMS} <= measures
+        assert page.get_by_role("img", name="Used memory of training, before and after").count() == 1
+        check_access(session)
+        page.get_by_role("combobox", name="with", exact=True).select_option("a new measurement")
+        page.get_by_role("button", name="Measure now").click()
+        page.get_by_text(re.compile(r"Measured since .+ for [23] s\.")).wait_for(timeout=60_000)
+        found = demo.get("baselines/first/compare")["differences"]
+        shown = {tuple(row[:2]): row[2:4] for row in rows_of(session)}
+        for each in found:
+            if each["measure"] == "used":
+                key = (each["workload"], f"used {each['stat']}")
+                assert shown[key] == [human(each["before"]), human(each["after"])]
+        page.get_by_role("button", name="Delete second").click()
+        page.get_by_role("row", name="second").wait_for(state="detached")
+        assert [each["name"] for each in demo.get("baselines")] == ["first"]
+
+
+def rows_of(session: PageSession) -> list[list[str]]:
+    script = """() => [...document.querySelectorAll('table[aria-label=Differences] tbody tr')].map(
+        row => [...row.children].map(cell => cell.textContent))"""
+    found: list[list[str]] = session.page.evaluate(script)
+    return found
+
+
+@pytest.mark.parametrize("view", ["alerts", "rules", "receipts", "baselines"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_view_is_accessible_and_fits_on_a_phone(browser: Browser, demo: RunningDaemon, view: str, scheme: str):
     with open_page(browser, demo, PHONE, color_scheme=scheme) as session:

@@ -1,6 +1,7 @@
 // The page: draws the newest frame. Each number is from that frame, except in charts, events and receipts.
 
 import { showAlerts, showEvents, showVerdicts } from "./alerts.js";
+import "./baselines.js";
 import { showDevices } from "./devices.js";
 import { $, name, put } from "./elements.js";
 import { showEngines } from "./engines.js";
