@@ -197,6 +197,13 @@ def test_bar_ends_each_share_at_its_part_of_the_size():
     assert (empty, unknown) == ("none", "none")
 
 
+def test_line_of_a_device_ends_where_values_are_missing():
+    points = [{"at": at, "median": bytes_} for at, bytes_ in ((10, 0), (20, 5), (80, 10), (200, 10))]
+    expression = "m.sparkLine(given[0], given[1], 0, 100, 30)"
+    assert run_module("sparkline", expression, points, 10) == "M10.0 19.5H20.0V10.0M80.0 0.5"
+    assert run_module("sparkline", expression, [], None) == ""
+
+
 def test_every_share_has_a_meaning():
     meanings = run_module("meanings", "m.MEANINGS")
     assert tuple(meanings)[: len(SHARES)] == SHARES
