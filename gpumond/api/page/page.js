@@ -10,6 +10,7 @@ import "./flushes.js";
 import "./help.js";
 import "./history.js";
 import { showNotices } from "./notices.js";
+import "./palette.js";
 import "./rules.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./store.js";
