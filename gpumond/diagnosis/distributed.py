@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import replace
+from math import inf
 
 from gpumond.diagnosis import messages
 from gpumond.diagnosis.tracked_series import TrackedSeries
@@ -77,11 +78,19 @@ def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) ->
     own = representative.verdicts["leak"]
     count, devices = len(group), len({tracked.uuid for tracked in group})
     evidence = dict(own.evidence) | {"processes": float(count), "devices": float(devices)}
-    times = [tracked.verdicts["leak"].time_to_oom_seconds for tracked in group]
-    left = min((seconds for seconds in times if seconds is not None), default=None)
+    soonest = min((representative, *group), key=_left)
+    line = soonest.verdicts["leak"].fit
+    if line is not None and soonest is not representative:
+        line = replace(line, device_uuid=soonest.uuid, pid=soonest.pid)
     return replace(
         own,
         evidence=tuple(evidence.items()),
-        time_to_oom_seconds=left,
+        time_to_oom_seconds=soonest.verdicts["leak"].time_to_oom_seconds,
+        fit=line,
         summary=messages.together(own.summary, count, devices),
     )
+
+
+def _left(tracked: TrackedSeries) -> float:
+    seconds = tracked.verdicts["leak"].time_to_oom_seconds
+    return inf if seconds is None else seconds

@@ -67,7 +67,8 @@ class Fit:
     Low and high limit the slope with 90 % confidence, if at most successive points are correlated. ``band_bytes``: two
     standard deviations of the points from the line. ``full_at``: the unix time at which the device is full at this
     slope; earliest and latest follow from the limits and the band. They are None without a known size, or if the limit
-    does not rise.
+    does not rise. ``device_uuid`` and ``pid`` are those of the points if another program than the verdict's is the
+    first of a group to fill its device.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -80,6 +81,8 @@ class Fit:
     full_at: float | None
     full_at_earliest: float | None
     full_at_latest: float | None
+    device_uuid: str | None = None
+    pid: int | None = None
     refused: tuple[RefusedKind, ...] = ()
 
 

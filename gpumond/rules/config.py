@@ -74,10 +74,14 @@ def _values() -> str:
     return "one of the scope's values. " + ". ".join(scopes)
 
 
+NAMES_BY_SCOPE: dict[str, Any] = {"x-values": {scope: dict(units) for scope, units in UNITS.items()}}
+"""Names of the values of each scope with their units, for the page."""
+
+
 class RuleConfig(Strict):
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
     scope: Scope
-    value: str = Field(description=_values())
+    value: str = Field(description=_values(), json_schema_extra=NAMES_BY_SCOPE)
     above: Level | None = None
     below: Level | None = None
     clear: Level | None = None

@@ -118,6 +118,20 @@ def test_modules_are_joined_in_the_order_of_their_imports():
     assert "const { one, two: second } = $values;\nconst all = $values;\nuse(second);\n" in page
 
 
+COMMENTED = """// About the module.
+export const address = "https://one"; // kept
+  // about two
+/** About two,
+in lines. */
+export const two = 2;
+"""
+
+
+def test_comments_are_left_out_of_the_script():
+    joined = bundle({"values": COMMENTED}, "values")
+    assert joined.splitlines()[1:3] == ['const address = "https://one"; // kept', "const two = 2;"]
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from gpumond.api.examples import RECEIPT
 from gpumond.cli.table import size
+from gpumond.model.pools import Receipt
 from gpumond.testing import GIB
 from tests.api.page_modules import needs_node, run_module
 from tests.api.test_live import as_json, changes_as_json, random_wholes
@@ -95,6 +100,16 @@ def test_receipt_explains_differing_figures():
     for sentences, (_, reasons) in zip(found, FLUSHES, strict=True):
         assert len(sentences) == len(reasons)
         assert all(reason in sentence for reason, sentence in zip(reasons, sentences, strict=True)), sentences
+
+
+def test_download_of_receipts_contains_planned_expected_and_released():
+    receipt = TypeAdapter(Receipt).dump_python(RECEIPT, mode="json")
+    records = run_module("receipts", "given.map((receipt) => m.record(receipt))", receipt, receipt | {"planned": None})
+    text = run_module("downloads", "m.csvOf(m.tableOf(given[0]))", records)
+    table = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [row["planned_low_bytes"] for row in table] == [str(41 * GIB), ""]
+    assert {row["expected_high_bytes"] for row in table} == {str(40 * GIB)}
+    assert {row["driver_released_bytes"] for row in table} == {str(40 * GIB)}
 
 
 INTERVALS = """given.map(([times, length, started]) => {

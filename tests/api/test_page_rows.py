@@ -86,6 +86,24 @@ def test_sums_of_groups_equal_those_of_the_frames():
         assert dict(groups) == sums
 
 
+CHANGED = """(() => {
+    const rows = m.rowsOf(given[0]);
+    for (const row of rows) row.change_bytes = given[1][row.pid] ?? null;
+    const text = (item) => m.COLUMNS.find(({ id }) => id === "change").text(item);
+    return m.listed(rows, given[2], given[3], new Set()).map((item) => [item.title ?? item.pid, text(item)]);
+})()"""
+BY_CHANGE = {"id": "change", "up": False}
+
+
+def test_change_of_a_group_is_known_if_those_of_all_members_are():
+    frame = frame_of_two_devices()
+    changes = {10: -GIB, 11: 3 * GIB, 20: GIB}
+    rows = run_module("rows", CHANGED, frame, changes, "", BY_CHANGE)
+    assert rows == [[11, "+3.0 GiB"], [20, "+1.0 GiB"], [10, "-1.0 GiB"], [21, ""]]
+    groups = run_module("rows", CHANGED, frame, changes, "user", BY_CHANGE)
+    assert groups == [["ann", "+2.0 GiB"], ["bob", ""]]
+
+
 FILTERS: dict[tuple[str, str], list[int]] = {
     ("", ""): [10, 20, 11, 21],
     ("ANN", ""): [10, 11],
@@ -177,6 +195,13 @@ def test_bar_ends_each_share_at_its_part_of_the_size():
     full, empty, unknown = run_module("bars", expression, {"live": 4, "cached": 1, "stranded": 0})
     assert full == "linear-gradient(to right, var(--live) 0 50.00%, var(--cached) 0 62.50%, transparent 0)"
     assert (empty, unknown) == ("none", "none")
+
+
+def test_line_of_a_device_ends_where_values_are_missing():
+    points = [{"at": at, "median": bytes_} for at, bytes_ in ((10, 0), (20, 5), (80, 10), (200, 10))]
+    expression = "m.sparkLine(given[0], given[1], 0, 100, 30)"
+    assert run_module("sparkline", expression, points, 10) == "M10.0 19.5H20.0V10.0M80.0 0.5"
+    assert run_module("sparkline", expression, [], None) == ""
 
 
 def test_every_share_has_a_meaning():

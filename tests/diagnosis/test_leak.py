@@ -207,7 +207,7 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
 
     def snapshots():
         for at in steps_of(45):
-            used = [int(leaking((60 + rank) * MIB, onset=15)(at)) for rank in range(4)]
+            used = [int(leaking((60 + rank) * MIB, onset=15, base=(20 if rank else 60) * GIB)(at)) for rank in range(4)]
             yield at_moment(
                 at,
                 *(
@@ -221,6 +221,13 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
     evidence = dict(leaks[0].evidence)
     assert (evidence["processes"], evidence["devices"]) == (4, 4)
     assert leaks[0].summary.startswith("4 programs on 4 devices began to grow at the same time")
+    fit, left = leaks[0].fit, leaks[0].time_to_oom_seconds
+    assert fit is not None
+    assert fit.full_at is not None
+    assert left is not None
+    assert (fit.device_uuid, fit.pid) == ("GPU-0", 10), "the first device that is full"
+    assert leaks[0].pid != 10
+    assert 0 <= 1e9 + 45 * MINUTE + left - fit.full_at <= MINUTE
 
 
 def test_leak_summary_has_pace_onset_and_end():

@@ -163,6 +163,34 @@ def sign_in(session: PageSession, daemon: RunningDaemon) -> None:
     session.page.get_by_label("Token").press("Enter")
 
 
+@contextmanager
+def signed_in(browser: Browser, daemon: RunningDaemon, view: str = "", **options: Any) -> Iterator[PageSession]:
+    """Open a view of the page signed in, as `gpumond open` does."""
+    with open_page(browser, daemon, **options) as session:
+        session.page.goto(f"{daemon.url}/#code={code_of(daemon)}&view={view}")
+        session.page.get_by_role("button", name="Sign out").wait_for()
+        yield session
+
+
+def code_of(daemon: RunningDaemon) -> str:
+    _, answer, _ = daemon.request("/api/v1/sessions/code", {}, Authorization=f"Bearer {token_of(daemon)}")
+    return str(json.loads(answer)["code"])
+
+
+def token_of(daemon: RunningDaemon) -> str:
+    return (daemon.directory / "token").read_text().strip()
+
+
+def put_rule(daemon: RunningDaemon, **fields: Any) -> None:
+    """Create or replace a rule, which all devices breach if no field differs."""
+    rule = {"name": "present", "scope": "device", "value": "up", "above": 0} | fields
+    rule |= {"labels": {"severity": "critical"}}
+    status, answer, _ = daemon.request(
+        f"/api/v1/rules/{rule['name']}", rule, "PUT", Authorization=f"Bearer {token_of(daemon)}"
+    )
+    assert status == 200, answer
+
+
 def ready(daemon: RunningDaemon, workloads: Sequence[str]) -> None:
     until(lambda: daemon.request("/-/ready")[0] == 200)
     until(lambda: {agent["workload"] for agent in daemon.get("agents") if agent["pools"]} >= set(workloads))
@@ -172,3 +200,17 @@ def axe() -> Path | None:
     """Script of axe-core, if it is installed: see .ci/run."""
     path = Path(__file__).parents[2] / "build" / "axe" / "package" / "axe.min.js"
     return path if path.exists() else None
+
+
+CHECK = """async () => (await axe.run(document, {
+    resultTypes: ['violations'], rules: { 'target-size': { enabled: true } }
+})).violations
+    .map(found => [found.id, found.impact, found.nodes.map(node => node.target.join(' '))])"""
+
+
+def check_access(session: PageSession) -> None:
+    """Check the page with axe, if it is installed."""
+    script = axe()
+    if script:
+        session.page.evaluate(script.read_text())
+        assert session.page.evaluate(CHECK) == []

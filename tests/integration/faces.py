@@ -134,7 +134,7 @@ def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
         ".legend dt",
         ".legend dd",
         "tbody .of-program bdi",
-        "tbody td.number:not(.of-gpu)",
+        "tbody td.number:not(.of-gpu, .of-change)",
         "#alerts li b",
         "#verdicts li b",
     )

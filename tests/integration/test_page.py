@@ -49,7 +49,7 @@ def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: P
         ".legend dd",
         ".estimate",
         "tbody .of-program bdi",
-        "tbody td.number:not(.of-gpu, .of-pid)",
+        "tbody td.number:not(.of-gpu, .of-pid, .of-change)",
     )
     (device,) = frame["snapshot"]["devices"]
     share = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.browser import PHONE, axe, needs_chromium, open_page, sign_in
+from tests.integration.browser import CHECK, PHONE, axe, needs_chromium, open_page, sign_in
 from tests.running import RunningDaemon
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ def test_page_fits_on_a_phone(browser: Browser, demo: RunningDaemon):
 
 
 AXE = axe()
-CHECK = """async () => (await axe.run(document, {
-    resultTypes: ['violations'], rules: { 'target-size': { enabled: true } }
-})).violations
-    .map(found => [found.id, found.impact, found.nodes.map(node => node.target.join(' '))])"""
 
 
 @pytest.mark.skipif(AXE is None, reason="needs axe-core in build/axe (npm pack axe-core; see .ci/run)")

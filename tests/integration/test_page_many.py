@@ -9,8 +9,7 @@ import pytest
 
 from gpumond.model.units import human
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from tests.integration.browser import PHONE, PageSession, axe, needs_chromium, open_page, show_frame
-from tests.integration.test_page_for_all import CHECK
+from tests.integration.browser import CHECK, PHONE, PageSession, axe, needs_chromium, open_page, show_frame
 from tests.running import RunningDaemon
 from tests.top.frames import make_frame
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.browser import PHONE, Serve, axe, needs_chromium, open_page, sign_in
-from tests.integration.test_page_for_all import CHECK
+from tests.integration.browser import CHECK, PHONE, Serve, axe, needs_chromium, open_page, sign_in
 from tests.running import RunningDaemon, until
 
 if TYPE_CHECKING:

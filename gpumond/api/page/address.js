@@ -11,3 +11,8 @@ export function write(name, value) {
   const text = parameters.toString();
   history.replaceState(null, "", location.pathname + location.search + (text && `#${text}`));
 }
+
+/** A link to another view of the page, in the same theme. */
+export const linkTo = (values) => `#${new URLSearchParams(read("theme") ? { ...values, theme: read("theme") } : values)}`;
+
+addEventListener("hashchange", () => location.reload()); // by a link or by the user: `write` causes no such event

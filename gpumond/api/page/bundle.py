@@ -3,6 +3,7 @@
 Each module becomes a function that returns its exports, called once, after the modules that it imports. Accepted are
 `import { a, b as c } from "./name.js"`, `import * as a from "./name.js"`, `import "./name.js"`, and `export` before a
 function, a class or a constant. An exported variable is refused: the importing module would keep its first value.
+Comments that are lines of their own are left out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 
 IMPORT = re.compile(r'^import (?:(?:\{([^}]*)\}|\* as (\w+)) from )?"\./(\w+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*? |class |const )([\w$]+))", re.MULTILINE)
+COMMENT = re.compile(r"^ *(?://[^\n]*|/\*\*(?:(?!\*/).)*\*/)\n", re.MULTILINE | re.DOTALL)
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 
 
@@ -37,7 +39,7 @@ def _add(name: str, modules: Mapping[str, str], joined: dict[str, str], importer
 
 def _function(name: str, text: str) -> str:
     exports = ", ".join(EXPORT.findall(text))
-    body = EXPORT.sub("", IMPORT.sub(_constant, text))
+    body = COMMENT.sub("", EXPORT.sub("", IMPORT.sub(_constant, text)))
     if left := LEFT.search(body):
         raise ValueError(f"{name}.js: cannot be joined: {left[0]}")
     return f"const ${name} = (() => {{\n{body}return {{ {exports} }};\n}})();\n"

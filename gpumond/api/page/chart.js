@@ -31,7 +31,8 @@ let range = rangeOf(address.read("range")) ?? newest();
 let writing = 0; // timer
 let cursor = null; // unix time of the crosshair, in all charts
 
-/** An element with the history of a device (`pid` is null) or of a process. It is drawn until it leaves the page. */
+/** An element with the history of a device (`pid` is null) or of a process, and its `spans`, if it has any: intervals
+that are marked, and `bound`: a level in bytes. It is drawn until it leaves the page. */
 export function createChart(target) {
   const plot = createPlot(HELP);
   const node = make("div.history", make("div.head", legend(target), controls()), plot, make("p.summary"), make("p.readout"));
@@ -79,6 +80,8 @@ function setRange(changed) {
   for (const node of charts) draw(node);
 }
 
+export const showRange = (seconds) => setRange(newest(seconds));
+
 function writeRange() {
   address.write("range", range.to === null && range.seconds === newest().seconds ? "" : rangeText(range));
 }
@@ -117,7 +120,7 @@ async function draw(node) {
   const columns = columnsOf(signals);
   const whole = target.pid === null;
   const rest = restOf(columns, whole);
-  const view = { ...about, columns, used, blocks, size, marks, whole, rest };
+  const view = { ...about, columns, used, blocks, size, marks, whole, rest, spans: target.spans ?? [], bound: target.bound ?? null };
   node.view = { ...view, summary: summary(used, about, own) };
   drawPlot(node.plot, node.view);
   node.plot.dataset.range = rangeText(own);
@@ -220,6 +223,6 @@ setInterval(() => {
   if (document.hidden || state.paused) return;
   for (const node of charts) {
     if (!node.isConnected) charts.delete(node);
-    else if (range.to === null && performance.now() >= node.due) draw(node);
+    else if (range.to === null && performance.now() >= node.due && node.offsetParent) draw(node);
   }
 }, 1000);

@@ -10,12 +10,15 @@ import { human, percent, sum, words } from "./format.js";
 import { DEVICE_COLUMNS, devicesOf, indexesOf, layoutOf, stateOf, tileLabel, totalOf, usedShare } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
 import { estimate, label, linesOf, reclaimable, roots, state } from "./store.js";
+import { createSpark, showSpark } from "./spark.js";
 import { showProcessesOf } from "./table.js";
 import { SHARES } from "./words.js";
 
 const CHOSEN = 4; // devices of rows or tiles that are shown in full at the same time
 
 let chosen = indexesOf(address.read("gpu"), CHOSEN); // indexes of the devices whose history is shown
+
+const classesOf = ({ number, wide }) => [number && "number", wide && "wide"].filter(Boolean).join(" ");
 
 const isChosen = (device) => chosen.includes(String(device.index));
 
@@ -24,6 +27,14 @@ function choose(device) {
   chosen = isChosen(device) ? chosen.filter((each) => each !== index) : [...chosen, index].slice(-CHOSEN);
   address.write("gpu", chosen.join(","));
   showDevices();
+}
+
+/** Shows a device in full, and moves the focus to it. */
+export function showDevice(device) {
+  if (!isChosen(device)) choose(device);
+  const node = $("devices").kept.get(device.uuid);
+  node.scrollIntoView({ block: "nearest" });
+  node.querySelector("h3 button").focus();
 }
 
 function createDevice(device) {
@@ -121,9 +132,9 @@ function createRow({ device }) {
   opener.append(make("span"), " ", make("bdi"));
   const head = make("th", opener);
   head.scope = "row";
-  const cells = DEVICE_COLUMNS.map(({ number, wide }) => {
-    const cell = make("td");
-    cell.className = [number && "number", wide && "wide"].filter(Boolean).join(" ");
+  const cells = DEVICE_COLUMNS.map((column) => {
+    const cell = make("td", ...(column.spark ? [createSpark()] : []));
+    cell.className = classesOf(column);
     return cell;
   });
   return make("tbody", make("tr", head, make("td", thinBar()), ...cells));
@@ -136,7 +147,10 @@ function updateRow(node, row) {
   name(head.firstChild.lastChild, device.name, 80);
   head.firstChild.setAttribute("aria-expanded", String(isChosen(device)));
   showThinBar(first.firstChild, sums, device.size_bytes ?? 0);
-  DEVICE_COLUMNS.forEach((column, place) => name(cells[place], column.text(row), 120));
+  DEVICE_COLUMNS.forEach((column, place) => {
+    if (column.spark) showSpark(cells[place].firstChild, device, state.frame.snapshot.taken_at);
+    else name(cells[place], column.text(row), 120);
+  });
   node.classList.toggle("lost", device.used_bytes === null);
 }
 
@@ -182,10 +196,10 @@ export function showDevices() {
   $("flush-all").disabled = !reclaimable(lines).bytes;
 }
 
-for (const { title, number, wide } of DEVICE_COLUMNS) {
-  const cell = make("th", title);
+for (const column of DEVICE_COLUMNS) {
+  const cell = make("th", column.title);
   cell.scope = "col";
-  cell.className = [number && "number", wide && "wide"].filter(Boolean).join(" ");
+  cell.className = classesOf(column);
   $("device-columns").append(cell);
 }
 $("flush-all").addEventListener("click", () => flush({ all: true }, "all programs"));

@@ -29,9 +29,17 @@ export const records = (list) => list.map((item) => (item.rows ? groupRecord(ite
 
 const pick = (item, fields) => Object.fromEntries(fields.map((field) => [field, item[field] ?? null]));
 
-const processRecord = (row) => ({ gpu: row.device?.index ?? null, device_uuid: row.device_uuid, ...pick(row, FIELDS) });
+/** The change in the chosen range, if there is one and it is known. */
+const changeOf = ({ change_bytes: bytes = null, partial }) =>
+  bytes === null || partial?.has("change") ? {} : { change_bytes: bytes };
 
-const groupRecord = (group) => ({ group: group.title, processes: group.rows.length, ...pick(group, GROUP_FIELDS) });
+function processRecord(row) {
+  return { gpu: row.device?.index ?? null, device_uuid: row.device_uuid, ...pick(row, FIELDS), ...changeOf(row) };
+}
+
+function groupRecord(group) {
+  return { group: group.title, processes: group.rows.length, ...pick(group, GROUP_FIELDS), ...changeOf(group) };
+}
 
 /** Records as a table, whose columns are all their fields. */
 export function tableOf(all) {

@@ -45,6 +45,19 @@ export function button(text, act, kind = "button") {
   return node;
 }
 
+/** An element with properties and attributes, such as an input. */
+export function control(kind, { role, ...properties }, ...children) {
+  const node = Object.assign(make(kind, ...children), properties);
+  if (role) node.setAttribute("role", role);
+  return node;
+}
+
+/** A choice of values, each with its text. */
+export const choice = (pairs, properties = {}) =>
+  control("select", properties, ...pairs.map(([value, text = value]) => control("option", { value }, text)));
+
+export const labelled = (text, node) => make("label", `${text} `, node);
+
 /** Makes the children of `parent` those of `items`. A child is kept by its key from call to call.
 
 `fixed`: how many children precede them. `still`: known children keep their order. */

@@ -2,7 +2,8 @@
 
 import { make, named, put, svg, sync } from "./elements.js";
 import { figures, limits, shapes, summary } from "./evidence.js";
-import { clock, human } from "./format.js";
+import { clean, clock, human } from "./format.js";
+import { label, state } from "./store.js";
 
 export function createFit() {
   const plot = make("div.plot", make("span.top"), make("span.from"), make("span.to"));
@@ -23,7 +24,7 @@ function draw(node) {
   if (!node.open || node.hidden) return;
   const { fit, evidence = [] } = node.verdict;
   node.querySelector(".plot").hidden = !fit;
-  put(node.querySelector("p"), fit ? summary(fit, node.now) : "");
+  put(node.querySelector("p"), fit ? whose(fit) + summary(fit, node.now) : "");
   sync(
     node.querySelector(".facts"),
     figures(evidence),
@@ -45,4 +46,11 @@ function draw(node) {
   put(plot.querySelector(".to"), clock(to));
   const refused = fit.refused.map(({ kind, reason, value }) => `Other explanation, ${kind}: the ${reason} is ${value.toFixed(2)}.`);
   node.querySelector(".refused").replaceChildren(...refused.map((sentence) => make("li", named(sentence, 400))));
+}
+
+/** The program whose points are drawn, if it is another one of the group than the verdict's. */
+function whose({ device_uuid: uuid, pid }) {
+  if (!uuid) return "";
+  const device = state.devices.get(uuid);
+  return `Curve of pid ${pid ?? "?"} on ${device ? label(device) : clean(uuid, 80)}, the first device that is full: `;
 }

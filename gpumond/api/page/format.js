@@ -26,6 +26,9 @@ export function human(bytes) {
   return `${tenths(size)} TiB`;
 }
 
+/** A difference of bytes with its sign. */
+export const signed = (bytes) => (bytes > 0 ? `+${human(bytes)}` : human(bytes));
+
 /** An interval of bytes, such as `1.0 GiB to 1.5 GiB`. */
 export const extent = ({ low, high }) => (low === high ? human(low) : `${human(low)} to ${human(high)}`);
 

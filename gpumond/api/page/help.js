@@ -6,6 +6,7 @@ import { MEANINGS } from "./meanings.js";
 import { MARKS } from "./words.js";
 
 const KEYS = {
+  "Ctrl K, :": "Commands: type words of a device, a program, a view or an action.",
   "/": "Filter processes.",
   "↑ ↓, j k": "Previous and next row of the table; Page Up, Page Down, Home and End skip rows.",
   Enter: "Open or close a row.",
@@ -36,7 +37,7 @@ function showHelp() {
 $("help-open").addEventListener("click", showHelp);
 $("help-close").addEventListener("click", () => $("help").close());
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "?" || event.target.closest("input, select, dialog")) return;
+  if (event.key !== "?" || event.target.closest("input, select, textarea, dialog")) return;
   event.preventDefault();
   showHelp();
 });

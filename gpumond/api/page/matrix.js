@@ -61,6 +61,7 @@ export const DEVICE_COLUMNS = [
   sensor("gpu_temperature_celsius", "°C", (degrees) => String(Math.round(degrees))),
   sensor("power_watts", "W", (watts) => String(Math.round(watts))),
   { id: "programs", title: "processes", text: ({ programs }) => String(programs ?? "-"), number: true, wide: true },
+  { id: "spark", title: "15 min", spark: true, wide: true },
   { id: "remark", title: "verdict", text: ({ state, verdict }) => state || verdict },
 ];
 

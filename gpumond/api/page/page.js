@@ -1,24 +1,30 @@
 // The page: draws the newest frame. Each number is from that frame, except in charts, events and receipts.
 
 import { showAlerts, showEvents, showVerdicts } from "./alerts.js";
+import "./baselines.js";
 import { showDevices } from "./devices.js";
 import { $, name, put } from "./elements.js";
 import { showEngines } from "./engines.js";
 import { clock } from "./format.js";
+import "./flushes.js";
 import "./help.js";
+import "./history.js";
 import { showNotices } from "./notices.js";
+import "./palette.js";
+import "./rules.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./store.js";
 import { setPaused, start } from "./stream.js";
 import { showProcesses } from "./table.js";
 import "./tools.js";
+import { showViews } from "./views.js";
 import { MISSED_LIMIT } from "./words.js";
 
 function show() {
   const { frame, failures } = state;
   showNotices();
   const hidden = failures > MISSED_LIMIT || !frame;
-  $("content").hidden = hidden;
+  const present = showViews(hidden);
   $("content").classList.toggle("old", failures > 0);
   if (hidden) {
     document.title = `gpumond ${location.host}`;
@@ -31,14 +37,18 @@ function show() {
   put($("moment"), [clock(taken_at), driver, state.paused && "paused"].filter(Boolean).join(" · "));
   name($("host"), frame.host, 80);
   put($("version"), `gpumond ${frame.version}`);
-  showDevices();
   showAlerts();
+  if (present) showPresent();
+  document.documentElement.dataset.seq = String(seq);
+}
+
+function showPresent() {
+  showDevices();
   showSilences();
   showVerdicts();
   showEngines();
   showProcesses();
   showEvents();
-  document.documentElement.dataset.seq = String(seq);
 }
 
 function pause() {

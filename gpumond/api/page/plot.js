@@ -37,10 +37,12 @@ export function drawPlot(plot, view) {
   if (blocks) drawing.append(path("band", known.map(area).join("")));
   drawing.append(path("used", known.map(line).join("")));
   if (sized) drawing.append(path("size", `M0 ${y(size)}H1000`));
-  plot.querySelectorAll("svg, .unknown, .axis").forEach((old) => old.remove());
+  if (view.bound !== null && view.bound <= top) drawing.append(path("bound", `M0 ${y(view.bound)}H1000`));
+  plot.querySelectorAll("svg, .unknown, .axis, .span").forEach((old) => old.remove());
   plot.prepend(
     drawing,
     ...unknown(used, from, to).map((part) => hatching(part, view)),
+    ...view.spans.filter((span) => span.to >= from && span.from <= to).map((span) => marking(span, view)),
     ...levels.map((bytes) => tick("axis.level", human(bytes), { top: `${y(bytes)}%` })),
     ...inner.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
     ...(sized ? [tick("axis.sized", `size ${human(size)}`, { top: `${y(size)}%` })] : []),
@@ -79,6 +81,16 @@ function hatching(part, { from, to, started }) {
   node.style.left = `${(100 * (part.from - from)) / (to - from)}%`;
   node.style.width = `${(100 * (part.to - part.from)) / (to - from)}%`;
   node.title = label;
+  return node;
+}
+
+/** Marks an interval, at least so that it can be seen. */
+function marking({ from: begin, to: end, summary }, { from, to }) {
+  const node = make("div.span");
+  const x = (at) => (100 * (Math.min(Math.max(at, from), to) - from)) / (to - from);
+  node.style.left = `${x(begin)}%`;
+  node.style.width = `max(2px, ${x(end) - x(begin)}%)`;
+  node.title = clean(`${clock(begin, to)} to ${clock(end, to)}: ${summary}`, 600);
   return node;
 }
 

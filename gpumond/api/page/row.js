@@ -6,7 +6,7 @@ import { button, make, name, put, sync } from "./elements.js";
 import { facts } from "./facts.js";
 import { flush } from "./flush.js";
 import { clean, human, many } from "./format.js";
-import { COLUMNS } from "./rows.js";
+import { COLUMNS, kindOf } from "./rows.js";
 import { ordinary } from "./store.js";
 import { why } from "./why.js";
 import { OF_PROCESSES } from "./words.js";
@@ -104,4 +104,26 @@ function createDetails(body, row) {
   const cell = make("td", chart, make("dl.facts"), make("p.why", asks));
   cell.colSpan = COLUMNS.length + 1;
   return make("tr.more", cell);
+}
+
+/** Makes rows that are no longer drawn show items that are new, in the order of both: moving no element is fast. */
+export function reuse(kept, items) {
+  const keys = new Set(items.map(({ key }) => key));
+  const free = { group: [], process: [] };
+  for (const [key, body] of kept)
+    if (body.item && !keys.has(key) && !body.children[1] && !body.contains(document.activeElement))
+      free[kindOf(body.item)].push([key, body]);
+  for (const item of items.filter(({ key }) => !kept.has(key))) {
+    const [key, body] = free[kindOf(item)].shift() ?? [];
+    if (!body) continue;
+    kept.delete(key);
+    kept.set(item.key, body);
+  }
+}
+
+/** A place without rows that are drawn. */
+export function gap() {
+  const node = make("tbody.gap", make("tr", make("td")));
+  node.setAttribute("aria-hidden", "true");
+  return node;
 }

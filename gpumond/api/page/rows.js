@@ -1,6 +1,6 @@
 // Rows of the table of processes: what they contain, which are shown, their order and their groups.
 
-import { human, sum } from "./format.js";
+import { human, signed, sum } from "./format.js";
 import { label, ordinary, processKey } from "./store.js";
 import { OF_PROCESSES } from "./words.js";
 
@@ -14,6 +14,8 @@ const size = (id) => ({
   number: true,
 });
 
+const knownChange = (row) => (row.partial?.has("change") ? null : row.change_bytes);
+
 /** Columns: the value that orders rows, and the text. `wide`: left out on narrow screens. */
 export const COLUMNS = [
   { id: "gpu", title: "GPU", of: (row) => row.device?.index ?? -1, text: (row) => String(row.device?.index ?? "?"), number: true },
@@ -21,6 +23,11 @@ export const COLUMNS = [
   { id: "program", title: "Program", of: (row) => row.program.toLowerCase(), text: (row) => row.program },
   { id: "user", title: "User", of: (row) => row.owner, text: (row) => row.owner, wide: true },
   size("used"),
+  {
+    ...size("change"),
+    of: (row) => knownChange(row) ?? -Infinity,
+    text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes)),
+  },
   ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share !== "cached" })),
   { id: "verdict", title: "Verdict", of: (row) => row.verdict, text: (row) => row.verdict, wide: true },
 ];
@@ -56,6 +63,7 @@ export function rowsOf(frame) {
       owner: process.user ?? (process.uid === null ? "" : String(process.uid)),
       verdict: verdicts.get(key) ?? "",
       agent: agents.get(own),
+      change_bytes: null,
     };
   });
 }

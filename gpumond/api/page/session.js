@@ -29,16 +29,34 @@ function signIn(refusal = "") {
 export const post = (path, body) => change("POST", path, body);
 
 /** Sends a change with the token, and asks for another token while the daemon refuses it. Null if cancelled. */
-export async function change(method, path, body) {
+export async function change(method, path, body, own = {}) {
   let refusal = "";
   for (;;) {
     if ((!token || refusal) && !(await signIn(refusal))) return null;
-    const headers = { "Content-Type": "application/json", Authorization: `Bearer ${token}` };
+    const headers = { ...own, "Content-Type": "application/json", Authorization: `Bearer ${token}` };
     const answer = await fetch(path, { method, headers, body: JSON.stringify(body) });
     const content = answer.status === 204 ? {} : await answer.json();
     if (answer.status !== 401) return { ok: answer.ok, ...content };
     setToken("");
     refusal = "The daemon did not accept that token.";
+  }
+}
+
+const UNANSWERED = { ok: false, detail: "The daemon does not answer." };
+
+/** A change whose failure is an answer, too. Null if cancelled. */
+export const attempt = (method, route, body, headers) =>
+  change(method, `api/v1/${route}`, body, headers).catch(() => UNANSWERED);
+
+/** POSTs a question, which requires no token, with the token if there is one. */
+export async function ask(path, body) {
+  const authorization = token ? { Authorization: `Bearer ${token}` } : {};
+  const headers = { "Content-Type": "application/json", ...authorization };
+  try {
+    const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
+    return { ok: answer.ok, ...(await answer.json()) };
+  } catch {
+    return UNANSWERED;
   }
 }
 

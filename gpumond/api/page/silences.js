@@ -2,11 +2,10 @@
 
 import { $, button, make, name, put, sync } from "./elements.js";
 import { clean, clock } from "./format.js";
-import { change, post } from "./session.js";
+import { attempt } from "./session.js";
 import { state } from "./store.js";
 import { refresh } from "./stream.js";
 
-const UNANSWERED = "The daemon does not answer.";
 const CHECKED = new Set(["rule", "workload", "uuid", "engine"]); // a silence is of these unless the user changes it
 
 let given = []; // the matchers that the form offers
@@ -38,7 +37,7 @@ async function submit() {
   const boxes = [...$("silence-matchers").querySelectorAll("input")];
   const matchers = given.filter((_, place) => boxes[place].checked);
   const body = { matchers, for_seconds: Number($("silence-for").value), reason: $("silence-reason").value };
-  const answer = await attempt(() => post("api/v1/silences", body));
+  const answer = await attempt("POST", "silences", body);
   if (!answer) return;
   put($("silence-refused"), answer.detail ?? "");
   if (!answer.ok) return;
@@ -47,17 +46,9 @@ async function submit() {
 }
 
 async function expire(id) {
-  const answer = await attempt(() => change("DELETE", `api/v1/silences/${encodeURIComponent(id)}`));
+  const answer = await attempt("DELETE", `silences/${encodeURIComponent(id)}`);
   put($("silences-refused"), answer?.detail ?? "");
   refresh();
-}
-
-async function attempt(request) {
-  try {
-    return await request();
-  } catch {
-    return { ok: false, detail: UNANSWERED };
-  }
 }
 
 export function showSilences() {

@@ -1,9 +1,10 @@
 // The table of processes: order, filter, groups, and the rows that are drawn.
 
 import * as address from "./address.js";
-import { $, button, make, put, sync } from "./elements.js";
+import { addChanges, createRanges, showsChanges } from "./changes.js";
+import { $, button, labelled, make, put, sync } from "./elements.js";
 import { many } from "./format.js";
-import { classesOf, createRow, updateRow } from "./row.js";
+import { classesOf, createRow, gap, reuse, updateRow } from "./row.js";
 import { COLUMNS, GROUPS, barBytes, find, groupKey, inOrderOf, kindOf, listed, rowsOf } from "./rows.js";
 import { state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
@@ -32,6 +33,7 @@ export const shownList = () => ({ list, order, filter, group, gpu, opened: [...o
 
 export function showProcesses() {
   rows = rowsOf(state.frame);
+  addChanges(rows);
   const { devices, reports } = state.frame.snapshot;
   showDevices(devices);
   openByAddress();
@@ -59,6 +61,7 @@ function arrange(reorder = false) {
 function draw() {
   const table = $("processes");
   const long = list.length > LONG;
+  table.classList.toggle("changes", showsChanges());
   table.parentNode.classList.toggle("long", long);
   const focused = document.activeElement?.closest("#processes tbody")?.key;
   const pinned = focused === undefined ? -1 : list.findIndex(({ key }) => key === focused);
@@ -92,30 +95,9 @@ function draw() {
   if (long) requestAnimationFrame(measure);
 }
 
-/** Makes rows that are no longer drawn show items that are new, in the order of both: moving no element is fast. */
-function reuse(kept, items) {
-  const keys = new Set(items.map(({ key }) => key));
-  const free = { group: [], process: [] };
-  for (const [key, body] of kept)
-    if (body.item && !keys.has(key) && !body.children[1] && !body.contains(document.activeElement))
-      free[kindOf(body.item)].push([key, body]);
-  for (const item of items.filter(({ key }) => !kept.has(key))) {
-    const [key, body] = free[kindOf(item)].shift() ?? [];
-    if (!body) continue;
-    kept.delete(key);
-    kept.set(item.key, body);
-  }
-}
-
 /** Places and heights of the details of open rows. */
 const extras = () =>
   list.flatMap(({ key }, place) => (opened.has(key) && heights.has(key) ? [[place, heights.get(key)]] : []));
-
-function gap() {
-  const node = make("tbody.gap", make("tr", make("td")));
-  node.setAttribute("aria-hidden", "true");
-  return node;
-}
 
 /** Reads the sizes on which the drawn part depends, and draws again if they changed. */
 function measure() {
@@ -189,12 +171,29 @@ function showDevices(devices) {
   select.parentNode.hidden = devices.length < 2;
 }
 
-/** Lists only the processes of one device, given by its index. */
-export function showProcessesOf(index) {
-  gpu = index;
+/** Lists only the processes that contain the words, on the device with this index. */
+function setFilter(words, index) {
+  [filter, gpu] = [words, index];
+  address.write("filter", filter);
   address.write("of", gpu);
+  if ($("filter").value.trim() !== filter) $("filter").value = filter;
   $("of").value = gpu;
-  arrange(true);
+  if (state.frame) arrange(true);
+}
+
+/** Lists only the processes of one device, given by its index. */
+export const showProcessesOf = (index) => setFilter(filter, index);
+
+/** Opens the row with this key, and moves the focus to it. */
+export function showProcess(key) {
+  const row = rows.find((each) => each.key === key);
+  if (!row) return;
+  if (!find([row], filter, gpu).length) setFilter("", "");
+  if (group) opened.add(groupKey(group, row));
+  if (!opened.has(key)) toggle(key);
+  else arrange(true);
+  $("processes").parentNode.scrollIntoView({ block: "nearest" });
+  focusOn(list.findIndex((item) => item.key === key));
 }
 
 /** Moves the focus to a row, which is scrolled into view. */
@@ -226,11 +225,8 @@ $("processes").addEventListener("keydown", (event) => {
 $("processes").parentNode.addEventListener("scroll", () => requestAnimationFrame(measure), { passive: true });
 addEventListener("resize", () => requestAnimationFrame(measure));
 $("filter").value = filter;
-$("filter").addEventListener("input", () => {
-  filter = $("filter").value.trim();
-  address.write("filter", filter);
-  if (state.frame) arrange(true);
-});
+$("filter").addEventListener("input", () => setFilter($("filter").value.trim(), gpu));
+$("group").parentNode.before(labelled("Change in", createRanges(showProcesses)));
 for (const name of Object.keys(GROUPS)) $("group").append(Object.assign(make("option", name), { value: name }));
 $("group").value = group;
 $("group").addEventListener("change", () => {
@@ -240,7 +236,7 @@ $("group").addEventListener("change", () => {
 });
 $("of").addEventListener("change", () => showProcessesOf($("of").value));
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, select, dialog")) return;
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea, dialog")) return;
   event.preventDefault();
   $("filter").focus();
 });

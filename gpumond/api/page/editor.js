@@ -1,0 +1,123 @@
+// The editor of a rule: its fields, its preview on the last hour, and its changes.
+
+import { button, choice, control, labelled, make, put } from "./elements.js";
+import { clean } from "./format.js";
+import { showPreview } from "./preview.js";
+import { fieldsOf, overrideOf, problemOf, ruleOf } from "./ruleform.js";
+import { attempt } from "./session.js";
+import { read } from "./stream.js";
+import { reload } from "./views.js";
+
+const OVERRIDDEN = ["level", "for", "severity", "enabled"]; // the fields of a built-in rule that can be changed
+const WORD = "[a-z0-9_\\-]";
+
+let valuesByScope = null; // names of the values that rules of each scope can compare
+
+/** Reads the names from the description of the API. */
+async function readValues() {
+  const answer = await read("openapi.json");
+  return (await answer.json()).components.schemas.RuleConfig.properties.value["x-values"];
+}
+
+const input = (properties) => control("input", { type: "text", autocomplete: "off", spellcheck: false, ...properties });
+
+/** Labels and controls of the fields, by name. */
+const createFields = () => ({
+  name: ["Name", input({ required: true, pattern: `${WORD}{1,64}`, title: "1 to 64 of a-z, 0-9, _ and -" })],
+  scope: ["Scope", choice(Object.keys(valuesByScope).map((scope) => [scope]))],
+  value: ["Value", choice([])],
+  side: ["Condition", choice([["above"], ["below"]])],
+  level: ["Level", input({ required: true, title: "such as 80%, 1GiB or 5" })],
+  for: ["For", input({ placeholder: "at once", title: "such as 30s, 5m or 1h" })],
+  severity: ["Severity", input({ pattern: `${WORD}{0,64}`, title: "such as info, warning or critical" })],
+  others: ["Other keys (JSON)", control("textarea", { rows: 4, spellcheck: false })],
+  enabled: ["Enabled", control("input", { type: "checkbox" })],
+});
+
+function showValues({ scope, value }) {
+  const before = value.value;
+  const names = Object.keys(valuesByScope[scope.value]);
+  value.replaceChildren(...names.map((name) => control("option", { value: name }, name)));
+  if (names.includes(before)) value.value = before;
+}
+
+function fill(controls, { rule, enabled }) {
+  const texts = fieldsOf(rule);
+  controls.scope.value = texts.scope;
+  showValues(controls);
+  for (const [name, text] of Object.entries(texts)) controls[name].value = text;
+  controls.enabled.checked = enabled;
+}
+
+const given = ({ enabled, ...controls }) => ({
+  ...Object.fromEntries(Object.entries(controls).map(([name, { value }]) => [name, value.trim()])),
+  enabled: enabled.checked,
+});
+
+const routeOf = ({ name }) => `rules/${encodeURIComponent(name)}`;
+const matching = ({ etag }) => ({ "If-Match": `"${etag}"` });
+
+/** Sends the rule that the fields state. */
+function save(fields, entry) {
+  if (entry.origin === "built-in") return attempt("PUT", `${routeOf(entry)}/override`, overrideOf(fields, entry), matching(entry));
+  const rule = ruleOf(fields);
+  return entry.origin ? attempt("PUT", routeOf(entry), rule, matching(entry)) : attempt("POST", "rules", rule);
+}
+
+function remove(entry) {
+  const builtIn = entry.origin === "built-in";
+  if (!confirm(`${builtIn ? "Restore the defaults of" : "Delete"} ${clean(entry.name, 80)}?`)) return null;
+  return attempt("DELETE", builtIn ? `${routeOf(entry)}/override` : routeOf(entry), undefined, matching(entry));
+}
+
+/** Previews the rule that the fields state. Without `clear` if a built-in rule's level is changed: the daemon scales it. */
+function preview(place, fields, entry) {
+  const { clear, ...rule } = ruleOf(fields);
+  const scaled = entry.origin === "built-in" && fields.level !== fieldsOf(entry.rule).level;
+  return showPreview(place, scaled || clear === undefined ? rule : { ...rule, clear });
+}
+
+/** Shows the editor of a rule: a new one if its entry has no origin, an override of a built-in one. */
+export async function edit(place, entry) {
+  valuesByScope ??= await readValues();
+  const fields = createFields();
+  const controls = Object.fromEntries(Object.entries(fields).map(([name, [, node]]) => [name, node]));
+  const builtIn = entry.origin === "built-in";
+  const overridden = Object.values(entry.overrides).some(({ origin }) => origin === "api");
+  const refusal = control("p", { role: "alert", className: "refused" });
+  const drawn = make("div");
+  const close = () => place.replaceChildren();
+  const change = async (request) => {
+    put(refusal, "");
+    const answer = await request();
+    if (!answer) return;
+    put(refusal, answer.detail ?? "", 600);
+    if (!answer.ok) return;
+    close();
+    reload();
+  };
+  const erase = button(builtIn ? "Restore defaults" : "Delete", () => change(() => remove(entry)));
+  erase.hidden = builtIn ? !overridden : !entry.origin;
+  const look = button("Preview", async () => {
+    if (form.reportValidity()) put(refusal, await preview(drawn, given(controls), entry), 600);
+  });
+  const cells = Object.entries(fields).map(([name, [label, node]]) => {
+    node.disabled = builtIn ? !OVERRIDDEN.includes(name) : entry.origin && name === "name";
+    return labelled(label, node);
+  });
+  cells.at(-1).hidden = !builtIn;
+  const submit = control("button", { type: "submit", className: "strong" }, "Save");
+  const buttons = make("div.buttons", erase, button("Cancel", close), look, submit);
+  const title = make("h3", entry.origin ? `Edit ${clean(entry.name, 80)}` : "New rule");
+  const form = make("form.editor", title, make("div.fields", ...cells), refusal, buttons, drawn);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    change(() => save(given(controls), entry));
+  });
+  controls.scope.addEventListener("change", () => showValues(controls));
+  controls.others.addEventListener("input", () => controls.others.setCustomValidity(problemOf(controls.others.value)));
+  form.ariaLabel = title.textContent;
+  fill(controls, entry);
+  place.replaceChildren(form);
+  (builtIn ? controls.level : controls.name).focus();
+}

@@ -1,0 +1,36 @@
+// The view of receipts: what past flushes were expected to release, and what they released.
+
+import { clean, clock, extent, human } from "./format.js";
+import { createListing } from "./lists.js";
+import { differences, record } from "./receipts.js";
+import { label, state } from "./store.js";
+import { read } from "./stream.js";
+import { addView } from "./views.js";
+
+const gpu = ({ device_uuid: uuid }) => (state.devices.has(uuid) ? label(state.devices.get(uuid)) : (uuid ?? ""));
+const amount = (expected) => (expected ? extent(expected) : "-");
+const remarks = (receipt) => [...differences(receipt, { expected: receipt.planned }), receipt.reason].filter(Boolean).join(" ");
+
+const COLUMNS = [
+  { title: "Time", text: ({ started_at: at }) => clock(at, state.frame.snapshot.taken_at) },
+  { title: "Program", text: ({ workload, pid }) => `${clean(workload || "?", 80)} (pid ${pid})` },
+  { title: "GPU", text: gpu, wide: true },
+  { title: "Pool", text: ({ allocator }) => allocator ?? "", wide: true },
+  { title: "Outcome", text: ({ outcome }) => outcome },
+  { title: "Planned", text: ({ planned }) => amount(planned), number: true, wide: true },
+  { title: "Expected at start", text: ({ expected }) => amount(expected), number: true, wide: true },
+  { title: "Released", text: ({ released_bytes: bytes }) => human(bytes), number: true },
+  { title: "Driver", text: ({ driver_released_bytes: bytes }) => human(bytes), number: true },
+  { title: "By", text: ({ requested_by: by }) => by, wide: true },
+  { title: "Remarks", text: remarks, wide: true },
+];
+
+const keyOf = (receipt) => [receipt.started_at, receipt.pid, receipt.allocator, receipt.device_uuid].join();
+let section;
+
+async function load() {
+  const answer = await read("api/v1/receipts");
+  if (answer.ok) section.show((await answer.json()).filter(({ outcome }) => outcome !== "planned").reverse());
+}
+
+addView("receipts", () => (section = createListing("Receipts", COLUMNS, keyOf, record)), load);

@@ -1,0 +1,85 @@
+// The view of alerts: those that are active and those that have ended, with links to their charts and runbooks.
+
+import { linkTo } from "./address.js";
+import { make } from "./elements.js";
+import { clock, duration } from "./format.js";
+import { createListing } from "./lists.js";
+import { between, rangeText } from "./range.js";
+import { label, state } from "./store.js";
+import { read } from "./stream.js";
+import { addView } from "./views.js";
+import { RUNBOOKS } from "./words.js";
+
+const MARGIN = 300; // seconds that a chart shows before and after an alert
+
+const runbooks = new Set(RUNBOOKS);
+const now = () => state.frame.snapshot.taken_at;
+const beginOf = (alert) => alert.fired_at ?? alert.active_at;
+const endOf = (alert) => alert.resolved_at ?? now();
+
+function subjectOf({ labels, pid }) {
+  const device = state.devices.get(labels.uuid);
+  return [labels.workload, labels.engine, pid && `pid ${pid}`, device ? label(device) : labels.gpu && `GPU ${labels.gpu}`]
+    .filter(Boolean)
+    .join(", ");
+}
+
+/** The address of the charts of an alert's subject while it was active. */
+function chartOf(alert) {
+  const device = state.devices.get(alert.labels.uuid);
+  if (!device) return "";
+  const range = rangeText(between(beginOf(alert) - MARGIN, endOf(alert) + MARGIN, now()));
+  const found = { gpu: device.index, range };
+  return linkTo(alert.pid ? { ...found, open: `${device.index}:${alert.pid}` } : found);
+}
+
+const COLUMNS = [
+  { title: "Alert", text: ({ rule }) => rule },
+  { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
+  { title: "State", text: ({ phase, silenced_by: silences }) => (silences?.length ? `${phase}, silenced` : phase) },
+  { title: "Subject", text: subjectOf, wide: true },
+  { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
+  { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },
+  { title: "Summary", text: ({ notes }) => notes.summary ?? "", wide: true },
+  { title: "Links", nodes: () => [make("a", "Chart"), " ", make("a", "Runbook")], update: showLinks },
+];
+
+function showLinks(cell, alert) {
+  const [chart, runbook] = cell.children;
+  const href = chartOf(alert);
+  chart.hidden = !href;
+  if (chart.getAttribute("href") !== href) chart.href = href;
+  chart.setAttribute("aria-label", `Chart of ${alert.rule} since ${clock(beginOf(alert), now())}`);
+  runbook.hidden = !runbooks.has(alert.rule);
+  runbook.href = `docs/runbooks/${encodeURIComponent(alert.rule)}`;
+  runbook.setAttribute("aria-label", `Runbook of ${alert.rule}`);
+}
+
+const record = ({ notes, ...alert }) => ({
+  rule: alert.rule,
+  phase: alert.phase,
+  active_at: alert.active_at,
+  fired_at: alert.fired_at,
+  resolved_at: alert.resolved_at ?? null,
+  value: alert.value,
+  pid: alert.pid,
+  labels: JSON.stringify(alert.labels),
+  summary: notes.summary ?? null,
+});
+
+const keyOf = (alert) => JSON.stringify([alert.rule, alert.active_at, alert.pid, alert.labels]);
+let section;
+
+async function load() {
+  const answer = await read("api/v1/alerts/history");
+  if (!answer.ok) return;
+  const all = [...state.frame.alerts, ...(await answer.json()).reverse()];
+  const entries = all.map((alert) => ({
+    ...alert,
+    labels: Object.fromEntries(alert.labels),
+    notes: Object.fromEntries(alert.annotations),
+  }));
+  section.show(entries.sort((one, other) => beginOf(other) - beginOf(one)));
+}
+
+addView("alerts", () => (section = createListing("Alert history", COLUMNS, keyOf, record)), load);

@@ -1,0 +1,87 @@
+// Tables of the views: columns, rows, a filter, and downloads.
+
+import * as address from "./address.js";
+import { csvOf, tableOf } from "./downloads.js";
+import { button, control, labelled, make, name, put, saveBlob, sync } from "./elements.js";
+
+const MOST = 200; // rows that are drawn
+
+const classes = ({ number, wide }) => [number && "number", wide && "wide"].filter(Boolean).join(" ");
+
+/** A table. A column has a title and either `text(item)` or `nodes(row)`; `row.item` is the item of a row. */
+export function createTable(label, columns) {
+  const heads = columns.map((column) => {
+    const cell = make(column.title ? "th" : "td", column.title);
+    if (column.title) cell.scope = "col";
+    cell.className = classes(column);
+    return cell;
+  });
+  const table = make("table.list", make("thead", make("tr", ...heads)), make("tbody"));
+  table.setAttribute("aria-label", label);
+  return Object.assign(table, { columns });
+}
+
+function createRow(columns) {
+  const row = make("tr");
+  columns.forEach((column, place) => {
+    const cell = make(place ? "td" : "th", ...(column.nodes?.(row) ?? [make("bdi")]));
+    if (!place) cell.scope = "row";
+    cell.className = classes(column);
+    row.append(cell);
+  });
+  return row;
+}
+
+export function showTable(table, items, key) {
+  const { columns } = table;
+  sync(
+    table.tBodies[0],
+    items,
+    key,
+    () => createRow(columns),
+    (row, item) => {
+      row.item = item;
+      columns.forEach(({ text, update }, place) => {
+        if (text) name(row.children[place].firstChild, text(item), 600);
+        update?.(row.children[place], item);
+      });
+    },
+  );
+}
+
+/** A section with a table, a filter and downloads of what the filter finds. `record` makes the downloaded record. */
+export function createListing(title, columns, key, record) {
+  const named = title.toLowerCase().replace(/ /g, "-");
+  const table = createTable(title, columns);
+  const count = control("p", { role: "status" });
+  const find = control("input", { type: "search", autocomplete: "off", value: address.read(`find-${named}`) });
+  const save = (kind, text) => {
+    const type = kind === "csv" ? "text/csv" : "application/json";
+    saveBlob(`gpumond-${named}.${kind}`, new Blob([text(found().map(record))], { type }));
+  };
+  const csv = button("CSV", () => save("csv", (all) => csvOf(tableOf(all))), "button.plain");
+  const json = button("JSON", () => save("json", (all) => `${JSON.stringify(all, null, 2)}\n`), "button.plain");
+  const controls = make("div.controls", labelled("Filter", find), make("span", csv, json));
+  const section = make("section", make("div.title", make("h2", title), count, controls), table);
+  let all = [];
+  const textOf = (item) => columns.map((column) => column.text?.(item) ?? "").join("\n").toLowerCase();
+  const found = () => {
+    const terms = find.value.toLowerCase().split(/\s+/).filter(Boolean);
+    return terms.length ? all.filter((item) => terms.every((term) => textOf(item).includes(term))) : all;
+  };
+  const draw = () => {
+    const items = found();
+    put(count, `${items.length} of ${all.length}${items.length > MOST ? `, the newest ${MOST} are shown` : ""}`);
+    table.hidden = !items.length;
+    showTable(table, items.slice(0, MOST), key);
+  };
+  find.addEventListener("input", () => {
+    address.write(`find-${named}`, find.value.trim());
+    draw();
+  });
+  section.show = (items) => {
+    all = items;
+    draw();
+  };
+  return section;
+}

@@ -1,0 +1,119 @@
+// The command palette: jumps to devices, programs and views, and actions, found by their words.
+
+import { showDevice } from "./devices.js";
+import { $, control, make, named, put } from "./elements.js";
+import { flush } from "./flush.js";
+import { clean } from "./format.js";
+import { rowsOf } from "./rows.js";
+import { silence } from "./silences.js";
+import { label, linesOf, reclaimable, state } from "./store.js";
+import { showProcess } from "./table.js";
+import { setTheme, themes } from "./theme.js";
+import { TITLES, openView } from "./views.js";
+
+const SHOWN = 50;
+const BUTTONS = ["pause", "link", "help-open", "sign"]; // of the header: each is a command, too
+
+let commands = []; // pairs of a text and an action
+let found = [];
+let active = 0; // place of the selected one
+
+function* commandsOf() {
+  for (const [name, title] of Object.entries(TITLES)) yield [`View ${title}`, () => openView(name)];
+  for (const id of BUTTONS) yield [$(id).textContent, () => $(id).click()];
+  for (const theme of themes) yield [`Theme ${theme}`, () => setTheme(theme)];
+  if (!state.frame) return;
+  const { devices, reports } = state.frame.snapshot;
+  const rows = rowsOf(state.frame);
+  for (const alert of state.frame.alerts) {
+    const labels = Object.fromEntries(alert.labels);
+    const subject = [labels.workload, labels.gpu && `GPU ${labels.gpu}`].filter(Boolean).join(" on ");
+    yield [`Silence ${alert.rule} ${subject}`, () => silence({ ...alert, labels })];
+  }
+  if (reports.length) yield ["Flush all programs", () => flush({ all: true }, "all programs")];
+  for (const device of devices) {
+    yield [`Show ${label(device)} ${device.name}`, () => visit(() => showDevice(device))];
+    if (reclaimable(linesOf(device)).bytes) yield [`Flush ${label(device)}`, () => flush({ device: device.uuid }, label(device))];
+  }
+  for (const row of rows) yield [`Show ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
+  for (const row of rows.filter(({ agent, cached_bytes: bytes }) => agent && agent.flush_policy !== "never" && bytes))
+    yield [`Flush ${subjectOf(row)}`, () => flush({ pid: row.pid, start_ticks: row.start_ticks }, subjectOf(row))];
+}
+
+const subjectOf = ({ program, pid, device }) => `${program} (pid ${pid})${device ? ` on ${label(device)}` : ""}`;
+
+/** Shows the present state, and then something of it. */
+function visit(show) {
+  openView("");
+  show();
+}
+
+function search() {
+  const terms = $("palette-text").value.toLowerCase().split(/\s+/).filter(Boolean);
+  found = commands.filter(([text]) => terms.every((term) => text.toLowerCase().includes(term))).slice(0, SHOWN);
+  $("palette-list").replaceChildren(
+    ...found.map(([text, act], place) => {
+      const option = control("li", { role: "option", id: `command-${place}` }, named(text, 200));
+      option.addEventListener("click", () => run(act));
+      return option;
+    }),
+  );
+  put($("palette-count"), found.length ? "" : "No command has these words.");
+  select(0);
+}
+
+function select(place) {
+  active = Math.max(0, Math.min(place, found.length - 1));
+  [...$("palette-list").children].forEach((option, at) => option.setAttribute("aria-selected", String(at === active)));
+  $("palette-list").children[active]?.scrollIntoView({ block: "nearest" });
+  $("palette-text").setAttribute("aria-activedescendant", found.length ? `command-${active}` : "");
+}
+
+function run(act) {
+  $("palette").close();
+  act();
+}
+
+const KEYS = {
+  ArrowDown: () => select(active + 1),
+  ArrowUp: () => select(active - 1),
+  Home: () => select(0),
+  End: () => select(found.length - 1),
+  Enter: () => found.length && run(found[active][1]),
+};
+
+function create() {
+  const text = control("input", { type: "text", role: "combobox", id: "palette-text", autocomplete: "off", spellcheck: false });
+  text.setAttribute("aria-label", "Command");
+  text.setAttribute("aria-expanded", "true");
+  text.setAttribute("aria-autocomplete", "list");
+  text.setAttribute("aria-controls", "palette-list");
+  const list = control("ul", { role: "listbox", id: "palette-list", ariaLabel: "Commands" });
+  const count = control("p", { role: "status", id: "palette-count" });
+  const dialog = control("dialog", { id: "palette", ariaLabel: "Commands" }, text, list, count);
+  text.addEventListener("input", search);
+  text.addEventListener("keydown", (event) => {
+    if (!KEYS[event.key]) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  });
+  document.body.append(dialog);
+}
+
+function open() {
+  if (document.querySelector("dialog[open]")) return;
+  if (!$("palette")) create();
+  commands = [...commandsOf()].map(([text, act]) => [clean(text, 200), act]);
+  $("palette-text").value = "";
+  $("palette").showModal();
+  search();
+}
+
+$("palette-open").addEventListener("click", open);
+document.addEventListener("keydown", (event) => {
+  const chord = event.key === "k" && (event.ctrlKey || event.metaKey) && !event.altKey;
+  const colon = event.key === ":" && !event.target.closest("input, select, textarea, dialog");
+  if (!chord && !colon) return;
+  event.preventDefault();
+  open();
+});

@@ -1,0 +1,36 @@
+// The used memory of a device in the last 15 minutes, as a line. It is requested once, and then continued by frames.
+
+import { svg } from "./elements.js";
+import { readPoints } from "./queue.js";
+import { sparkLine } from "./sparkline.js";
+
+const SECONDS = 900;
+const STEP = 15; // seconds between two points
+const GAP = 60; // seconds without a point after which the past is requested again
+
+const known = new Map(); // points of each device, by UUID
+
+export function createSpark() {
+  const drawing = svg("svg", { class: "spark", viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" });
+  drawing.append(svg("path", {}));
+  return drawing;
+}
+
+/** Shows the line up to a frame that was taken at `now`. */
+export function showSpark(drawing, { uuid, used_bytes: used, size_bytes: size }, now) {
+  if (!known.has(uuid)) known.set(uuid, { points: [], asked: -Infinity });
+  const series = known.get(uuid);
+  const last = series.points.at(-1)?.at ?? -Infinity;
+  if (now - Math.max(last, series.asked) > GAP) request(series, uuid, now);
+  if (now - last >= STEP && used !== null)
+    series.points = [...series.points.filter(({ at }) => at > now - SECONDS), { at: now, median: used }];
+  const line = sparkLine(series.points, size, now - SECONDS, now, GAP);
+  if (drawing.line !== line) drawing.firstChild.setAttribute("d", (drawing.line = line));
+}
+
+async function request(series, uuid, now) {
+  series.asked = now;
+  const past = await readPoints({ uuid, since: now - SECONDS, resolution: STEP });
+  const end = past.at(-1)?.at ?? -Infinity;
+  series.points = [...past, ...series.points.filter(({ at }) => at > end)];
+}

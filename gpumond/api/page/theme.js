@@ -1,0 +1,21 @@
+// The colours: those of the system, or dark or light ones, which the address states.
+
+import * as address from "./address.js";
+
+const SYSTEM = "(prefers-color-scheme: dark)";
+/** Conditions of the dark colours by theme. */
+const THEMES = { system: SYSTEM, dark: "all", light: "not all" };
+
+const rules = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]);
+const dark = rules.find((rule) => rule.media?.mediaText === SYSTEM);
+
+export const themes = Object.keys(THEMES);
+
+export function setTheme(theme) {
+  const chosen = theme === "system" ? "" : theme;
+  address.write("theme", chosen);
+  if (dark) dark.media.mediaText = THEMES[theme];
+  document.documentElement.style.colorScheme = chosen;
+}
+
+if (themes.includes(address.read("theme"))) setTheme(address.read("theme"));

@@ -1,0 +1,54 @@
+// Views besides the present state, such as rules and receipts. The address contains the one that is open.
+
+import * as address from "./address.js";
+import { $, button, sync } from "./elements.js";
+import { changed } from "./store.js";
+
+const PAUSE = 5000; // between requests of the open view
+
+/** Titles of the views by name. */
+export const TITLES = { "": "Now", alerts: "Alerts", rules: "Rules", receipts: "Receipts", baselines: "Baselines" };
+
+const views = {}; // those besides the present state, by name
+let open = Object.hasOwn(TITLES, address.read("view")) ? address.read("view") : "";
+let due = 0; // performance.now() of the next request
+
+/** `create` returns the view's element; `load` requests what it shows, when it opens and every five seconds. */
+export function addView(name, create, load) {
+  views[name] = { create, load };
+}
+
+export function openView(name) {
+  open = name;
+  address.write("view", name);
+  reload();
+}
+
+/** Shows the open view, and requests again what it shows. */
+export function reload() {
+  due = 0;
+  changed();
+}
+
+/** Shows the open view, unless there is no frame. True if it is the present state. */
+export function showViews(hidden) {
+  $("content").hidden = hidden || open !== "";
+  $("view").hidden = hidden || open === "";
+  sync(
+    $("views"),
+    Object.keys(TITLES),
+    (name) => name,
+    (name) => button(TITLES[name], () => openView(name), "button.plain"),
+    (node, name) => node.setAttribute("aria-current", name === open ? "page" : "false"),
+  );
+  if (open && !hidden) showView(views[open]);
+  return !open;
+}
+
+function showView(view) {
+  if (!view.node) $("view").append((view.node = view.create()));
+  for (const node of $("view").children) node.hidden = node !== view.node;
+  if (performance.now() < due) return;
+  due = performance.now() + PAUSE;
+  view.load().catch(() => {}); // a notice says that the daemon does not answer
+}

@@ -1,0 +1,66 @@
+"""Commands, themes, and lines of devices on the page."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpumond.testing import make_device
+from tests.integration.browser import PageSession, check_access, needs_chromium, show_frame
+from tests.running import RunningDaemon
+from tests.top.frames import make_frame
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+
+
+def test_palette_jumps_and_acts_by_keyboard(session: PageSession, demo: RunningDaemon):
+    page = session.page
+    page.keyboard.press("Control+k")
+    palette = page.get_by_role("dialog", name="Commands")
+    text = palette.get_by_role("combobox", name="Command")
+    page.keyboard.type("show leak")
+    option = palette.get_by_role("option", name=re.compile(r"Show leak \(pid \d+\) on GPU 0"))
+    option.wait_for()
+    assert text.get_attribute("aria-activedescendant") == option.get_attribute("id")
+    check_access(session)
+    page.keyboard.press("Enter")
+    page.locator("tbody.process .plot svg").wait_for()
+    focused = "document.activeElement.closest('tbody').querySelector('.of-program bdi').textContent"
+    assert page.evaluate(focused) == "leak"
+    page.keyboard.press(":")
+    page.keyboard.type("theme dark")
+    page.keyboard.press("Enter")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 24)"
+    page.reload()
+    session.shows_content()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 24)"
+    page.keyboard.press(":")
+    page.keyboard.type("view")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Rules").wait_for()
+    page.keyboard.press(":")
+    page.keyboard.type("pause")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Resume").wait_for()
+    page.keyboard.press(":")
+    page.keyboard.type("flush all")
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog", name="Sign in").wait_for()
+
+
+def test_row_of_a_device_has_its_line(session: PageSession, demo: RunningDaemon):
+    (own,) = demo.get("devices")
+    devices = [make_device(own["uuid"] if not index else f"GPU-x{index}", index=index) for index in range(5)]
+    show_frame(session, make_frame(*devices, taken_at=own_time(demo), seq=7))
+    first = session.page.locator("#device-rows tbody").first.locator(".spark path")
+    session.page.wait_for_function(
+        "() => (document.querySelector('.spark path').getAttribute('d') ?? '').split('H').length > 3"
+    )
+    assert re.fullmatch(r"M[\d.]+ [\d.]+(?:H[\d.]+V[\d.]+)+", first.get_attribute("d") or "")
+
+
+def own_time(daemon: RunningDaemon) -> float:
+    return float(daemon.get("snapshot")["taken_at"])

@@ -1,0 +1,128 @@
+"""Views of the page: alerts, receipts and baselines; all views on a phone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpumond.model.units import human
+from tests.integration.browser import (
+    PHONE,
+    PROGRAMS,
+    PageSession,
+    check_access,
+    needs_chromium,
+    open_page,
+    put_rule,
+    signed_in,
+)
+from tests.running import RunningDaemon, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+
+
+def test_alerts_of_the_past_have_links_to_chart_and_runbook(browser: Browser, demo: RunningDaemon):
+    put_rule(demo, name="past")
+    until(lambda: any(alert["rule"] == "past" for alert in demo.get("alerts")))
+    put_rule(demo, name="past", above=5)
+    until(lambda: any(alert["rule"] == "past" for alert in demo.get("alerts/history")))
+    with open_page(browser, demo) as session:
+        page = session.page
+        page.get_by_role("button", name="Alerts", exact=True).click()
+        page.get_by_role("searchbox", name="Filter").fill("past resolved")
+        row = page.get_by_role("row", name="past critical resolved")
+        row.wait_for()
+        check_access(session)
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="JSON").click()
+        (record,) = json.loads(saved.value.path().read_text())
+        assert (record["rule"], record["phase"]) == ("past", "resolved")
+        row.get_by_role("link", name="Chart of past").click()
+        page.locator(".device .plot[data-range*='-'] svg, .device .plot[data-range] svg").first.wait_for()
+        assert "gpu=0" in session.address()
+        page.goto(f"{demo.url}/docs/runbooks/leak")
+        session.shows("Runbook: leak")
+
+
+def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: RunningDaemon):
+    status, _, _ = demo.flush(target={"workload": "training"}, force=True)
+    assert status == 200
+    *_, receipt = (each for each in demo.get("receipts") if each["workload"] == "training")
+    with open_page(browser, demo) as session:
+        page = session.page
+        page.get_by_role("button", name="Receipts").click()
+        page.get_by_role("searchbox", name="Filter").fill(f"training {receipt['outcome']}")
+        row = page.get_by_role("table", name="Receipts").locator("tbody tr").first
+        cells = row.locator("th, td").all_inner_texts()
+        assert cells[1] == f"training (pid {receipt['pid']})"
+        assert cells[4] == receipt["outcome"]
+        assert cells[7:9] == [human(receipt["released_bytes"]), human(receipt["driver_released_bytes"])]
+        check_access(session)
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="CSV").click()
+        records = list(csv.DictReader(saved.value.path().read_text().splitlines()))
+        assert records[0]["released_bytes"] == str(receipt["released_bytes"])
+        other = PageSession(page.context, session.address())
+        other.page.get_by_role("table", name="Receipts").wait_for()
+        assert other.page.get_by_role("searchbox", name="Filter").input_value() == f"training {receipt['outcome']}"
+
+
+def test_baselines_are_recorded_compared_and_deleted(browser: Browser, demo: RunningDaemon):
+    with signed_in(browser, demo, "baselines") as session:
+        page = session.page
+        page.on("dialog", lambda dialog: dialog.accept())
+        for name in ("first", "second"):
+            page.get_by_role("textbox", name="Name", exact=True).fill(name)
+            page.get_by_role("textbox", name="Duration").fill("2s")
+            page.get_by_role("button", name="Record").click()
+            page.get_by_role("row", name=name).get_by_text("complete").wait_for(timeout=60_000)
+        page.get_by_role("button", name="Compare first").click()
+        session.shows("There is no measurement to compare with.")
+        page.get_by_role("combobox", name="with", exact=True).select_option("second")
+        table = page.get_by_role("table", name="Differences")
+        table.wait_for()
+        measures = {tuple(row[:2]) for row in rows_of(session)}
+        assert {(program, "used typical") for program in PROGRAMS} <= measures
+        assert page.get_by_role("img", name="Used memory of training, before and after").count() == 1
+        check_access(session)
+        page.get_by_role("combobox", name="with", exact=True).select_option("a new measurement")
+        page.get_by_role("button", name="Measure now").click()
+        page.get_by_text(re.compile(r"Measured since .+ for [23] s\.")).wait_for(timeout=60_000)
+        found = demo.get("baselines/first/compare")["differences"]
+        shown = {tuple(row[:2]): row[2:4] for row in rows_of(session)}
+        for each in found:
+            if each["measure"] == "used":
+                key = (each["workload"], f"used {each['stat']}")
+                assert shown[key] == [human(each["before"]), human(each["after"])]
+        page.get_by_role("button", name="Delete second").click()
+        page.get_by_role("row", name="second").wait_for(state="detached")
+        assert [each["name"] for each in demo.get("baselines")] == ["first"]
+
+
+def rows_of(session: PageSession) -> list[list[str]]:
+    script = """() => [...document.querySelectorAll('table[aria-label=Differences] tbody tr')].map(
+        row => [...row.children].map(cell => cell.textContent))"""
+    found: list[list[str]] = session.page.evaluate(script)
+    return found
+
+
+@pytest.mark.parametrize("view", ["alerts", "rules", "receipts", "baselines"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_view_is_accessible_and_fits_on_a_phone(browser: Browser, demo: RunningDaemon, view: str, scheme: str):
+    with open_page(browser, demo, PHONE, color_scheme=scheme) as session:
+        session.page.get_by_role("button", name=view.capitalize(), exact=True).click()
+        session.page.locator(f"#views [aria-current=page]:text-is('{view.capitalize()}')").wait_for()
+        session.page.locator("#view section:visible").wait_for()
+        assert session.address().endswith(f"#view={view}")
+        if view == "rules":
+            session.page.get_by_role("button", name="New rule").click()
+            session.page.get_by_role("form", name="New rule").wait_for()
+        assert session.fits()
+        check_access(session)
