@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
 from gpumond.alerting.receivers import ReceiverType
@@ -359,6 +358,8 @@ def load(
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
+    import yaml  # most daemons have no file
+
     try:
         content = yaml.safe_load(read_text(file))
     except OSError as error:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gpumond.config.tls import CIPHERS, VERSIONS, server_context
@@ -196,6 +195,8 @@ def read_web(path: Path) -> Web:
 
 
 def _content(path: Path) -> Any:
+    import yaml  # most daemons have no file
+
     try:
         with open_regular(path) as file:
             text = file.read(MAX_BYTES)

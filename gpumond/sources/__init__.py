@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, runtime_checkable
+from importlib.util import find_spec
+from typing import Any, Protocol, runtime_checkable
 
 from gpumond.errors import SourceUnavailable
 from gpumond.host.processes import ProcessStart
@@ -60,7 +61,8 @@ class ProgressReporter(Protocol):
 class SourceSpec:
     """One source. ``implementation``: the import string of its class. ``automatic``: ``auto`` and ``every`` use it.
 
-    ``requires``: a module outside the standard library that the source imports.
+    ``requires``: a module outside the standard library that the source imports. ``detector``: the import string of a
+    function that does what the class's ``detect`` does, and needs less memory than the class.
     """
 
     name: str
@@ -68,17 +70,37 @@ class SourceSpec:
     devices: str
     automatic: bool = False
     requires: str = ""
+    detector: str = ""
 
     def type(self) -> type[DeviceSource]:
         """Import the class."""
-        module, _, attribute = self.implementation.partition(":")
-        source: type[DeviceSource] = getattr(import_module(module), attribute)
+        source: type[DeviceSource] = _imported(self.implementation)
         return source
+
+    def detect(self, sys: str) -> bool:
+        """Return True if this machine has such devices, as the class's ``detect`` does.
+
+        Raises ImportError if the module that the source requires is not installed.
+        """
+        if self.requires and find_spec(self.requires) is None:
+            raise ImportError(f"No module named {self.requires!r}", name=self.requires)
+        found: bool = _imported(self.detector)(sys) if self.detector else self.type().detect(sys)
+        return found
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 SOURCES = (
     SourceSpec(
-        "nvml", "gpumond.sources.nvml:NvmlSource", "NVIDIA devices, through the driver's library", True, "pynvml"
+        "nvml",
+        "gpumond.sources.nvml:NvmlSource",
+        "NVIDIA devices, through the driver's library",
+        True,
+        "pynvml",
+        "gpumond.sources.nvml_loading:detect",
     ),
     SourceSpec("drm", "gpumond.sources.drm:DrmSource", "AMD and Intel devices, through files of the kernel", True),
     SourceSpec(
@@ -113,7 +135,7 @@ def detected(sys: str = "/sys") -> list[SourceSpec]:
     found, errors = [], []
     for spec in AUTOMATIC:
         try:
-            if spec.type().detect(sys):
+            if spec.detect(sys):
                 found.append(spec)
         except SourceUnavailable as error:
             errors.append(error)

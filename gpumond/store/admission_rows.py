@@ -6,11 +6,9 @@ import sqlite3
 from collections.abc import Sequence
 from math import isfinite
 
-from pydantic import TypeAdapter
-
 from gpumond.model.persisted import KeptAdmission
 from gpumond.store.quota_rows import Transaction
-from gpumond.store.rows import Rows, to_text
+from gpumond.store.rows import Rows, from_text, to_text
 
 
 class AdmissionRows:
@@ -37,10 +35,7 @@ class AdmissionRows:
 
 def _admission(id: object, body: object) -> KeptAdmission:
     """Decode a row. Raises ValueError if it is damaged."""
-    own: KeptAdmission = _ADMISSION.validate_json(body)  # type: ignore[arg-type]  # it refuses what is no text
+    own = from_text(KeptAdmission, body)
     if own.id != id or own.need_bytes < 1 or not all(map(isfinite, (own.grant_seconds, own.deadline or 0.0))):
         raise ValueError("the id differs from the row's, or a size or time is invalid")
     return own
-
-
-_ADMISSION = TypeAdapter(KeptAdmission)

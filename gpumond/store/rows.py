@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -67,35 +68,39 @@ def text(value: object) -> str:
 def alert(body: object) -> Alert:
     """Each of these raises ValueError for what is not such a value as JSON in UTF-8; keys that this version does not
     know are left out, since a newer one may have written them."""
-    return _ALERT.validate_json(body)  # type: ignore[arg-type]  # it refuses what is no text
+    return from_text(Alert, body)
 
 
 def kept_alert(body: object) -> KeptAlert:
-    return _KEPT_ALERT.validate_json(body)  # type: ignore[arg-type]
+    return from_text(KeptAlert, body)
 
 
 def receipt(body: object) -> Receipt:
-    return _RECEIPT.validate_json(body)  # type: ignore[arg-type]
+    return from_text(Receipt, body)
 
 
 def coarse(body: object) -> Coarse:
-    return _COARSE.validate_json(body)  # type: ignore[arg-type]
+    return from_text(Coarse, body)
 
 
 def notice(receiver: object, seq: object, kind: object, body: object) -> Notice:
-    return Notice(*_NOTICE.validate_python((receiver, seq, kind)), alert(body))
+    key = _adapter(tuple[str, int, Kind]).validate_python((receiver, seq, kind))
+    return Notice(key[0], key[1], key[2], alert(body))
 
 
 def rule_body(body: object) -> dict[str, Any]:
-    return _RULE_BODY.validate_json(body)  # type: ignore[arg-type]
+    return from_text(dict[str, Any], body)
 
 
-_ALERT = TypeAdapter(Alert)
-_KEPT_ALERT = TypeAdapter(KeptAlert)
-_RECEIPT = TypeAdapter(Receipt)
-_COARSE = TypeAdapter(Coarse)
-_NOTICE = TypeAdapter(tuple[str, int, Kind])
-_RULE_BODY = TypeAdapter(dict[str, Any])
+def from_text(kind: type[T], body: object) -> T:
+    value: T = _adapter(kind).validate_json(body)  # type: ignore[arg-type]  # it refuses what is no text
+    return value
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return the decoder of a type, made at the first use: most stores contain few kinds of rows at the start."""
+    return TypeAdapter(kind)
 
 
 def _line(error: Exception) -> str:

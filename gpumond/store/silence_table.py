@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from gpumond.model.silences import Silence
-from gpumond.store.rows import to_text
+from gpumond.store.rows import from_text, to_text
 
 
 def put(db: sqlite3.Connection, silence: Silence, removed: Iterable[str]) -> None:
@@ -25,10 +23,7 @@ def rows(db: sqlite3.Connection) -> list[Any]:
 
 def silence(id: object, body: object) -> Silence:
     """Decode a row. Raises ValueError if it is damaged."""
-    own: Silence = _SILENCE.validate_json(body)  # type: ignore[arg-type]  # it refuses what is no text
+    own = from_text(Silence, body)
     if own.id != id or not all(map(isfinite, (own.starts_at, own.ends_at, own.created_at))):
         raise ValueError("another id, or a time that is not a number")
     return own
-
-
-_SILENCE = TypeAdapter(Silence)

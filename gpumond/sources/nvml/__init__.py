@@ -23,9 +23,10 @@ from gpumond.protocol.messages import MAX_INTEGER
 from gpumond.sources import NOWHERE, ReadProgress
 from gpumond.sources.inventory import Device, DeviceLost, EnumerationFailed, Inventory, Unsupported
 from gpumond.sources.nvml.events import XidEvents
-from gpumond.sources.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, functions, load_error, not_loadable
+from gpumond.sources.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, functions
 from gpumond.sources.nvml.sensors import SensorClocks
 from gpumond.sources.nvml.unified import file_cache, shared_memory
+from gpumond.sources.nvml_loading import detect
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
 from gpumond.sources.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, processes, usages
 
@@ -46,10 +47,7 @@ class NvmlSource:
 
     @staticmethod
     def detect(sys: str) -> bool:
-        reason = load_error()
-        if reason:
-            raise not_loadable(reason)
-        return reason is None
+        return detect(sys)
 
     def __init__(
         self,

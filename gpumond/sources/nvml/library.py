@@ -1,19 +1,18 @@
 """Access to libnvidia-ml through pynvml, one query at a time.
 
-Covers the reason why the library cannot be loaded (a missing symbol or dependency, a damaged file, a file for another
-architecture), the meaning of return codes, functions missing from the library or its binding, and process lists of any
-length. Does not cover the choice of queries (the other files of this package).
+Covers the meaning of return codes, functions missing from the library or its binding, and process lists of any length.
+Does not cover the choice of queries (the other files of this package), and the reason why the library cannot be loaded
+(sources/nvml_loading.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import glob
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from gpumond.model.remedies import remedy
 from gpumond.protocol.messages import clean
 from gpumond.sources import ReadProgress
 from gpumond.sources.inventory import DeviceLost, EnumerationFailed, Unsupported
+from gpumond.sources.nvml_loading import load_error, not_loadable
 
 KINDS: dict[int, ReturnCode] = {
     getattr(pynvml, name): ReturnCode(name.removeprefix("NVML_ERROR_").lower())
@@ -227,41 +227,3 @@ class Library:
 
 def _text(value: bytes | str) -> str:
     return clean(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
-
-
-NVML = "libnvidia-ml.so.1"
-
-LONGEST_REASON = 90
-"""Maximum length of a reason in characters; the message of a failure has at most 256."""
-
-_DIRECTORIES = ("/usr/lib64", "/usr/lib", "/usr/lib/*-linux-gnu", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib")
-
-
-def load_error(library: str = NVML, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the loader's error; an empty string if the file does not exist, None if it can be loaded."""
-    try:
-        ctypes.CDLL(library)
-    except OSError as error:
-        reason = str(error)
-    else:
-        return None
-    if not reason.startswith(f"{library}: cannot open shared object file: No such file"):
-        return reason
-    # The loader silently skips a file for another architecture.
-    path = next(_places(library, environ), "")
-    return f"{path} is built for another architecture" if path else ""
-
-
-def not_loadable(reason: str, library: str = NVML) -> SourceUnavailable:
-    """Return the failure with the end of the loader's error, whose beginning is a path."""
-    text = clean(reason)
-    if len(text) > LONGEST_REASON:
-        text = f"…{text[1 - LONGEST_REASON :]}"
-    kind: FaultKind = "library_not_loadable"
-    return SourceUnavailable(kind, f"{library} cannot be loaded ({text}): {remedy(kind)}")
-
-
-def _places(library: str, environ: Mapping[str, str]) -> Iterator[str]:
-    own = [directory for directory in environ.get("LD_LIBRARY_PATH", "").split(":") if directory]
-    for pattern in (*map(glob.escape, own), *_DIRECTORIES):
-        yield from filter(os.path.isfile, glob.glob(os.path.join(pattern, library)))
