@@ -26,7 +26,9 @@ DOCUMENTS = (
     ROOT / "grafana" / "README.md",
     *(path for path in sorted((PACKAGE / "api/page").iterdir()) if path.suffix in (".html", ".js")),
 )
-CODES = re.compile(r"```.*?```|`[^`]*`|<!-- figures.*?-->|--card|card\.json|^\s*(SELECT|INSERT|DELETE|CREATE)\b.*", re.DOTALL)
+CODES = re.compile(
+    r"```.*?```|`[^`]*`|<!-- figures.*?-->|--card|card\.json|^\s*(SELECT|INSERT|DELETE|CREATE)\b.*", re.DOTALL
+)
 """Text that is not prose: code, fields of figures, an option, a file and SQL."""
 
 
