@@ -27,8 +27,8 @@ STOP_SECONDS = 20
 
 
 class Exporter(NamedTuple):
-    """``command`` contains ``PORT`` and ``DIRECTORY``. ``sample`` is the used memory of the first device, or any sample
-    if the exporter does not read the driver.
+    """``command`` contains ``PORT`` and ``DIRECTORY``. ``sample`` is the used memory of a device, or any sample if the
+    exporter does not read the driver.
     """
 
     name: str
@@ -58,13 +58,13 @@ GPUMOND = Exporter(
         *(sys.executable, "-m", "gpumond", "serve", "--source", "nvml", "--listen", "127.0.0.1:PORT"),
         *("--socket", "DIRECTORY/agent.sock", "--state-dir", "DIRECTORY/state"),
     ),
-    sample("gpumond_device_memory_used_bytes", 'gpu="0"'),
+    sample("gpumond_device_memory_used_bytes", "gpu"),
     (sys.executable, "-c", "import gpumond; print('gpumond', gpumond.__version__)"),
 )
 LOOP = Exporter(
     "pynvml loop",
     (sys.executable, "-m", "bench.pynvml_exporter", "PORT"),
-    sample("gpu_memory_used_bytes", 'gpu="0"'),
+    sample("gpu_memory_used_bytes", "gpu"),
     library(sys.executable, "prometheus-client"),
 )
 NODE = Exporter(
@@ -82,7 +82,7 @@ def nvitop() -> Exporter:
     if find_spec("nvitop_exporter") is None:
         python = str(_environment(ROOT / "build" / "nvitop-exporter"))
     command = (python, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", "PORT")
-    used = sample("gpu_memory_used_MiB", 'index="0"')
+    used = sample("gpu_memory_used_MiB", "index")
     return Exporter("nvitop-exporter", command, used, library(python, "nvitop-exporter"))
 
 
@@ -131,9 +131,10 @@ class Running:
             self.began = time.perf_counter()
             self.process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environ}, stdout=log, stderr=log)
 
-    def first_data(self) -> float:
-        """Return the seconds from the start to the first page with data."""
-        until(lambda: self._ended() or self.value() is not None, every=0.01)
+    def first_data(self, devices: int) -> float:
+        """Return the seconds from the start to the first page with the samples of all devices."""
+        least = devices if self.exporter.reads_driver else 1
+        until(lambda: self._ended() or len(self.values()) >= least, every=0.01)
         return time.perf_counter() - self.began
 
     def _ended(self) -> bool:
@@ -141,13 +142,12 @@ class Running:
             raise SystemExit(f"{self.exporter.name} has ended:\n{self.log.read_text()[-2000:]}")
         return False
 
-    def value(self) -> bytes | None:
-        """Return the sample of the page; None without a page or sample."""
+    def values(self) -> list[bytes]:
+        """Return the samples of the page; none without a page."""
         try:
-            found = self.exporter.sample.search(self.get(self.connect(), "identity"))
+            return self.exporter.sample.findall(self.get(self.connect(), "identity"))
         except (OSError, http.client.HTTPException):
-            return None
-        return found[1] if found else None
+            return []
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.address, timeout=30)

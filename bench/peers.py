@@ -27,6 +27,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pynvml
+
 from bench.exporters import GPUMOND, ROOT, Exporter, Running, installed, running, sample
 from bench.result import publish, spread
 from bench.scrape import sleepers
@@ -50,17 +52,17 @@ Measures = dict[str, float]
 
 
 class Setting:
-    """What the exporters observe: ``driver`` is None on a real device; ``agents`` report to gpumond."""
+    """What the exporters observe: ``driver`` is None on real devices; ``agents`` report to gpumond."""
 
-    def __init__(self, directory: Path, driver: FakeDriver | None, agents: int = 0) -> None:
-        self.directory, self.driver, self.agents = directory, driver, agents
+    def __init__(self, directory: Path, devices: int, driver: FakeDriver | None, agents: int = 0) -> None:
+        self.directory, self.devices, self.driver, self.agents = directory, devices, driver, agents
         self.environ: Mapping[str, str] = driver.env if driver else {}
 
 
 def measure(exporter: Exporter, setting: Setting, seconds: float) -> Measures:
     """Start an exporter, and measure it for one round."""
     with running(exporter, setting.directory / "exporter", setting.environ) as started:
-        found: Measures = {"first_data_s": started.first_data()}
+        found: Measures = {"first_data_s": started.first_data(setting.devices)}
         if setting.agents and exporter is GPUMOND:
             until(lambda: agents(started) == setting.agents, AGENTS_SECONDS, every=1.0)
         time.sleep(WARM_UP_SECONDS)
@@ -137,12 +139,12 @@ def delays(started: Running, driver: FakeDriver) -> Measures:
     """Return the time from a change of used memory, at a random moment, until a scrape shows it."""
     dice, seconds = random.Random(1), list[float]()
     for number in range(CHANGES):
-        before = started.value()
+        before = started.values()
         time.sleep(dice.uniform(0.2, 1.2))
         driver.devices[0].used_bytes += GIB if number % 2 else -GIB
         driver.write()
         began = time.perf_counter()
-        until(lambda before=before: started.value() not in (before, None), every=0.02)
+        until(lambda before=before: started.values() not in (before, []), every=0.02)
         seconds.append(time.perf_counter() - began)
     return {"delay_p50_s": statistics.median(seconds), "delay_max_s": max(seconds)}
 
@@ -155,7 +157,7 @@ def calls(exporter: Exporter, setting: Setting) -> Measures:
     driver.count_calls()
     try:
         with running(exporter, setting.directory / "exporter", driver.env) as started:
-            started.first_data()
+            started.first_data(setting.devices)
             time.sleep(WARM_UP_SECONDS)
             driver.calls()
             time.sleep(COUNTED_SECONDS)
@@ -182,7 +184,7 @@ def fake_setting(directory: Path, library: Path, shape: str, latency: float) -> 
         if latency:
             driver.slow(latency)
         driver.write()
-        yield Setting(directory, driver)
+        yield Setting(directory, devices, driver)
 
 
 @contextlib.contextmanager
@@ -204,11 +206,18 @@ def card_setting(directory: Path, programs: int, with_agents: bool) -> Iterator[
             assert program.stdout
             if not program.stdout.readline():
                 raise SystemExit("a CUDA program has ended; its error is above")
-        yield Setting(directory, None, programs if with_agents else 0)
+        yield Setting(directory, real_devices(), None, programs if with_agents else 0)
     finally:
         for program in started:
             program.kill()
             program.wait()
+
+
+def real_devices() -> int:
+    pynvml.nvmlInit()
+    count: int = pynvml.nvmlDeviceGetCount()
+    pynvml.nvmlShutdown()
+    return count
 
 
 def main() -> None:

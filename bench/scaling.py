@@ -5,7 +5,7 @@ python -m bench.scaling [--seconds S] [--only SWEEPS] [--save]
 Devices, processes, agents and rules are measured on a daemon over the fake driver, with one scrape a second for S
 seconds (20). Series are measured in one process for each size: the page of frames in which all values change, without
 the limit of a page. For each measure y, the exponent k of y = a + b x^k is fitted; above 1.1, the growth is
-super-linear. Agents require root, because they have users of their own.
+super-linear. Noise of a busy machine looks like growth. Agents require root, because they have users of their own.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Machine:
         with sleepers(devices * processes) as pids:
             driver = FakeDriver(self.directory, self.library, machine(devices, pids))
             with running(exporter, self.directory / "daemon", driver.env) as started:
-                started.first_data()
+                started.first_data(devices)
                 return watch(started, x, self.seconds)
 
     def devices(self, x: int) -> Point:
@@ -114,7 +114,7 @@ class Machine:
         with start_agents(place, self.library, x) as (programs, driver):
             environ = {**driver.env, "GPUMOND_SOCKET_MODE": "0666"}
             with running(GPUMOND, place / "daemon", environ) as started:
-                started.first_data()
+                started.first_data(len(driver.devices))
                 programs.send_reports(1, AGENT_SECONDS)
                 programs.start_reports(1, WARM_UP_SECONDS + 2 * self.seconds)
                 point = watch(started, x, self.seconds)

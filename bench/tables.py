@@ -19,7 +19,7 @@ LINES = {
     "scrape, plain, new connection": "{new_identity_p50_ms:.2f} / {new_identity_p99_ms:.2f}",
     "page, gzip / plain, kB": "{page_gzip_bytes:.1f} / {page_bytes:.0f}",
     "memory (PSS), MiB": "{pss_mib:.1f}",
-    "start to first data, s": "{first_data_s:.2f}",
+    "start to first data of all devices, s": "{first_data_s:.2f}",
     "delay of a change, median / longest of 8, s": "{delay_p50_s:.2f} / {delay_max_s:.2f}",
     "driver calls a second": "{driver_calls_a_second:.0f}",
     "CPU time of other programs meanwhile, s a minute": "{cpu_of_other_programs_s:.1f}",
