@@ -25,18 +25,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited by the childr
 ANOTHER_PYTHON = re.compile(r"Skipped: \S* ?(needs|requires) Python \d")
 
 LONG = (
+    "tests/grafana/test_queries.py",
+    "tests/integration/test_container.py",
     "tests/integration/test_systemd.py",
-    "tests/integration/test_chart.py",
-    "tests/grafana/",
     "tests/cli/test_demo.py",
-    "tests/integration/",
+    "tests/integration/test_chart.py",
+    "tests/integration/test_page_windows.py",
+    "tests/integration/test_page.py",
     "tests/agent/test_launchers.py",
-    "tests/api/test_flush_abuse.py",
+    "tests/agents/test_many_agents.py",
     "tests/api/test_openapi_fuzz.py",
     "tests/daemon/test_daemon.py",
     "tests/agent/test_fork.py",
+    "tests/integration/",
+    "tests/isolation/",
+    "tests/grafana/",
+    "tests/top/test_app.py",
 )
-"""Beginnings of the paths of files that take a minute or more."""
+"""Beginnings of the paths of files that take half a minute or more, those that mostly wait first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

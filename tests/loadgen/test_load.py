@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,6 +136,7 @@ def test_crash_loop_has_a_new_process_for_each_crash(device: SimDevice):
     with running(device, "crash", "--times", "3", "--speed", "900", "--duration", "4s", "--json") as process:
         while process.poll() is None:
             pids |= {usage.pid for usage in device.read().processes or ()}
+            time.sleep(0.01)
         out = process.communicate()[0]
     done = json.loads(out)
     assert len(pids - {process.pid}) == 3
