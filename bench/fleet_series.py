@@ -146,7 +146,7 @@ def own_metrics(prometheus: Prometheus) -> dict[str, float]:
 
 def cost(prometheus: Prometheus, target: Target) -> dict[str, object]:
     """Measure a query of a panel as Grafana sends it: over the time since the start, or now."""
-    expression = fill(target.expression, {"machine": [".*"]})
+    expression = fill(target.expression, {name: [".*"] for name in ("cluster", "job", "namespace", "machine")})
     parameters: dict[str, str | float] = {"query": expression}
     route = "query"
     if not target.instant:

@@ -10,6 +10,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from grafana import daemon, device, fleet, job, workload
+from grafana.frames import INPUT
 
 DIRECTORY = Path(__file__).with_name("dashboards")
 BOARDS: Mapping[str, Dashboard] = {
@@ -24,9 +25,29 @@ OF_INTERVALS = ("auto", "auto_count", "auto_min")
 """What the builders give every variable, and only those of intervals may have."""
 
 
+IMPORT: Mapping[str, object] = {
+    "__inputs": [
+        {
+            "name": INPUT,
+            "label": "Prometheus",
+            "type": "datasource",
+            "pluginId": "prometheus",
+            "pluginName": "Prometheus",
+        }
+    ],
+    "__requires": [
+        {"type": "grafana", "id": "grafana", "name": "Grafana", "version": "11.6.0"},
+        {"type": "datasource", "id": "prometheus", "name": "Prometheus", "version": "1.0.0"},
+    ],
+    "__elements": {},
+}
+"""What Grafana asks for at an import by hand. A provisioned dashboard ignores it and uses the default data source."""
+
+
 def text(board: Dashboard) -> str:
-    plain = json.loads(json.dumps(board, cls=JSONEncoder))
-    for number, panel in enumerate(plain["panels"], 1):
+    plain = {**IMPORT, **json.loads(json.dumps(board, cls=JSONEncoder))}
+    panels = [each for panel in plain["panels"] for each in (panel, *panel.get("panels", ()))]
+    for number, panel in enumerate(panels, 1):
         panel["id"] = number
     for variable in plain["templating"]["list"]:
         for key in OF_INTERVALS:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from grafana.columns import MACHINE
 from grafana.frames import board, machine
-from grafana.parts import ALL_WELL, ANY, BAD, PER_SECOND, WARNING, Column, Query, figure, listing, series
-from grafana.queries import FLEET, quantile
+from grafana.parts import ALL_WELL, ANY, BAD, PER_SECOND, WARNING, YES, Column, Query, figure, listing, series
+from grafana.queries import FLEET, TARGET, quantile
 
 SCRAPED = f"gpumond:up{{{FLEET}}}"
 """Targets of Prometheus that are daemons, by a rule of deploy/prometheus."""
@@ -120,13 +121,13 @@ WORK = [
         "Scrapes take",
         "Duration of a scrape.",
         "s",
-        Query(f"max by (instance) (scrape_duration_seconds and on (job, instance) {SCRAPED})", "{{instance}}"),
+        Query(f"max by (instance) (scrape_duration_seconds and on ({TARGET}) {SCRAPED})", "{{instance}}"),
     ),
     series(
         "Series",
         "Series per scrape; the limit is 50,000.",
         "short",
-        Query(f"max by (instance) (scrape_samples_scraped and on (job, instance) {SCRAPED})", "{{instance}}"),
+        Query(f"max by (instance) (scrape_samples_scraped and on ({TARGET}) {SCRAPED})", "{{instance}}"),
     ),
     series(
         "Faults",
@@ -194,7 +195,7 @@ DONE = [
         "Versions",
         "Versions of each daemon, its Python, the driver and the newest CUDA that the driver supports.",
         (
-            Column("instance", "Machine"),
+            MACHINE,
             Column("version", "gpumond"),
             Column("python", "Python"),
             Column("source", "Source"),
@@ -203,8 +204,9 @@ DONE = [
         ),
         Query(
             f"max by (instance, version, python, source, driver_version, cuda_version) ({of('build_info')} "
-            "* on (job, instance) group_left (source, driver_version, cuda_version) gpumond_driver_info)",
+            f"* on ({TARGET}) group_left (source, driver_version, cuda_version) {of('driver_info')})",
             "Runs",
+            text=YES,
         ),
         sort="Machine",
         ascending=True,
@@ -213,11 +215,12 @@ DONE = [
     listing(
         "Drivers",
         "State of the device source with the reason of a failure, and whether the daemon has a private PID namespace.",
-        (Column("instance", "Machine"), Column("reason", "Reason")),
+        (MACHINE, Column("reason", "Reason")),
         Query(
             f"max by (instance, reason) ({of('driver_down_reason')}) * 0 "
             f"or on (instance) max by (instance) ({of('driver_up')})",
             "Up",
+            text={"1": "up", "0": "down"},
         ),
         sort="Machine",
         ascending=True,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from grafana.frames import Marks, board, device, happened, machine
+from grafana.columns import PID
+from grafana.frames import Marks, alerts, board, device, flushes, happened, machine, ooms
 from grafana.parts import (
     ALL_WELL,
     ANY,
@@ -10,6 +11,7 @@ from grafana.parts import (
     FULL,
     GOOD,
     WARNING,
+    YES,
     Column,
     Query,
     figure,
@@ -19,7 +21,7 @@ from grafana.parts import (
     series,
     states,
 )
-from grafana.queries import DEVICE, named, share, with_program
+from grafana.queries import DEVICE, MACHINE, PROCESS, named, processes, share, with_labels
 
 
 def of(name: str, more: str = "") -> str:
@@ -112,6 +114,7 @@ LEDGER = [
         Query(named(f"sum by (workload) (gpumond_memory_bytes{{{DEVICE}}})"), "{{workload}}"),
         height=11,
         stacked=True,
+        shades="blue",
     ),
 ]
 
@@ -153,13 +156,14 @@ POOLS = [
     ),
 ]
 
-PROCESS = with_program(
-    f"max by (job, instance, pid) (gpumond_process_memory_used_bytes{{{DEVICE}}})", "workload, comm, user"
-)
-BUSY = with_program(
-    f"max by (job, instance, pid) (gpumond_process_utilization_ratio{{{DEVICE}}})", "workload, comm, user"
-)
-PROCESS_LABELS = "max by (workload, pid, comm, user)"
+LABELS = "workload, comm, user"
+
+
+def of_processes(metric: str) -> str:
+    """Return a metric of the processes on the device, with labels of the processes."""
+    value = f"max by ({PROCESS}) (gpumond_process_{metric}{{{DEVICE}}})"
+    return f"max by (pid, {LABELS}) ({with_labels(value, LABELS, processes(MACHINE, LABELS))})"
+
 
 HOLDERS = [
     listing(
@@ -167,19 +171,19 @@ HOLDERS = [
         "Processes with memory on the device, as reported by the driver, and their utilization if it is available.",
         (
             Column("workload", "Workload", WORKLOAD),
-            Column("pid", "PID"),
+            PID,
             Column("comm", "Command"),
             Column("user", "User"),
         ),
-        Query(f"{PROCESS_LABELS} ({PROCESS})", "Used", "bytes"),
-        Query(f"{PROCESS_LABELS} ({BUSY})", "Busy", "percentunit"),
+        Query(of_processes("memory_used_bytes"), "Used", "bytes"),
+        Query(of_processes("utilization_ratio"), "Busy", "percentunit"),
         sort="Used",
         width=12,
     ),
     listing(
         "Pools",
         "Memory held by allocators. A pool that allocates from another pool has a row, but is excluded from sums.",
-        (Column("workload", "Workload", WORKLOAD), Column("pid", "PID"), Column("allocator", "Allocator")),
+        (Column("workload", "Workload", WORKLOAD), PID, Column("allocator", "Allocator")),
         *(
             Query(
                 f"max by (workload, pid, allocator) (gpumond_pool_{name}_bytes{{{DEVICE}}})", name.capitalize(), "bytes"
@@ -274,8 +278,8 @@ HEALTH = [
         "Conditions and faults",
         "Permanent limits of the readings, and values that cannot be read.",
         (Column("condition", "Condition"), Column("kind", "Fault")),
-        Query(f"max by (condition) ({of('condition')})", "Condition holds"),
-        Query(f"max by (kind) ({of('fault')})", "Fault lasts"),
+        Query(f"max by (condition) ({of('condition')})", "Condition holds", text=YES),
+        Query(f"max by (kind) ({of('fault')})", "Fault lasts", text=YES),
         sort="Condition",
         width=6,
     ),
@@ -323,8 +327,10 @@ BOARD = board(
     marks=[
         XIDS,
         happened("Device lost", "red", "device-lost"),
-        happened("Out of memory", "orange", "oom"),
-        happened("Flush", "green", "flush"),
-        happened("Alert fired", "yellow", "alert-fired"),
+        ooms(DEVICE),
+        flushes(MACHINE, pools=DEVICE),
+        alerts(DEVICE),
     ],
+    collapsed=("Sensors", "Health"),
+    of_machine=True,
 )

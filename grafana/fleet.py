@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from gpumond.top.bars import COLOURS
-from grafana.frames import board, happened, machine
+from grafana.columns import DEVICE, GPU, MACHINE, PID, WORKLOAD
+from grafana.frames import alerts, board, happened, machine, namespace
 from grafana.parts import (
     ANY,
     BAD,
     FULL,
     GOOD,
     WARNING,
+    YES,
     Column,
     Query,
     figure,
@@ -20,7 +22,7 @@ from grafana.parts import (
     runbook_of,
     series,
 )
-from grafana.queries import FLEET, happening, or_none
+from grafana.queries import FLEET, TARGETS, happening, named, or_none
 
 USED = f"instance:gpumond_device_memory_used_bytes:sum{{{FLEET}}}"
 SIZE = f"instance:gpumond_device_memory_size_bytes:sum{{{FLEET}}}"
@@ -30,12 +32,6 @@ LEAKS = f'instance_pid_kind:gpumond_verdict:max{{{FLEET}, kind="leak"}}'
 TO_DEVICE = leads_to("device", machine="__field.labels.instance", device="__field.labels.uuid")
 TO_MACHINE = leads_to("device", machine="__field.labels.instance")
 TO_WORKLOAD = leads_to("workload", workload="__field.labels.workload")
-MACHINE = Column("instance", "Machine", leads_to("device", machine="__value.raw"))
-DEVICE = Column("uuid", "Device", leads_to("device", machine='__data.fields["Machine"]', device="__value.raw"))
-WORKLOAD = Column(
-    "workload", "Workload", leads_to("workload", machine='__data.fields["Machine"]', workload="__value.raw")
-)
-GPU, PID = Column("gpu", "GPU"), Column("pid", "PID")
 OWNER = (
     Column("pod_namespace", "Namespace"),
     Column("user", "User"),
@@ -136,6 +132,7 @@ OVER_TIME = [
         Query(f'sum by (rule) (gpumond_alerts{{{FLEET}, phase="firing"}})', "{{rule}}"),
         height=11,
         stacked=True,
+        shades=WARNING,
     ),
     series(
         "Unused memory over time",
@@ -171,7 +168,10 @@ RELEASED = [
         "Released by flushes, by workload",
         "Rate at which flushes released memory of each workload, over five minutes, on all machines.",
         "Bps",
-        Query("sum by (workload) (workload:gpumond_workload_flush_released_bytes:rate5m) > 0", "{{workload}}"),
+        Query(
+            f"sum by (workload) (workload:gpumond_workload_flush_released_bytes:rate5m{{{TARGETS}}}) > 0",
+            "{{workload}}",
+        ),
         stacked=True,
         runbooks=("reclaimable-waste",),
     ),
@@ -231,8 +231,7 @@ RANKED = [
         "memory.",
         "bytes",
         Query(
-            'label_replace(topk(10, sum by (workload) (workload_share:gpumond_memory_bytes:sum)), "workload", '
-            '"no agent", "workload", "")',
+            named(f"topk(10, sum by (workload) (workload_share:gpumond_memory_bytes:sum{{{TARGETS}}}))"),
             "{{workload}}",
         ),
         link=TO_WORKLOAD,
@@ -251,7 +250,8 @@ RANKED = [
 
 
 def _of_owners(name: str) -> str:
-    return f"sum by (pod_namespace, user, workload) (namespace_user_workload:gpumond_{name})"
+    owners = f'{TARGETS}, pod_namespace=~"$namespace"'
+    return f"sum by (pod_namespace, user, workload) (namespace_user_workload:gpumond_{name}{{{owners}}})"
 
 
 def _most(name: str) -> str:
@@ -298,7 +298,7 @@ DIAGNOSED = [
         "Verdicts",
         "Active verdicts on programs and devices, except those for healthy patterns.",
         (Column("kind", "Verdict", runbook_of("verdicts")), MACHINE, GPU, DEVICE, WORKLOAD, PID),
-        Query(f"max by (instance, gpu, uuid, workload, pid, kind) ({VERDICTS})", "Active"),
+        Query(f"max by (instance, gpu, uuid, workload, pid, kind) ({VERDICTS})", "Active", text=YES),
         sort="Verdict",
     ),
     listing(
@@ -330,12 +330,16 @@ BOARD = board(
     "fleet",
     "Fleet",
     "Machines with unused, leaking or nearly full memory. Requires the recording rules of deploy/prometheus.",
-    [machine(several=True)],
+    [machine(several=True), namespace()],
     ("Overview", GLANCE),
     ("Over time", OVER_TIME),
     ("Released", RELEASED),
     ("Devices, machines and workloads", RANKED),
     ("Unused memory", WASTE),
     ("Verdicts and alerts", DIAGNOSED),
-    marks=[happened("Device lost", "red", "device-lost"), happened("Out of memory", "orange", "oom")],
+    marks=[
+        happened("Device lost", "red", "device-lost"),
+        happened("Out of memory", "orange", "oom"),
+        alerts(FLEET, ', severity="critical"'),
+    ],
 )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as model
 
-from grafana.parts import DATASOURCE, Panel
-from grafana.queries import FLEET
+from grafana.parts import DATASOURCE, Panel, page_of
+from grafana.queries import FLEET, MACHINE, TARGET, TARGETS
 
 TAG = "gpumond"
+INPUT = "DS_PROMETHEUS"
+"""Name of the data source for which Grafana asks when a user imports a dashboard."""
 
 Variable = dashboard.QueryVariable
 Row = tuple[str, Sequence[Panel]]
@@ -45,20 +47,64 @@ class _PrometheusMarks(model.AnnotationQuery):
         return super().to_json() | self._more
 
 
-def happened(name: str, colour: str, kind: str, text: str = "{{instance}}") -> Marks:
+def happened(name: str, colour: str, kind: str) -> Marks:
+    """Events of machines."""
     events = f'gpumond_events_total{{{FLEET}, kind="{kind}"}}'
-    return Marks(name, colour, f"sum by (instance) (increase({events}[$__rate_interval])) > 0", text)
+    return Marks(name, colour, f"sum by (instance) (increase({events}[$__rate_interval])) > 0", "{{instance}}")
+
+
+def flushes(scope: str, pools: str = "") -> Marks:
+    """Flushes of workloads. ``pools``: only of workloads that have such pools, since flushes name no device."""
+    labels = f"{TARGET}, workload"
+    counted = f"sum by ({labels}) (increase(gpumond_workload_flushes_total{{{scope}}}[$__rate_interval])) > 0"
+    if pools:
+        counted += f" and on ({labels}) gpumond_pool_held_bytes{{{pools}}}"
+    return Marks("Flush", "green", counted, "{{workload}} on {{instance}}")
+
+
+def ooms(scope: str) -> Marks:
+    counted = f"sum by (instance, workload, pid) (increase(gpumond_pool_ooms_total{{{scope}}}[$__rate_interval])) > 0"
+    return Marks("Out of memory", "orange", counted, "{{workload}} (pid {{pid}}) on {{instance}}")
+
+
+def alerts(scope: str, more: str = "") -> Marks:
+    """Firing alerts of Prometheus' rules, which name device and program.
+
+    Without these rules, those of the daemons, which name the rule. The text is one label, because Grafana writes the
+    name of a label that a series does not have.
+    """
+    fired = f'ALERTS{{{scope}, alertname=~"Gpumond.+", alertstate="firing"{more}}}'
+    machines = FLEET if scope == FLEET else MACHINE
+    own = f'gpumond_alerts{{{machines}, phase="firing"}} > 0 unless on ({TARGET}) gpumond:up{{{machines}}}'
+    named = f'label_join({fired}, "text", " ", "alertname", "workload", "pid")'
+    plain = f'label_join({own}, "text", " ", "rule")'
+    return Marks("Alert", "yellow", f"max by (instance, text) ({named} or {plain})", "{{text}} on {{instance}}")
+
+
+def cluster() -> Variable:
+    query = "label_values(gpumond_build_info, cluster)"
+    return _chosen("cluster", "Cluster", query, True, "Label `cluster` of the daemons, if Prometheus adds one.")
+
+
+def job_of_daemons() -> Variable:
+    query = 'label_values(gpumond_build_info{cluster=~"$cluster"}, job)'
+    return _chosen("job", "Scrape job", query, True, "Job as which Prometheus scrapes the daemons.")
+
+
+def namespace() -> Variable:
+    query = f"label_values(namespace_user_workload:gpumond_process_memory_used_bytes:sum{{{TARGETS}}}, pod_namespace)"
+    return _chosen("namespace", "Namespace", query, True, "Kubernetes namespaces of the owners of memory.")
 
 
 def machine(several: bool) -> Variable:
-    query = "label_values(gpumond_build_info, instance)"
+    query = f"label_values(gpumond_build_info{{{TARGETS}}}, instance)"
     return _chosen(
         "machine", "Machine", query, several, "Address at which Prometheus scrapes the daemon of the machine."
     )
 
 
 def device() -> Variable:
-    named = 'label_join(gpumond_device_info{instance="$machine"}, "text", " ", "gpu", "name")'
+    named = f'label_join(gpumond_device_info{{{MACHINE}}}, "text", " ", "gpu", "name")'
     chosen = _chosen(
         "device", "Device", f"query_result({named})", False, "Index and name of the device; the value is its UUID."
     )
@@ -66,14 +112,14 @@ def device() -> Variable:
 
 
 def workload() -> Variable:
-    query = 'label_values(gpumond_agents{instance=~"$machine"}, workload)'
+    query = f"label_values(gpumond_agents{{{FLEET}}}, workload)"
     return _chosen(
         "workload", "Workload", query, False, "Name of the workload; only programs with an agent report one."
     )
 
 
 def job() -> Variable:
-    query = 'label_values(gpumond_process_info{instance=~"$machine", job_id!=""}, job_id)'
+    query = f'label_values(gpumond_process_info{{{FLEET}, job_id!=""}}, job_id)'
     return _chosen("job_id", "Job", query, False, "Identity of the job, as its launcher states it to the agents.")
 
 
@@ -94,19 +140,33 @@ def board(
     variables: Sequence[Variable],
     *rows: Row,
     marks: Sequence[Marks] = (),
+    collapsed: Collection[str] = (),
+    of_machine: bool = False,
     since: str = "now-1h",
 ) -> model.Dashboard:
+    """Return a dashboard. Queries of ``collapsed`` rows are sent when a user opens them; not all machines have these
+    values. ``of_machine``: it shows one machine, to whose page it links.
+    """
     made = dashboard.Dashboard(f"gpumond: {title}").uid(f"gpumond-{name}").description(about).tags([TAG])
     made = made.readonly().timezone("browser").time(since, "now").refresh("30s")
     made = made.tooltip(model.DashboardCursorSync.CROSSHAIR).link(_others())
-    made = made.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-    for variable in variables:
+    if of_machine:
+        page = dashboard.DashboardLink("Page of the machine").type(model.DashboardLinkType.LINK)
+        made = made.link(page.url(page_of("machine")).target_blank(True))
+    source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+    made = made.with_variable(source.current(model.VariableOption(text=f"${{{INPUT}}}", value=f"${{{INPUT}}}")))
+    for variable in (cluster(), job_of_daemons(), *variables, *_addresses()):
         made = made.with_variable(variable)
-    made = made.with_variable(_runbooks()).annotations(list(marks))
+    made = made.annotations(list(marks))
     for heading, panels in rows:
-        made = made.with_row(dashboard.Row(heading))
-        for panel in panels:
-            made = made.with_panel(panel)
+        row = dashboard.Row(heading)
+        if heading in collapsed:
+            for panel in panels:
+                row = row.with_panel(panel)
+        made = made.with_row(row)
+        if heading not in collapsed:
+            for panel in panels:
+                made = made.with_panel(panel)
     return made.build()
 
 
@@ -115,10 +175,12 @@ def _others() -> dashboard.DashboardLink:
     return link.include_vars(True).keep_time(True)
 
 
-def _runbooks() -> dashboard.TextBoxVariable:
-    where = (
-        dashboard.TextBoxVariable("runbooks").label("Runbooks").default_value("http://localhost:9917/docs/runbooks/")
-    )
-    return where.description("Beginning of links to runbooks: /docs/runbooks/ of any daemon.").hide(
-        model.VariableHide.HIDE_VARIABLE
+def _addresses() -> tuple[dashboard.TextBoxVariable, ...]:
+    """Return the variables that links begin with."""
+    runbooks = dashboard.TextBoxVariable("runbooks").label("Runbooks").hide(model.VariableHide.HIDE_VARIABLE)
+    runbooks = runbooks.default_value("http://localhost:9917/docs/runbooks/")
+    page = dashboard.TextBoxVariable("page").label("Page").hide(model.VariableHide.HIDE_VARIABLE)
+    return (
+        runbooks.description("Beginning of links to runbooks: /docs/runbooks/ of any daemon."),
+        page.default_value("http://").description("Beginning of links to the page of a machine, before its name."),
     )

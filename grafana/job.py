@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from grafana.frames import board, happened, job, machine
-from grafana.parts import ANY, BAD, PER_SECOND, WARNING, Column, Query, figure, leads_to, listing, ranking, series
-from grafana.queries import FLEET
+from grafana.columns import MACHINE, PID
+from grafana.frames import Marks, board, flushes, job, machine
+from grafana.parts import ANY, BAD, PER_SECOND, WARNING, Column, Query, figure, listing, ranking, series
+from grafana.queries import FLEET, PROCESS, processes, with_labels
 
-MACHINE = Column("instance", "Machine", leads_to("device", machine="__value.raw"))
-INFO = f'gpumond_process_info{{{FLEET}, job_id="$job_id"}}'
-RANKS = f"max by (job, instance, pid, rank) ({INFO})"
-PAST_RANKS = f"max by (job, instance, pid, rank) (max_over_time({INFO}[$__range]))"
+OF_JOB = f'{FLEET}, job_id="$job_id"'
+RANKS = processes(OF_JOB, "rank")
+PAST_RANKS = f"max by ({PROCESS}, rank) (max_over_time(gpumond_process_info{{{OF_JOB}}}[$__range]))"
 """Includes ranks that have ended in the selected time range."""
 
 
 def of_ranks(expression: str, ranks: str = RANKS) -> str:
     """Return the series of the job's processes, with the label rank."""
-    return f"{expression} * on (job, instance, pid) group_left (rank) {ranks}"
+    return with_labels(expression, "rank", ranks)
 
 
 USED = of_ranks(f"gpumond_process_memory_used_bytes{{{FLEET}}}")
@@ -114,15 +114,16 @@ CAUSES = [
 ]
 
 OWN = "rank, instance, pid"
+NEW_OOMS = of_ranks(f"increase(gpumond_pool_ooms_total{{{FLEET}}}[$__rate_interval])")
 
 DETAIL = [
     listing(
         "Ranks and processes",
         "Memory of each rank, its distance from the median, and its failed allocations in the selected time range.",
-        (Column("rank", "Rank"), MACHINE, Column("pid", "PID")),
+        (Column("rank", "Rank"), MACHINE, PID),
         Query(f"sum by ({OWN}) ({USED})", "Used", "bytes"),
         Query(deviation(OWN), "Deviation", "percentunit"),
-        Query(f"sum by ({OWN}) ({OOMS})", "Out of memory", "short"),
+        Query(f"round(sum by ({OWN}) ({OOMS}))", "Out of memory", "short"),
         sort="Deviation",
         runbooks=("out-of-memory",),
     ),
@@ -137,5 +138,10 @@ BOARD = board(
     ("Memory", MEMORY),
     ("Causes", CAUSES),
     ("Details", DETAIL),
-    marks=[happened("Flush", "green", "flush"), happened("Out of memory", "orange", "oom")],
+    marks=[
+        flushes(FLEET),
+        Marks(
+            "Out of memory", "orange", f"sum by ({OWN}) ({NEW_OOMS}) > 0", "rank {{rank}} (pid {{pid}}) on {{instance}}"
+        ),
+    ],
 )

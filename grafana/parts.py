@@ -43,20 +43,25 @@ PER_SECOND = "suffix:/s"
 
 @dataclass(frozen=True)
 class Query:
-    """``legend``: its name in the legend, or, in a table, of its column."""
+    """``legend``: its name in the legend, or, in a table, of its column. ``text``: words for values in a table."""
 
     expression: str
     legend: str = ""
     unit: str = ""
+    text: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
 class Column:
-    """A label in a table. ``link``: where its cells lead to."""
+    """A label in a table. ``link``: where its cells lead to. A ``hidden`` one serves the links of others."""
 
     label: str
     name: str
     link: str = ""
+    hidden: bool = False
+
+
+YES = {"1": "yes"}
 
 
 def runbook(section: str) -> dashboard.DashboardLink:
@@ -71,7 +76,13 @@ def runbook_of(section: str) -> str:
 def leads_to(board: str, **variables: str) -> str:
     """An address of another dashboard at the same time, with these values of its variables."""
     chosen = "".join(f"&var-{name}=${{{value}}}" for name, value in variables.items())
-    return f"/d/gpumond-{board}?var-datasource=${{datasource}}{chosen}&${{__url_time_range}}"
+    kept = "var-datasource=${datasource}&${cluster:queryparam}&${job:queryparam}"
+    return f"/d/gpumond-{board}?{kept}{chosen}&${{__url_time_range}}"
+
+
+def page_of(machine: str) -> str:
+    """The address of the page of a machine, which a variable names."""
+    return f"${{page}}${{{machine}}}/"
 
 
 def thresholds(levels: Levels, below: str) -> dashboard.ThresholdsConfig:
@@ -164,12 +175,19 @@ def series(
     most: float | None = None,
     stacked: bool = False,
     bars: bool = False,
+    shades: str = "",
     runbooks: Sequence[str] = (),
 ) -> Panel:
-    """Curves, or ``bars``. ``limits`` names those to stay below, dashed; ``least`` and ``most`` bound the axis."""
+    """Curves, or ``bars``. ``limits`` names those to stay below, dashed; ``least`` and ``most`` bound the axis.
+
+    ``shades``: the colour of all series, where red and green of the palette would seem to be a judgement.
+    """
     panel = lines.Panel().unit(unit).targets(_targets(queries, at_once=False))
     panel = panel.show_points(options.VisibilityMode.NEVER).legend(_legend()).tooltip(_tooltip())
-    panel = panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
+    colours = dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC)
+    if shades:
+        colours = dashboard.FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(shades)
+    panel = panel.color_scheme(colours)
     if bars:
         panel = panel.draw_style(options.GraphDrawStyle.BARS).fill_opacity(60)
     elif stacked:
@@ -276,7 +294,7 @@ def listing(
     arranged = {"excludeByName": {"Time": True}, "renameByName": names, "indexByName": _order(names)}
     panel = panel.with_transformation(model.DataTransformerConfig("organize", options=arranged))
     for query in queries:
-        panel = panel.override_by_name(query.legend, [model.DynamicConfigValue("unit", query.unit or "short")])
+        panel = panel.override_by_name(query.legend, [*_formats(query)])
     for column in columns:
         if properties := [*_properties(column)]:
             panel = panel.override_by_name(column.name, properties)
@@ -292,11 +310,25 @@ def _order(names: Mapping[str, str]) -> dict[str, int]:
     return {field: position for position, field in enumerate(names)}
 
 
+def _formats(query: Query) -> Iterator[model.DynamicConfigValue]:
+    yield model.DynamicConfigValue("unit", query.unit or "short")
+    if query.unit in ("", "short"):
+        yield model.DynamicConfigValue("decimals", 0)
+    if query.text:
+        options = {value: {"text": word} for value, word in query.text.items()}
+        yield model.DynamicConfigValue("mappings", [{"type": "value", "options": options}])
+
+
 def _properties(column: Column) -> Iterator[model.DynamicConfigValue]:
-    if column.link:
-        yield model.DynamicConfigValue("links", [{"title": f"Open {column.name}", "url": column.link}])
+    links = [{"title": f"Open {column.name}", "url": column.link}] if column.link else []
     if column.label == "instance":
+        links.append({"title": "Open the page of the machine", "url": page_of("__value.raw"), "targetBlank": True})
         yield model.DynamicConfigValue("custom.minWidth", 140)  # an address is not to be cut
+    if links:
+        yield model.DynamicConfigValue("links", links)
+    if column.hidden:  # the second one from Grafana 12 on
+        yield model.DynamicConfigValue("custom.hidden", True)
+        yield model.DynamicConfigValue("custom.hideFrom.viz", True)
 
 
 def states(title: str, about: str, query: Query, text: Mapping[str, str], *, runbooks: Sequence[str] = ()) -> Panel:

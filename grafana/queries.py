@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-FLEET = 'instance=~"$machine"'
-DEVICE = 'instance="$machine", uuid="$device"'
-WORKLOAD = 'instance=~"$machine", workload="$workload"'
+TARGETS = 'cluster=~"$cluster", job=~"$job"'
+FLEET = f'{TARGETS}, instance=~"$machine"'
+MACHINE = f'{TARGETS}, instance="$machine"'
+DEVICE = f'{MACHINE}, uuid="$device"'
+WORKLOAD = f'{FLEET}, workload="$workload"'
+
+TARGET = "cluster, job, instance"
+"""Labels of a target of Prometheus. Metrics that have no cluster have an empty one."""
+PROCESS = f"{TARGET}, pid"
 
 SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
 """From the ground up, as they are stacked."""
@@ -24,17 +30,24 @@ def named(expression: str) -> str:
     return f'label_replace({expression}, "workload", "no agent", "workload", "")'
 
 
-def with_program(expression: str, labels: str = "workload, comm") -> str:
-    """With labels of the process, where the pid has one."""
-    info = f"max by (job, instance, pid, {labels}) (gpumond_process_info)"
-    return f"{expression} * on (job, instance, pid) group_left ({labels}) {info}"
+def processes(scope: str, labels: str = "") -> str:
+    """Return one series of each process with an owner, with labels of gpumond_process_info."""
+    return f"max by ({PROCESS}{labels and f', {labels}'}) (gpumond_process_info{{{scope}}})"
+
+
+def with_labels(expression: str, labels: str, infos: str) -> str:
+    """Return series of processes with labels of ``infos``, of which there is one for each process."""
+    return f"{expression} * on ({PROCESS}) group_left ({labels}) {infos}"
 
 
 def happening(counter: str, label: str, scope: str) -> str:
-    """By how much a counter grew, by ``label``, of what it did grow for in the time shown."""
+    """Return by how much a counter grew, by ``label``, of what it did grow for in the time shown.
+
+    Rounded, because Prometheus extrapolates the increase of a counter.
+    """
     series = f"{counter}{{{scope}}}"
     of_late = f"sum by ({label}) (increase({series}[$__range])) > 0"
-    return f"sum by ({label}) (increase({series}[$__rate_interval])) and ({of_late})"
+    return f"round(sum by ({label}) (increase({series}[$__rate_interval]))) and ({of_late})"
 
 
 def quantile(share_below: float, histogram: str, scope: str) -> str:

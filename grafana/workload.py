@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from grafana.frames import board, happened, machine, workload
+from grafana.columns import DEVICE, GPU, MACHINE, PID
+from grafana.frames import Marks, board, flushes, machine, ooms, workload
 from grafana.parts import (
     ANY,
     BAD,
     GOOD,
     PER_SECOND,
     WARNING,
+    YES,
     Column,
     Query,
     figure,
-    leads_to,
     ledger,
     listing,
     series,
 )
-from grafana.queries import FLEET, SHARES, WORKLOAD, happening, quantile, share
-
-MACHINE = Column("instance", "Machine", leads_to("device", machine="__value.raw"))
-DEVICE = Column("uuid", "Device", leads_to("device", machine='__data.fields["Machine"]', device="__value.raw"))
-PID = Column("pid", "PID")
-PROGRAMS = f"max by (job, instance, pid) (gpumond_process_info{{{WORKLOAD}}})"
+from grafana.queries import FLEET, PROCESS, SHARES, WORKLOAD, happening, processes, quantile, share
 
 
 def of_programs(expression: str) -> str:
     """Of series that have a pid and no workload: those of this workload's processes."""
-    return f"{expression} and on (job, instance, pid) {PROGRAMS}"
+    return f"{expression} and on ({PROCESS}) {processes(WORKLOAD)}"
 
 
 GLANCE = [
@@ -139,7 +135,7 @@ FLUSHES = [
         "Expected and released memory of flushes of the workload, according to receipts.",
         "bytes",
         Query(gained("flush_expected_bytes"), "expected"),
-        Query(gained("flush_released_bytes"), "given back"),
+        Query(gained("flush_released_bytes"), "released"),
         bars=True,
         limits=("expected",),
     ),
@@ -229,15 +225,17 @@ GROWTH = [
     ),
 ]
 
-SCOPE = "max by (instance, uuid, pid, scope)"
+SCOPE = "max by (instance, gpu, uuid, pid, scope)"
 ENTRIES = f"max by (instance, pid, scope) (gpumond_scope_entries_total{{{WORKLOAD}}})"
 KEPT = f"{SCOPE} (gpumond_scope_kept_bytes{{{WORKLOAD}}})"
+
+VERDICTS = of_programs(f"gpumond_verdict{{{FLEET}}}")
 
 DETAIL = [
     listing(
         "Scopes",
         "Live memory retained by named blocks of the programs, in total and per entry, and its peak.",
-        (Column("scope", "Scope"), MACHINE, DEVICE, PID),
+        (Column("scope", "Scope"), MACHINE, GPU, DEVICE, PID),
         Query(KEPT, "Kept", "bytes"),
         Query(f"{KEPT} / on (instance, pid, scope) group_left () {ENTRIES}", "Kept per entry", "bytes"),
         Query(f"{SCOPE} (gpumond_scope_peak_bytes{{{WORKLOAD}}})", "Peak", "bytes"),
@@ -248,8 +246,8 @@ DETAIL = [
     listing(
         "Verdicts",
         "Verdicts on the programs.",
-        (Column("kind", "Verdict"), PID, MACHINE, DEVICE),
-        Query(f"max by (instance, uuid, pid, kind) ({of_programs(f'gpumond_verdict{{{FLEET}}}')})", "Active"),
+        (Column("kind", "Verdict"), PID, MACHINE, GPU, DEVICE),
+        Query(f"max by (instance, gpu, uuid, pid, kind) ({VERDICTS})", "Active", text=YES),
         sort="Verdict",
         ascending=True,
         width=8,
@@ -267,8 +265,10 @@ BOARD = board(
     ("Growth and errors", GROWTH),
     ("Details", DETAIL),
     marks=[
-        happened("Flush", "green", "flush"),
-        happened("Out of memory", "orange", "oom"),
-        happened("Verdict began", "yellow", "verdict-began"),
+        flushes(WORKLOAD),
+        ooms(WORKLOAD),
+        Marks(
+            "Verdict", "yellow", f"max by (instance, pid, kind) ({VERDICTS})", "{{kind}} of pid {{pid}} on {{instance}}"
+        ),
     ],
 )

@@ -27,10 +27,15 @@ class Target(NamedTuple):
         return f"{self.board} / {self.panel} / {self.legend or self.expression[:40]}"
 
 
+def opened(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows and panels, with those in collapsed rows."""
+    return [each for panel in board["panels"] for each in (panel, *panel.get("panels", ()))]
+
+
 def panels() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each panel, rows excluded, with the name of its dashboard."""
     for name, board in BOARDS.items():
-        for panel in board["panels"]:
+        for panel in opened(board):
             if panel["type"] != "row":
                 yield name, panel
 

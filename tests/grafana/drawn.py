@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.grafana.boards import BOARDS, NAMES
+from tests.grafana.boards import BOARDS, NAMES, opened
 from tests.grafana.prometheus import fill
 from tests.grafana.session import Session, running
 from tests.integration.browser import MISSING, NETWORK, chromium
@@ -147,12 +147,18 @@ def drawer(directory: Path) -> Iterator[Drawer]:
         yield Drawer(browser, directory)
 
 
-def drawing_input(name: str, session: Session, chosen: dict[str, Sequence[str]], mode: str = "dark") -> dict[str, Any]:
-    """Return the drawing program's input. All queries have one time, because Grafana merges tables by it."""
+def drawing_input(
+    name: str, session: Session, chosen: dict[str, Sequence[str]], mode: str = "dark", folded: bool = False
+) -> dict[str, Any]:
+    """Return the drawing program's input. All queries have one time, because Grafana merges tables by it.
+
+    ``folded``: collapsed rows are not opened.
+    """
     now = time.time()
+    panels = [*_folded(BOARDS[name])] if folded else opened(BOARDS[name])
     return {
-        "board": BOARDS[name],
-        "answers": answers(name, session, chosen, now),
+        "board": {**BOARDS[name], "panels": panels},
+        "answers": answers(panels, session, chosen, now),
         "chosen": chosen,
         "from": session.prometheus.since,
         "to": now,
@@ -160,10 +166,22 @@ def drawing_input(name: str, session: Session, chosen: dict[str, Sequence[str]],
     }
 
 
-def answers(name: str, session: Session, chosen: Any, now: float) -> dict[str, list[dict[str, Any]]]:
+def _folded(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the panels outside of collapsed rows, at the places where Grafana draws them."""
+    hidden = 0
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        yield {**panel, "gridPos": {**place, "y": place["y"] - hidden}}
+        if inner := [each["gridPos"] for each in panel.get("panels", ())]:
+            hidden += max(each["y"] + each["h"] for each in inner) - place["y"] - place["h"]
+
+
+def answers(
+    panels: Sequence[dict[str, Any]], session: Session, chosen: Any, now: float
+) -> dict[str, list[dict[str, Any]]]:
     """Return the query results of each panel by its id, in the drawing program's format."""
     found = {}
-    for panel in BOARDS[name]["panels"]:
+    for panel in panels:
         found[str(panel["id"])] = [
             {"refId": target["refId"], "series": _series(session, fill(target["expr"], chosen), target, now)}
             for target in panel.get("targets", ())
@@ -210,7 +228,7 @@ def main() -> None:
                 demo = session.demo.url.removeprefix("http://")
                 shown = {key: demo if value == "demo" else value for key, value in SHOWN.get(name, {}).items()}
                 chosen = next(c for c in combinations if all(value in c[key] for key, value in shown.items()))
-                drawing = drawn_with.draw(drawing_input(name, session, chosen))
+                drawing = drawn_with.draw(drawing_input(name, session, chosen, folded=True))
                 path = IMAGES / f"grafana-{name}.png"
                 drawn_with.page.locator("#board").screenshot(path=path)
                 few = Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE)

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from gpumond.top.bars import COLOURS
-from tests.grafana.boards import BOARDS, DIRECTORY, NAMES, ROOT, Target, marks, panels, targets, variables
+from tests.grafana.boards import BOARDS, DIRECTORY, NAMES, ROOT, Target, marks, opened, panels, targets, variables
 from tools.docs.metrics import document
 
 METRIC = re.compile(r"\bgpumond_\w+")
 SERIES = re.compile(r"[a-z_]+:gpumond_[\w:]+|gpumond:[\w:]+|gpumond_\w+")
-SELECTOR = re.compile(rf"(?:{SERIES.pattern}|\bup|\bscrape_\w+)\{{([^}}]*)\}}")
+SELECTOR = re.compile(rf"(?:{SERIES.pattern}|\bup|\bscrape_\w+|\bALERTS)\{{([^}}]*)\}}")
 OWN = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
 SUFFIXES = re.compile(r"_(bucket|count|sum)$")
 RULES = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text())
@@ -75,6 +75,41 @@ def test_variables_are_labelled_described_and_fresh(name: str):
         assert variable["refresh"] == 2
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_import_asks_for_the_data_source(name: str):
+    board = BOARDS[name]
+    (asked,) = board["__inputs"]
+    assert (asked["type"], asked["pluginId"]) == ("datasource", "prometheus")
+    assert board["templating"]["list"][0]["current"]["value"] == f"${{{asked['name']}}}"
+    assert {each["id"] for each in board["__requires"]} == {"grafana", "prometheus"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_values_of_a_variable_are_not_listed_in_queries(name: str):
+    found = {variable["name"]: variable for variable in variables(name)}
+    assert [*found][:3] == ["cluster", "job", "machine"]
+    for variable in found.values():
+        assert variable.get("allValue") == (".*" if variable["includeAll"] else None)
+    assert {each for each, variable in found.items() if variable["includeAll"]} >= {"cluster", "job"}
+
+
+def test_rows_that_not_all_machines_fill_are_collapsed():
+    rows = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"] if panel["type"] == "row"]
+    assert [(name, row["title"]) for name, row in rows if row["collapsed"]] == [
+        ("device", "Sensors"),
+        ("device", "Health"),
+    ]
+    assert all(bool(row["panels"]) == row["collapsed"] for _, row in rows)
+
+
+@pytest.mark.parametrize("target", [*marks()], ids=str)
+def test_text_of_an_annotation_consists_of_labels_of_its_series(target: Target):
+    (mark,) = (each for each in BOARDS[target.board]["annotations"]["list"] if each["expr"] == target.expression)
+    grouped = re.match(r"\w+ by \(([^)]*)\)", target.expression)
+    named = set(re.findall(r"{{(\w+)}}", mark["textFormat"]))
+    assert named == {"xid"} if grouped is None else named <= set(grouped[1].split(", "))
+
+
 def each_panel() -> list[Any]:
     return [pytest.param(panel, id=f"{name} / {panel['title']}") for name, panel in panels()]
 
@@ -125,7 +160,7 @@ def test_coloured_panels_have_thresholds(panel: dict[str, Any]):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_titles_are_unique_and_panels_fill_their_rows_without_overlapping(name: str):
-    board = BOARDS[name]["panels"]
+    board = opened(BOARDS[name])
     titles = [panel["title"] for panel in board]
     assert len(set(titles)) == len(titles)
     assert len({panel["id"] for panel in board}) == len(board)
@@ -196,7 +231,9 @@ def test_links_lead_to_existing_dashboards_and_variables(name: str):
         given = set(re.findall(r"var-(\w+)=", query))
         assert given <= {variable["name"] for variable in other["templating"]["list"]}
         assert query.endswith("&${__url_time_range}")
-    assert [link["tags"] for link in BOARDS[name]["links"]] == [["gpumond"]]
+    others, *pages = BOARDS[name]["links"]
+    assert others["tags"] == ["gpumond"]
+    assert [link["url"] for link in pages] == (["${page}${machine}/"] if name == "device" else [])
     assert found or name == "daemon"
 
 

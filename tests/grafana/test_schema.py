@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 
-from tests.grafana.boards import BOARDS
+from tests.grafana.boards import BOARDS, opened
 from tests.grafana.drawn import CACHE
 
 PREAMBLE = """\
@@ -23,21 +24,24 @@ type Curves = Plain<Omit<Panel<{}, GraphFieldConfig>, "options">> &
 """
 MARKS = ("expr", "step", "titleFormat", "textFormat", "useValueForTime")
 """Parts that the schema leaves to the data source."""
+IMPORT = ("__inputs", "__requires", "__elements")
+"""Parts that Grafana reads at an import, and that the schema does not contain."""
 
 
 def source() -> str:
     """Write the dashboard as literals, so that the compiler refuses keys that the schema does not know."""
     lines = [PREAMBLE]
     for name, board in BOARDS.items():
+        board = without(board, IMPORT)
         annotations = {"list": [without(query, MARKS) for query in board["annotations"].get("list", [])]}
         lines.append(f"export const {name}: Plain<Dashboard> = {json.dumps({**board, 'annotations': annotations})};")
-        curves = [panel for panel in board["panels"] if panel["type"] == "timeseries"]
+        curves = [panel for panel in opened(board) if panel["type"] == "timeseries"]
         lines.append(f"export const {name}Curves: Curves[] = {json.dumps(curves)};")
     return "\n".join(lines)
 
 
-def without(query: dict[str, object], keys: tuple[str, ...]) -> dict[str, object]:
-    return {key: value for key, value in query.items() if key not in keys}
+def without(part: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key not in keys}
 
 
 @pytest.fixture(scope="module")
