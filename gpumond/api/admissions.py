@@ -9,7 +9,8 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, Caller, require_flush
+from gpumond.api.auth import Caller
+from gpumond.api.dependencies import CHANGES, require_flush
 from gpumond.api.problems import responses
 from gpumond.api.view import view_of
 from gpumond.flush.admissions import Admission, PlannedFlush

@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import bearer, require_token
+from gpumond.api.dependencies import bearer, require_token
 from gpumond.api.problems import problem, responses
 from gpumond.api.view import view_of
 from gpumond.diagnosis.advice import advice, case_of

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, require_rules
+from gpumond.api.dependencies import CHANGES, require_rules
 from gpumond.api.problems import responses
 from gpumond.api.view import view_of
 from gpumond.baselines.service import BaselineService

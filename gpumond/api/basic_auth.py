@@ -7,7 +7,7 @@ import base64
 import binascii
 import hashlib
 
-from fastapi import HTTPException
+from starlette.exceptions import HTTPException
 
 from gpumond.api.auth import Tokens, admit
 

@@ -9,7 +9,8 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from gpumond.api import examples
-from gpumond.api.auth import Caller, Tokens, admit, bearer, require_flush
+from gpumond.api.auth import Caller, Tokens, admit
+from gpumond.api.dependencies import bearer, require_flush
 from gpumond.api.problems import problem, responses
 from gpumond.api.view import view_of
 from gpumond.flush import FlushOutcome, FlushRequest, Target

@@ -15,28 +15,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import HTTPException
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpumond.api.auth import SESSIONS, Tokens, admit, authenticate, failed, header, user
 from gpumond.api.basic_auth import Passwords
-from gpumond.api.page import PAGE
-from gpumond.api.problems import problem
+from gpumond.api.monitoring import LIVENESS, READINESS, refusal
 from gpumond.api.rate_limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
     MAX_BODY_BYTES,
+    TOO_LARGE,
     RequestSlots,
     TokenBucket,
     limited,
-    too_large,
 )
 from gpumond.api.sending import in_pieces, without_body
 from gpumond.api.unsent import Unsent
 from gpumond.config.web import Web
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-ALWAYS_OPEN = ("/-/healthy", "/-/ready", "/healthz", "/readyz")
+ALWAYS_OPEN = (*LIVENESS, *READINESS)
 """Paths for probes, which send no credentials. They reveal whether devices can be read, and the cause of a failure."""
 
 RESERVED = ("/metrics", *ALWAYS_OPEN)
@@ -92,10 +91,9 @@ class Guard:
         try:
             await self._check(scope)
             release_slot = await self._slot(scope)
-        except HTTPException as refusal:
-            self._policy.rejected(REASONS.get(refusal.status_code, "other"))
-            answer = problem(refusal.status_code, str(refusal.detail), dict(refusal.headers or {}))
-            await answer(scope, receive, send)
+        except HTTPException as error:
+            self._policy.rejected(REASONS.get(error.status_code, "other"))
+            await refusal(error.status_code, str(error.detail), error.headers).send(send)
             return
 
         async def send_and_release(message: Message) -> None:
@@ -135,13 +133,12 @@ class Guard:
             _check_body(scope)
         length = header(scope["headers"], b"content-length")
         if length and int(length) > MAX_BODY_BYTES:
-            raise too_large()
-        if scope["path"] not in (*ALWAYS_OPEN, *(() if web.users else (*PAGE, SESSIONS))):
+            raise HTTPException(413, TOO_LARGE, {"Connection": "close"})
+        reads_are_open = (self._policy.open_reads or web.mutual) and not web.users
+        if not reads_are_open and scope["path"] not in (*ALWAYS_OPEN, *(() if web.users else _sign_in_paths())):
             await self._check_reader(scope, web)
 
     async def _check_reader(self, scope: Scope, web: Web) -> None:
-        if (self._policy.open_reads or web.mutual) and not web.users:
-            return
         basic = header(scope["headers"], b"authorization")
         if basic[:6].lower() == "basic " and web.users:
             if await self._passwords.verify(web.users, basic[6:], user(scope)):
@@ -193,6 +190,12 @@ REASONS = {
 
 def _nothing() -> None:
     pass
+
+
+def _sign_in_paths() -> tuple[str, ...]:
+    from gpumond.api.page import PAGE  # most daemons do not need it, since reading requires no token
+
+    return (*PAGE, SESSIONS)
 
 
 def _host(scope: Mapping[str, Any]) -> str:

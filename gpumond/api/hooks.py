@@ -11,7 +11,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 
 from gpumond.alerting.hook import HookAlert, HookAnswer, HookResult
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, Caller, require_flush
+from gpumond.api.auth import Caller
+from gpumond.api.dependencies import CHANGES, require_flush
 from gpumond.api.flushes import count_flush
 from gpumond.api.view import view_of
 from gpumond.protocol.text import Encodable

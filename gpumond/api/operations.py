@@ -6,11 +6,12 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from gpumond.api.auth import bearer, require_token
-from gpumond.api.problems import problem, responses
+from gpumond.api import monitoring
+from gpumond.api.dependencies import bearer, require_token
+from gpumond.api.problems import problem, response, responses
 from gpumond.api.view import view_of
 from gpumond.config import Compat
-from gpumond.protocol.text import Encodable, accepts
+from gpumond.protocol.text import Encodable
 
 router = APIRouter(tags=["operation"])
 
@@ -18,17 +19,14 @@ router = APIRouter(tags=["operation"])
 @router.get("/metrics", response_class=PlainTextResponse, summary="Metrics in Prometheus text format or OpenMetrics")
 async def metrics(request: Request, compat: Compat | None = None) -> Response:
     """Returns the metrics. ``compat=dcgm``: devices with the names, labels and units of the newest dcgm-exporter."""
-    page = await view_of(request).metrics(request.headers.get("accept", ""), compat)
-    headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
-    if accepts(request.headers.get("accept-encoding", ""), "gzip"):
-        return Response(page.compressed, headers=headers | {"Content-Encoding": "gzip"})
-    return Response(page.plain, headers=headers)
+    accept, accept_encoding = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))
+    return response(await monitoring.metrics(view_of(request), accept, accept_encoding, compat))
 
 
 @router.get("/healthz", response_class=PlainTextResponse, include_in_schema=False)
 @router.get("/-/healthy", response_class=PlainTextResponse, summary="Liveness of the daemon; independent of the GPUs")
-async def healthy() -> str:
-    return "gpumond is healthy\n"
+async def healthy() -> Response:
+    return response(monitoring.healthy())
 
 
 @router.get("/readyz", response_class=PlainTextResponse, include_in_schema=False)
@@ -36,13 +34,7 @@ async def healthy() -> str:
     "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Readiness: devices can be read"
 )
 async def ready(request: Request) -> Response:
-    frame = view_of(request).frame
-    if frame is None:
-        return problem(503, "the first reading is in progress")
-    source = frame.snapshot.source
-    if not source.up:
-        return problem(503, f"cannot read devices: {source.reason}: {source.detail}")
-    return PlainTextResponse("gpumond is ready\n")
+    return response(monitoring.ready(view_of(request).frame))
 
 
 @router.post(

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, require_rules
+from gpumond.api.dependencies import CHANGES, require_rules
 from gpumond.api.problems import responses
 from gpumond.api.rules import BODY, IfMatch, entry_response, etag_of
 from gpumond.api.view import view_of

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from operator import itemgetter
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
+from gpumond.api.monitoring import INTERNAL_ERROR, Answer, refusal
 from gpumond.errors import (
     AlreadyUnderWay,
     AmbiguousDevice,
@@ -70,9 +72,12 @@ class Problem(BaseModel):
     detail: str
 
 
-def problem(status: int, detail: str, headers: dict[str, str] | None = None, **members: Any) -> JSONResponse:
-    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail, **members}
-    return JSONResponse(body, status, headers, media_type="application/problem+json")
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, **members: Any) -> Response:
+    return response(refusal(status, detail, headers, **members))
+
+
+def response(answer: Answer) -> Response:
+    return Response(answer.body, answer.status, answer.headers)
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -100,14 +105,14 @@ def allowed(request: Request) -> set[str]:
 
 def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
         if error.status_code == 405 and (methods := allowed(request)):
             headers["Allow"] = ", ".join(sorted(methods))
         return problem(error.status_code, str(error.detail), headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         return problem(422, f"{place}: {first['msg'].removeprefix('Value error, ')}")
@@ -128,18 +133,18 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(NoSuchSilence)
     @app.exception_handler(TooManySilences)
     @app.exception_handler(NoSuchReceiver)
-    async def refused(request: Request, error: GpumondError) -> JSONResponse:
+    async def refused(request: Request, error: GpumondError) -> Response:
         return problem(STATUS[type(error)], str(error))
 
     @app.exception_handler(FlushError)
-    async def flush_error(request: Request, error: FlushError) -> JSONResponse:
+    async def flush_error(request: Request, error: FlushError) -> Response:
         headers = {"Retry-After": f"{error.retry_after_seconds:.0f}"} if isinstance(error, CoolingDown) else None
         return problem(STATUS[type(error)], str(error), headers)
 
     @app.exception_handler(StoreUnavailable)
-    async def store_unavailable(request: Request, error: StoreUnavailable) -> JSONResponse:
+    async def store_unavailable(request: Request, error: StoreUnavailable) -> Response:
         return problem(507 if error.full else 503, f"{error}; nothing was changed")
 
     @app.exception_handler(Exception)
-    async def internal_error(request: Request, error: Exception) -> JSONResponse:
-        return problem(500, "internal error of gpumond; see its log for details")
+    async def internal_error(request: Request, error: Exception) -> Response:
+        return problem(500, INTERNAL_ERROR)

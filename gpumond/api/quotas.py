@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, require_rules
+from gpumond.api.dependencies import CHANGES, require_rules
 from gpumond.api.problems import responses
 from gpumond.api.rules import etag_of
 from gpumond.api.view import view_of

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 
 from gpumond.alerting.receiver_check import ReceiverTest
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, admit, require_rules
+from gpumond.api.auth import admit
+from gpumond.api.dependencies import CHANGES, require_rules
 from gpumond.api.view import view_of
 
 router = APIRouter(prefix="/api/v1", tags=["receivers"])

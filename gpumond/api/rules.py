@@ -10,7 +10,8 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, authenticate, require_rules, user
+from gpumond.api.auth import authenticate, user
+from gpumond.api.dependencies import CHANGES, require_rules
 from gpumond.api.problems import problem, responses
 from gpumond.api.view import view_of
 from gpumond.config.rule_registry import RuleEntry, RuleRegistry

@@ -9,7 +9,8 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, SESSIONS, Caller, Tokens, admit, bearer_token, caller_with, failed, user
+from gpumond.api.auth import SESSIONS, Caller, Tokens, admit, bearer_token, failed, user
+from gpumond.api.dependencies import CHANGES, caller_with
 from gpumond.api.problems import responses
 from gpumond.api.sign_ins import CODE_SECONDS, SESSION_SECONDS
 from gpumond.protocol.text import Encodable

@@ -11,7 +11,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_vali
 
 from gpumond.alerting.silences import MAX_SECONDS, Silences
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, admit, require_rules
+from gpumond.api.auth import admit
+from gpumond.api.dependencies import CHANGES, require_rules
 from gpumond.api.problems import responses
 from gpumond.api.view import view_of
 from gpumond.model.silences import Matcher, Operator, Silence, State

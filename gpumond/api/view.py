@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
-
-from fastapi import Request
+from typing import TYPE_CHECKING, Protocol
 
 from gpumond.alerting.hook import AlertmanagerHook
 from gpumond.alerting.receiver_check import ReceiverTest
@@ -24,6 +22,9 @@ from gpumond.model.pools import Receipt
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.rules import Rule
 from gpumond.store.audit_chain import AuditEntry
+
+if TYPE_CHECKING:
+    from fastapi import Request
 
 
 class MetricsPage(Protocol):

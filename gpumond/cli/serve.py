@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpumond.cli import DONE
-from gpumond.config import Settings, load
-from gpumond.host import logs
+from gpumond.collector.start import Worker, start_worker
 from gpumond.sources import SOURCES, detected
+
+if TYPE_CHECKING:
+    from gpumond.config import Settings
 
 ACCESS = ("insecure", "web_config", "tokens_file")
 SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval", "log_format", "log_level", *ACCESS)
@@ -62,11 +65,17 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    gc.disable()  # nothing is to be collected during the imports of the start; `server.serve` collects after them
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would read the metadata of all packages
+    from gpumond.config import load
+
     def reload() -> Settings:
         return load(arguments.config, flags(arguments))
 
     settings = reload()
-    return serve(settings, choose_source(settings.source), reload)
+    source = choose_source(settings.source)
+    worker = start_worker(source)  # it opens the driver while this process imports the daemon
+    return serve(settings, source, reload, worker=worker)
 
 
 def flags(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -79,16 +88,21 @@ def serve(
     reload: Callable[[], Settings],
     pace: float = 1.0,
     bound: Callable[[str], None] = lambda address: None,
+    worker: Worker | None = None,
 ) -> int:
     """Run the daemon in this process until a signal stops it.
 
     ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the page's address when the
-    port accepts connections.
+    port accepts connections. ``worker``: the process that reads the source, if it has been started.
     """
+    import asyncio
+
+    from gpumond.host import logs
+
     log_limit = logs.configure(settings.log_format, settings.log_level)
     from gpumond.daemon import server
 
-    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound))
+    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, worker))
     return DONE
 
 

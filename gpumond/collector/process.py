@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from gpumond.collector import DevicePosition, ExcludedDevice, ReadRequest
+from gpumond.collector.start import Worker
 from gpumond.model.snapshot import Reading, XidErrors
 from gpumond.protocol.messages import to_json
-from gpumond.sources import NOWHERE
 
 
 class Request:
@@ -32,24 +30,10 @@ class Request:
 
 
 class Child:
-    """Child process. It starts at once; opening the driver is its first request, because that can hang like any
-    call."""
+    """Child process. Opening the driver is its first request, because that can hang like any call."""
 
-    def __init__(self, source: str, environ: Mapping[str, str] | None) -> None:
-        self._place = os.memfd_create("place", 0)
-        DevicePosition(self._place).at(NOWHERE)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpumond.collector.worker", source, str(self._place)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environ,
-            bufsize=0,
-            pass_fds=(self._place,),
-            start_new_session=True,  # Ctrl-C is handled by the parent, which stops the child in order
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+    def __init__(self, worker: Worker) -> None:
+        self.process, self.stdin, self.stdout, self._place = worker
         os.set_blocking(self.stdout.fileno(), False)
         self.buffer = bytearray()
         self.request: Request | None = Request(time.monotonic())

@@ -19,6 +19,7 @@ from typing import Literal
 
 from gpumond.collector import ExcludedDevice, ReadResponse
 from gpumond.collector.process import Child, Request, end
+from gpumond.collector.start import Worker, start_worker
 from gpumond.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.model.snapshot import RELEASED, STARTING, Reading, SourceState, XidErrors
 from gpumond.protocol.validator import from_json
@@ -42,7 +43,10 @@ or after the longest time.
 
 
 class Collector:
-    """Readings of one source, with at most one request at a time. All times are in seconds."""
+    """Readings of one source, with at most one request at a time. All times are in seconds.
+
+    ``first`` is a worker that has already been started.
+    """
 
     def __init__(
         self,
@@ -53,10 +57,12 @@ class Collector:
         environ: Mapping[str, str] | None = None,
         restarted: Callable[[], None] = lambda: None,
         opened: Callable[[], None] = lambda: None,
+        first: Worker | None = None,
     ) -> None:
         self.state = SourceState(name=source, up=False, responsive=True, reason=STARTING)
         self._deadline, self._replace_after = deadline, replace_after
         self._environ, self._restarted, self._opened = environ, restarted, opened
+        self._first = first
         self._child: Child | None = None
         self._abandoned: list[Child] = []
         self._closing: list[Child] = []
@@ -146,7 +152,8 @@ class Collector:
             self._restarted()
         self._started += 1
         self._xids = add_up(self._xids, self._child.xids if self._child else ())
-        child = self._child = Child(self.state.name, self._environ)
+        first, self._first = self._first, None
+        child = self._child = Child(first or start_worker(self.state.name, self._environ))
         asyncio.get_running_loop().add_reader(child.stdout.fileno(), self._readable, child)
         assert child.request is not None
         self._watch_deadline(child, child.request)

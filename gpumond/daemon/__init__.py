@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 
 from gpumond.alerting.dispatcher import AlertDispatcher
 from gpumond.alerting.hook import AlertmanagerHook
+from gpumond.collector.start import Worker
 from gpumond.config import Settings
 from gpumond.daemon.edges import Edges, real_edges
 from gpumond.daemon.parts import Parts
@@ -43,9 +44,10 @@ def make_daemon(
     load: Load | None = None,
     pace: float = 1.0,
     between_ticks: Callable[[], None] = lambda: None,
+    worker: Worker | None = None,
 ) -> Iterator[Daemon]:
     """A Daemon with its real edges. Raises ConfigError if the agents' socket cannot be bound."""
-    with real_edges(settings, source) as edges:
+    with real_edges(settings, source, worker) as edges:
         yield Daemon(settings, edges, load, pace, between_ticks)
 
 

@@ -13,6 +13,7 @@ from gpumond.agents.limits import Limits
 from gpumond.agents.server import AgentServer
 from gpumond.alerting.outbox import BACKOFF_SECONDS
 from gpumond.alerting.receivers import Notifier
+from gpumond.collector.start import Worker
 from gpumond.collector.supervisor import Collector
 from gpumond.config import Settings
 from gpumond.engines.poller import Engines
@@ -85,15 +86,16 @@ class Edges:
 
 
 @contextmanager
-def real_edges(settings: Settings, source: str) -> Iterator[Edges]:
-    """Bind the agents' socket, and remove it at the end. ``source`` names an entry of ``sources.SOURCES``.
+def real_edges(settings: Settings, source: str, worker: Worker | None = None) -> Iterator[Edges]:
+    """Bind the agents' socket, and remove it at the end. ``source`` names an entry of ``sources.SOURCES``, which
+    ``worker`` reads if there is one.
 
     Raises ConfigError if the socket cannot be bound.
     """
     telemetry, wake = Telemetry(), asyncio.Event()
     path = settings.agent_socket()
     listener = bind_agent_socket(path, settings.agent_socket_mode(), settings.runtime_directory())
-    collector = Collector(source, restarted=telemetry.restarted, opened=wake.set)
+    collector = Collector(source, restarted=telemetry.restarted, opened=wake.set, first=worker)
     telemetry.add_processes(lambda: collector.pid)
     try:
         yield Edges(

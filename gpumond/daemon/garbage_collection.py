@@ -29,9 +29,19 @@ class CollectionSchedule:
         self._clock = clock
         self._earliest = self._due = clock() + COLLECT_SECONDS
         self._collections, self._resident = 1, resident_bytes()
+        self._after_import = True
+
+    def exclude_imports(self) -> None:
+        """Let the next collection be at once and complete, and exclude the objects that remain from later ones."""
+        self._after_import = True
 
     def collect_if_due(self) -> None:
         began = self._clock()
+        if self._after_import:
+            gc.collect()
+            gc.freeze()
+            self._after_import = False
+            return
         if began < self._earliest or (began < self._due and resident_bytes() - self._resident < GROWTH_BYTES):
             return
         gc.collect(0 if self._collections % FULL_EVERY else 2)
@@ -48,9 +58,8 @@ def resident_bytes() -> int:
 
 @contextmanager
 def only_on_schedule() -> Iterator[None]:
-    """Disable automatic collection, and exclude what exists now from scheduled ones. Both are undone at the end."""
+    """Disable automatic collection. At the end this is undone, and no object is excluded from collections."""
     enabled = gc.isenabled()
-    gc.freeze()
     gc.disable()
     try:
         yield

@@ -13,9 +13,10 @@ from contextlib import AsyncExitStack, contextmanager
 
 import uvicorn
 
-from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
+from gpumond.api.deferred import DeferredApi
 from gpumond.api.guard import Guard, Policy
+from gpumond.collector.start import Worker
 from gpumond.config import LOOPBACK, Settings
 from gpumond.config.tls import alternative_names
 from gpumond.config.tokens import Token, check_subjects, read_tokens
@@ -43,12 +44,13 @@ async def serve(
     pace: float = 1.0,
     log_limit: RateLimitFilter | None = None,
     bound: Callable[[str], None] = lambda address: None,
+    worker: Worker | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError if the port or a socket cannot be bound.
 
     ``log_limit`` counts the log lines that it drops, for a metric. ``bound`` is called with the page's address when the
-    port accepts connections; they are answered a moment later. However this ends, sockets are removed, tasks have
-    ended, and the garbage collector is as before.
+    port accepts connections; they are answered a moment later. ``worker``: the process that reads the source, if it has
+    been started. However this ends, sockets are removed, tasks have ended, and the garbage collector is as before.
     """
     raise_limit()
     web, reviews = _web(settings), make_token_reviews(settings)
@@ -56,7 +58,7 @@ async def serve(
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(_listen(settings))
         collections = CollectionSchedule()
-        daemon = stack.enter_context(make_daemon(settings, source, load, pace, collections.collect_if_due))
+        daemon = stack.enter_context(make_daemon(settings, source, load, pace, collections.collect_if_due, worker))
         if log_limit is not None:
             log_limit.dropped = daemon.log_dropped
         own = settings.runtime_directory()
@@ -64,7 +66,11 @@ async def serve(
         stack.callback((own / API_SOCKET).unlink, missing_ok=True)
         tokens = Tokens(write_token(own), others=others, reviews=reviews)
         config = uvicorn.Config(
-            Guard(create_app(daemon, tokens, daemon.running), tokens, _policy(settings, web, daemon.http_rejected)),
+            Guard(
+                DeferredApi(daemon, tokens, daemon.running, loaded=collections.exclude_imports),
+                tokens,
+                _policy(settings, web, daemon.http_rejected),
+            ),
             lifespan="on",
             log_config=None,
             access_log=False,

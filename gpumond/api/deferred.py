@@ -1,0 +1,76 @@
+"""The ASGI application of the daemon, which imports most of its routes when one of them is first requested.
+
+FastAPI, the models of the routes and the page need most of the time at the start and a quarter of the memory, and a
+daemon that only Prometheus reads uses none of them. Metrics and probes are answered without them.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gpumond.api.auth import Tokens
+from gpumond.api.monitoring import INTERNAL_ERROR, monitored, refusal
+from gpumond.api.view import DaemonView
+from gpumond.host.event_loop import background
+
+
+class DeferredApi:
+    """``lifespan`` starts and stops the parts that the view reads. ``loaded`` is called after the import of the
+    routes."""
+
+    def __init__(
+        self,
+        view: DaemonView,
+        tokens: Tokens,
+        lifespan: Callable[[], AbstractAsyncContextManager[None]],
+        loaded: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._view, self._tokens, self._lifespan, self._loaded = view, tokens, lifespan, loaded
+        self._api: ASGIApp | None = None
+        self._tasks = AsyncExitStack()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        try:
+            answer = await monitored(self._view, scope)
+        except Exception:
+            await refusal(500, INTERNAL_ERROR).send(send)
+            raise
+        if answer is not None:
+            await answer.send(send)
+            return
+        api = self._api or await self._load()
+        await api(scope, receive, send)
+
+    async def _load(self) -> ASGIApp:
+        """Import the routes, which blocks the event loop for some tenths of a second, once.
+
+        In a thread, the import takes seconds while the loop is busy, and requests wait for it beyond a shutdown.
+        """
+        from gpumond.api.app import create_app
+
+        app = create_app(self._view, self._tokens, nullcontext)
+        self._api = app
+        await self._tasks.enter_async_context(background(app.state.live.run()))
+        self._loaded()
+        return app
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Run the parts from the message of the start to that of the shutdown."""
+        phase = "startup"
+        await receive()
+        try:
+            async with self._lifespan(), self._tasks:
+                await send({"type": "lifespan.startup.complete"})
+                phase = "shutdown"
+                await receive()
+        except BaseException:
+            await send({"type": f"lifespan.{phase}.failed", "message": traceback.format_exc()})
+            raise
+        await send({"type": "lifespan.shutdown.complete"})

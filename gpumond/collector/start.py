@@ -1,0 +1,39 @@
+"""Start of a process that reads the driver (``worker.py``)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import BinaryIO, NamedTuple
+
+from gpumond.collector import DevicePosition
+from gpumond.sources import NOWHERE
+
+
+class Worker(NamedTuple):
+    """A started process, its pipes, and the descriptor of its DevicePosition."""
+
+    process: subprocess.Popen[bytes]
+    stdin: BinaryIO
+    stdout: BinaryIO
+    place: int
+
+
+def start_worker(source: str, environ: Mapping[str, str] | None = None) -> Worker:
+    """Start a process that opens the source at once. It exits when its stdin is closed."""
+    place = os.memfd_create("place", 0)
+    DevicePosition(place).at(NOWHERE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpumond.collector.worker", source, str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environ,
+        bufsize=0,
+        pass_fds=(place,),
+        start_new_session=True,  # Ctrl-C is handled by the parent, which stops the child in order
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return Worker(process, process.stdin, process.stdout, place)  # type: ignore[arg-type]

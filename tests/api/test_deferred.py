@@ -1,0 +1,123 @@
+"""The application of the daemon imports FastAPI and the routes when one of them is first requested."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import ASGIApp, Message
+
+from gpumond.api.app import create_app
+from gpumond.api.auth import Tokens
+from gpumond.api.deferred import DeferredApi
+from gpumond.metrics import Page
+from tests.api.test_app import View, no_lifespan
+
+MONITORED = (
+    "/-/healthy",
+    "/healthz",
+    "/-/ready",
+    "/readyz",
+    "/metrics",
+    "/metrics?compat=dcgm",
+    "/metrics?compat=dcgm-4.7",
+)
+OTHERS = ("/metrics?compat=none", "/metrics?other=1", "/api/v1/status", "/", "/absent", "/metrics/")
+
+
+def ask(app: ASGIApp, path: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> httpx.Response:
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9917") as client:
+            return await client.request(method, path, headers=headers)
+
+    return asyncio.run(run())
+
+
+def deferred(view: View, loaded: list[str]) -> DeferredApi:
+    return DeferredApi(view, Tokens("secret"), no_lifespan, lambda: loaded.append("loaded"))
+
+
+@pytest.mark.parametrize("frame", [True, False])
+@pytest.mark.parametrize("path", MONITORED + OTHERS)
+def test_answers_are_those_of_the_complete_application(path: str, frame: bool):
+    for method in ("GET", "POST"):
+        for headers in ({}, {"Accept-Encoding": "gzip", "Accept": "application/openmetrics-text"}):
+            found: list[Any] = []
+            loaded: list[str] = []
+            view = View() if frame else View(frame=None)
+            for app in (create_app(view, Tokens("secret"), no_lifespan), deferred(view, loaded)):
+                answer = ask(app, path, method, headers)
+                body = b"" if path == "/api/v1/status" else answer.content  # it contains the time
+                found.append((answer.status_code, sorted(answer.headers.multi_items()), body))
+            found = [each if path != "/api/v1/status" else each[0] for each in found]
+            assert found[0] == found[1]
+            assert bool(loaded) == (path in OTHERS or method == "POST")
+
+
+def test_metrics_that_cannot_be_written_are_a_problem_document():
+    class Broken(View):
+        async def metrics(self, accept: str, compat: Any = None) -> Page:
+            raise RuntimeError("broken")
+
+    answer = ask(deferred(Broken(), []), "/metrics")
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
+    assert answer.json() == ask(create_app(Broken(), Tokens("secret"), no_lifespan), "/metrics").json()
+
+
+def test_concurrent_first_requests_load_the_routes_once():
+    loaded: list[str] = []
+    app = deferred(View(), loaded)
+
+    async def run() -> list[int]:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9917") as client:
+            answers = await asyncio.gather(*(client.get("/api/v1/status") for _ in range(4)))
+        return [answer.status_code for answer in answers]
+
+    assert asyncio.run(run()) == [200] * 4
+    assert loaded == ["loaded"]
+
+
+@pytest.mark.parametrize("failure", ["", "startup", "shutdown"])
+def test_lifespan_of_the_daemon_is_reported_to_the_server(failure: str):
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        if failure == "startup":
+            raise OSError("no disk")
+        yield
+        if failure == "shutdown":
+            raise OSError("no disk")
+
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def run() -> None:
+        await DeferredApi(View(), Tokens("secret"), lifespan)({"type": "lifespan"}, receive, send)
+
+    if failure:
+        with pytest.raises(OSError, match="no disk"):
+            asyncio.run(run())
+        assert "no disk" in sent[-1]["message"]
+    else:
+        asyncio.run(run())
+    names = {"": ["startup.complete", "shutdown.complete"], "startup": ["startup.failed"]}
+    expected = names.get(failure, ["startup.complete", "shutdown.failed"])
+    assert [message["type"].removeprefix("lifespan.") for message in sent] == expected
+
+
+def test_start_of_the_daemon_imports_neither_fastapi_nor_yaml():
+    program = "import sys, gpumond.cli.serve, gpumond.daemon.server; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"fastapi", "starlette.routing", "anyio", "yaml", "gpumond.api.app"} & set(done.stdout.split())
