@@ -24,8 +24,9 @@ check: $(VENV)/.installed  ## style, types and tests
 	$(BIN)/mypy
 	$(MAKE) test
 
-bench-check: $(VENV)/.installed  ## instructions of the paths that run every second against the recorded ones; needs valgrind
+bench-check: $(VENV)/.installed  ## instructions of the paths that run every second, and memory, against the recorded ones; needs valgrind
 	$(BIN)/python -m bench.instructions --check
+	$(BIN)/python -m bench.footprint --check
 
 docs: $(VENV)/.installed  ## pages that derive from the code, metrics that a test expects, figures of the benchmarks
 	for page in configuration metrics plugins responses rules verdicts; do $(BIN)/python -m tools.docs.$$page > docs/reference/$$page.md || exit 1; done

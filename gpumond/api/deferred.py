@@ -6,11 +6,9 @@ daemon that only Prometheus reads uses none of them. Metrics and probes are answ
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,9 +16,6 @@ from gpumond.api.auth import Tokens
 from gpumond.api.monitoring import INTERNAL_ERROR, monitored, refusal
 from gpumond.api.view import DaemonView
 from gpumond.host.event_loop import background
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
 
 
 class DeferredApi:
@@ -36,7 +31,6 @@ class DeferredApi:
     ) -> None:
         self._view, self._tokens, self._lifespan, self._loaded = view, tokens, lifespan, loaded
         self._api: ASGIApp | None = None
-        self._loading = asyncio.Lock()
         self._tasks = AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,13 +49,17 @@ class DeferredApi:
         await api(scope, receive, send)
 
     async def _load(self) -> ASGIApp:
-        async with self._loading:
-            if self._api is None:
-                app = await asyncio.to_thread(_create, self._view, self._tokens)  # takes tenths of a second
-                await self._tasks.enter_async_context(background(app.state.live.run()))
-                self._api = app
-                self._loaded()
-        return self._api
+        """Import the routes, which blocks the event loop for some tenths of a second, once.
+
+        In a thread, the import takes seconds while the loop is busy, and requests wait for it beyond a shutdown.
+        """
+        from gpumond.api.app import create_app
+
+        app = create_app(self._view, self._tokens, nullcontext)
+        self._api = app
+        await self._tasks.enter_async_context(background(app.state.live.run()))
+        self._loaded()
+        return app
 
     async def _live(self, receive: Receive, send: Send) -> None:
         """Run the parts from the message of the start to that of the shutdown."""
@@ -76,9 +74,3 @@ class DeferredApi:
             await send({"type": f"lifespan.{phase}.failed", "message": traceback.format_exc()})
             raise
         await send({"type": "lifespan.shutdown.complete"})
-
-
-def _create(view: DaemonView, tokens: Tokens) -> FastAPI:
-    from gpumond.api.app import create_app
-
-    return create_app(view, tokens, nullcontext)
