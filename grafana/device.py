@@ -114,7 +114,6 @@ LEDGER = [
         Query(named(f"sum by (workload) (gpumond_memory_bytes{{{DEVICE}}})"), "{{workload}}"),
         height=11,
         stacked=True,
-        shades="blue",
     ),
 ]
 
@@ -143,16 +142,6 @@ POOLS = [
         Query(f"sum(rate(gpumond_pool_ooms_total{{{DEVICE}}}[$__rate_interval])) * 60", "out of memory"),
         Query(f"sum(rate(gpumond_pool_retries_total{{{DEVICE}}}[$__rate_interval])) * 60", "retries"),
         runbooks=("out-of-memory", "allocation-retries"),
-    ),
-    series(
-        "Asleep, by program",
-        "Memory that an allocator counts while its pages are released (sleep mode). It is not part of used memory.",
-        "bytes",
-        Query(
-            f"max by (workload, pid, allocator) (gpumond_pool_unmapped_bytes{{{DEVICE}}})",
-            "{{workload}} ({{pid}}) {{allocator}}",
-        ),
-        width=24,
     ),
 ]
 
@@ -199,6 +188,19 @@ SLOWDOWN = of("temperature_limit_celsius", ', limit="slowdown"')
 SHUTDOWN = of("temperature_limit_celsius", ', limit="shutdown"')
 THROTTLE = of("throttle", ', reason!="gpu_idle"')
 ECC = of("ecc_errors_total", ', scope="volatile"')
+
+ASLEEP = [
+    series(
+        "Asleep, by program",
+        "Memory that an allocator counts while its pages are released (sleep mode). It is not part of used memory.",
+        "bytes",
+        Query(
+            f"max by (workload, pid, allocator) (gpumond_pool_unmapped_bytes{{{DEVICE}}})",
+            "{{workload}} ({{pid}}) {{allocator}}",
+        ),
+        width=24,
+    ),
+]
 
 SENSORS = [
     series(
@@ -322,6 +324,7 @@ BOARD = board(
     ("Memory", LEDGER),
     ("Reclaimable memory", POOLS),
     ("Use by processes", HOLDERS),
+    ("Sleep mode", ASLEEP),
     ("Sensors", SENSORS),
     ("Health", HEALTH),
     marks=[
@@ -331,6 +334,6 @@ BOARD = board(
         flushes(MACHINE, pools=DEVICE),
         alerts(DEVICE),
     ],
-    collapsed=("Sensors", "Health"),
+    collapsed=("Sleep mode", "Sensors", "Health"),
     of_machine=True,
 )

@@ -96,6 +96,7 @@ def test_all_values_of_a_variable_are_not_listed_in_queries(name: str):
 def test_rows_that_not_all_machines_fill_are_collapsed():
     rows = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"] if panel["type"] == "row"]
     assert [(name, row["title"]) for name, row in rows if row["collapsed"]] == [
+        ("device", "Sleep mode"),
         ("device", "Sensors"),
         ("device", "Health"),
     ]
