@@ -166,7 +166,7 @@ def test_history_is_on_for_the_requested_time_and_then_off(tmp_path: Path):
     assert "allocated before the recording: 8.0 MiB" in html
     assert (Path(pickle).suffix, Path(treemap).suffix) == (".pickle", ".html")
     assert lines[7] == "None"
-    assert lines[8].startswith("False record all [('context', 'all'), ('max_entries', 2000), ('stacks', 'python')]")
+    assert lines[8].startswith("False record all [('context', 'all'), ('max_entries', 10000), ('stacks', 'python')]")
     assert "the program records its memory history" in lines[9]
 
 

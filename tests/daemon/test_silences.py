@@ -39,6 +39,13 @@ def listener() -> Iterator[Listener]:
 
 
 @pytest.fixture
+def refusing(listener: Listener) -> Listener:
+    """A listener that accepts nothing, from before the daemon starts."""
+    listener.answer = b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"
+    return listener
+
+
+@pytest.fixture
 def daemon(serve: Serve, driver: FakeDriver, tmp_path: Path, listener: Listener) -> RunningDaemon:
     driver.devices = machine(1)
     fill(driver, 0.1)
@@ -151,9 +158,9 @@ def test_alert_that_was_sent_is_sent_as_resolved_while_it_is_silenced(
 
 
 def test_silences_and_silenced_queue_survive_a_kill(
-    daemon: RunningDaemon, driver: FakeDriver, listener: Listener, tmp_path: Path
+    refusing: Listener, daemon: RunningDaemon, driver: FakeDriver, tmp_path: Path
 ):
-    listener.answer = b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"
+    listener = refusing
     fill(driver, 0.9)
     until(lambda: listener.requests and silenced_by(daemon) == [[]])  # not accepted: it is still queued
     active, ended = silence(daemon), silence(daemon, {"name": "rule", "operator": "=", "value": "other"})
