@@ -136,7 +136,7 @@ def child(engine: StandIn) -> int:
 def attribute(card: SimDevice, pid: int) -> None:
     """Make the simulated driver count 4 GiB for a process, until it ends."""
     record = card.directory / "processes" / f"{pid}-{start_ticks(pid)}"
-    record.write_text(json.dumps([4 * GIB]))
+    record.write_text(json.dumps([4 * GIB, None, None, None]))
 
 
 def declaration(engine: StandIn) -> Declaration:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from gpumond.api.examples import VERDICT
 from gpumond.model.frame import Verdict
 from tests.integration.browser import PageSession, needs_chromium, open_page
-from tests.running import RunningDaemon
+from tests.running import RunningDaemon, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -55,10 +55,16 @@ def test_chart_is_zoomed_and_its_crosshair_is_that_of_all_charts(session: PageSe
     plot = page.locator(".device .plot")
     drawn(session, "900")
     page.locator("tbody .plot[data-range]").wait_for()
+    readout = page.locator(".device .readout").get_by_text("used (driver)")
+
+    def pointed() -> bool:
+        width = plot.evaluate("plot => plot.clientWidth")
+        plot.hover(position={"x": width - 3, "y": 40})  # again, if a new verdict has moved the plot
+        return readout.is_visible()
+
+    until(pointed, every=0.2)
     box = plot.bounding_box()
     assert box
-    plot.hover(position={"x": box["width"] - 3, "y": 40})
-    page.locator(".device .readout").get_by_text("used (driver)").wait_for()
     device, process = session.texts(".device .readout", "tbody .readout")
     assert device[0].split(": ")[0] == process[0].split(": ")[0]
     assert page.locator(".cursor:visible").count() == 2
