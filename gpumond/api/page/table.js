@@ -60,9 +60,10 @@ function arrange(reorder = false) {
 
 function draw() {
   const table = $("processes");
+  const scroller = table.parentNode;
   const long = list.length > LONG;
   table.classList.toggle("changes", showsChanges());
-  table.parentNode.classList.toggle("long", long);
+  scroller.classList.toggle("long", long);
   const focused = document.activeElement?.closest("#processes tbody")?.key;
   const pinned = focused === undefined ? -1 : list.findIndex(({ key }) => key === focused);
   const seen = { from: view.top, to: view.top + view.height };
@@ -74,6 +75,7 @@ function draw() {
   const most = { group: 1, process: 1 };
   for (const item of list) most[kindOf(item)] = Math.max(most[kindOf(item)], barBytes(item));
   if (table.kept) reuse(table.kept, items);
+  const top = pinned < 0 ? null : scroller.scrollTop;
   sync(
     table,
     drawn,
@@ -91,6 +93,8 @@ function draw() {
     },
     { fixed: 1 },
   );
+  // Chromium computes the layout when the row with the focus moves, before the gap after it exists
+  if (top !== null && scroller.scrollTop !== top) scroller.scrollTop = top;
   table.ariaRowCount = String(list.length + 1);
   if (long) requestAnimationFrame(measure);
 }
