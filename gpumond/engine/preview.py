@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from gpumond.engine import EngineState, evaluating
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.frame import Alert, Frame, Verdict
-from gpumond.model.snapshot import AgentReport, Snapshot
+from gpumond.model.snapshot import STARTING, AgentReport, Snapshot
 from gpumond.rules import Rule
 
 KEPT_SECONDS = 3600.0
@@ -87,8 +87,9 @@ class PreviewWindow:
         self._kept_bytes, self._added_at = kept_bytes, -RESOLUTION_SECONDS
 
     def adding(self, frame: Frame) -> Steps[None]:
+        """Keep a frame if it is due. One that was made before the first reading is not: it has no values."""
         now = frame.snapshot.elapsed_seconds
-        if now - self._added_at < RESOLUTION_SECONDS:
+        if now - self._added_at < RESOLUTION_SECONDS or frame.snapshot.source.reason == STARTING:
             return
         self._added_at = now
         self._moments.append((yield from packing(frame.snapshot, frame.verdicts)))

@@ -29,7 +29,7 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         editor.get_by_label("Value").select_option("up")
         editor.get_by_label("Level").fill("0")
         editor.get_by_role("button", name="Preview").click()
-        editor.get_by_text(re.compile("would have fired 1 time between")).wait_for()
+        editor.get_by_text(re.compile(r"would have fired \d+ times? between")).wait_for()
         editor.locator(".plot .span").wait_for()
         assert len(session.texts(".preview li, .editor li time")[0]) >= 1
         check_access(session)

@@ -18,6 +18,7 @@ from gpumond.engine.preview import (
 from gpumond.model.cooperative import run_to_end
 from gpumond.model.frame import Frame, Ledger
 from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.model.snapshot import STARTING, SourceState
 from gpumond.rules import Rule
 from gpumond.testing import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -80,6 +81,15 @@ def test_samples_are_kept_every_30_seconds_and_a_preview_finds_firing_alerts():
     result = preview(RULE, hour.moments())
     assert result.snapshots == 4
     assert [(alert.fired_at, alert.resolved_at) for alert in result.fired] == [(1030.0, 1090.0)]
+
+
+def test_frame_before_the_first_reading_is_not_kept():
+    hour = PreviewWindow()
+    source = SourceState(name="sim", up=False, responsive=True, reason=STARTING)
+    hour.add(Frame(make_snapshot(source=source), Ledger()))
+    assert not hour.moments()
+    hour.add(replace(frame := make_frame(0, used=90), snapshot=replace(frame.snapshot, elapsed_seconds=0.5)))
+    assert [alert.resolved_at for alert in preview(RULE, hour.moments()).fired] == [None]
 
 
 def test_preview_yields_between_programs_and_samples():
