@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
@@ -29,6 +29,10 @@ from gpumond.protocol.text import Encodable
 router = APIRouter(prefix="/api/v1", tags=["baselines"])
 
 Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
+Other = Annotated[
+    str | None,
+    Query(alias="with", pattern=f"^{NAME}$", description="Name of the other baseline; without it, the measurement"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +170,8 @@ async def measure_again(request: Request, name: Name, body: CompareBody, by: str
 
 @router.get(
     "/baselines/{name}/compare",
-    summary="Latest comparison with a baseline",
+    summary="Comparison of a baseline with another one, or with the latest measurement",
     **examples.described(Comparison, EXAMPLE_COMPARISON, 404, 422, 503, 507),
 )
-async def comparison(request: Request, name: Name) -> Response:
-    return _json(COMPARED, await _service(request).comparison(name))
+async def comparison(request: Request, name: Name, other: Other = None) -> Response:
+    return _json(COMPARED, await _service(request).comparison(name, other))

@@ -76,9 +76,11 @@ class BaselineService:
         measuring = self._under_way.get((name, "before"))
         return _unsaved(measuring) if measuring else await self._kept("before", name)
 
-    async def comparison(self, name: str) -> Comparison:
-        """Compare with the last or the present second recording. Raises NoSuchBaseline."""
+    async def comparison(self, name: str, other: str | None = None) -> Comparison:
+        """Compare with another baseline, or with the last or the present second recording. Raises NoSuchBaseline."""
         before = await self._kept("before", name)
+        if other is not None:
+            return compare(before, await self._kept("before", other))
         measuring = self._under_way.get((name, "after"))
         return compare(before, _unsaved(measuring) if measuring else await self._kept("after", name))
 

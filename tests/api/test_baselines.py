@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.baselines.service import BaselineService
+from gpumond.baselines.statistics import Comparison, compare
 from gpumond.store import Store
 from gpumond.testing import GIB
 from tests.baselines.test_baselines import training
@@ -83,6 +86,22 @@ def test_measure_change_measure_compare_delete(tmp_path: Path):
         assert (await api.ask("GET", "/n")).status_code == 404
         audited = [(entry.actor, entry.action) for entry in await api.store.audit_entries()]
         assert audited == [("token", f"baseline.{what}") for what in ("record", "compare", "delete")]
+
+    with_api(tmp_path, work)
+
+
+def test_two_baselines_are_compared(tmp_path: Path):
+    async def work(api: BaselinesApi) -> None:
+        for number, name in enumerate(("before", "after"), 1):
+            await api.ask("PUT", f"/{name}", {"for_seconds": 10})
+            await api.measure(f"/{name}", number * GIB, start=100 * number)
+        found = await api.ask("GET", "/before/compare?with=after")
+        expected = compare(await api.baselines.get("before"), await api.baselines.get("after"))
+        assert found.json() == json.loads(TypeAdapter(Comparison).dump_json(expected))
+        assert {each.difference for each in expected.differences if each.measure == "live"} == {GIB}
+        missing = await api.ask("GET", "/before/compare?with=other")
+        assert (missing.status_code, "there is no baseline other" in missing.json()["detail"]) == (404, True)
+        assert (await api.ask("GET", "/before/compare?with=a%20b")).status_code == 422
 
     with_api(tmp_path, work)
 

@@ -1,6 +1,6 @@
 // The view of baselines: recorded memory use, which is recorded, deleted and compared.
 
-import { compare, curves } from "./comparison.js";
+import { curves } from "./curves.js";
 import { button, choice, control, labelled, make, named, put, svg } from "./elements.js";
 import { clean, clock, duration, human, percent } from "./format.js";
 import { createTable, showTable } from "./lists.js";
@@ -149,15 +149,16 @@ async function measured(entry) {
 }
 
 async function recorded(entry, name) {
-  const [before, after] = await Promise.all(
-    [entry, { name }].map(async (each) => {
-      const answer = await read(`api/v1/${routeOf(each)}`);
+  const routes = [routeOf(entry), routeOf({ name }), `${routeOf(entry)}/compare?with=${encodeURIComponent(name)}`];
+  const [before, after, { differences }] = await Promise.all(
+    routes.map(async (route) => {
+      const answer = await read(`api/v1/${route}`);
       const found = await answer.json();
       return answer.ok ? found : Promise.reject(new Error(found.detail));
     }),
   );
   const text = `${entry.name} for ${duration(before.seconds)}, ${name} for ${duration(after.seconds)}.`;
-  return { text, differences: compare(before, after), curves: curves(before, after) };
+  return { text, differences, curves: curves(before, after) };
 }
 
 function curveOf({ workload, top, before, after }) {
