@@ -47,7 +47,7 @@ class Classifier:
         self._parents: frozenset[str | None] = frozenset()
         self._events: list[tuple[float, Verdict]] = []
         """Verdicts on ends, each with the time until which it is active."""
-        self._full_at: defaultdict[str, float] = defaultdict(lambda: -inf)
+        self._filled: dict[str, detectors.Filled] = {}
         self._xid_at: defaultdict[str, float] = defaultdict(lambda: -inf)
         self._xids: dict[tuple[str, int], int] = {}
         self._begun = False
@@ -259,8 +259,7 @@ class Classifier:
         size, used, now = device.size_bytes, device.used_bytes, self.history.now
         if not size or used is None:
             return
-        if used / size >= detectors.NEARLY_FULL:
-            self._full_at[device.uuid] = now
+        self._filled[device.uuid] = detectors.filled(self._filled.get(device.uuid), used, size, now)
         ramp_at, left = self._ramps.get(device.uuid, (-inf, 0.0))
         seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
         for kind, detect in DEVICE_DETECTORS:
@@ -312,8 +311,9 @@ class Classifier:
             return
         label = _label(device)
         who = messages.program(tracked.name, tracked.pid, label)
-        nearly_full_at, xid_at = self._full_at[tracked.uuid], self._xid_at[tracked.uuid]
-        why = detectors.cause(tracked.ending, tracked.peaks.failed_at, now, nearly_full_at, xid_at)
+        full = self._filled.get(tracked.uuid)
+        filled_at = full.at if full else -inf
+        why = detectors.cause(tracked.ending, tracked.peaks.failed_at, now, filled_at, self._xid_at[tracked.uuid])
         evidence = (("released_bytes", fall.size_bytes),)
         if why:
             summary = messages.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
@@ -353,7 +353,7 @@ class Classifier:
     def _forget(self, gone: Set[str]) -> None:
         """Remove the state of devices that are no longer listed."""
         for uuid in gone:
-            for table in (self._full_at, self._xid_at, self._ramps):
+            for table in (self._filled, self._xid_at, self._ramps):
                 table.pop(uuid, None)
         if gone:
             self._xids = {key: count for key, count in self._xids.items() if key[0] not in gone}

@@ -43,8 +43,11 @@ GROWTH_RATIO = 0.02
 """Growth of the kept bytes, as a share of the device, from which fragmentation is reported."""
 
 NEARLY_FULL = 0.97
+NEARLY_FULL_RISE = 20 * MIB
+"""Growth of a nearly full device: PyTorch requests this size for allocations from 1 MiB."""
 CRASH_SECONDS = 180.0
-"""An end within this time after the device was nearly full, an allocation failed or an XID error occurred is a crash.
+"""An end within this time after a nearly full device grew, an allocation failed or an XID error occurred is a crash.
+The end of a program that has filled its device for longer, as a serving engine does, is none.
 """
 LOOP_CRASHES = 3
 LOOP_SECONDS = 3600.0
@@ -55,6 +58,23 @@ class Flat(NamedTuple):
 
     since: float
     value: float
+
+
+class Filled(NamedTuple):
+    """The last growth of a nearly full device: its time and the bytes in use, 0 while the device is not nearly full."""
+
+    at: float
+    used: float
+
+
+def filled(before: Filled | None, used: float, size: float, now: float) -> Filled:
+    """Return the last growth after a reading of the device. The first reading is none."""
+    full = used >= NEARLY_FULL * size
+    if before is None:
+        return Filled(-inf, used if full else 0.0)
+    if not full:
+        return Filled(before.at, 0.0)
+    return Filled(now, used) if used >= before.used + NEARLY_FULL_RISE else before
 
 
 def ramp(series: Series, used: float, size: float) -> float | None:
@@ -118,7 +138,7 @@ def find_fragmentation(
 UNHANDLED = "after an out-of-memory error that it did not handle"
 
 
-def cause(ending: Ending | None, oom_at: float, now: float, nearly_full_at: float, xid_at: float) -> str:
+def cause(ending: Ending | None, oom_at: float, now: float, filled_at: float, xid_at: float) -> str:
     """Return the reason why the end of this process is a crash; empty if it is none.
 
     ``ending`` is the ending that the program's agent reported. It decides, unless it is ``error`` or unknown: then
@@ -132,6 +152,6 @@ def cause(ending: Ending | None, oom_at: float, now: float, nearly_full_at: floa
         return "after an allocation failed"
     if now - xid_at <= CRASH_SECONDS:
         return "after an XID error"
-    if now - nearly_full_at <= CRASH_SECONDS:
-        return "when the device was nearly full"
+    if now - filled_at <= CRASH_SECONDS:
+        return "when the device had become nearly full"
     return ""

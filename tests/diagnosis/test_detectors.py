@@ -241,6 +241,19 @@ def test_crash_is_not_caused_by_a_handled_error(ending: Ending | None):
     assert not kinds(onsets(snapshots())) & {"crash", "release"}
 
 
+@pytest.mark.parametrize("grows_at", [0.0, 500.0, None])
+def test_crash_on_a_full_device_requires_growth_shortly_before_the_end(grows_at: float | None):
+    """None: the device is full from the first reading."""
+
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            full = grows_at is None or moment > grows_at
+            used = 0 if moment >= 600 else int((0.99 if full else 0.5) * SIZE)
+            yield at_moment(moment, of_device(used, (make_process(10, used),) if used else ()))
+
+    assert ("crash" in kinds(onsets(snapshots()))) == (grows_at == 500.0)
+
+
 def test_crash_loop_is_three_crashes_within_an_hour():
     def snapshots(crashes: int) -> Iterator[Snapshot]:
         for moment in steps_of(50):
