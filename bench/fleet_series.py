@@ -75,7 +75,7 @@ def page(programs: int) -> str:
         reports += [
             make_report(
                 pid,
-                pools=(make_pool(uuid, live=size // 4, cached=size // 4, stranded=size // 8),),
+                pools=(make_pool(uuid, live=size // 2, cached=size // 8, stranded=size // 64),),
                 workload=f"train-{pid % 20}",
             )
             for pid in pids
