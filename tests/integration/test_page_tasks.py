@@ -159,7 +159,7 @@ def test_rule_is_made_and_shows_when_it_would_have_fired(browser: Browser, demo:
         user.see(re.compile(r"The rule would have fired 1 time between \d+:\d+:\d+ and \d+:\d+:\d+\."))
         user.see(re.compile(r"^\d+:\d+:\d+ to now"))
         user.click("Save")
-        user.see("1 firing")
+        user.see("1 firing", session.page.get_by_role("row", name="half-full"))
         assert demo.get("rules/half-full")["rule"]["above"] == 0.01
 
 

@@ -60,6 +60,7 @@ def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: Run
         page.get_by_role("button", name="Receipts").click()
         page.get_by_role("searchbox", name="Filter").fill(f"training {receipt['outcome']}")
         row = page.get_by_role("table", name="Receipts").locator("tbody tr").first
+        row.get_by_text(f"training (pid {receipt['pid']})").wait_for()
         cells = row.locator("th, td").all_inner_texts()
         assert cells[1] == f"training (pid {receipt['pid']})"
         assert cells[4] == receipt["outcome"]
