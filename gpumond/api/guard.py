@@ -25,10 +25,10 @@ from gpumond.api.rate_limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
     MAX_BODY_BYTES,
-    TOO_LARGE,
     RequestSlots,
     TokenBucket,
     limited,
+    too_large,
 )
 from gpumond.api.sending import in_pieces, without_body
 from gpumond.api.unsent import Unsent
@@ -133,7 +133,7 @@ class Guard:
             _check_body(scope)
         length = header(scope["headers"], b"content-length")
         if length and int(length) > MAX_BODY_BYTES:
-            raise HTTPException(413, TOO_LARGE, {"Connection": "close"})
+            raise too_large()
         reads_are_open = (self._policy.open_reads or web.mutual) and not web.users
         if not reads_are_open and scope["path"] not in (*ALWAYS_OPEN, *(() if web.users else _sign_in_paths())):
             await self._check_reader(scope, web)
