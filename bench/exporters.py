@@ -11,17 +11,17 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.scrape import cpu_seconds
 from tests.running import free_port, until
 
 ROOT = Path(__file__).resolve().parents[1]
 NVITOP = "nvitop-exporter==1.7.2"
 NODE_EXPORTER = "prometheus-node-exporter"
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 INSTALL_SECONDS = 300
 STOP_SECONDS = 20
 
@@ -159,11 +159,11 @@ class Running:
 
     def cpu(self) -> tuple[float, float]:
         """Return the CPU seconds of the main process, and of all processes that it has started."""
-        main, *others = map(cpu_seconds, family(self.process.pid))
-        return main, sum(others)
+        main, *others = family(self.process.pid)
+        return cpu_seconds(main), sum(of_running(others, cpu_seconds))
 
-    def pss(self) -> int:
-        return sum(map(pss, family(self.process.pid)))
+    def pss(self) -> float:
+        return sum(of_running(family(self.process.pid), pss))
 
     def stop(self) -> None:
         self.process.terminate()
@@ -192,19 +192,14 @@ def family(pid: int) -> list[int]:
     return pids
 
 
-def pss(pid: int) -> int:
-    """Return the proportional set size in bytes; 0 for a process that has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+def of_running(pids: Sequence[int], measure: Callable[[int], float]) -> Iterator[float]:
+    """Yield the measure of each process that has not ended."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            yield measure(pid)
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return 0 for a process that has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+def pss(pid: int, kind: str = "Pss") -> float:
+    """Return the proportional set size in bytes; with another kind, a part of it. Raises OSError."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{kind}:"))
