@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,8 @@ from bench.scrape import cpu_seconds
 from tests.running import free_port, until
 
 ROOT = Path(__file__).resolve().parents[1]
-NVITOP = "nvitop-exporter==1.7.2"
+NVITOP_NAME = "nvitop-exporter"
+NVITOP = f"{NVITOP_NAME}==1.7.2"
 NODE_EXPORTER = "prometheus-node-exporter"
 INSTALL_SECONDS = 300
 STOP_SECONDS = 20
@@ -83,7 +84,7 @@ def nvitop() -> Exporter:
         python = str(_environment(ROOT / "build" / "nvitop-exporter"))
     command = (python, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", "PORT")
     used = sample("gpu_memory_used_MiB", "index")
-    return Exporter("nvitop-exporter", command, used, library(python, "nvitop-exporter"))
+    return Exporter(NVITOP_NAME, command, used, library(python, NVITOP_NAME))
 
 
 def _environment(directory: Path) -> Path:
@@ -101,18 +102,21 @@ def _environment(directory: Path) -> Path:
     return python
 
 
-def installed() -> tuple[list[Exporter], dict[str, str]]:
-    """Return the exporters of this machine, and the reason for each that is absent."""
-    found, absent = [GPUMOND], dict[str, str]()
-    try:
-        found.append(nvitop())
-    except LookupError as error:
-        absent["nvitop-exporter"] = str(error)
-    found.append(LOOP)
+def installed(names: Collection[str] = ()) -> tuple[list[Exporter], dict[str, str]]:
+    """Return the exporters of this machine, and the reason for each that is absent; with names, only these."""
+    found, absent = [GPUMOND, LOOP], dict[str, str]()
+    if not names or NVITOP_NAME in names:
+        try:
+            found.insert(1, nvitop())
+        except LookupError as error:
+            absent[NVITOP_NAME] = str(error)
     if shutil.which(NODE_EXPORTER):
         found.append(NODE)
     else:
         absent[NODE.name] = f"the command {NODE_EXPORTER} is not installed"
+    if names:
+        found = [exporter for exporter in found if exporter.name in names]
+        absent = {name: reason for name, reason in absent.items() if name in names}
     return found, absent
 
 
