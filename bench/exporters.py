@@ -11,17 +11,18 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.scrape import cpu_seconds
 from tests.running import free_port, until
 
 ROOT = Path(__file__).resolve().parents[1]
-NVITOP = "nvitop-exporter==1.7.2"
+NVITOP_NAME = "nvitop-exporter"
+NVITOP = f"{NVITOP_NAME}==1.7.2"
 NODE_EXPORTER = "prometheus-node-exporter"
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 INSTALL_SECONDS = 300
 STOP_SECONDS = 20
 
@@ -83,7 +84,7 @@ def nvitop() -> Exporter:
         python = str(_environment(ROOT / "build" / "nvitop-exporter"))
     command = (python, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", "PORT")
     used = sample("gpu_memory_used_MiB", "index")
-    return Exporter("nvitop-exporter", command, used, library(python, "nvitop-exporter"))
+    return Exporter(NVITOP_NAME, command, used, library(python, NVITOP_NAME))
 
 
 def _environment(directory: Path) -> Path:
@@ -101,18 +102,21 @@ def _environment(directory: Path) -> Path:
     return python
 
 
-def installed() -> tuple[list[Exporter], dict[str, str]]:
-    """Return the exporters of this machine, and the reason for each that is absent."""
-    found, absent = [GPUMOND], dict[str, str]()
-    try:
-        found.append(nvitop())
-    except LookupError as error:
-        absent["nvitop-exporter"] = str(error)
-    found.append(LOOP)
+def installed(names: Collection[str] = ()) -> tuple[list[Exporter], dict[str, str]]:
+    """Return the exporters of this machine, and the reason for each that is absent; with names, only these."""
+    found, absent = [GPUMOND, LOOP], dict[str, str]()
+    if not names or NVITOP_NAME in names:
+        try:
+            found.insert(1, nvitop())
+        except LookupError as error:
+            absent[NVITOP_NAME] = str(error)
     if shutil.which(NODE_EXPORTER):
         found.append(NODE)
     else:
         absent[NODE.name] = f"the command {NODE_EXPORTER} is not installed"
+    if names:
+        found = [exporter for exporter in found if exporter.name in names]
+        absent = {name: reason for name, reason in absent.items() if name in names}
     return found, absent
 
 
@@ -159,11 +163,11 @@ class Running:
 
     def cpu(self) -> tuple[float, float]:
         """Return the CPU seconds of the main process, and of all processes that it has started."""
-        main, *others = map(cpu_seconds, family(self.process.pid))
-        return main, sum(others)
+        main, *others = family(self.process.pid)
+        return cpu_seconds(main), sum(of_running(others, cpu_seconds))
 
-    def pss(self) -> int:
-        return sum(map(pss, family(self.process.pid)))
+    def pss(self) -> float:
+        return sum(of_running(family(self.process.pid), pss))
 
     def stop(self) -> None:
         self.process.terminate()
@@ -192,19 +196,14 @@ def family(pid: int) -> list[int]:
     return pids
 
 
-def pss(pid: int) -> int:
-    """Return the proportional set size in bytes; 0 for a process that has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+def of_running(pids: Sequence[int], measure: Callable[[int], float]) -> Iterator[float]:
+    """Yield the measure of each process that has not ended."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            yield measure(pid)
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return 0 for a process that has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+def pss(pid: int, kind: str = "Pss") -> float:
+    """Return the proportional set size in bytes; with another kind, a part of it. Raises OSError."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{kind}:"))

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.exporters import pss
 from bench.result import RESULTS, publish
 from bench.scrape import LATENCY_MICROSECONDS, children, connect, cpu_seconds, get, sleepers
 from bench.swarm import start_agents
@@ -34,10 +35,8 @@ CHECKED = "8x64"
 PAGE = ("/", "/api/v1/frame")
 
 
-def pss(pid: int, kind: str = "Pss") -> float:
-    """Return MiB."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024
+def pss_mib(pid: int, kind: str = "Pss") -> float:
+    return pss(pid, kind) / 2**20
 
 
 @contextmanager
@@ -62,12 +61,12 @@ def measure(daemon: RunningDaemon) -> dict[str, object]:
     for number in range(1, SECONDS // EVERY_SECONDS + 1):
         get(connection, "gzip")
         time.sleep(max(0.0, began + number * EVERY_SECONDS - time.monotonic()))
-        sums.append(sum(map(pss, family.values())))
+        sums.append(sum(map(pss_mib, family.values())))
     figures: dict[str, object] = {
         "pss_mib": round(sums[-1], 1),
         "pss_mib_at_most": round(max(sums), 1),
-        "pss_mib_by_process": {name: round(pss(pid), 1) for name, pid in family.items()},
-        "anonymous_pss_mib": round(sum(pss(pid, "Pss_Anon") for pid in family.values()), 1),
+        "pss_mib_by_process": {name: round(pss_mib(pid), 1) for name, pid in family.items()},
+        "anonymous_pss_mib": round(sum(pss_mib(pid, "Pss_Anon") for pid in family.values()), 1),
         "cpu_s_per_minute": {
             name: round((cpu_seconds(pid) - before[name]) * 60 / SECONDS, 2) for name, pid in family.items()
         },
@@ -75,7 +74,7 @@ def measure(daemon: RunningDaemon) -> dict[str, object]:
     for path in PAGE:
         assert daemon.request(path)[0] == 200
     time.sleep(EVERY_SECONDS)
-    return figures | {"pss_mib_after_the_page_was_opened": round(sum(map(pss, family.values())), 1)}
+    return figures | {"pss_mib_after_the_page_was_opened": round(sum(map(pss_mib, family.values())), 1)}
 
 
 def listed(place: Path, library: Path, processes: int, starts: int) -> dict[str, object]:

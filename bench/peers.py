@@ -230,8 +230,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="NAMES", default="")
     parser.add_argument("--save", action="store_true")
     wanted = parser.parse_args()
-    exporters, absent = installed()
-    exporters = [exporter for exporter in exporters if exporter.name in (wanted.only or exporter.name).split(",")]
+    exporters, absent = installed(list(filter(None, wanted.only.split(","))))
     settings: dict[str, object] = {}
     figures = {
         "minutes": wanted.minutes,

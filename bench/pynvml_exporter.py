@@ -56,8 +56,9 @@ def main() -> None:
             for gauge, value in zip(gauges, values(handle), strict=True):
                 gauge.labels(gpu).set(value)
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                of_process.labels(gpu, str(process.pid)).set(process.usedGpuMemory or 0)
-                seen.add((gpu, str(process.pid)))
+                if process.usedGpuMemory is not None:
+                    of_process.labels(gpu, str(process.pid)).set(process.usedGpuMemory)
+                    seen.add((gpu, str(process.pid)))
         for ended in listed - seen:
             of_process.remove(*ended)
         listed = seen

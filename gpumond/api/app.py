@@ -49,7 +49,7 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
 
 
 def state_of(view: DaemonView, tokens: Tokens) -> State:
-    """Return the part of the application that is not the same in all of them."""
+    """Return what the routes of one application share."""
     return State(
         {
             "view": view,

@@ -25,10 +25,10 @@ from gpumond.api.rate_limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
     MAX_BODY_BYTES,
-    TOO_LARGE,
     RequestSlots,
     TokenBucket,
     limited,
+    too_large,
 )
 from gpumond.api.sending import in_pieces, without_body
 from gpumond.api.unsent import Unsent
@@ -133,9 +133,9 @@ class Guard:
             _check_body(scope)
         length = header(scope["headers"], b"content-length")
         if length and int(length) > MAX_BODY_BYTES:
-            raise HTTPException(413, TOO_LARGE, {"Connection": "close"})
+            raise too_large()
         reads_are_open = (self._policy.open_reads or web.mutual) and not web.users
-        if not reads_are_open and scope["path"] not in (*ALWAYS_OPEN, *(() if web.users else _sign_in_paths())):
+        if not (reads_are_open or _is_open(scope["path"], web)):
             await self._check_reader(scope, web)
 
     async def _check_reader(self, scope: Scope, web: Web) -> None:
@@ -192,10 +192,14 @@ def _nothing() -> None:
     pass
 
 
-def _sign_in_paths() -> tuple[str, ...]:
-    from gpumond.api.page import PAGE  # most daemons do not need it, since reading requires no token
+def _is_open(path: str, web: Web) -> bool:
+    """Return True if a path requires no credentials: those of probes, and those to sign in, unless users have
+    passwords."""
+    if web.users or path in RESERVED:
+        return path in ALWAYS_OPEN
+    from gpumond.api.page import PAGE  # a daemon that only Prometheus reads does not need the memory of the page
 
-    return (*PAGE, SESSIONS)
+    return path in PAGE or path == SESSIONS
 
 
 def _host(scope: Mapping[str, Any]) -> str:

@@ -44,7 +44,8 @@ class TokenBucket:
         return min(self._count, released + (now - at) * self._per_second)
 
 
-TOO_LARGE = f"the body exceeds {MAX_BODY_BYTES} bytes"
+def too_large() -> HTTPException:
+    return HTTPException(413, f"the body exceeds {MAX_BODY_BYTES} bytes", {"Connection": "close"})
 
 
 def limited(receive: Receive) -> Receive:
@@ -52,13 +53,11 @@ def limited(receive: Receive) -> Receive:
     received = 0
 
     async def receive_limited() -> Message:
-        from fastapi import HTTPException  # an error of another class while it reads a body is a 400 for FastAPI
-
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
         if received > MAX_BODY_BYTES:
-            raise HTTPException(413, TOO_LARGE, {"Connection": "close"})
+            raise too_large()
         if b"\0" in message.get("body", b""):  # present in UTF-16 and UTF-32, never in JSON as UTF-8
             raise HTTPException(400, "the body is not JSON in UTF-8")
         return message

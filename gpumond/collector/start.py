@@ -22,18 +22,22 @@ class Worker(NamedTuple):
 
 
 def start_worker(source: str, environ: Mapping[str, str] | None = None) -> Worker:
-    """Start a process that opens the source at once. It exits when its stdin is closed."""
+    """Start a process that opens the source at once. It exits when its stdin is closed. Raises OSError."""
     place = os.memfd_create("place", 0)
-    DevicePosition(place).at(NOWHERE)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpumond.collector.worker", source, str(place)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environ,
-        bufsize=0,
-        pass_fds=(place,),
-        start_new_session=True,  # Ctrl-C is handled by the parent, which stops the child in order
-    )
+    try:
+        DevicePosition(place).at(NOWHERE)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpumond.collector.worker", source, str(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environ,
+            bufsize=0,
+            pass_fds=(place,),
+            start_new_session=True,  # Ctrl-C is handled by the parent, which stops the child in order
+        )
+    except OSError:
+        os.close(place)
+        raise
     assert process.stdin is not None
     assert process.stdout is not None
     return Worker(process, process.stdin, process.stdout, place)  # type: ignore[arg-type]

@@ -148,12 +148,20 @@ class Collector:
     def _spawn(self) -> None:
         if self._stopped:
             return
+        self._xids = add_up(self._xids, self._child.xids if self._child else ())
+        self._child, first, self._first = None, self._first, None
+        try:
+            worker = first or start_worker(self.state.name, self._environ)
+        except OSError as error:  # such as a limit of processes, memory or descriptors
+            detail = f"the collector process cannot be started: {error}"
+            self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
+            self._schedule(self._restart_delay(), self._spawn)
+            self._failures += 1
+            return
         if self._started:
             self._restarted()
         self._started += 1
-        self._xids = add_up(self._xids, self._child.xids if self._child else ())
-        first, self._first = self._first, None
-        child = self._child = Child(first or start_worker(self.state.name, self._environ))
+        child = self._child = Child(worker)
         asyncio.get_running_loop().add_reader(child.stdout.fileno(), self._readable, child)
         assert child.request is not None
         self._watch_deadline(child, child.request)
@@ -181,9 +189,10 @@ class Collector:
         device = ExcludedDevice(index, uuid)
         log.warning("device %d %s is excluded: the driver %s on it", index, uuid, "hangs" if child else "crashes")
         self._excluded[device] = child
-        seconds = MAX_LEFT_OUT_SECONDS if child else LEFT_OUT_SECONDS * 2 ** self._times_left_out[uuid]
+        crashes = self._times_left_out[uuid]
+        seconds = MAX_LEFT_OUT_SECONDS if child else backoff(LEFT_OUT_SECONDS, crashes, MAX_LEFT_OUT_SECONDS)
         self._times_left_out[uuid] += 1
-        asyncio.get_running_loop().call_later(min(seconds, MAX_LEFT_OUT_SECONDS), self._try_again, device)
+        asyncio.get_running_loop().call_later(seconds, self._try_again, device)
         return True
 
     def _try_again(self, device: ExcludedDevice) -> None:
@@ -283,16 +292,19 @@ class Collector:
         if child.request is not None:
             child.request.finish(None)
         if child.unavailable:
-            delay = min(MAX_RETRY_SECONDS, 2.0**self._failures)
+            delay = backoff(1.0, self._failures, MAX_RETRY_SECONDS)
         else:
             detail = f"the collector process exited with {child.process.poll()}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
-            delay = min(MAX_RESTART_SECONDS, 0.1 * 2 ** max(0, self._failures - QUICK_RESTARTS))
+            delay = self._restart_delay()
             self._crashed_at.append(place)
             if self._crashed_at[-QUICK_RESTARTS:] == [place] * QUICK_RESTARTS and self._exclude(place, None):
                 self._crashed_at, self._failures = [], 0
         self._failures += 1
         self._schedule(delay, self._spawn)
+
+    def _restart_delay(self) -> float:
+        return backoff(0.1, self._failures - QUICK_RESTARTS, MAX_RESTART_SECONDS)
 
     def _unwatch(self, child: Child) -> None:
         if not child.stdout.closed:
@@ -331,6 +343,11 @@ class Collector:
                 log.info("source %s is up, driver %s", before.name, driver or "unknown")
             else:
                 log.warning("source %s is down: %s: %s", before.name, reason, detail)
+
+
+def backoff(first: float, failures: int, longest: float) -> float:
+    """Return the seconds before another attempt: they double with each failure, up to the longest."""
+    return min(longest, first * 2.0 ** max(0, min(failures, 30)))  # 2.0 ** 1024 raises OverflowError
 
 
 def add_up(first: Iterable[XidErrors], second: Iterable[XidErrors]) -> tuple[XidErrors, ...]:

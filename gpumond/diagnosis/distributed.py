@@ -75,22 +75,25 @@ def _together(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
 
 
 def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) -> Verdict:
+    """Return the representative's verdict, with the time and the fit of the program that is the first to fill its
+    device."""
     own = representative.verdicts["leak"]
     count, devices = len(group), len({tracked.uuid for tracked in group})
     evidence = dict(own.evidence) | {"processes": float(count), "devices": float(devices)}
-    soonest = min((representative, *group), key=_left)
-    line = soonest.verdicts["leak"].fit
-    if line is not None and soonest is not representative:
-        line = replace(line, device_uuid=soonest.uuid, pid=soonest.pid)
+    soonest = min((representative, *group), key=_seconds_left)
+    fit = soonest.verdicts["leak"].fit
+    if fit is not None and soonest is not representative:
+        fit = replace(fit, device_uuid=soonest.uuid, pid=soonest.pid)
     return replace(
         own,
         evidence=tuple(evidence.items()),
         time_to_oom_seconds=soonest.verdicts["leak"].time_to_oom_seconds,
-        fit=line,
+        fit=fit,
         summary=messages.together(own.summary, count, devices),
     )
 
 
-def _left(tracked: TrackedSeries) -> float:
+def _seconds_left(tracked: TrackedSeries) -> float:
+    """Return the seconds until the leak has filled its device; infinity if they are unknown."""
     seconds = tracked.verdicts["leak"].time_to_oom_seconds
     return inf if seconds is None else seconds

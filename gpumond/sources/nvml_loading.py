@@ -1,7 +1,7 @@
 """The reason why NVIDIA's library cannot be loaded: a missing symbol or dependency, a damaged file, or a file for
 another architecture.
 
-Does not import pynvml, which takes 4 MiB: the daemon itself only detects the library.
+Does not import pynvml: the daemon itself only detects the library, and saves that memory.
 """
 
 from __future__ import annotations

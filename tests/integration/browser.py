@@ -159,7 +159,7 @@ def show_frame(session: PageSession, frame: Any) -> None:
 
 
 def sign_in(session: PageSession, daemon: RunningDaemon) -> None:
-    session.page.get_by_label("Token").fill((daemon.directory / "token").read_text().strip())
+    session.page.get_by_label("Token").fill(token_of(daemon))
     session.page.get_by_label("Token").press("Enter")
 
 

@@ -11,17 +11,22 @@ from tests.integration.browser import check_access, needs_chromium, put_rule, si
 from tests.running import RunningDaemon
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+
+
+def open_editor(page: Page, name: str) -> Locator:
+    """Open the editor whose button has the same name."""
+    page.get_by_role("button", name=name, exact=True).click()
+    return page.get_by_role("form", name=name)
 
 
 def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: RunningDaemon):
     with signed_in(browser, demo, "rules") as session:
         page = session.page
         page.on("dialog", lambda dialog: dialog.accept())
-        page.get_by_role("button", name="New rule").click()
-        editor = page.get_by_role("form", name="New rule")
+        editor = open_editor(page, "New rule")
         editor.get_by_label("Name").fill("used")
         editor.get_by_label("Level").fill("much")
         editor.get_by_role("button", name="Preview").click()
@@ -40,15 +45,13 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         editor.get_by_role("button", name="Save").click()
         row = page.get_by_role("row", name="used device {gpu=0} up > 0")
         row.get_by_text("1 firing").wait_for(timeout=60_000)
-        page.get_by_role("button", name="Edit used", exact=True).click()
-        editor = page.get_by_role("form", name="Edit used")
+        editor = open_editor(page, "Edit used")
         editor.get_by_label("Severity").fill("info")
         editor.get_by_role("button", name="Save").click()
         editor.wait_for(state="detached")
         entry = demo.get("rules/used")
         assert (entry["rule"]["labels"], entry["rule"]["match"]) == ({"severity": "info"}, {"gpu": "0"})
-        page.get_by_role("button", name="Edit used", exact=True).click()
-        page.get_by_role("form", name="Edit used").get_by_role("button", name="Delete").click()
+        open_editor(page, "Edit used").get_by_role("button", name="Delete").click()
         row.wait_for(state="detached")
         assert "used" not in {each["name"] for each in demo.get("rules")}
 
@@ -57,8 +60,7 @@ def test_built_in_rule_is_overridden_and_restored(browser: Browser, demo: Runnin
     with signed_in(browser, demo, "rules") as session:
         page = session.page
         page.on("dialog", lambda dialog: dialog.accept())
-        page.get_by_role("button", name="Edit orphan-memory").click()
-        editor = page.get_by_role("form", name="Edit orphan-memory")
+        editor = open_editor(page, "Edit orphan-memory")
         assert editor.get_by_label("Value").is_disabled()
         editor.get_by_label("Level").fill("9%")
         editor.get_by_label("Enabled").uncheck()
@@ -68,8 +70,7 @@ def test_built_in_rule_is_overridden_and_restored(browser: Browser, demo: Runnin
         row.get_by_text("disabled").wait_for()
         overrides = demo.get("rules/orphan-memory")["overrides"]
         assert {name: field["value"] for name, field in overrides.items()} == {"level": 0.09, "enabled": False}
-        page.get_by_role("button", name="Edit orphan-memory").click()
-        editor.get_by_role("button", name="Restore defaults").click()
+        open_editor(page, "Edit orphan-memory").get_by_role("button", name="Restore defaults").click()
         row.get_by_text("overridden").wait_for(state="detached")
         assert demo.get("rules/orphan-memory")["overrides"] == {}
 
@@ -77,8 +78,7 @@ def test_built_in_rule_is_overridden_and_restored(browser: Browser, demo: Runnin
 def test_change_of_a_rule_that_another_client_has_changed_is_refused(browser: Browser, demo: RunningDaemon):
     put_rule(demo)
     with signed_in(browser, demo, "rules") as session:
-        session.page.get_by_role("button", name="Edit present").click()
-        editor = session.page.get_by_role("form", name="Edit present")
+        editor = open_editor(session.page, "Edit present")
         put_rule(demo, above=5)
         editor.get_by_label("Level").fill("3")
         editor.get_by_role("button", name="Save").click()
