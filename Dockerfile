@@ -3,6 +3,7 @@ FROM python:3.13.7-slim-trixie AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY deploy/requirements deploy/requirements
+COPY deploy/man deploy/man
 COPY deploy/scripts deploy/scripts
 COPY deploy/site-packages deploy/site-packages
 COPY docs/how-to/runbooks.md docs/how-to/runbooks.md

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from gpumond.cli import VERBS
 from gpumond.config import Settings, load
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +79,20 @@ def test_site_builds_without_a_warning(tmp_path: Path):
 def test_generated_pages_are_current(page: str):
     document = import_module(f"tools.docs.{page}").document()
     assert (ROOT / f"docs/reference/{page}.md").read_text() == document, "run `make docs`"
+
+
+def test_manual_page_is_current():
+    document = import_module("tools.docs.man").document()
+    assert (ROOT / "deploy/man/gpumond.1").read_text() == document, "run `make docs`"
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="needs man (Debian: man-db)")
+def test_manual_page_is_rendered_without_a_warning():
+    command = ["man", "--warnings", "--local-file", ROOT / "deploy/man/gpumond.1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == ""
+    for verb in VERBS:
+        assert f"gpumond {verb}" in done.stdout
 
 
 def test_configuration_page_describes_every_setting():

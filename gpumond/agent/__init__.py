@@ -46,6 +46,7 @@ __all__ = [
 
 POLICIES: tuple[FlushPolicy, ...] = ("allow", "step", "never")
 MAX_NAME = 64
+MAX_WORKLOAD = 128
 REPORT_SECONDS = 0.1
 """Longest wait of `report` for a reading of the agent's own thread."""
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
@@ -66,16 +67,16 @@ def start(
 ) -> None:
     """Start the agent, or change its settings. A value of None keeps the setting, or takes it from the environment.
 
-    ``workload`` (``GPUMOND_WORKLOAD``) is the name under which the program's memory is shown: 1 to 64 characters of
-    ``[A-Za-z0-9._/-]``. ``flush_policy`` (``GPUMOND_FLUSH_POLICY``): ``allow`` flushes whenever the daemon requests it,
-    ``step`` only inside `step`, ``never`` refuses. ``socket`` (``GPUMOND_SOCKET``) is the daemon's path.
-    ``main_thread`` (``GPUMOND_MAIN_THREAD=1``) permits steps that are safe in the main thread only: a flush interrupts
-    it between two bytecodes. ``allow_limit`` (``GPUMOND_ALLOW_LIMIT=1``) permits an administrator to call `limit` from
-    outside. ``observe_ooms`` (``GPUMOND_OBSERVE_OOMS=1``) registers for out-of-memory errors with PyTorch, for a
-    snapshot of the memory before each error is raised; PyTorch has no way to unregister.
+    ``workload`` (``GPUMOND_WORKLOAD``) is the name under which the program's memory is shown, such as
+    ``llama:70b@node`` (`workload_name`). ``flush_policy`` (``GPUMOND_FLUSH_POLICY``): ``allow`` flushes whenever the
+    daemon requests it, ``step`` only inside `step`, ``never`` refuses. ``socket`` (``GPUMOND_SOCKET``) is the daemon's
+    path. ``main_thread`` (``GPUMOND_MAIN_THREAD=1``) permits steps that are safe in the main thread only: a flush
+    interrupts it between two bytecodes. ``allow_limit`` (``GPUMOND_ALLOW_LIMIT=1``) permits an administrator to call
+    `limit` from outside. ``observe_ooms`` (``GPUMOND_OBSERVE_OOMS=1``) registers for out-of-memory errors with PyTorch,
+    for a snapshot of the memory before each error is raised; PyTorch has no way to unregister.
     """
     if workload is not None:
-        check_workload(workload)
+        workload = workload_name(workload)
     if flush_policy is not None and flush_policy not in POLICIES:
         raise ValueError(f"flush_policy: expected one of {', '.join(POLICIES)}, got {flush_policy!r}")
     if socket is not None:
@@ -177,7 +178,7 @@ def scope(name: str, flush: bool = False, gc: bool = False) -> Scope:
     result when it has ended. ``flush`` flushes at the end of the block; with ``gc``, after a garbage collection, for
     memory that only reference cycles hold. ``name``: 1 to 64 characters of ``[A-Za-z0-9._/-]``.
     """
-    _check_name("scope", name)
+    _check_scope(name)
     for argument, value in (("flush", flush), ("gc", gc)):
         if not isinstance(value, bool):
             raise TypeError(f"scope: {argument}: expected bool, got {type(value).__name__}")
@@ -267,17 +268,23 @@ def report() -> tuple[PoolUsage, ...]:
     return registry.REGISTRY.read(REPORT_SECONDS) or ()
 
 
-def check_workload(workload: str) -> str:
-    """Return the name if it is valid. Raises TypeError or ValueError."""
-    return _check_name("workload", workload)
-
-
-def _check_name(argument: str, name: str) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"{argument}: expected str, got {type(name).__name__}")
-    if not 1 <= len(name) <= MAX_NAME or not _NAME.issuperset(name):
-        raise ValueError(f"{argument}: expected 1 to {MAX_NAME} characters of [A-Za-z0-9._/-], got {name!r:.80}")
+def workload_name(text: str) -> str:
+    """Return the text as a name: without surrounding space, at most 128 characters, with ``_`` for each that is not
+    printable. Raises TypeError, and ValueError for an empty name.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"workload: expected str, got {type(text).__name__}")
+    name = "".join(each if each.isprintable() else "_" for each in text.strip()[:MAX_WORKLOAD]).strip()
+    if not name:
+        raise ValueError("workload: expected a name, got an empty text")
     return name
+
+
+def _check_scope(name: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"scope: expected str, got {type(name).__name__}")
+    if not 1 <= len(name) <= MAX_NAME or not _NAME.issuperset(name):
+        raise ValueError(f"scope: expected 1 to {MAX_NAME} characters of [A-Za-z0-9._/-], got {name!r:.80}")
 
 
 def _flush_all() -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from gpumond.agent import POLICIES, check_workload
+from gpumond.agent import POLICIES, workload_name
 from gpumond.agent.wakeup import WakeupPipe
 
 TYPE_CHECKING = False
@@ -195,7 +195,7 @@ def in_main_interpreter() -> bool:
 
 def _workload(name: str) -> str:
     try:
-        return check_workload(name)
+        return workload_name(name)
     except ValueError:
         return ""
 

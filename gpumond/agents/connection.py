@@ -17,6 +17,7 @@ from gpumond.model.program import MAX_RANKS, SCOPES, PoolLimit
 from gpumond.model.snapshot import AgentReport
 from gpumond.protocol.messages import (
     MAX_MESSAGE_BYTES,
+    MAX_WORKLOAD,
     AgentResponse,
     FlushResult,
     Hello,
@@ -27,7 +28,6 @@ from gpumond.protocol.messages import (
 )
 from gpumond.protocol.validator import decode
 
-WORKLOAD = re.compile(r"[A-Za-z0-9._/-]{0,64}")
 JOB = re.compile(r"[A-Za-z0-9._/-]{0,128}")
 Answer = TypeVar("Answer")
 SCOPE = re.compile(r"[A-Za-z0-9._/-]{1,128}")
@@ -119,8 +119,8 @@ def _set_result(future: asyncio.Future[Answer] | None, answer: Answer) -> None:
 
 def check_hello(hello: Hello) -> None:
     """Check the names of workload and job, and the rank. Raises ProtocolError."""
-    if not WORKLOAD.fullmatch(hello.workload):
-        raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} is not [A-Za-z0-9._/-]{{0,64}}")
+    if len(hello.workload) > MAX_WORKLOAD:
+        raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} has more than {MAX_WORKLOAD} characters")
     if not JOB.fullmatch(hello.job):
         raise ProtocolError("value", f"hello.job: {hello.job!r:.80} is not [A-Za-z0-9._/-]{{0,128}}")
     rank, size = hello.rank, hello.world_size

@@ -16,6 +16,7 @@ from gpumond.api.view import view_of
 from gpumond.flush import FlushOutcome, FlushRequest, Target
 from gpumond.model.device_names import device_named
 from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
+from gpumond.protocol.messages import MAX_WORKLOAD
 from gpumond.protocol.text import Encodable
 
 MANY_SECONDS = 60.0
@@ -37,7 +38,7 @@ class TargetBody(Encodable):
     pid: int | None = Field(default=None, gt=0)
     start_ticks: int | None = Field(default=None, ge=0)
     device: str | None = Field(default=None, min_length=1, max_length=128)
-    workload: str | None = Field(default=None, min_length=1, max_length=64)
+    workload: str | None = Field(default=None, min_length=1, max_length=MAX_WORKLOAD)
     all: bool = False
 
     @model_validator(mode="after")

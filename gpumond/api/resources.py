@@ -62,7 +62,10 @@ class StatedCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set."""
+    """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
+
+    `store_file` is the path of the store on that machine.
+    """
 
     version: str
     host: str
@@ -75,6 +78,7 @@ class Status:
     devices_up: int
     agents: int
     private_pid_namespace: bool | None
+    store_file: str
     faults: tuple[StatedFault, ...]
     conditions: tuple[StatedCondition, ...]
 
@@ -110,6 +114,7 @@ EXAMPLE_STATUS = Status(
     devices_up=1,
     agents=1,
     private_pid_namespace=False,
+    store_file="/var/lib/gpumond/gpumond.db",
     faults=(),
     conditions=(),
 )
@@ -296,6 +301,7 @@ async def status(request: Request) -> Response:
             devices_up=sum(device.up for device in snapshot.devices),
             agents=len(snapshot.reports),
             private_pid_namespace=snapshot.private_pid_namespace,
+            store_file=str(view_of(request).store_file),
             faults=_faults(snapshot),
             conditions=_conditions(snapshot),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gpumond.alerting.hook import AlertmanagerHook
@@ -40,6 +41,7 @@ class DaemonView(Protocol):
     """The attributes and methods of the daemon that the API uses."""
 
     started_at: float
+    store_file: Path
     rulebook: RuleRegistry
     events: EventLog
     baselines: BaselineService

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gpumond
-from gpumond.agent import POLICIES, check_workload
+from gpumond.agent import POLICIES, workload_name
 from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
 from gpumond.cli.arguments import duration
 from gpumond.errors import GpumondError
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.workload is not None:
-            check_workload(arguments.workload)
+            arguments.workload = workload_name(arguments.workload)
     except ValueError as error:
         return _fail(f"attach: {error}", WRONG_USE)
     if not os.path.exists(f"/proc/{arguments.pid}"):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import DONE, FAILED, client
-from gpumond.cli.table import moment, table
-
-COLUMNS, QUOTE = 100, '"'
+from gpumond.cli.audit_sentences import sentence
+from gpumond.cli.table import fitting_table, moment, output_width
+from gpumond.errors import DaemonError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=int, default=100, metavar="N", help="number of entries to show, newest first (default: 100)"
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="verify: configuration file of the daemon")
-    parser.add_argument("--state-dir", type=Path, metavar="PATH", help="verify: state directory of the daemon")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="verify: configuration file of a stopped daemon")
+    parser.add_argument(
+        "--state-dir", type=Path, metavar="PATH", help="verify: state directory (default: that of the daemon at --url)"
+    )
     client.add_arguments(parser)
 
 
@@ -39,31 +41,36 @@ def _show(arguments: argparse.Namespace) -> int:
     print(
         json.dumps(entries, indent=2)
         if arguments.json
-        else table((">SEQ", "AT", "BY", "WHAT", "DETAIL"), _rows(entries))
+        else fitting_table((">SEQ", "AT", "BY", "ACTION", "DETAIL"), _rows(entries), output_width())
     )
     return DONE
 
 
 def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     for entry in entries:
-        yield [str(entry["seq"]), moment(entry["at"]), entry["actor"], entry["action"], described(entry["detail"])]
-
-
-def described(detail: Any) -> str:
-    """Return the detail as pairs of key and value, as many as fit."""
-    pairs = detail.items() if isinstance(detail, dict) else [("detail", detail)]
-    text = ", ".join(f"{key}: {json.dumps(value).strip(QUOTE)}" for key, value in pairs)
-    return text if len(text) <= COLUMNS else f"{text[:COLUMNS].rpartition(',')[0] or text[:COLUMNS]}, …"
+        action, detail = entry["action"], entry["detail"]
+        yield [str(entry["seq"]), moment(entry["at"]), entry["actor"], action, sentence(action, detail)]
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     from gpumond.config import load
     from gpumond.store import verify_audit
 
-    file = load(arguments.config, {"state_dir": arguments.state_dir}).store_file()
+    named = None if arguments.config or arguments.state_dir else _store_of(arguments.url)
+    file = named or load(arguments.config, {"state_dir": arguments.state_dir}).store_file()
     wrong = verify_audit(file)
     if arguments.json:
         print(json.dumps({"file": str(file), "problems": wrong}, indent=2))
     else:
         print("\n".join(f"{file}: {problem}" for problem in wrong) or f"{file}: the audit log is intact")
     return FAILED if wrong else DONE
+
+
+def _store_of(url: str) -> Path | None:
+    """Return the store of the daemon at an address of this machine; None if no daemon answers there."""
+    if not client.is_local(url):
+        return None
+    try:
+        return Path(client.get(url, "/api/v1/status")["store_file"])
+    except DaemonError:
+        return None

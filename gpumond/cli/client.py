@@ -62,6 +62,10 @@ def default_url() -> str:
     return os.environ.get("GPUMOND_URL") or DEFAULT_URL
 
 
+def is_local(url: str) -> bool:
+    return url.startswith("unix://") or urlsplit(url).hostname in LOCAL
+
+
 def device(url: str, name: str) -> str:
     """Return the UUID of the device that a name matches. Raises DaemonError, NoSuchDevice, AmbiguousDevice."""
     known = get(url, "/api/v1/devices")

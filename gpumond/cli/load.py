@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond import agent
-from gpumond.agent import check_workload
+from gpumond.agent import workload_name
 from gpumond.cli import DONE, FAILED
 from gpumond.cli.table import size
 from gpumond.errors import ConfigError, GpumondError
@@ -179,7 +179,7 @@ def _parsed(name: str, given: str, parse: Callable[[object], float]) -> float:
 
 def _workload(arguments: argparse.Namespace, chosen: Scenario) -> str:
     try:
-        return check_workload(arguments.workload or chosen.name)
+        return workload_name(arguments.workload or chosen.name)
     except ValueError as error:
         raise ConfigError(f"option --workload: {error}") from None
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 
 import gpumond.agent
-from gpumond.agent import POLICIES, check_workload
+from gpumond.agent import POLICIES, workload_name
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(gpumond.agent.__file__)), "inject")
 
@@ -79,7 +79,7 @@ def environment(environ: Mapping[str, str], workload: str | None, flush_policy: 
         path = f"{INJECT}{os.pathsep}{path}" if path else INJECT
     ours = {"GPUMOND_AGENT": "1", "PYTHONPATH": path}
     if workload is not None:
-        ours["GPUMOND_WORKLOAD"] = check_workload(workload)
+        ours["GPUMOND_WORKLOAD"] = workload_name(workload)
     if flush_policy is not None:
         ours["GPUMOND_FLUSH_POLICY"] = flush_policy
     return {**environ, **ours}

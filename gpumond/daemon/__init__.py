@@ -89,7 +89,7 @@ class Daemon:
         effects = (self._dispatcher, self._quota_limits, self.admissions)
         self._ticker = Ticker(parts, self._history_persistence, *effects, between_ticks=between_ticks)
         self._store_seconds = STORE_SECONDS
-        self.started_at = parts.started_at
+        self.started_at, self.store_file = parts.started_at, parts.store.path.absolute()
         self.rulebook, self.events, self.baselines = parts.rulebook, parts.events, parts.baselines
         self.silences, self.quotas = parts.silences, parts.quotas
         self.http_rejected, self.log_dropped = parts.telemetry.http_rejected, parts.telemetry.log_dropped

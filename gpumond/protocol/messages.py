@@ -33,6 +33,7 @@ from gpumond.model.program import (
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_TEXT = 256
+MAX_WORKLOAD = 128
 MAX_INTEGER = 2**63
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ Asked = Literal["limit", "snapshot", "classes", "fetch", "retainers", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The agent's first message. ``workload`` is at most 64 characters of ``[A-Za-z0-9._/-]``.
+    """The agent's first message. ``workload`` is at most ``MAX_WORKLOAD`` printable characters.
 
     ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
     ``admission``: the id with which `gpumond run --need` started the program, or empty.

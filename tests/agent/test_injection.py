@@ -61,7 +61,7 @@ def test_command_ends_by_sigpipe_as_from_a_shell() -> None:
     [
         ([], 2, "no command given"),
         (["--"], 2, "no command given"),
-        (["--workload", "no good", "--", "true"], 2, "workload: expected"),
+        (["--workload", " ", "--", "true"], 2, "workload: expected"),
         (["--", "no-such-command"], 127, "no-such-command: command not found"),
         (["--", ""], 127, "command not found"),
         (["--", "/etc/passwd"], 126, "/etc/passwd: cannot be executed: Permission denied"),

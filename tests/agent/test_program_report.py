@@ -16,6 +16,7 @@ from tests.agent.simulated import UUID
 
 MIB = 1 << 20
 
+WORKLOAD = 'team/llama:70b@"é" {lr=0.1}'
 PROGRAM = """
 import sys
 import gpumond.agent as agent
@@ -32,7 +33,7 @@ def suppressed(call):
         call()
     except OutOfMemory:
         pass
-agent.start(workload="team/train", allow_limit=ALLOW)
+agent.start(workload=WORKLOAD, allow_limit=ALLOW)
 for line in sys.stdin:
     exec(line)
     print("did", line, end="", flush=True)
@@ -41,7 +42,7 @@ for line in sys.stdin:
 
 def program(directory: Path, allow_limit: bool = False, devices: int = 1) -> str:
     code = PROGRAM.replace("DIRECTORY", os.fspath(directory)).replace("DEVICES", str(devices))
-    return code.replace("ALLOW", str(allow_limit))
+    return code.replace("ALLOW", str(allow_limit)).replace("WORKLOAD", repr(WORKLOAD))
 
 
 def run_in_program(process: subprocess.Popen[str], line: str) -> None:
@@ -177,7 +178,7 @@ def test_requested_snapshot_is_in_the_users_directory(daemon: FakeDaemon, tmp_pa
 
 @pytest.mark.parametrize("policy", ["step", "never"])
 def test_requests_are_answered_with_each_flush_policy(daemon: FakeDaemon, tmp_path: Path, policy: FlushPolicy):
-    code = program(tmp_path).replace('"team/train"', f'"train", flush_policy="{policy}"')
+    code = program(tmp_path).replace(f"{WORKLOAD!r}", f'"train", flush_policy="{policy}"')
     with host(code, environment(daemon.path, XDG_STATE_HOME=os.fspath(tmp_path / "state"))) as process:
         answer = send_request(daemon, AgentRequest("s1", "snapshot"))
         assert answer.dump is not None

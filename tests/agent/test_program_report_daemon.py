@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.agent.daemon import environment, finished, host
-from tests.agent.test_program_report import UUID, attempt, program, run_in_program
+from tests.agent.test_program_report import UUID, WORKLOAD, attempt, program, run_in_program
 from tests.running import RunningDaemon, until
 
 MIB = 1 << 20
@@ -62,7 +62,7 @@ def test_scopes_and_steps_are_metrics(daemon: RunningDaemon, tmp_path: Path):
     with running(daemon, tmp_path) as process:
         run_in_program(process, "for _ in range(7): agent.step()")
         run_in_program(process, "with agent.scope('epoch'), agent.scope('forward'): kept = allocator.malloc(100 * MIB)")
-        own = {"pid": str(process.pid), "workload": "team/train"}
+        own = {"pid": str(process.pid), "workload": WORKLOAD}
         until(lambda: daemon.value("gpumond_scope_entries_total", scope="epoch/forward", **own) == 1)
         assert daemon.value("gpumond_scope_kept_bytes", scope="epoch", uuid=UUID, **own) == 100 * MIB
         assert daemon.value("gpumond_scope_peak_bytes", scope="epoch", uuid=UUID, **own) == 150 * MIB
@@ -83,10 +83,10 @@ def test_error_is_an_event_with_a_snapshot_and_a_counter(daemon: RunningDaemon, 
         )
         first, second = until(lambda: len(found := listed(daemon, "oom", process)) > 1 and found)
         assert second["id"] == first["id"] + 1
-        assert (first["workload"], first["device_uuid"]) == ("team/train", UUID)
+        assert (first["workload"], first["device_uuid"]) == (WORKLOAD, UUID)
         details = dict(first["details"])
         assert (details["scope"], details["request_bytes"], details["live_bytes"]) == ("epoch", 2000 * MIB, 50 * MIB)
-        own = {"pid": str(process.pid), "workload": "team/train"}
+        own = {"pid": str(process.pid), "workload": WORKLOAD}
         assert daemon.value("gpumond_oom_retries_total", **own) == 1
         assert daemon.value("gpumond_oom_rescues_total", **own) == 0
         assert daemon.value("gpumond_scope_ooms_total", scope="epoch", **own) == 1

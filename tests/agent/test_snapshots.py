@@ -124,7 +124,7 @@ def test_requested_snapshots_are_limited_in_rate_and_number(tmp_path: Path):
 asked = snapshots.RequestedSnapshots()
 for number in range(6):
     snapshots.time = type("Clock", (), {"time": lambda: 1e9 + number, "monotonic": lambda: 100.0 * number})
-    dump = asked.write("team/train")
+    dump = asked.write("team/train:" + "é" * 117)
     print(dump.path or dump.reason)
 print(asked.write("team/train").reason)
 """
@@ -138,7 +138,7 @@ print(asked.write("team/train").reason)
     *paths, too_soon = done.stdout.splitlines()
     folder = tmp_path / "gpumond" / "snapshots"
     assert sorted(map(os.fspath, folder.iterdir())) == sorted(paths[-4:])
-    assert all(Path(path).name.startswith("team-train-") and path.endswith(".pickle") for path in paths)
+    assert all(Path(path).name.startswith("team-train--") and path.endswith(".pickle") for path in paths)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert "too many requests" in too_soon
 

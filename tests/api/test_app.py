@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -143,7 +144,7 @@ class View:
         answer: FlushOutcome | FlushError | None = None,
         history: History | None = None,
     ) -> None:
-        self.started_at = 1.0
+        self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
         self.history = history or History()
         self.store = MemoryStore()
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)

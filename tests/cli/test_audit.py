@@ -1,26 +1,67 @@
-"""``gpumond audit``: the detail of an entry in a table."""
+"""``gpumond audit``: the sentence about an entry."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpumond.cli.audit import COLUMNS, described
+from gpumond.cli.audit_sentences import PAIRS_LENGTH, described, sentence
+
+SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "ends_at": 0.0, "reason": "known"}
 
 
 @pytest.mark.parametrize(
-    ("detail", "text"),
+    ("action", "detail", "text"),
     [
-        ({"target": "all", "steps": ["cache"]}, 'target: all, steps: ["cache"]'),
-        ({"name": "a\x1b[31mb\n"}, r"name: a\u001b[31mb\n"),
-        ({}, ""),
-        (None, "detail: null"),
+        (
+            "flush.request",
+            {"target": "workload train", "steps": ["gc", "cache"], "force": True},
+            "requested a flush of workload train, steps gc, cache, in spite of the cooldown",
+        ),
+        (
+            "flush.receipts",
+            {"pids": [7, 8], "released_bytes": 3 << 30, "outcomes": {"freed": 2}},
+            "flushed pids 7, 8: 3.0 GiB released (2 freed)",
+        ),
+        ("flush.refused", "no agent", "was refused a flush: no agent"),
+        (
+            "action",
+            {"labels": [["rule", "idle"]], "pids": [*range(10)], "uid": None},
+            "started the action on pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more for the alert with rule=idle",
+        ),
+        (
+            "agent.limit",
+            {"pid": 7, "workload": "", "limit_bytes": 1 << 30, "device": None},
+            "asked the program (pid 7) to limit itself to 1.0 GiB",
+        ),
+        ("agent.limit.answer", {"pid": 7, "reason": "not allowed"}, "was refused by pid 7: not allowed"),
+        ("agent.end.answer", {"pid": 7, "answer": None}, "had no answer from pid 7 in time"),
+        ("rule.override", {"name": "leak", "body": {"for": "5m"}}, "overrode fields of rule leak: for: 5m"),
+        ("silence.expire", SILENCE, "ended the silence of rule=leak"),
+        ("release", {"for_seconds": 120.0}, "released the driver for 2 min"),
+        ("reload", {"rules": 1, "needs_restart": ["listen"]}, "reloaded the configuration, which has 1 rule of its own;"
+         " requires a restart: listen"),
+    ],
+)  # fmt: skip
+def test_entry_is_a_sentence(action: str, detail: object, text: str):
+    assert sentence(action, detail) == text
+
+
+@pytest.mark.parametrize(
+    ("action", "detail", "text"),
+    [
+        ("of-a-newer-version", {"target": "all", "steps": ["cache"]}, 'target: all, steps: ["cache"]'),
+        ("flush.receipts", {"omitted_bytes": 5000, "sha256": "ab"}, "omitted_bytes: 5000, sha256: ab"),
+        ("rule.create", {}, ""),
+        ("flush.refused", None, "detail: null"),
+        ("action", {"labels": 7, "pids": []}, "labels: 7, pids: []"),
+        ("quota.create", "a\x1b[31mb\n", r"detail: a\u001b[31mb\n"),
     ],
 )
-def test_detail_is_shown_as_pairs_of_printable_text(detail: object, text: str):
-    assert described(detail) == text
+def test_unknown_shortened_and_damaged_detail_is_shown_as_pairs(action: str, detail: object, text: str):
+    assert sentence(action, detail) == text
 
 
-def test_long_detail_ends_with_a_whole_pair():
+def test_long_pairs_end_with_a_whole_pair():
     text = described({f"key{number}": "x" * 30 for number in range(9)})
     assert text == f"key0: {'x' * 30}, key1: {'x' * 30}, …"
-    assert len(described({"key": "x" * 500})) <= COLUMNS + 3
+    assert len(described({"key": "x" * 500})) <= PAIRS_LENGTH + 3

@@ -1,4 +1,4 @@
-"""The image and docker-compose.yml, built and run on a base image of Debian files."""
+"""The image and compose.yaml, built and run on a base image of Debian files."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_kubernetes_example_starts_the_agent_in_a_program(engine: Engine, tmp_pa
 @pytest.mark.parametrize("shared", [True, False], ids=["one PID namespace", "two PID namespaces"])
 def test_sidecar_receives_reports_of_a_root_program_over_the_volume(engine: Engine, shared: bool):
     """Containers as in deploy/sidecar, and without its line ``pid``: a volume that belongs to the daemon's user."""
-    content = yaml.safe_load((ROOT / "deploy/sidecar/docker-compose.yml").read_text())
+    content = yaml.safe_load((ROOT / "deploy/sidecar/compose.yaml").read_text())
     (options,) = [volume["driver_opts"] for volume in content["volumes"].values()]
     daemon, train = (content["services"][name] for name in ("gpumond", "train"))
     engine("podman", "volume", "create", *(f"--opt={key}={value}" for key, value in options.items()), "socket")
@@ -264,8 +264,8 @@ def stand_in(engine: Engine, image: str, program: str, directory: str) -> None:
 @pytest.mark.skipif(util.find_spec("podman_compose") is None, reason="needs podman-compose (pip)")
 @pytest.mark.skipif(bool(missing("prometheus", "prometheus-alertmanager")), reason="needs prometheus and alertmanager")
 def test_compose_file_scrapes_and_notifies_alertmanager(engine: Engine):
-    compose = (sys.executable, "-m", "podman_compose", "-f", str(ROOT / "docker-compose.yml"), "--profile=demo")
-    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    compose = (sys.executable, "-m", "podman_compose", "-f", str(ROOT / "compose.yaml"), "--profile=demo")
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     engine("podman", "tag", IMAGE, services["demo"]["image"])
     stand_in(engine, services["prometheus"]["image"], "prometheus", "/prometheus")
     stand_in(engine, services["alertmanager"]["image"], "prometheus-alertmanager", "/alertmanager")

@@ -201,7 +201,7 @@ def test_summary_has_the_actions_and_the_truth(device: SimDevice):
         (("p2", "--max", "0"), "option --max '0': expected a size above 0, such as 8GiB"),
         (("p2", "--duration", "later"), "option --duration 'later': expected a duration such as 30s"),
         (("p2", "--duration", "90d"), "expected a duration of at least 1 and at most 172800"),
-        (("p2", "--workload", "my job"), "option --workload: workload: expected 1 to 64 characters"),
+        (("p2", "--workload", " "), "option --workload: workload: expected a name"),
         (("p2", "--streams", "0"), "option --streams 0: expected 1 to 64"),
         (("stress", "--fill", "200%"), "option --fill '200%': expected a share of at least 0.01 and at most 0.99"),
     ],

@@ -165,7 +165,7 @@ def test_example_configuration_is_valid_and_its_tests_pass():
         ("Dockerfile", r"useradd --uid (\d+) "),
         ("Dockerfile", r"USER (\d+):\1$"),
         ("deploy/container.tmpfiles", r"^d /run/gpumond 0755 (\d+) \1 -$"),
-        ("deploy/sidecar/docker-compose.yml", r"uid=(\d+),gid=\1,mode=0755"),
+        ("deploy/sidecar/compose.yaml", r"uid=(\d+),gid=\1,mode=0755"),
         ("deploy/sidecar/pod.yaml", r"chown ([1-9]\d*):\1 \."),
         ("deploy/sidecar/pod.yaml", r"runAsUser: ([1-9]\d*)\n +runAsGroup: \1$"),
         ("deploy/helm/gpumond/values.yaml", r"^runAsUser: (\d+)$"),
@@ -181,7 +181,7 @@ def test_containers_have_one_user(file: str, where: str):
     assert re.findall(where, (ROOT / file).read_text(), re.MULTILINE) == ["10001"]
 
 
-@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/sidecar/docker-compose.yml"])
+@pytest.mark.parametrize("file", ["compose.yaml", "deploy/sidecar/compose.yaml"])
 def test_compose_daemons_are_not_root(file: str):
     services = yaml.safe_load((ROOT / file).read_text())["services"]
     ours = [service for service in services.values() if service["image"].startswith("gpumond:")]
@@ -205,7 +205,7 @@ def mounted(volume: str | dict[str, Any]) -> tuple[str, bool]:
 
 
 def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_daemons():
-    train = manifest("sidecar/docker-compose.yml")["services"]["train"]
+    train = manifest("sidecar/compose.yaml")["services"]["train"]
     (program,) = manifest("kubernetes/example/deployment.yaml")["spec"]["template"]["spec"]["containers"]
     mounts = [(entry["mountPath"], entry.get("readOnly", False)) for entry in program["volumeMounts"]]
     (in_pod,) = manifest("sidecar/pod.yaml")["spec"]["containers"]
@@ -229,7 +229,7 @@ def test_pod_with_a_sidecar_shares_no_pid_namespace():
 def test_private_files_of_the_daemon_are_in_no_shared_directory():
     (image,) = re.findall(r"GPUMOND_RUNTIME_DIR=(\S+) \\$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert Path(image).parts[:2] == ("/", "tmp")
-    for file in (ROOT / "docker-compose.yml", DEPLOY / "sidecar/docker-compose.yml"):
+    for file in (ROOT / "compose.yaml", DEPLOY / "sidecar/compose.yaml"):
         for service in yaml.safe_load(file.read_text())["services"].values():
             if service["image"].startswith("gpumond:"):
                 assert service["tmpfs"] == ["/tmp"]

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gpumond import __version__
+
 ROOT = Path(__file__).parents[2]
+MANUAL = f"gpumond-{__version__}.data/data/share/man/man1/gpumond.1"
 SHOW = "import sys, threading; print('gpumond.agent' in sys.modules, threading.active_count())"
 
 pytestmark = pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling is not installed")
@@ -35,7 +38,7 @@ def test_wheel_contains_every_file_and_the_pth_line(wheel: Path) -> None:
         for path in (ROOT / "gpumond").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert names - scripts == package | {"gpumond.pth", "gpumond.start", "_gpumond_start.py"}
+    assert names - scripts == package | {"gpumond.pth", "gpumond.start", "_gpumond_start.py", MANUAL}
     assert {os.path.basename(name) for name in scripts} == {"gpumond", "gpumond-python"}
 
 

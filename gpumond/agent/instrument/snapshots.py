@@ -88,7 +88,7 @@ class RequestedSnapshots:
             folder = directory()
         except OSError as error:
             return Dump(None, None, 0, clean(f"no directory for the snapshot: {error}"))
-        name = f"{workload.replace('/', '-') or 'program'}-{os.getpid()}-{time.time():.0f}{suffix}"
+        name = f"{_file_name(workload) or 'program'}-{os.getpid()}-{time.time():.0f}{suffix}"
         dump = write(os.path.join(folder, name))
         if dump.path is None:
             return dump
@@ -97,6 +97,10 @@ class RequestedSnapshots:
         for old in list(self._files)[:-KEPT]:
             _remove(self._files.pop(old))
         return replace(dump, id=self._last)
+
+
+def _file_name(workload: str) -> str:
+    return "".join(each if each.isascii() and (each.isalnum() or each in "._") else "-" for each in workload[:64])
 
 
 def directory() -> str:
