@@ -150,7 +150,7 @@ def delays(started: Running, driver: FakeDriver) -> Measures:
 
 
 def calls(exporter: Exporter, setting: Setting) -> Measures:
-    """Return the driver calls a second of an exporter that nobody scrapes."""
+    """Return the driver calls a second of an exporter that is not scraped."""
     driver = setting.driver
     if driver is None or not exporter.reads_driver:
         return {}

@@ -1,4 +1,4 @@
-"""The least that an exporter of the driver's values can be, for ``bench.peers``: pynvml and prometheus-client.
+"""A minimal exporter of the driver's values, for ``bench.peers``: pynvml and prometheus-client.
 
 python -m bench.pynvml_exporter PORT
 

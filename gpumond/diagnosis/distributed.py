@@ -75,21 +75,22 @@ def _together(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
 
 
 def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) -> Verdict:
-    """Return the representative's verdict, with the time and the fit of the program that is the first to fill its
-    device."""
+    """Return the representative's verdict, with the time, the fit and the text of the program that is the first to
+    fill its device."""
     own = representative.verdicts["leak"]
     count, devices = len(group), len({tracked.uuid for tracked in group})
     evidence = dict(own.evidence) | {"processes": float(count), "devices": float(devices)}
     soonest = min((representative, *group), key=_seconds_left)
-    fit = soonest.verdicts["leak"].fit
+    first = soonest.verdicts["leak"]
+    fit = first.fit
     if fit is not None and soonest is not representative:
         fit = replace(fit, device_uuid=soonest.uuid, pid=soonest.pid)
     return replace(
         own,
         evidence=tuple(evidence.items()),
-        time_to_oom_seconds=soonest.verdicts["leak"].time_to_oom_seconds,
+        time_to_oom_seconds=first.time_to_oom_seconds,
         fit=fit,
-        summary=messages.together(own.summary, count, devices),
+        summary=messages.together(first.summary, count, devices),
     )
 
 

@@ -87,7 +87,7 @@ class PreviewWindow:
         self._kept_bytes, self._added_at = kept_bytes, -RESOLUTION_SECONDS
 
     def adding(self, frame: Frame) -> Steps[None]:
-        """Keep a frame if it is due. One that was made before the first reading is not: it has no values."""
+        """Keep a frame if it is due. Frames from before the first reading are left out, because they have no values."""
         now = frame.snapshot.elapsed_seconds
         if now - self._added_at < RESOLUTION_SECONDS or frame.snapshot.source.reason == STARTING:
             return

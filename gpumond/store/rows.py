@@ -94,7 +94,7 @@ def rule_body(body: object) -> dict[str, Any]:
 
 def from_text(kind: type[T], body: object) -> T:
     """Decode JSON. Raises ValueError if it is not a value of this type."""
-    value: T = _adapter(kind).validate_json(body)  # type: ignore[arg-type]  # it refuses what is no text
+    value: T = _adapter(kind).validate_json(body)  # type: ignore[arg-type]  # it raises ValueError for other values
     return value
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from gpumond.model.units import duration
 from tests.diagnosis.curves import (
     GIB,
     HOUR,
@@ -227,6 +228,8 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
     assert left is not None
     assert (fit.device_uuid, fit.pid) == ("GPU-0", 10), "the first device that is full"
     assert leaks[0].pid != 10
+    assert "(pid 10) on GPU 0" in leaks[0].summary
+    assert leaks[0].summary.endswith(f"; GPU 0 is full in {duration(left)}")
     assert 0 <= 1e9 + 45 * MINUTE + left - fit.full_at <= MINUTE
 
 

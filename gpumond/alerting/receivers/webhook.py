@@ -40,7 +40,7 @@ class Webhook(HttpReceiver):
 
     @property
     def runbooks_address(self) -> str:
-        """Those of the daemon, if only the address of its page is configured."""
+        """Return the configured address, or that of the daemon whose page is configured."""
         return self.runbooks or (f"{self.page_url.rstrip('/')}/docs/runbooks/" if self.page_url else "")
 
     @field_validator("page_url")
