@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import socket
@@ -154,6 +155,14 @@ def test_options_cannot_be_abbreviated(words: str, capsys: pytest.CaptureFixture
 )
 def test_address_may_have_no_scheme(text: str, url: str):
     assert address(text) == url
+
+
+@pytest.mark.parametrize(
+    "text", ["ftp://gpu", "gpu:port", "gpu:99999", "gpu:0", "http://", "http://[::1", "unix://api"]
+)
+def test_invalid_address_is_named(text: str):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected HOST:PORT"):
+        address(text)
 
 
 @pytest.mark.parametrize("verb", [("status",), ("run", "--need", "1GiB")])
