@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,18 @@ def test_address_with_another_scheme_is_wrong_use(verb: tuple[str, ...]):
     refused = gpumond(*verb, "--url", "ftp://gpu", *(("true",) if "run" in verb else ()))
     assert refused.returncode == 2
     assert "expected HOST:PORT, an http:// or https:// address" in refused.stderr
+
+
+def test_help_describes_every_command_and_argument():
+    def undescribed(parser: argparse.ArgumentParser) -> Iterator[str]:
+        if not parser.description:
+            yield parser.prog
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for own in action.choices.values():
+                    yield from undescribed(own)
+            elif not action.help:
+                yield f"{parser.prog} {action.dest}"
+
+    _, verbs = make_parser(VERBS)
+    assert [name for parser in verbs.values() for name in undescribed(parser)] == []
