@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from urllib.parse import parse_qsl
 
 from starlette.types import Scope, Send
 
 from gpumond.api.auth import header
 from gpumond.config import Compat
+from gpumond.metrics import ALL_GROUPS, Group
 from gpumond.model.frame import Frame
 from gpumond.protocol.text import accepts
 
@@ -21,8 +23,10 @@ LIVENESS = ("/-/healthy", "/healthz")
 READINESS = ("/-/ready", "/readyz")
 INTERNAL_ERROR = "internal error of gpumond; see its log for details"
 TEXT = {"Content-Type": "text/plain; charset=utf-8"}
-COMPAT: Mapping[bytes, Compat | None] = {b"": None} | {f"compat={name}".encode(): name for name in get_args(Compat)}
-"""Values of the parameter ``compat`` by query string."""
+COMPAT: Mapping[str, Compat] = {name: name for name in get_args(Compat)}
+GROUPS: Mapping[str, Group] = {name: name for name in get_args(Group)}
+COLLECT = "collect[]"
+"""The parameter with a group of families, as node_exporter names it."""
 
 
 class Answer(NamedTuple):
@@ -46,11 +50,26 @@ async def monitored(view: DaemonView, scope: Scope) -> Answer | None:
         return healthy()
     if path in READINESS:
         return ready(view.frame)
-    query = scope["query_string"]
-    if path != "/metrics" or query not in COMPAT:
+    asked = _asked(scope["query_string"]) if path == "/metrics" else None
+    if asked is None:
         return None
     headers = scope["headers"]
-    return await metrics(view, header(headers, b"accept"), header(headers, b"accept-encoding"), COMPAT[query])
+    return await metrics(view, header(headers, b"accept"), header(headers, b"accept-encoding"), *asked)
+
+
+def _asked(query: bytes) -> tuple[Compat | None, frozenset[Group]] | None:
+    """Return the values of ``compat`` and ``collect[]``; None for other parameters and values."""
+    if not query:
+        return None, ALL_GROUPS
+    try:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        versions = [COMPAT[text] for name, text in pairs if name == "compat"]
+        groups = frozenset(GROUPS[text] for name, text in pairs if name == COLLECT)
+    except (KeyError, ValueError):
+        return None
+    if len(versions) > 1 or not {name for name, _ in pairs} <= {"compat", COLLECT}:
+        return None
+    return versions[0] if versions else None, groups or ALL_GROUPS
 
 
 def healthy() -> Answer:
@@ -66,8 +85,10 @@ def ready(frame: Frame | None) -> Answer:
     return Answer(b"gpumond is ready\n")
 
 
-async def metrics(view: DaemonView, accept: str, accept_encoding: str, compat: Compat | None) -> Answer:
-    page = await view.metrics(accept, compat)
+async def metrics(
+    view: DaemonView, accept: str, accept_encoding: str, compat: Compat | None, groups: frozenset[Group]
+) -> Answer:
+    page = await view.metrics(accept, compat, groups)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
     if accepts(accept_encoding, "gzip"):
         return Answer(page.compressed, headers=headers | {"Content-Encoding": "gzip"})

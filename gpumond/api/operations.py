@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -11,16 +13,25 @@ from gpumond.api.dependencies import bearer, require_token
 from gpumond.api.problems import problem, response, responses
 from gpumond.api.view import view_of
 from gpumond.config import Compat
+from gpumond.metrics import ALL_GROUPS, Group
 from gpumond.protocol.text import Encodable
 
 router = APIRouter(tags=["operation"])
 
 
 @router.get("/metrics", response_class=PlainTextResponse, summary="Metrics in Prometheus text format or OpenMetrics")
-async def metrics(request: Request, compat: Compat | None = None) -> Response:
-    """Returns the metrics. ``compat=dcgm``: devices with the names, labels and units of the newest dcgm-exporter."""
+async def metrics(
+    request: Request,
+    compat: Compat | None = None,
+    collect: Annotated[list[Group] | None, Query(alias=monitoring.COLLECT)] = None,
+) -> Response:
+    """Returns the metrics. ``compat=dcgm``: devices with the names, labels and units of the newest dcgm-exporter.
+    ``collect[]=device``: only the metrics of devices; repeatable, with ``process`` and ``daemon``.
+    """
     accept, accept_encoding = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))
-    return response(await monitoring.metrics(view_of(request), accept, accept_encoding, compat))
+    return response(
+        await monitoring.metrics(view_of(request), accept, accept_encoding, compat, frozenset(collect or ALL_GROUPS))
+    )
 
 
 @router.get("/healthz", response_class=PlainTextResponse, include_in_schema=False)

@@ -115,6 +115,7 @@ def make_parser(complete: Iterable[str]) -> tuple[Parser, Mapping[str, argparse.
         verb = verbs.add_parser(name, description=description, epilog=help.examples(name))
         if name in complete:
             _load(name).add_arguments(verb)
+            help.describe_subcommands(verb)
     return parser, verbs.choices
 
 

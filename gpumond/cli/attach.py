@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
     parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
     parser.add_argument(
-        "--timeout", type=duration, default=10.0, metavar="TIME", help="time to wait for the program (default: 10s)"
+        "--timeout", type=duration, default=10.0, metavar="DURATION", help="time to wait for the program (default: 10s)"
     )
 
 

@@ -67,10 +67,11 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _store_of(url: str) -> Path | None:
-    """Return the store of the daemon at an address of this machine; None if no daemon answers there."""
+    """Return the store of the daemon at an address of this machine; None if no daemon answers there and states it."""
     if not client.is_local(url):
         return None
     try:
-        return Path(client.get(url, "/api/v1/status")["store_file"])
+        named = client.get(url, "/api/v1/status").get("store_file")
     except DaemonError:
         return None
+    return Path(named) if named else None

@@ -62,9 +62,9 @@ def _refused(detail: Any) -> str:
 
 
 def _action(detail: Detail) -> str:
-    labels = ", ".join(f"{name}={value}" for name, value in detail["labels"])
+    gpu = dict(detail["labels"]).get("gpu")
     engines = f" and {', '.join(detail['engines'])}" if detail.get("engines") else ""
-    return f"started the action on {_pids(detail)}{engines} for the alert with {labels}"
+    return f"started its action on {_pids(detail)}{engines}" + (f", for GPU {gpu}" if gpu else "")
 
 
 def _limit(detail: Detail) -> str:

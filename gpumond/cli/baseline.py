@@ -32,13 +32,13 @@ TIME = "%Y-%m-%d %H:%M:%S"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="record|compare|list|delete", required=True)
     record = what.add_parser("record", help="measure the memory use of workloads, and store it")
-    record.add_argument("name", metavar="NAME")
+    record.add_argument("name", metavar="NAME", help="name of the baseline")
     record.add_argument(
         "--for", dest="duration", required=True, metavar="DURATION", help="length of the measurement, such as 10m"
     )
-    record.add_argument("--workload", metavar="W", help="measure this workload only")
+    record.add_argument("--workload", metavar="NAME", help="measure this workload only")
     compare = what.add_parser("compare", help="measure again, and show the differences")
-    compare.add_argument("name", metavar="NAME")
+    compare.add_argument("name", metavar="NAME", help="name of the baseline")
     compare.add_argument(
         "--for", dest="duration", metavar="DURATION", help="length of the measurement (default: show the last one)"
     )
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts to this HTML file")
     entries = what.add_parser("list", help="list the stored baselines")
     delete = what.add_parser("delete", help="delete a baseline")
-    delete.add_argument("name", metavar="NAME")
+    delete.add_argument("name", metavar="NAME", help="name of the baseline")
     for each in (record, compare, entries, delete):
         client.add_arguments(each)
 

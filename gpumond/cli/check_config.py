@@ -12,7 +12,7 @@ from gpumond.config.tokens import check_subjects, read_tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("file", type=Path, metavar="FILE", help="configuration file")
     parser.add_argument("--json", action="store_true", help="print the effective settings as JSON")
 
 

@@ -34,7 +34,7 @@ compdef _gpumond gpumond
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=tuple(SCRIPTS))
+    parser.add_argument("shell", choices=tuple(SCRIPTS), help="the shell")
 
 
 def run(arguments: argparse.Namespace) -> int:

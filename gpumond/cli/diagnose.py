@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="format of the log (auto: detected from its first line)",
     )
-    parser.add_argument("--size", metavar="BYTES", help="capacity of each device, for a log without it, such as 80GiB")
-    parser.add_argument("--interval", metavar="TIME", help="time between two readings, for a log without timestamps")
+    parser.add_argument("--size", metavar="SIZE", help="capacity of each device, for a log without it, such as 80GiB")
+    parser.add_argument("--interval", metavar="DURATION", help="time between readings, for a log without timestamps")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object per line for each start and end of a verdict"
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, fleet_machines
+from gpumond.cli.arguments import duration
 from gpumond.cli.fleet_machines import chosen, listed, make_client, make_prometheus, progress
 from gpumond.cli.table import safe, size, table
 from gpumond.errors import ConfigError
@@ -66,7 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         "--max-failures", type=int, default=1, metavar="N", help="start no further wave after N failures (default: 1)"
     )
     parser.add_argument(
-        "--flush-timeout", type=float, default=30.0, metavar="SECONDS", help="time limit for each program (default: 30)"
+        "--flush-timeout",
+        type=duration,
+        default=30.0,
+        metavar="DURATION",
+        help="time limit for each program (default: 30s)",
     )
     fleet_machines.add_arguments(parser)
 

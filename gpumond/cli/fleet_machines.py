@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from gpumond.cli.arguments import duration
 from gpumond.errors import ConfigError
 from gpumond.fleet import Machine, Machines
 from gpumond.fleet.connection import Client
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--client-cert", type=Path, metavar="FILE", help="client certificate for the daemons")
     parser.add_argument("--client-key", type=Path, metavar="FILE", help="key of the client certificate")
     parser.add_argument(
-        "--timeout", type=float, default=5.0, metavar="SECONDS", help="time limit of a read (default: 5)"
+        "--timeout", type=duration, default=5.0, metavar="DURATION", help="time limit of a read (default: 5s)"
     )
     parser.add_argument(
         "--parallel", type=int, default=PARALLEL, metavar="N", help=f"number of concurrent reads (default: {PARALLEL})"

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
     parser.add_argument("--plan", metavar="ID", help="plan to compare the receipts with (`id` of --dry-run --json)")
     parser.add_argument(
-        "--timeout", type=duration, default=30.0, metavar="TIME", help="time limit for each program (default: 30s)"
+        "--timeout", type=duration, default=30.0, metavar="DURATION", help="time limit for each program (default: 30s)"
     )
     client.add_arguments(parser)
 

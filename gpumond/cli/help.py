@@ -107,6 +107,16 @@ def misspelt(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | Non
     return next((word for word in before if word.startswith("--") and word.partition("=")[0] not in known), None)
 
 
+def describe_subcommands(parser: argparse.ArgumentParser) -> None:
+    """Describe each subcommand in its own help as in the help of the parser."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for listed in action._choices_actions:
+                command = action.choices[listed.dest]
+                text = listed.help or ""
+                command.description = command.description or f"{text[:1].upper()}{text[1:]}."
+
+
 def options(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the options and subcommands of a parser, and those of its subcommands."""
     for action in parser._actions:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--card", type=Path, metavar="DIR", help="engine sim: directory of an existing simulated device"
     )
-    parser.add_argument("--duration", metavar="S", help="end after this time, such as 90s or 10m")
+    parser.add_argument("--duration", metavar="DURATION", help="end after this time, such as 90s or 10m")
     parser.add_argument(
         "--seed",
         type=int,

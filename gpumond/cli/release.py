@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for",
         dest="duration",
         required=True,
-        metavar="TIME",
+        metavar="DURATION",
         help="time for which the driver stays released, such as 120s or 5m",
     )
     client.add_arguments(parser)

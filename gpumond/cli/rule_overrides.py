@@ -21,7 +21,7 @@ HEADER = ("RULE", "ORIGIN", "FIRES WHEN", ">FOR", "SEVERITY", "OVERRIDDEN")
 def add_arguments(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     entries = what.add_parser("list", help="list the daemon's rules, with their origin and overrides")
     override = what.add_parser("override", help="replace fields of a built-in rule of the daemon")
-    override.add_argument("name", metavar="NAME")
+    override.add_argument("name", metavar="NAME", help="a built-in rule")
     override.add_argument("--level", metavar="LEVEL", help="level of above or below, such as 0.9, 90%% or 1GiB")
     override.add_argument("--for", dest="duration", metavar="DURATION", help="duration before it fires, such as 5m")
     override.add_argument("--severity", metavar="WORD", help="label severity, such as info, warning or critical")
@@ -29,7 +29,7 @@ def add_arguments(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     state.add_argument("--enable", dest="enabled", action="store_true", default=None, help="evaluate the rule")
     state.add_argument("--disable", dest="enabled", action="store_false", default=None, help="do not evaluate the rule")
     restore = what.add_parser("restore", help="delete the override of a built-in rule")
-    restore.add_argument("name", metavar="NAME")
+    restore.add_argument("name", metavar="NAME", help="a built-in rule")
     for each in (entries, override, restore):
         client.add_arguments(each)
 

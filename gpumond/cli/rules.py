@@ -33,13 +33,13 @@ from gpumond.rules.schema import PLACEHOLDERS, UNITS, VALUES
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     check = what.add_parser("check", help="check the rules of a configuration file, and list the active rules")
-    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file of rules")
     check.add_argument("--json", action="store_true", help="print the active rules as JSON")
     test = what.add_parser("test", help="run tests of rules: series, times, expected alerts (docs/reference/rules.md)")
-    test.add_argument("file", type=Path, metavar="FILE", nargs="+")
+    test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file of tests")
     rule_overrides.add_arguments(what)
     receiver = what.add_parser("test-receiver", help="make the daemon send a test message to a receiver")
-    receiver.add_argument("name", metavar="NAME")
+    receiver.add_argument("name", metavar="NAME", help="a receiver of the configuration file")
     client.add_arguments(receiver)
 
 

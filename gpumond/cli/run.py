@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
     parser.add_argument("--need", metavar="SIZE", help="start the program only when this much memory is available")
     parser.add_argument("--device", metavar="NAME", help="with --need: the device, if there are several")
-    parser.add_argument("--wait", metavar="TIME", help="with --need: wait at most this time, as in 10m (default: 0)")
+    parser.add_argument("--wait", metavar="DURATION", help="with --need: wait at most so long, as in 10m (default: 0)")
     parser.add_argument("--url", metavar="URL", help="with --need: address of the daemon (default: $GPUMOND_URL)")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="program to start, with its arguments"

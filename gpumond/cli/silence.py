@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     entries = what.add_parser("list", help="list silences")
     entries.add_argument("--all", action="store_true", help="include silences that have ended")
     delete = what.add_parser("delete", help="end silences now")
-    delete.add_argument("ids", nargs="+", metavar="ID")
+    delete.add_argument("ids", nargs="+", metavar="ID", help="identifier, as `silence list` shows it")
     for each in (add, entries, delete):
         client.add_arguments(each)
 

@@ -26,7 +26,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pid", required=True, type=int, metavar="PID", help="pid of the program")
     parser.add_argument(
         "--record",
-        metavar="TIME",
+        metavar="DURATION",
         help="record the stacks of allocations for this time first, such as 60s; also writes a treemap (HTML)",
     )
 

@@ -19,7 +19,7 @@ from gpumond.engine import EngineState
 from gpumond.engine.preview import PreviewWindow
 from gpumond.flush import Flusher
 from gpumond.host.event_loop import in_slices
-from gpumond.metrics import Exposition, Form, Page
+from gpumond.metrics import ALL_GROUPS, Exposition, Form, Group, Page
 from gpumond.model.frame import Frame
 from gpumond.model.pools import Receipt
 from gpumond.model.process import ProcessKey
@@ -61,8 +61,8 @@ class CurrentFrame:
             return False
         return True
 
-    async def metrics(self, accept: str, compat: Compat | None = None) -> Page:
-        form = Form.of(accept, compat)
+    async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
+        form = Form.of(accept, compat, groups)
         self._scrapes.asked(form, self._clock.monotonic())
         if page := self.exposition.written(self.frame, form):
             return page

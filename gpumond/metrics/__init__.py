@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from prometheus_client import exposition as prometheus_text
 from prometheus_client.core import Metric
@@ -32,18 +32,24 @@ MAX_SERIES = 50_000
 families."""
 
 
+Group = Literal["device", "process", "daemon"]
+"""Families of devices; of processes and workloads; all others, with the daemon's own counters."""
+ALL_GROUPS: frozenset[Group] = frozenset(get_args(Group))
+
+
 class Form(NamedTuple):
-    """Exposition format that a scraper requests through its ``Accept`` header.
+    """Exposition format that a scraper requests through its ``Accept`` header, and the groups of families.
 
     With ``compat``, the page contains only the devices under that exporter's names, and XID errors as a counter.
     """
 
     openmetrics: bool
     compat: Compat | None = None
+    groups: frozenset[Group] = ALL_GROUPS
 
     @classmethod
-    def of(cls, accept: str, compat: Compat | None = None) -> Form:
-        return cls(accepts(accept, "application/openmetrics-text"), compat)
+    def of(cls, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Form:
+        return cls(accepts(accept, "application/openmetrics-text"), compat, ALL_GROUPS if compat else groups)
 
 
 class Page(NamedTuple):
@@ -119,6 +125,8 @@ class Exposition:
         if frame is not None:
             remaining = self._max_series
             for family in (XID_ERRORS,) if form.compat else FAMILIES:
+                if group_of(family) not in form.groups:
+                    continue
                 rows: Iterator[Row] = (row for row in family.rows(frame) if row[1] is not None)
                 if shares is not None:
                     rows = iter(shares.cut(family, rows))
@@ -130,11 +138,17 @@ class Exposition:
                     yield (text + samples(family, some)).encode()
                     text = ""
                 yield text.encode()
-            if compat := form.compat or self.also:
+            if (compat := form.compat or self.also) and "device" in form.groups:
                 yield render_with_library(dcgm.metrics(frame, compat))
-        if form.compat is None:
+        if form.compat is None and "daemon" in form.groups:
             yield render_with_library(self._telemetry.registry.collect())
         yield END if form.openmetrics else b""
+
+
+def group_of(family: Family) -> Group:
+    if "pid" in family.labels or "workload" in family.labels:
+        return "process"
+    return "device" if "uuid" in family.labels else "daemon"
 
 
 class FrameCollector:

@@ -42,7 +42,7 @@ from gpumond.errors import (
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.flush.admissions import Admissions
 from gpumond.history import History
-from gpumond.metrics import Exposition, Form, Page
+from gpumond.metrics import ALL_GROUPS, Exposition, Form, Group, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.persisted import KeptAdmission
@@ -169,8 +169,8 @@ class View:
     def receipts(self) -> list[Receipt]:
         return [RECEIPT]
 
-    async def metrics(self, accept: str, compat: Compat | None = None) -> Page:
-        return self._exposition.page(self.frame, Form.of(accept, compat))
+    async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
+        return self._exposition.page(self.frame, Form.of(accept, compat, groups))
 
     def past_alerts(self) -> list[Alert]:
         return [ended(ALERT, 2.0)]

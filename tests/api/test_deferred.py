@@ -27,8 +27,21 @@ MONITORED = (
     "/metrics",
     "/metrics?compat=dcgm",
     "/metrics?compat=dcgm-4.7",
+    "/metrics?collect[]=device",
+    "/metrics?collect%5B%5D=process&collect[]=daemon&collect[]=daemon",
+    "/metrics?compat=dcgm&collect[]=process",
 )
-OTHERS = ("/metrics?compat=none", "/metrics?other=1", "/api/v1/status", "/", "/absent", "/metrics/")
+OTHERS = (
+    "/metrics?compat=none",
+    "/metrics?compat=dcgm&compat=dcgm-4.7",
+    "/metrics?collect[]=gpu",
+    "/metrics?collect[]=",
+    "/metrics?other=1",
+    "/api/v1/status",
+    "/",
+    "/absent",
+    "/metrics/",
+)
 
 
 def ask(app: ASGIApp, path: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> httpx.Response:
@@ -63,7 +76,7 @@ def test_answers_are_those_of_the_complete_application(path: str, frame: bool):
 
 def test_metrics_that_cannot_be_written_are_a_problem_document():
     class Broken(View):
-        async def metrics(self, accept: str, compat: Any = None) -> Page:
+        async def metrics(self, *asked: Any) -> Page:
             raise RuntimeError("broken")
 
     answer = ask(deferred(Broken(), []), "/metrics")

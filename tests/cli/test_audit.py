@@ -25,8 +25,8 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         ("flush.refused", "no agent", "was refused a flush: no agent"),
         (
             "action",
-            {"labels": [["rule", "idle"]], "pids": [*range(10)], "uid": None},
-            "started the action on pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more for the alert with rule=idle",
+            {"labels": [["alertname", "idle"], ["gpu", "3"]], "pids": [*range(10)], "uid": None},
+            "started its action on pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more, for GPU 3",
         ),
         (
             "agent.limit",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -156,8 +158,31 @@ def test_address_may_have_no_scheme(text: str, url: str):
     assert address(text) == url
 
 
+@pytest.mark.parametrize(
+    "text", ["ftp://gpu", "gpu:port", "gpu:99999", "gpu:0", "http://", "http://[::1", "unix://api"]
+)
+def test_invalid_address_is_named(text: str):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected HOST:PORT"):
+        address(text)
+
+
 @pytest.mark.parametrize("verb", [("status",), ("run", "--need", "1GiB")])
 def test_address_with_another_scheme_is_wrong_use(verb: tuple[str, ...]):
     refused = gpumond(*verb, "--url", "ftp://gpu", *(("true",) if "run" in verb else ()))
     assert refused.returncode == 2
     assert "expected HOST:PORT, an http:// or https:// address" in refused.stderr
+
+
+def test_help_describes_every_command_and_argument():
+    def undescribed(parser: argparse.ArgumentParser) -> Iterator[str]:
+        if not parser.description:
+            yield parser.prog
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for own in action.choices.values():
+                    yield from undescribed(own)
+            elif not action.help:
+                yield f"{parser.prog} {action.dest}"
+
+    _, verbs = make_parser(VERBS)
+    assert [name for parser in verbs.values() for name in undescribed(parser)] == []

@@ -77,7 +77,7 @@ def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
 
 
 def test_events_are_listed_and_followed(daemon: RunningDaemon):
-    assert any("agent-connected" in line for line in shown(daemon, "events"))
+    assert any("agent connected" in line for line in shown(daemon, "events"))
     last = json.loads(shown(daemon, "events", "--json")[-1])["id"]
     command = [sys.executable, "-m", "gpumond", "events", "-f", "--json"]
     with subprocess.Popen(command, env=daemon.environ, stdout=subprocess.PIPE, text=True) as following:

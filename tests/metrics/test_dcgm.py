@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from gpumond.config import Compat
-from gpumond.metrics import Exposition, Form, FrameCollector, dcgm
+from gpumond.metrics import ALL_GROUPS, Exposition, Form, FrameCollector, Group, dcgm
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.frame import Frame, Ledger
 from gpumond.model.sensors import Sensors
@@ -213,6 +213,22 @@ def test_page_has_dcgm_names_alone_or_both():
     assert {name for name in names(alone) if not name.startswith("DCGM_")} == {"gpumond_device_xid_errors_total"}
     assert names(both) == names(plain) | names(alone)
     assert not [name for name in names(plain) if name.startswith("DCGM_")]
+
+
+@pytest.mark.parametrize("group", ["device", "process", "daemon"])
+def test_page_of_a_group_is_a_part_of_the_page(group: Group):
+    """The groups divide the page, and the names of an exporter are those of devices."""
+    frame, telemetry = make_frame(), Telemetry()
+
+    def names(groups: frozenset[Group]) -> list[str]:
+        page = Exposition(telemetry, also="dcgm").page(frame, Form(False, groups=groups)).plain.decode()
+        return re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)
+
+    own = names(frozenset({group}))
+    assert sorted(own + names(ALL_GROUPS - {group})) == sorted(names(ALL_GROUPS))
+    assert any(name.startswith("DCGM_") for name in own) == (group == "device")
+    assert ("gpumond_process_memory_used_bytes" in own) == (group == "process")
+    assert ("gpumond_ticks_skipped_total" in own) == (group == "daemon")
 
 
 def test_promtool_reads_it():

@@ -54,20 +54,18 @@ def document() -> str:
     for group, names in help.GROUPS.items():
         lines.append(f'.SH "{group.upper()}"\n')
         for name in names:
-            lines += _sections(verbs[name], cli.VERBS[name])
+            lines += _sections(verbs[name])
     return "".join([*lines, FOOTER.lstrip("\n")])
 
 
-def _sections(parser: argparse.ArgumentParser, summary: str) -> Iterator[str]:
+def _sections(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the section of a command, and those of its subcommands."""
-    described = (parser.description or f"{summary[:1].upper()}{summary[1:]}").rstrip(".")
-    yield f'.SS "{_text(parser.prog)}"\n{_text(described)}.\n'
+    yield f'.SS "{_text(parser.prog)}"\n{_text(parser.description or "")}\n'
     formatter = parser._get_formatter()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            summaries = {each.dest: each.help or "" for each in action._choices_actions}
-            for name, own in action.choices.items():
-                yield from _sections(own, summaries.get(name, ""))
+            for own in action.choices.values():
+                yield from _sections(own)
         elif action.dest != "help" and action.help != argparse.SUPPRESS:
             text = formatter._expand_help(action) if action.help else ""
             yield f".TP\n{_term(action)}\n{_text(' '.join(text.split()))}\n"

@@ -19,6 +19,10 @@ Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gp
 result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains five dashboards,
 `deploy/prometheus/` the alerting rules.
 
+`/metrics?collect[]=GROUP`, repeatable, exports a part: the group `device`, `process` (metrics with the label `pid` or
+`workload`) or `daemon` (all others). With `params: {"collect[]": [device, daemon]}`, Prometheus stores no series of
+programs, and rules and dashboards about programs have no data.
+
 Sums over devices count a MIG device and its instances twice; exclude the instances with
 `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
 
