@@ -19,6 +19,8 @@ CONCURRENT_REQUESTS = 4
 CHANGES_AT_ONCE, CHANGES_PER_SECOND = 8, 50
 """Limits on a user's requests other than reads. Further requests wait."""
 WAITING = 512
+MAX_PREVIEWS = 2
+"""Limit of previews of rules in progress; one per user."""
 
 
 class TokenBucket:
@@ -52,18 +54,22 @@ def limited(receive: Receive) -> Receive:
     received = 0
 
     async def receive_limited() -> Message:
-        from fastapi import HTTPException  # an error of another class while it reads a body is a 400 for FastAPI
-
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
         if received > MAX_BODY_BYTES:
-            raise HTTPException(413, TOO_LARGE, {"Connection": "close"})
+            raise _refusal(413, TOO_LARGE, {"Connection": "close"})
         if b"\0" in message.get("body", b""):  # present in UTF-16 and UTF-32, never in JSON as UTF-8
-            raise HTTPException(400, "the body is not JSON in UTF-8")
+            raise _refusal(400, "the body is not JSON in UTF-8")
         return message
 
     return receive_limited
+
+
+def _refusal(status: int, detail: str, headers: dict[str, str] | None = None) -> HTTPException:
+    from fastapi import HTTPException  # an error of another class while it reads a body is a 400 for FastAPI
+
+    return HTTPException(status, detail, headers)
 
 
 class RequestSlots:
