@@ -16,8 +16,8 @@ from pydantic_core import to_json
 
 from bench.result import publish
 from gpumond.api.frame_changes import changes, live_frame
-from gpumond.api.live import WHOLE, encoded
-from gpumond.api.resources import WholeFrame, whole_frame
+from gpumond.api.live_frames import WHOLE, encoded
+from gpumond.api.whole_frame import WholeFrame, whole_frame
 from gpumond.engine.attribution import attribute
 from gpumond.model.cooperative import run_to_end
 from gpumond.model.frame import Frame

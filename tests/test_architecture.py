@@ -70,7 +70,7 @@ LIBRARIES = {
     "torch": ("loadgen.engines",),
     "sitecustomize": ("agent.inject",),  # the module of the user's own name, which runs after this one
     "_xxsubinterpreters": ("agent.thread",),  # part of the standard library until 3.12
-    "pydantic_core": ("protocol.validator", "engine.preview", "alerting.silences", "api.live"),
+    "pydantic_core": ("protocol.validator", "engine.preview", "alerting.silences", "api"),
     "pydantic": (
         "protocol",
         "config",

@@ -12,11 +12,10 @@ from fastapi import APIRouter, FastAPI
 from starlette.datastructures import State
 
 from gpumond import __version__, api
-from gpumond.api import problems, rules, streams
+from gpumond.api import problems
 from gpumond.api.auth import Tokens
-from gpumond.api.live import LiveFrames
 from gpumond.api.problems import responses
-from gpumond.api.shares import Shares
+from gpumond.api.state import state_of
 from gpumond.api.view import DaemonView
 from gpumond.host.event_loop import background
 
@@ -29,8 +28,9 @@ DESCRIPTION = (
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 
-def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
-    """Return the application. ``lifespan`` starts and stops the parts that the view reads."""
+def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan, state: State | None = None) -> FastAPI:
+    """Return the application. ``lifespan`` starts and stops the parts that the view reads. ``state``: that of
+    ``state_of``, if it exists already."""
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
@@ -40,26 +40,12 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     app = FastAPI(
         title="gpumond", version=__version__, description=DESCRIPTION, lifespan=running, docs_url=None, redoc_url=None
     )
-    app.state = state_of(view, tokens)
+    app.state = state or state_of(view, tokens)
     problems.install(app)
     complete_openapi(app)
     for router in routers():
         app.include_router(router)
     return app
-
-
-def state_of(view: DaemonView, tokens: Tokens) -> State:
-    """Return what the routes of one application share."""
-    return State(
-        {
-            "view": view,
-            "tokens": tokens,
-            "live": LiveFrames(view),
-            "event_streams": Shares(streams.MAX_STREAMS),
-            "previews": Shares(rules.MAX_PREVIEWS, 1),
-            "slow_seconds": streams.SLOW_SECONDS,
-        }
-    )
 
 
 def routers() -> Iterator[APIRouter]:

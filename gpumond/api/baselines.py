@@ -63,8 +63,8 @@ class CompareBody(Encodable):
     for_seconds: float = Field(ge=1, le=DAY_SECONDS)
 
 
-LEVELS = (31 * GIB, 30.5 * GIB, 31 * GIB)
-LIVE = Measured("live", Distribution(34 * GIB, 31 * GIB, 30.5 * GIB, 31 * GIB, LEVELS))
+LEVELS = (31.0 * GIB, 30.5 * GIB, 31.0 * GIB)
+LIVE = Measured("live", Distribution(34.0 * GIB, 31.0 * GIB, 30.5 * GIB, 31.0 * GIB, LEVELS))
 EXAMPLE = Baseline(
     "nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, (WorkloadMeasures("train", 600.0, (LIVE,), 3, 1),)
 )
@@ -84,7 +84,7 @@ EXAMPLE_COMPARISON = Comparison(
     600.0,
     600.0,
     True,
-    (Difference("train", "live", "typical", 31 * GIB, 34.1 * GIB, 3.1 * GIB, 0.1, 2.9 * GIB, 3.3 * GIB),),
+    (Difference("train", "live", "typical", 31.0 * GIB, 34.1 * GIB, 3.1 * GIB, 0.1, 2.9 * GIB, 3.3 * GIB),),
 )
 ENTRIES, ONE = TypeAdapter(list[BaselineEntry]), TypeAdapter(Baseline)
 COMPARED = TypeAdapter(Comparison)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from gpumond.api import examples
 from gpumond.api.event_log import EventLog
-from gpumond.api.streams import RETRY, EventStream
+from gpumond.api.streams import EVENTS, RETRY, EventStream
 from gpumond.api.view import view_of
 from gpumond.engine.events import Event
 from gpumond.protocol.text import accepts
@@ -21,7 +21,6 @@ router = APIRouter(prefix="/api/v1", tags=["facts"])
 HEARTBEAT_SECONDS = 15.0
 
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
-EVENTS: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
 
 _OK: dict[int | str, dict[str, Any]] = {
     200: {
@@ -52,7 +51,7 @@ async def events(request: Request) -> Response:
     if accepts(accept, "application/json") and not accepts(accept, "text/event-stream"):
         return Response(EVENTS.dump_json(list(event_log.after(known_id or 0))), media_type="application/json")
     since = event_log.last_id if known_id is None else known_id
-    return EventStream(request, messages(event_log, since))
+    return EventStream(request.scope, request.app.state, messages(event_log, since))
 
 
 async def messages(

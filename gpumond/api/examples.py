@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
+from gpumond.api.holdings import holdings
 from gpumond.api.problems import responses
 from gpumond.engine.events import Event
 from gpumond.model.engines import EngineModel, EngineProcess, EngineReading
-from gpumond.model.frame import Alert, Fit, Ledger, Line, Overcount, RefusedKind, Verdict
+from gpumond.model.frame import Alert, Fit, Frame, Ledger, Line, Overcount, RefusedKind, Verdict
 from gpumond.model.pools import Expected, Held, PoolUsage, Receipt, Reclaimable, StepResult
 from gpumond.model.program import (
     AppliedLimit,
@@ -135,6 +137,7 @@ LEDGER = Ledger(
     ),
     (Overcount(UUID, 0),),
 )
+HOLDING = replace(*holdings(Frame(SNAPSHOT, LEDGER)), idle_seconds=0.0)
 ALERT = Alert(
     rule="device-nearly-full",
     phase="firing",
@@ -158,7 +161,7 @@ VERDICT = Verdict(
     fit=Fit(
         points=tuple((TAKEN_AT - 60 * ago, 33 * GIB - 33_554_400.0 * ago) for ago in (3, 2, 1)),
         at=TAKEN_AT - 60,
-        level_bytes=33 * GIB - 33_554_400,
+        level_bytes=33.0 * GIB - 33_554_400,
         slope_bytes_per_second=559_240.0,
         slope_low_bytes_per_second=552_100.0,
         slope_high_bytes_per_second=566_300.0,
@@ -226,7 +229,7 @@ SITE = Site(12 * GIB, 96, (Call("/home/research/train.py", 31, "step"), Call("/h
 
 def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dict[str, Any]:
     """Return the keyword arguments of a route: schema and example of its answer, and its problems, for OpenAPI."""
-    content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
+    content = {"application/json": {"example": to_jsonable_python(example)}}
     return {
         "response_model": None,
         "status_code": status,

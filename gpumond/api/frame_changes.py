@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, TypedDict
 
-from gpumond.api.resources import WholeFrame
+from gpumond.api.whole_frame import WholeFrame
 from gpumond.model.cooperative import Steps
 
 PROCESS = ("pid", "start_ticks")

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpumond.api import examples
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.model.claims import unmapped_by_device
 from gpumond.model.frame import Frame, Line
@@ -113,8 +112,3 @@ def _holding(
         quota=snapshot.quotas_by_process.get(process.key),
         reserve_shortage_bytes=snapshot.reserve_shortages.get((device_uuid, process.key)),
     )
-
-
-EXAMPLE_HOLDING = _holding(
-    examples.UUID, examples.PROCESS, 0.0, examples.REPORT, examples.LEDGER.lines[:4], examples.SNAPSHOT
-)

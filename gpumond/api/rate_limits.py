@@ -19,6 +19,8 @@ CONCURRENT_REQUESTS = 4
 CHANGES_AT_ONCE, CHANGES_PER_SECOND = 8, 50
 """Limits on a user's requests other than reads. Further requests wait."""
 WAITING = 512
+MAX_PREVIEWS = 2
+"""Limit of previews of rules in progress; one per user."""
 
 
 class TokenBucket:

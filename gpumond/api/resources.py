@@ -9,21 +9,27 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, HTTPException, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond import __version__
 from gpumond.api import examples
-from gpumond.api.holdings import EXAMPLE_HOLDING, ProcessHolding, holdings
+from gpumond.api.holdings import ProcessHolding, holdings
+from gpumond.api.page_answers import present
 from gpumond.api.view import view_of
+from gpumond.api.whole_frame import (
+    StatedCondition,
+    StatedFault,
+    WholeFrame,
+    stated_conditions,
+    stated_faults,
+    whole_frame,
+)
 from gpumond.host.machine_name import MACHINE_NAME
-from gpumond.model.conditions import conditions
 from gpumond.model.engines import EngineReading
 from gpumond.model.frame import Alert, Frame, Ledger, Verdict
 from gpumond.model.pools import Receipt
-from gpumond.model.remedies import remedy
-from gpumond.model.silences import Silence
 from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
 from gpumond.model.verdicts import KINDS
 from gpumond.protocol.text import accepts
@@ -34,30 +40,6 @@ router = APIRouter(prefix="/api/v1", tags=["facts"])
 
 COMPRESSED_FROM_BYTES = 1024
 GZIP_LEVEL = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StatedFault:
-    """Failure to read a value, with its remedy."""
-
-    source: str
-    kind: str
-    device_uuid: str | None
-    detail: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class StatedCondition:
-    """Condition that limits the accuracy of a device's values, or of the machine's, with its remedy.
-
-    `detail` states the process and the reason if the condition concerns one process.
-    """
-
-    device_uuid: str | None
-    kind: str
-    remedy: str
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,25 +61,6 @@ class Status:
     agents: int
     private_pid_namespace: bool | None
     store_file: str
-    faults: tuple[StatedFault, ...]
-    conditions: tuple[StatedCondition, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeFrame:
-    """One complete frame. Responses of the other routes are parts of a frame, and may differ by a tick.
-
-    `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
-    """
-
-    version: str
-    host: str
-    snapshot: Snapshot
-    ledger: Ledger
-    verdicts: tuple[Verdict, ...]
-    alerts: tuple[Alert, ...]
-    silences: tuple[Silence, ...]
-    processes: tuple[ProcessHolding, ...]
     faults: tuple[StatedFault, ...]
     conditions: tuple[StatedCondition, ...]
 
@@ -126,7 +89,7 @@ EXAMPLE_FRAME = WholeFrame(
     verdicts=(examples.VERDICT,),
     alerts=(examples.ALERT,),
     silences=(),
-    processes=(EXAMPLE_HOLDING,),
+    processes=(examples.HOLDING,),
     faults=(),
     conditions=(),
 )
@@ -163,10 +126,7 @@ def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Respon
 
 
 def current_frame(request: Request) -> Frame:
-    frame = view_of(request).frame
-    if frame is None:
-        raise HTTPException(503, "the first reading is in progress; retry in a second")
-    return frame
+    return present(view_of(request).frame)
 
 
 @router.get(
@@ -207,7 +167,7 @@ async def devices(request: Request) -> Response:
 @router.get(
     "/processes",
     summary="Processes and their shares",
-    **examples.described(list[ProcessHolding], [EXAMPLE_HOLDING], 503),
+    **examples.described(list[ProcessHolding], [examples.HOLDING], 503),
 )
 async def processes(request: Request) -> Response:
     return answer_once(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
@@ -302,32 +262,7 @@ async def status(request: Request) -> Response:
             agents=len(snapshot.reports),
             private_pid_namespace=snapshot.private_pid_namespace,
             store_file=str(view_of(request).store_file),
-            faults=_faults(snapshot),
-            conditions=_conditions(snapshot),
+            faults=stated_faults(snapshot),
+            conditions=stated_conditions(snapshot),
         ),
-    )
-
-
-def whole_frame(frame: Frame) -> WholeFrame:
-    return WholeFrame(
-        version=__version__,
-        host=MACHINE_NAME,
-        snapshot=frame.snapshot,
-        ledger=frame.ledger,
-        verdicts=frame.verdicts,
-        alerts=frame.alerts,
-        silences=frame.silences,
-        processes=tuple(holdings(frame)),
-        faults=_faults(frame.snapshot),
-        conditions=_conditions(frame.snapshot),
-    )
-
-
-def _faults(snapshot: Snapshot) -> tuple[StatedFault, ...]:
-    return tuple(StatedFault(f.source, f.kind, f.device_uuid, f.detail, remedy(f.kind)) for f in snapshot.faults)
-
-
-def _conditions(snapshot: Snapshot) -> tuple[StatedCondition, ...]:
-    return tuple(
-        StatedCondition(each.device_uuid, each.kind, remedy(each.kind), each.detail) for each in conditions(snapshot)
     )

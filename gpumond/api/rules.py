@@ -13,6 +13,7 @@ from gpumond.api import examples
 from gpumond.api.auth import authenticate, user
 from gpumond.api.dependencies import CHANGES, require_rules
 from gpumond.api.problems import problem, responses
+from gpumond.api.rate_limits import MAX_PREVIEWS
 from gpumond.api.view import view_of
 from gpumond.config.rule_registry import RuleEntry, RuleRegistry
 from gpumond.engine.preview import Preview
@@ -25,8 +26,6 @@ from gpumond.rules.config import RuleConfig, written
 
 router = APIRouter(prefix="/api/v1", tags=["rules"])
 
-MAX_PREVIEWS = 2
-"""Limit of previews in progress; one per user."""
 PREVIEW_SHARE, ANONYMOUS_PREVIEW_SHARE = 0.5, 0.1
 """The share of the time that the computation of a preview may use, for a caller who may change rules and for others."""
 

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
-from fastapi import Request
-from fastapi.responses import StreamingResponse
-from starlette.types import Message, Send
+from pydantic import TypeAdapter
+from starlette.datastructures import State
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Scope, Send
 
 from gpumond.api.auth import user
 from gpumond.api.shares import Shares
+from gpumond.engine.events import Event
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -22,18 +24,20 @@ MAX_STREAMS = 256
 RETRY_MILLISECONDS = 3000
 RETRY = f"retry: {RETRY_MILLISECONDS}\n\n".encode()
 """First message of each stream."""
+EVENTS: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
 
 
 class EventStream(StreamingResponse):
-    """Stream of ``content`` to the reader that made ``request``."""
+    """Stream of ``content`` to the reader that made the request ``scope``. ``state``: that of the application."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, request: Request, content: AsyncIterator[bytes], headers: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, scope: Scope, state: State, content: AsyncIterator[bytes], headers: Mapping[str, str] = {}
+    ) -> None:
         super().__init__(content, headers={"Cache-Control": "no-store"} | dict(headers))
-        state = request.app.state
         self._streams: Shares[EventStream] = state.event_streams
-        self._user, self._slow_seconds = user(request.scope), state.slow_seconds
+        self._user, self._slow_seconds = user(scope), state.slow_seconds
         self._ended = False
 
     def end(self) -> None:

@@ -11,9 +11,9 @@ import bcrypt
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpumond.api.app import state_of
 from gpumond.api.auth import Tokens
 from gpumond.api.guard import Guard, Policy
+from gpumond.api.state import state_of
 from gpumond.config.tokens import Token, digest
 from tests.api.test_app import View, application
 

@@ -17,11 +17,12 @@ from fastapi import FastAPI
 from gpumond.alerting.hook import AlertmanagerHook
 from gpumond.alerting.receiver_check import ReceiverTest
 from gpumond.alerting.silences import Silences
-from gpumond.api.app import create_app, state_of
+from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.api.event_log import EventLog
 from gpumond.api.examples import ALERT, AUDIT_ENTRY, DEVICE, RECEIPT, REPORT, SNAPSHOT
 from gpumond.api.receivers import EXAMPLE
+from gpumond.api.state import state_of
 from gpumond.config import Compat
 from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry

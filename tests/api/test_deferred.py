@@ -13,11 +13,11 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message
 
-from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.api.deferred import DeferredApi
+from gpumond.api.page import FILES
 from gpumond.metrics import Page
-from tests.api.test_app import View, no_lifespan
+from tests.api.test_app import View, ask as complete, no_lifespan
 
 MONITORED = (
     "/-/healthy",
@@ -38,7 +38,7 @@ OTHERS = (
     "/metrics?collect[]=",
     "/metrics?other=1",
     "/api/v1/status",
-    "/",
+    "/docs",
     "/absent",
     "/metrics/",
 )
@@ -58,20 +58,85 @@ def deferred(view: View, loaded: list[str]) -> DeferredApi:
 
 
 @pytest.mark.parametrize("frame", [True, False])
-@pytest.mark.parametrize("path", MONITORED + OTHERS)
+@pytest.mark.parametrize("path", [*MONITORED, *FILES, *OTHERS])
 def test_answers_are_those_of_the_complete_application(path: str, frame: bool):
     for method in ("GET", "POST"):
         for headers in ({}, {"Accept-Encoding": "gzip", "Accept": "application/openmetrics-text"}):
             found: list[Any] = []
             loaded: list[str] = []
             view = View() if frame else View(frame=None)
-            for app in (create_app(view, Tokens("secret"), no_lifespan), deferred(view, loaded)):
-                answer = ask(app, path, method, headers)
+            for answer in (
+                complete(view, path, method, headers=headers),
+                ask(deferred(view, loaded), path, method, headers),
+            ):
                 body = b"" if path == "/api/v1/status" else answer.content  # it contains the time
                 found.append((answer.status_code, sorted(answer.headers.multi_items()), body))
             found = [each if path != "/api/v1/status" else each[0] for each in found]
             assert found[0] == found[1]
             assert bool(loaded) == (path in OTHERS or method == "POST")
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_file_of_the_page_that_has_not_changed_is_not_sent_again(path: str):
+    loaded: list[str] = []
+    app = deferred(View(), loaded)
+    headers = {"If-None-Match": ask(app, path).headers["etag"]}
+    again = ask(app, path, headers=headers)
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers == complete(View(), path, headers=headers).headers
+    assert loaded == []
+
+
+def test_stream_before_the_first_frame_is_refused_without_the_routes():
+    loaded: list[str] = []
+    early = View(frame=None)
+    answers = ask(deferred(early, loaded), "/api/v1/live"), complete(early, "/api/v1/live")
+    assert loaded == []
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert (answers[0].headers, answers[0].content) == (answers[1].headers, answers[1].content)
+
+
+VISIT = """
+import asyncio, sys
+from types import SimpleNamespace
+
+from gpumond.api.auth import Tokens
+from gpumond.api.deferred import DeferredApi
+from gpumond.api.event_log import EventLog
+from gpumond.api.guard import Guard, Policy
+from gpumond.model.frame import Frame, Ledger
+from gpumond.testing import make_snapshot
+
+view = SimpleNamespace(frame=Frame(make_snapshot(), Ledger()), events=EventLog(1.0), await_frame=asyncio.sleep)
+
+async def get(path, last):
+    received, found = bytearray(), asyncio.Event()
+    async def receive():
+        await found.wait()
+        return {"type": "http.disconnect"}
+    async def send(message):
+        received.extend(message.get("body", b""))
+        if last in received:
+            found.set()
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [(b"host", b"localhost")]}
+    await asyncio.wait_for(app({**scope, "client": ("127.0.0.1", 5)}, receive, send), 60)
+    assert last in received
+
+async def visit():
+    await get("/", b"</html>")
+    await get("/api/v1/live", b"event: frame")
+
+tokens = Tokens("secret")
+app = Guard(DeferredApi(view, tokens, None), tokens, Policy())
+asyncio.run(visit())
+print(*sys.modules)
+"""
+
+
+def test_page_and_its_stream_need_no_fastapi():
+    done = subprocess.run([sys.executable, "-c", VISIT], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not {"fastapi", "starlette.routing", "gpumond.api.app", "gpumond.api.problems"} & set(done.stdout.split())
 
 
 def test_metrics_that_cannot_be_written_are_a_problem_document():
@@ -81,7 +146,7 @@ def test_metrics_that_cannot_be_written_are_a_problem_document():
 
     answer = ask(deferred(Broken(), []), "/metrics")
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
-    assert answer.json() == ask(create_app(Broken(), Tokens("secret"), no_lifespan), "/metrics").json()
+    assert answer.json() == complete(Broken(), "/metrics").json()
 
 
 def test_concurrent_first_requests_load_the_routes_once():

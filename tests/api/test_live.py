@@ -17,8 +17,8 @@ from pydantic_core import to_json
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.api.frame_changes import changes, live_frame
-from gpumond.api.live import HEARTBEAT_SECONDS, KEPT, WHOLE, LiveFrames
-from gpumond.api.resources import WholeFrame, whole_frame
+from gpumond.api.live_frames import HEARTBEAT_SECONDS, KEPT, WHOLE, LiveFrames
+from gpumond.api.whole_frame import WholeFrame, whole_frame
 from gpumond.engine.attribution import attribute
 from gpumond.model.cooperative import run_to_end
 from gpumond.model.frame import Alert, Frame, Verdict

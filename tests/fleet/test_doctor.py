@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gpumond.api.resources import StatedCondition, StatedFault
+from gpumond.api.whole_frame import StatedCondition, StatedFault
 from gpumond.fleet import Machine, machine
 from gpumond.fleet.connection import Access, Client
 from gpumond.fleet.doctor import FleetFinding, by_subject, examine

@@ -22,11 +22,11 @@ from gpumond.api.rate_limits import (
     FAILURES_PER_MINUTE,
     FLUSHES_PER_MINUTE,
     MAX_BODY_BYTES,
+    MAX_PREVIEWS,
     RECEIVER_TESTS_PER_MINUTE,
     SILENCES_PER_MINUTE,
     WAITING,
 )
-from gpumond.api.rules import MAX_PREVIEWS
 from gpumond.api.silences import MAX_MATCHERS, MAX_VALUE
 from gpumond.api.streams import MAX_STREAMS
 from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER

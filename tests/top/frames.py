@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gpumond.api.holdings import holdings
-from gpumond.api.resources import StatedCondition, StatedFault, WholeFrame
+from gpumond.api.whole_frame import StatedCondition, StatedFault, WholeFrame
 from gpumond.engine.attribution import attribute
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.snapshot import DeviceReading

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gpumond.api.examples import RECEIPT
-from gpumond.api.resources import StatedFault
+from gpumond.api.whole_frame import StatedFault
 from gpumond.model.frame import Verdict
 from gpumond.testing import GIB, make_device, make_process
 from tests.running import until

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.api.resources import StatedFault
+from gpumond.api.whole_frame import StatedFault
 from gpumond.model.frame import Alert
 from gpumond.model.snapshot import SourceState
 from gpumond.model.units import human

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.api.resources import StatedCondition, StatedFault
+from gpumond.api.whole_frame import StatedCondition, StatedFault
 from gpumond.cli.status import process_table
 from gpumond.model.engines import EngineProcess, EngineReading
 from gpumond.model.frame import Alert, Verdict

@@ -2,6 +2,7 @@
 
 import * as address from "./address.js";
 import { $, put, saveBlob } from "./elements.js";
+import { drawing, state } from "./store.js";
 
 const STORED = "gpumond-token";
 let token = sessionStorage.getItem(STORED) ?? "";
@@ -68,11 +69,13 @@ export async function save(path, name) {
   return "";
 }
 
-/** Signs in with the code in the page's address, which `gpumond open` wrote there. */
+/** Signs in with the code in the page's address, which `gpumond open` wrote there, after the first frame: the daemon
+imports most of its API at the first change. */
 async function signInByCode() {
   const code = address.read("code");
   if (!code) return;
   address.write("code", "");
+  if (!state.frame && !document.hidden) await new Promise((resolve) => drawing.addEventListener("change", resolve, { once: true }));
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ code }) };
   const answer = await fetch("api/v1/sessions", options);
   const content = await answer.json();
