@@ -10,7 +10,7 @@ from typing import Any
 
 from gpumond.cli import DONE, FAILED, client
 from gpumond.cli.audit_sentences import sentence
-from gpumond.cli.table import fitting_table, moment, output_width
+from gpumond.cli.table import moment, table
 from gpumond.errors import DaemonError
 
 
@@ -38,18 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, f"/api/v1/audit?limit={arguments.limit}")
-    print(
-        json.dumps(entries, indent=2)
-        if arguments.json
-        else fitting_table((">SEQ", "AT", "BY", "ACTION", "DETAIL"), _rows(entries), output_width())
-    )
+    print(json.dumps(entries, indent=2) if arguments.json else table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries)))
     return DONE
 
 
 def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     for entry in entries:
-        action, detail = entry["action"], entry["detail"]
-        yield [str(entry["seq"]), moment(entry["at"]), entry["actor"], action, sentence(action, detail)]
+        text = sentence(entry["action"], entry["detail"])
+        yield [str(entry["seq"]), moment(entry["at"]), entry["actor"], text]
 
 
 def _verify(arguments: argparse.Namespace) -> int:

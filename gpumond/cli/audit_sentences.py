@@ -19,11 +19,11 @@ Detail = Mapping[str, Any]
 
 
 def sentence(action: str, detail: Any) -> str:
-    """Describe an entry. One of an unknown action, or whose detail was shortened, is shown as pairs."""
+    """Describe an entry. One of an unknown action, or whose detail was shortened, is its action with pairs."""
     try:
         return SENTENCES[action](detail)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return described(detail)
+        return f"{action}: {described(detail)}"
 
 
 def described(detail: Any) -> str:

@@ -58,7 +58,7 @@ def test_entry_is_a_sentence(action: str, detail: object, text: str):
     ],
 )
 def test_unknown_shortened_and_damaged_detail_is_shown_as_pairs(action: str, detail: object, text: str):
-    assert sentence(action, detail) == text
+    assert sentence(action, detail) == f"{action}: {text}"
 
 
 def test_long_pairs_end_with_a_whole_pair():
