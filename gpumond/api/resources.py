@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from pydantic import TypeAdapter
 
 from gpumond import __version__
@@ -40,6 +41,8 @@ router = APIRouter(prefix="/api/v1", tags=["facts"])
 
 COMPRESSED_FROM_BYTES = 1024
 GZIP_LEVEL = 1
+ENTRIES_AT_ONCE = 500
+"""Entries of a long list that are written in one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,21 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def answer(request: Request, kind: Any, value: Any) -> Response:
     """Return ``value`` as JSON, without copies or validation. It is compressed if the reader accepts that."""
     return _json(request, _adapter(kind).dump_json(value), {})
+
+
+def answer_list(request: Request, kind: Any, values: Sequence[Any]) -> Response:
+    """Return a list as JSON. A long one is not compressed, and other requests are answered while it is written."""
+    if len(values) <= ENTRIES_AT_ONCE:
+        return answer(request, list[kind], values)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(values), ENTRIES_AT_ONCE):
+            text = _adapter(list[kind]).dump_json(list(values[start : start + ENTRIES_AT_ONCE]))
+            yield (b"," if start else b"[") + text[1:-1]
+            await asyncio.sleep(0)
+        yield b"]"
+
+    return StreamingResponse(parts(), media_type="application/json")
 
 
 def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
@@ -231,7 +249,7 @@ async def alert_history(request: Request) -> Response:
 async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
     """Returns the newest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
     chain."""
-    return answer(request, list[AuditEntry], await view_of(request).audit_entries(limit))
+    return answer_list(request, AuditEntry, await view_of(request).audit_entries(limit))
 
 
 @router.get(
@@ -240,7 +258,7 @@ async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)]
     **examples.described(list[Receipt], [examples.RECEIPT], 503),
 )
 async def receipts(request: Request) -> Response:
-    return answer(request, list[Receipt], list(view_of(request).receipts()))
+    return answer_list(request, Receipt, list(view_of(request).receipts()))
 
 
 @router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
