@@ -156,7 +156,7 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
     frame = current_frame(request)
     etag = f'"{view_of(request).started_at:.3f}-{frame.snapshot.seq}"'
-    headers = {"ETag": etag, "Cache-Control": "no-cache"}
+    headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
     if if_none_match is not None and if_none_match.removeprefix("W/") == etag:
         return Response(status_code=304, headers=headers)
     whole = answer_once(request, WholeFrame, whole_frame)
