@@ -18,7 +18,7 @@ import pytest
 
 from gpumond import agent
 from gpumond.model.pools import DEFAULT_STEPS
-from gpumond.protocol.messages import MAX_MESSAGE_BYTES, Bye, FlushCommand, Hello, Report, encode
+from gpumond.protocol.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD, Bye, FlushCommand, Hello, Report, encode
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
 
 COUNT = """
@@ -286,3 +286,7 @@ def test_wrong_arguments_of_the_other_calls_are_named() -> None:
 
 def test_default_steps_equal_those_of_the_model() -> None:
     assert agent.flush.__defaults__ == (DEFAULT_STEPS, False)
+
+
+def test_longest_name_of_a_workload_is_that_of_the_protocol() -> None:
+    assert agent.MAX_WORKLOAD == MAX_WORKLOAD
