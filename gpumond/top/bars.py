@@ -29,7 +29,7 @@ COLOURS: Mapping[str, str] = {
     "unclaimed": "#E9660B",
     "free": "#DDE1E6",
 }
-"""The same on the page, in the terminal and in Grafana.
+"""The same in the terminal and in Grafana, and on the page where their contrast with its ground is at least 3 : 1.
 
 Any two differ by at least 0.12 in OKLab, both unchanged and as simulated for protanopia, deuteranopia and tritanopia
 (Machado 2009). No view relies on colour alone: each share is shown with its name and bytes.

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, get_args
 
 import pytest
@@ -21,6 +22,7 @@ from gpumond.rules.built_in import BUILT_IN
 from gpumond.testing import make_device, make_fault, make_snapshot
 from gpumond.top.bars import COLOURS, FREE_ON_DARK
 from tests.api.test_app import View, ask
+from tests.top.test_palette import COLOUR_VISION, MIN_DISTANCE, distance, linear
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}
 (SCRIPT_PATH,) = (path for path in PAGE if path.endswith(".js"))
@@ -167,11 +169,36 @@ def test_token_is_stored_in_no_cookie_and_no_persistent_storage():
     assert not re.findall(r"cookie|localStorage|indexedDB", SCRIPT)
 
 
-def test_style_has_the_colours_of_the_palette():
+def colours(scheme: str) -> dict[str, str]:
     light, _, dark = STYLE.partition("@media (prefers-color-scheme: dark)")
-    colours = {name: value.upper() for name, value in re.findall(r"--([a-z]+): (#[0-9a-fA-F]{6});", light)}
-    assert {name: colours.get(name) for name in COLOURS} == COLOURS
-    assert re.findall(r"--free: (#\w+);", dark)[0].upper() == FREE_ON_DARK
+    dark = dark[: dark.index("}")]
+    found = re.findall(r"--([a-z]+): (#[0-9a-fA-F]{6});", light + (dark if scheme == "dark" else ""))
+    found += [("ground", "#FFFFFF")] if scheme == "light" else []
+    return {name: value.upper() for name, value in found}
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG 2.2."""
+    red, green, blue = (linear(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_shares_contrast_with_the_ground_and_differ_from_one_another(scheme: str):
+    all_colours = colours(scheme)
+    ground = luminance(all_colours["ground"])
+    for share in SHARES:
+        low, high = sorted((ground, luminance(all_colours[share])))
+        assert (high + 0.05) / (low + 0.05) >= 3, share
+    for one, other in combinations((*SHARES, "free"), 2):
+        for eye in COLOUR_VISION.values():
+            assert distance(all_colours[one], all_colours[other], eye) >= MIN_DISTANCE, (one, other)
+
+
+def test_style_has_the_colours_of_the_palette_in_one_scheme():
+    light, dark = colours("light"), colours("dark")
+    assert {name for name, colour in COLOURS.items() if colour not in (light[name], dark[name])} == set()
+    assert (light["free"], dark["free"]) == (COLOURS["free"], FREE_ON_DARK)
 
 
 def frame_of(view: View) -> Any:

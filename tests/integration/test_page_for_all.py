@@ -25,6 +25,18 @@ def test_page_fits_on_a_phone(browser: Browser, demo: RunningDaemon):
         assert session.fits()
 
 
+ALIGNMENTS = """() => [...document.querySelectorAll('#processes .number')].map(cell => getComputedStyle(cell))
+    .map(style => [style.textAlign, style.fontVariantNumeric])"""
+
+
+def test_numbers_of_processes_are_aligned(browser: Browser, demo: RunningDaemon):
+    with open_page(browser, demo) as session:
+        session.shows_content()
+        alignments = session.page.evaluate(ALIGNMENTS)
+        assert len(alignments) > 18
+        assert {tuple(each) for each in alignments} == {("right", "tabular-nums")}
+
+
 AXE = axe()
 
 

@@ -122,6 +122,9 @@ def test_view_is_accessible_and_fits_on_a_phone(browser: Browser, demo: RunningD
         session.page.locator("#view section:visible").wait_for()
         assert session.address().endswith(f"#view={view}")
         if view == "rules":
+            row = session.page.get_by_role("row", name="device-nearly-full")
+            boxes = [row.get_by_role(role).first.bounding_box() or {} for role in ("rowheader", "cell")]
+            assert boxes[0]["height"] < 30 <= 300 <= boxes[1]["width"]
             session.page.get_by_role("button", name="New rule").click()
             session.page.get_by_role("form", name="New rule").wait_for()
         assert session.fits()
