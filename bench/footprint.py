@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.result import RESULTS, publish
-from bench.scrape import LATENCY_MICROSECONDS, children, connect, cpu_seconds, get, sleepers
+from bench.scrape import LATENCY_MICROSECONDS, children, compile_daemon, connect, cpu_seconds, get, sleepers
 from bench.swarm import start_agents
 from tests.fakenvml import FakeDriver, build, machine
 from tests.running import RunningDaemon, until
@@ -103,6 +103,7 @@ def reporting(place: Path, library: Path, agents: int) -> dict[str, object]:
 
 
 def main() -> None:
+    compile_daemon()
     check_only = "--check" in sys.argv
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
