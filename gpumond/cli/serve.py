@@ -67,14 +67,20 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     gc.disable()  # nothing is to be collected during the imports of the start; `server.serve` collects after them
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would read the metadata of all packages
-    from gpumond.config import load
+    worker = start_worker()  # it imports its modules, and opens the driver, while this process imports the daemon
 
     def reload() -> Settings:
+        from gpumond.config import load
+
         return load(arguments.config, flags(arguments))
 
-    settings = reload()
-    source = choose_source(settings.source)
-    worker = start_worker(source)  # it opens the driver while this process imports the daemon
+    try:
+        settings = reload()
+        source = choose_source(settings.source)
+    except BaseException:
+        worker.process.communicate()  # it has no source, and exits at once
+        raise
+    worker.open(source)
     return serve(settings, source, reload, worker=worker)
 
 

@@ -45,7 +45,7 @@ or after the longest time.
 class Collector:
     """Readings of one source, with at most one request at a time. All times are in seconds.
 
-    ``first`` is a worker that has already been started.
+    ``first`` is a worker that has already been started, and that knows its source.
     """
 
     def __init__(
@@ -153,13 +153,17 @@ class Collector:
         self._started += 1
         self._xids = add_up(self._xids, self._child.xids if self._child else ())
         first, self._first = self._first, None
-        child = self._child = Child(first or start_worker(self.state.name, self._environ))
+        worker = first or start_worker(self._environ)
+        if first is None:
+            worker.open(self.state.name)
+        child = self._child = Child(worker)
         asyncio.get_running_loop().add_reader(child.stdout.fileno(), self._readable, child)
         assert child.request is not None
         self._watch_deadline(child, child.request)
 
     def _watch_deadline(self, child: Child, request: Request) -> None:
-        asyncio.get_running_loop().call_later(self._deadline, self._check_deadline, child, request)
+        timer = asyncio.get_running_loop().call_later(self._deadline, self._check_deadline, child, request)
+        request.done.add_done_callback(lambda done: timer.cancel())  # else it keeps the reading until the deadline
 
     def _check_deadline(self, child: Child, request: Request) -> None:
         if child.request is not request or child is not self._child or self._stopped:
