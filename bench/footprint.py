@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.exporters import pss
 from bench.result import RESULTS, publish
-from bench.scrape import LATENCY_MICROSECONDS, children, connect, cpu_seconds, get, sleepers
+from bench.scrape import LATENCY_MICROSECONDS, children, compile_daemon, connect, cpu_seconds, get, sleepers
 from bench.swarm import start_agents
 from tests.fakenvml import FakeDriver, build, machine
 from tests.running import RunningDaemon, until
@@ -102,6 +102,7 @@ def reporting(place: Path, library: Path, agents: int) -> dict[str, object]:
 
 
 def main() -> None:
+    compile_daemon()
     check_only = "--check" in sys.argv
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)

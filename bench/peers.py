@@ -31,7 +31,7 @@ import pynvml
 
 from bench.exporters import GPUMOND, ROOT, Exporter, Running, installed, running, sample
 from bench.result import publish, spread
-from bench.scrape import sleepers
+from bench.scrape import compile_daemon, sleepers
 from bench.tables import medians, peers_table, ratios
 from tests.fakenvml import GIB, FakeDriver, build, machine
 from tests.running import until
@@ -230,6 +230,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="NAMES", default="")
     parser.add_argument("--save", action="store_true")
     wanted = parser.parse_args()
+    compile_daemon()
     exporters, absent = installed(list(filter(None, wanted.only.split(","))))
     settings: dict[str, object] = {}
     figures = {

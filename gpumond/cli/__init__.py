@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -101,17 +101,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def make_parser(complete: Iterable[str]) -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
-    """Return the parser, and those of the verbs, of which ``complete`` have their arguments.
+def make_parser(complete: Collection[str]) -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser, and those of the verbs ``complete`` with their arguments, or those of all verbs without.
 
     Raises ImportError if a library of such a verb is not installed.
     """
     parser = Parser(prog="gpumond")
     parser.add_argument("--version", action="version", version=f"gpumond {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    complete = set(complete)
-    for name, summary in VERBS.items():
-        description = summary[:1].upper() + summary[1:] + "."
+    for name in complete or VERBS:
+        description = VERBS[name][:1].upper() + VERBS[name][1:] + "."
         verb = verbs.add_parser(name, description=description, epilog=help.examples(name))
         if name in complete:
             _load(name).add_arguments(verb)

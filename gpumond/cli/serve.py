@@ -6,6 +6,7 @@ import argparse
 import gc
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,15 +68,24 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     gc.disable()  # nothing is to be collected during the imports of the start; `server.serve` collects after them
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would read the metadata of all packages
-    from gpumond.config import load
+    worker: Worker | None = None
+    with suppress(OSError):  # such as a limit of processes; the collector tries again
+        worker = start_worker()  # it imports its modules, and opens the driver, while this process imports the daemon
 
     def reload() -> Settings:
+        from gpumond.config import load
+
         return load(arguments.config, flags(arguments))
 
-    settings = reload()
-    source = choose_source(settings.source)
-    worker = start_worker(source)  # it opens the driver while this process imports the daemon
-    return serve(settings, source, reload, worker=worker)
+    try:
+        settings = reload()
+        source = choose_source(settings.source)
+        if worker:
+            worker.open(source)
+        return serve(settings, source, reload, worker=worker)
+    finally:
+        if worker and worker.process.poll() is None:
+            worker.process.kill()  # it does not exit by itself while a call of the driver does not return
 
 
 def flags(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 from gpumond.collector import DevicePosition
@@ -20,14 +21,19 @@ class Worker(NamedTuple):
     stdout: BinaryIO
     place: int
 
+    def open(self, source: str) -> None:
+        """Name the source, which the process opens at once."""
+        with suppress(BrokenPipeError):  # it has exited; the end of its stdout reports that
+            self.stdin.write(source.encode() + b"\n")
 
-def start_worker(source: str, environ: Mapping[str, str] | None = None) -> Worker:
-    """Start a process that opens the source at once. It exits when its stdin is closed. Raises OSError."""
+
+def start_worker(environ: Mapping[str, str] | None = None) -> Worker:
+    """Start a process that waits for the name of its source. It exits when its stdin is closed. Raises OSError."""
     place = os.memfd_create("place", 0)
     try:
         DevicePosition(place).at(NOWHERE)
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpumond.collector.worker", source, str(place)],
+            [sys.executable, "-m", "gpumond.collector.worker", str(place)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environ,

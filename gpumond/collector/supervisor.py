@@ -45,7 +45,7 @@ or after the longest time.
 class Collector:
     """Readings of one source, with at most one request at a time. All times are in seconds.
 
-    ``first`` is a worker that has already been started.
+    ``first`` is a worker that has already been started, and that knows its source.
     """
 
     def __init__(
@@ -151,13 +151,15 @@ class Collector:
         self._xids = add_up(self._xids, self._child.xids if self._child else ())
         self._child, first, self._first = None, self._first, None
         try:
-            worker = first or start_worker(self.state.name, self._environ)
+            worker = first or start_worker(self._environ)
         except OSError as error:  # such as a limit of processes, memory or descriptors
             detail = f"the collector process cannot be started: {error}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
             self._schedule(self._restart_delay(), self._spawn)
             self._failures += 1
             return
+        if first is None:
+            worker.open(self.state.name)
         if self._started:
             self._restarted()
         self._started += 1
@@ -167,7 +169,8 @@ class Collector:
         self._watch_deadline(child, child.request)
 
     def _watch_deadline(self, child: Child, request: Request) -> None:
-        asyncio.get_running_loop().call_later(self._deadline, self._check_deadline, child, request)
+        timer = asyncio.get_running_loop().call_later(self._deadline, self._check_deadline, child, request)
+        request.done.add_done_callback(lambda done: timer.cancel())  # else it keeps the reading until the deadline
 
     def _check_deadline(self, child: Child, request: Request) -> None:
         if child.request is not request or child is not self._child or self._stopped:

@@ -1,7 +1,8 @@
 """Child process of the collector: owns the driver and answers each request line with one response line.
 
-``python -m gpumond.collector.worker NAME PLACE``, where PLACE is the descriptor of a DevicePosition. It exits when
-stdin closes, after closing the driver in order: killing a process during a driver call may make the driver unusable.
+``python -m gpumond.collector.worker PLACE``, where PLACE is the descriptor of a DevicePosition. The first line of stdin
+names the source. It exits when stdin closes, after closing the driver in order: killing a process during a driver call
+may make the driver unusable.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpumond.sources.process.metadata import ProcessMetadata
 PR_SET_PDEATHSIG = 1
 
 
-def main(name: str, place: int) -> int:
+def main(place: int) -> int:
     os.set_inheritable(place, False)
     _continue_without_parent()
     position = DevicePosition(place)
@@ -33,6 +34,9 @@ def main(name: str, place: int) -> int:
         answers.write(to_json(value) + b"\n")
         answers.flush()
 
+    name = sys.stdin.buffer.readline().decode().rstrip("\n")
+    if not name:
+        return 0
     try:
         source = load(name, progress)
         source.open()
@@ -63,4 +67,4 @@ def _continue_without_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1])))

@@ -41,7 +41,7 @@ MAX_BYTES = 1 << 20
 
 
 class Part(Encodable):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class TlsConfig(Part):

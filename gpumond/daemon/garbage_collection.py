@@ -10,6 +10,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 
 COLLECT_SECONDS = 10.0
 """The shortest time between two collections."""
@@ -18,6 +19,8 @@ COLLECT_SHARE = 0.001
 GROWTH_BYTES = 16 << 20
 """Growth of resident memory since the last collection after which the next one does not wait for its share."""
 PAGE_BYTES = resource.getpagesize()
+START_SECONDS = 2.0
+"""Time from the start until the objects of the start are collected: the first scrapes do not wait for this."""
 FULL_EVERY = 30
 """Every 30th collection covers all generations, which takes 30 ms with 1,000 programs; the others the youngest."""
 
@@ -29,18 +32,18 @@ class CollectionSchedule:
         self._clock = clock
         self._earliest = self._due = clock() + COLLECT_SECONDS
         self._collections, self._resident = 1, resident_bytes()
-        self._after_import = True
+        self._full_at = clock() + START_SECONDS
 
     def exclude_imports(self) -> None:
         """Let the next collection be at once and complete, and exclude the objects that remain from later ones."""
-        self._after_import = True
+        self._full_at = self._clock()
 
     def collect_if_due(self) -> None:
         began = self._clock()
-        if self._after_import:
+        if began >= self._full_at:
             gc.collect()
             gc.freeze()
-            self._after_import = False
+            self._full_at = inf
             return
         if began < self._earliest or (began < self._due and resident_bytes() - self._resident < GROWTH_BYTES):
             return

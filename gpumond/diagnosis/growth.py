@@ -11,7 +11,6 @@ docs/explanation/leak-detection.md states how the constants were chosen.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -125,7 +124,7 @@ class StepRecord:
 
     def __init__(self) -> None:
         self.count: int | None = None
-        self._blocks: deque[StepBlock] = deque(maxlen=KEPT_BLOCKS)
+        self._blocks: list[StepBlock] = []  # an empty deque has 700 bytes, and few processes have an agent
         self._levels: list[int] = []
         self._record = -inf
 
@@ -147,6 +146,7 @@ class StepRecord:
             if len(self._blocks) == KEPT_BLOCKS and self._blocks[0].live > self._record:
                 self._record = self._blocks[0].live
             self._blocks.append(StepBlock(at, self.count, level))
+            del self._blocks[:-KEPT_BLOCKS]
 
     @property
     def are_current(self) -> bool:

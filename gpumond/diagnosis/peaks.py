@@ -6,7 +6,6 @@ is low.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
 from gpumond.model.pools import PoolUsage
@@ -30,7 +29,7 @@ class Peaks:
     __slots__ = ("_last", "_never", "_ooms", "_reported", "_rescues", "_retries", "failed_at", "minutes", "retried_at")
 
     def __init__(self, never: float) -> None:
-        self.minutes: deque[PoolPeak] = deque(maxlen=MINUTES)
+        self.minutes: list[PoolPeak] = []  # an empty deque has 700 bytes, and few processes have an agent
         self.failed_at = self.retried_at = self._never = never
         self._last = PoolPeak(never, 0, 0)
         self._reported = self._ooms = self._retries = self._rescues = -1
@@ -66,6 +65,7 @@ class Peaks:
         if now - last.at >= MINUTE_SECONDS:
             self._last = PoolPeak(now, live, kept)
             self.minutes.append(self._last)
+            del self.minutes[:-MINUTES]
         elif live > last.live or kept > last.kept:
             self._last = self.minutes[-1] = PoolPeak(last.at, max(last.live, live), max(last.kept, kept))
 
