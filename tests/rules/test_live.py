@@ -56,7 +56,7 @@ def test_rule_created_over_http_fires_is_stored_and_audited(start: Callable[...,
     assert daemon.stop() == 0
     again = start()
     until(lambda: "no-agents" in firing(again))
-    assert "rule.create" in again.run("audit").stdout
+    assert "created rule no-agents" in again.run("audit").stdout
     verified = again.run("audit", "verify", "--state-dir", state)
     assert (verified.returncode, "intact" in verified.stdout) == (0, True)
 
