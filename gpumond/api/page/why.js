@@ -25,10 +25,11 @@ export async function why(pid, subject) {
   };
   put($("why-title"), `Memory of ${clean(subject, 120)}`);
   show("Waiting for the program, which pauses for up to 50 ms…");
-  $("why-snapshot").onclick = () => saveSnapshot(pid);
+  Object.assign($("why-snapshot"), { onclick: () => saveSnapshot(pid), disabled: true });
   dialog.showModal();
   const answer = await attempt(`agents/${pid}/why`, {}, "The daemon does not answer.");
   if (own !== newest) return;
+  $("why-snapshot").disabled = false;
   const entries = answer?.classes?.map((found) => entryOfClasses(found, answer.kv_cache_bytes));
   if (answer) show(answer.detail ?? answer.advice.join("; "), entries);
   else dialog.close();
