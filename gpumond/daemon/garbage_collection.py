@@ -35,7 +35,7 @@ class CollectionSchedule:
         self._full_at = clock() + START_SECONDS
 
     def exclude_imports(self) -> None:
-        """Let the next collection be at once and complete, and exclude the objects that remain from later ones."""
+        """Make the next call of ``collect_if_due`` collect all generations, and exclude the objects that remain."""
         self._full_at = self._clock()
 
     def collect_if_due(self) -> None:
