@@ -28,6 +28,7 @@ STANDINS = ROOT / "tests" / "agent" / "standins"
 TOLERANCE = 0.05
 UNUSED_PIDS = range(4_190_000, 4_190_064)
 """Pids that a machine hardly has, so that the facts about processes cost the same on each."""
+VALGRIND = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
 FEW = 4
 """Runs in the shorter one of the two measurements."""
 
@@ -125,19 +126,26 @@ def repeat(path: str, runs: int) -> None:
         run()
 
 
-def instructions(path: str, runs: int, environ: dict[str, str]) -> int:
-    command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", sys.executable]
-    command += ["-c", f"from bench.instructions import repeat; repeat({path!r}, {runs})"]
+def run(path: str, runs: int, environ: dict[str, str], *observer: str) -> str:
+    """Repeat a path in a process of its own, and return what the observer reports."""
+    code = f"from bench.instructions import repeat; repeat({path!r}, {runs})"
+    command = [*observer, sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-    found = re.search(r"I +refs: +([\d,]+)", done.stderr)
-    assert found, done.stderr
+    return done.stderr
+
+
+def instructions(path: str, runs: int, environ: dict[str, str]) -> int:
+    observed = run(path, runs, environ, *VALGRIND)
+    found = re.search(r"I +refs: +([\d,]+)", observed)
+    assert found, observed
     return int(found[1].replace(",", ""))
 
 
 def measure(path: str, environ: dict[str, str]) -> int:
     """Return the instructions of one run."""
+    run(path, 1, environ)  # writes the bytecode, which would be part of the first measurement
     few, many = (instructions(path, runs, environ) for runs in (FEW, RUNS[path]))
     return round((many - few) / (RUNS[path] - FEW))
 
@@ -149,6 +157,7 @@ def main() -> None:
         driver = FakeDriver(Path(directory), build(Path(directory)), machine(8, UNUSED_PIDS))
         driver.write()
         environ = {**os.environ, **driver.env, "PYTHONHASHSEED": "0", "GPUMOND_SOCKET": f"{directory}/none"}
+        environ["PYTHONDONTWRITEBYTECODE"] = ""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             figures = dict(zip(PATHS, pool.map(lambda path: measure(path, environ), PATHS), strict=True))
     if "--check" in sys.argv:

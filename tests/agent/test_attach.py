@@ -50,7 +50,7 @@ def test_attach_starts_the_agent_under_the_name(daemon: FakeDaemon, program: sub
 
 
 def test_failed_start_is_reported_with_its_reason(program: subprocess.Popen[str]) -> None:
-    answer = attach(program.pid, {"workload": "no good"}, SECONDS, lambda pid, path: send_path(program, path))
+    answer = attach(program.pid, {"workload": " "}, SECONDS, lambda pid, path: send_path(program, path))
     assert answer["error"].startswith("ValueError: workload: expected")
     assert finished(program) == ""
 

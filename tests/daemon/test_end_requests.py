@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.agent.daemon import environment, host
-from tests.agent.test_program_report import program, run_in_program
+from tests.agent.test_program_report import WORKLOAD, program, run_in_program
 from tests.running import RunningDaemon, until
 
 RULE = {
@@ -69,5 +69,5 @@ def test_program_is_not_asked_without_permission_or_function(
 ):
     daemon = start(serve, tmp_path, **settings)
     with host(program(tmp_path / "cards"), environment(daemon.socket)) as process:
-        assert f"team/train (pid {process.pid}) {says}" in note(daemon)
+        assert f"{WORKLOAD} (pid {process.pid}) {says}" in note(daemon)
         run_in_program(process, "pass")
