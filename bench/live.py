@@ -40,6 +40,9 @@ class Machine:
         self._seq = 0
 
     def next(self) -> WholeFrame:
+        return live_frame(whole_frame(self.frame()))
+
+    def frame(self) -> Frame:
         rng, self._seq = self._rng, self._seq + 1
         for key in self._live:
             if rng.random() < self._changing:
@@ -71,7 +74,7 @@ class Machine:
                 pools = (make_pool(f"GPU-{index}", live=live, cached=GIB // 2),)
                 reports.append(make_report(pid, pools, workload=f"w{pid % 8}", age_seconds=rng.random()))
         snapshot = make_snapshot(*devices, seq=self._seq, taken_at=1e9 + self._seq, reports=tuple(reports))
-        return live_frame(whole_frame(Frame(snapshot, attribute(snapshot))))
+        return Frame(snapshot, attribute(snapshot))
 
 
 def measure(devices: int, processes: int, changing: float) -> dict[str, float]:

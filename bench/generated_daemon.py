@@ -1,0 +1,63 @@
+"""The page and its stream over generated frames, one a second.
+
+python -m bench.generated_daemon PORT DEVICES PROCESSES
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import uvicorn
+
+from bench.live import Machine
+from gpumond.api.auth import Tokens
+from gpumond.api.deferred import DeferredApi
+from gpumond.api.event_log import EventLog
+from gpumond.api.view import DaemonView
+from gpumond.host.event_loop import background
+
+CHANGING = 0.1
+"""Share of the processes whose memory changes in a second."""
+
+
+class GeneratedView:
+    """The attributes of the daemon that the page and its stream read."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._published = machine, asyncio.Event()
+        self.frame, self.events = machine.frame(), EventLog(1.0)
+
+    async def await_frame(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._published.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self.frame = self._machine.frame()
+            self._published.set()
+            self._published = asyncio.Event()
+
+
+def main() -> None:
+    port, devices, processes = map(int, sys.argv[1:])
+    view = GeneratedView(Machine(devices, processes, CHANGING))
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        async with background(view.run()):
+            yield
+
+    app: Any = DeferredApi(cast(DaemonView, view), Tokens("secret"), lifespan)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()
