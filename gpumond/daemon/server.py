@@ -75,7 +75,7 @@ async def serve(
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=3,  # for the ends of a thousand connections; each is closed after GRACE_SECONDS
+            timeout_graceful_shutdown=6,  # for thousands of connections; each is closed after GRACE_SECONDS
             timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
         )
         scheme = "http" if web().tls is None else "https"
