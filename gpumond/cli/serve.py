@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         return serve(settings, source, reload, worker=worker)
     finally:
         if worker and worker.process.poll() is None:
-            worker.process.kill()  # it does not exit by itself while a call of the driver does not return
+            worker.end()
 
 
 def flags(arguments: argparse.Namespace) -> dict[str, Any]:

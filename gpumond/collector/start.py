@@ -12,6 +12,8 @@ from typing import BinaryIO, NamedTuple
 from gpumond.collector import DevicePosition
 from gpumond.sources import NOWHERE
 
+GRACE_SECONDS = 0.5
+
 
 class Worker(NamedTuple):
     """A started process, its pipes, and the descriptor of its DevicePosition."""
@@ -25,6 +27,13 @@ class Worker(NamedTuple):
         """Name the source, which the process opens at once."""
         with suppress(BrokenPipeError):  # it has exited; the end of its stdout reports that
             self.stdin.write(source.encode() + b"\n")
+
+    def end(self) -> None:
+        """End the process of a daemon that cannot start: hang up, wait, send SIGTERM; never SIGKILL (decision 001)."""
+        self.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(GRACE_SECONDS)
+        self.process.terminate()
 
 
 def start_worker(environ: Mapping[str, str] | None = None) -> Worker:
