@@ -42,7 +42,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "--runtime-dir", metavar="PATH", help="directory of api.sock and the token (default: that of the agent socket)"
     )
     parser.add_argument("--state-dir", metavar="PATH", help="directory of persistent state")
-    parser.add_argument("--interval", metavar="DURATION", help="time between ticks (default: 1)")
+    parser.add_argument("--interval", metavar="DURATION", help="time between ticks (default: 1s)")
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="allow addresses other than loopback without TLS"
     )
