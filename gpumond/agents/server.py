@@ -97,9 +97,9 @@ class AgentServer:
         for timer in filter(None, (self._sweeper, self._pause)):
             timer.cancel()
         self._accept_no_more()
+        self._listener.close()  # before the drops: an agent that reconnects at once must wait for the next daemon
         for peer in list(self._peers.values()):
             self._drop(peer)
-        self._listener.close()
 
     def ends(self) -> tuple[ProgramEnd, ...]:
         """Return the programs whose agent reported their ending since the last call."""

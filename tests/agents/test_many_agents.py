@@ -72,8 +72,8 @@ def test_agents_reconnect_after_a_restart_of_the_daemon(nvml_library: Path):
         try:
             until(lambda: daemon.agents() == 300)
             counts = processes.finish_reports()
-            assert counts["connected"] == counts["connections"] == 300
             assert rejected(daemon) == {}
+            assert counts["connected"] == counts["connections"] == 300
             assert "Too many open files" not in daemon.log.read_text()
         finally:
             daemon.stop()
