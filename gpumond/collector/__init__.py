@@ -44,8 +44,12 @@ class DevicePosition:
 
 @dataclass(frozen=True, slots=True)
 class ReadResponse:
-    """Response line from the child: opened (empty), a reading, or the reason why there is none."""
+    """Response line from the child: opened (empty), a reading, or the reason why there is none.
+
+    ``reading`` and ``pids`` are those of `ReadingChanges.encode`.
+    """
 
     reading: Reading | None = None
+    pids: tuple[tuple[int, ...], ...] = ()
     reason: FaultKind | ReturnCode | Literal[""] = ""
     message: str = ""

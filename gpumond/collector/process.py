@@ -10,11 +10,14 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
-from gpumond.collector import DevicePosition, ExcludedDevice, ReadRequest
+from gpumond.collector import DevicePosition, ExcludedDevice, ReadRequest, ReadResponse
+from gpumond.collector.changes import ReadingChanges
 from gpumond.collector.start import Worker
 from gpumond.model.snapshot import Reading, XidErrors
 from gpumond.protocol.messages import to_json
+from gpumond.protocol.validator import from_json
 
 
 class Request:
@@ -36,6 +39,7 @@ class Child:
         self.process, self.stdin, self.stdout, self._place = worker
         os.set_blocking(self.stdout.fileno(), False)
         self.buffer = bytearray()
+        self._changes = ReadingChanges()
         self.request: Request | None = Request(time.monotonic())
         self.opened = self.overdue = self.unavailable = False
         self.xids: tuple[XidErrors, ...] = ()
@@ -48,6 +52,13 @@ class Child:
         except OSError:
             pass  # the child has exited; the end of its stdout reports that
         return self.request
+
+    def decode(self, line: bytes) -> ReadResponse:
+        """Return a response, whose reading is complete. Raises ProtocolError."""
+        answer = from_json(ReadResponse, line)
+        if answer.reading is None:
+            return answer
+        return replace(answer, reading=self._changes.decode(answer.reading, answer.pids))
 
     def place(self) -> int:
         """Return the index of the device that is being queried, or NOWHERE."""

@@ -22,7 +22,6 @@ from gpumond.collector.process import Child, Request, end
 from gpumond.collector.start import Worker, start_worker
 from gpumond.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.model.snapshot import RELEASED, STARTING, Reading, SourceState, XidErrors
-from gpumond.protocol.validator import from_json
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +228,7 @@ class Collector:
             line = bytes(child.buffer[:stop])
             del child.buffer[: stop + 1]
             try:
-                self._answered(child, from_json(ReadResponse, line))
+                self._answered(child, child.decode(line))
             except ProtocolError as error:
                 log.error("invalid response of the collector process: %s", error)
                 child.process.terminate()

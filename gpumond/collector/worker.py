@@ -14,7 +14,9 @@ import sys
 from contextlib import suppress
 
 from gpumond.collector import DevicePosition, ReadRequest, ReadResponse
+from gpumond.collector.changes import ReadingChanges
 from gpumond.errors import SourceUnavailable
+from gpumond.host.fd_limits import raise_limit
 from gpumond.protocol.messages import clean, from_json, to_json
 from gpumond.sources import NOWHERE, ReadProgress, load
 from gpumond.sources.process.metadata import ProcessMetadata
@@ -24,6 +26,7 @@ PR_SET_PDEATHSIG = 1
 
 def main(place: int) -> int:
     os.set_inheritable(place, False)
+    raise_limit()  # each process with device memory needs a descriptor
     _continue_without_parent()
     position = DevicePosition(place)
     progress = ReadProgress(position.at)
@@ -41,12 +44,12 @@ def main(place: int) -> int:
         source = load(name, progress)
         source.open()
         answer(ReadResponse())
-        owners = ProcessMetadata()
+        owners, changes = ProcessMetadata(), ReadingChanges()
         for line in sys.stdin.buffer:
             progress.leave_out = {device.index: device.uuid for device in from_json(ReadRequest, line).leave_out}
             reading = source.read()
             position.at(NOWHERE)
-            answer(ReadResponse(owners.complete(reading, progress.process_starts)))
+            answer(ReadResponse(*changes.encode(owners.complete(reading, progress.process_starts))))
         source.close()
     except SourceUnavailable as error:
         answer(ReadResponse(reason=error.reason, message=clean(error)))

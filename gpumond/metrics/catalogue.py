@@ -14,7 +14,7 @@ from gpumond.metrics.exposition import Family, Kind, Row
 from gpumond.model.conditions import OF_DEVICES, conditions
 from gpumond.model.frame import Frame
 from gpumond.model.pools import HostPool, PoolUsage
-from gpumond.model.snapshot import NO_DEVICE, DeviceReading, ProcessUsage
+from gpumond.model.snapshot import NO_DEVICE
 from gpumond.model.verdicts import KINDS, SHAPES
 
 PROCESSES_PER_DEVICE = 50
@@ -60,16 +60,10 @@ def _overcount(frame: Frame) -> Iterator[Row]:
         yield (entry.device_uuid, index[entry.device_uuid]), entry.overcount_bytes
 
 
-def top_processes(device: DeviceReading) -> tuple[list[ProcessUsage], list[ProcessUsage]]:
-    """Split the processes into those with their own series, largest first, and the rest, which are summed."""
-    ordered = sorted(device.processes or (), key=lambda process: -(process.used_bytes or 0))
-    return ordered[:PROCESSES_PER_DEVICE], ordered[PROCESSES_PER_DEVICE:]
-
-
 def _process_used(frame: Frame) -> Iterator[Row]:
     for device in frame.snapshot.devices:
-        shown, rest = top_processes(device)
-        for process in shown:
+        rest = device.processes_by_size[PROCESSES_PER_DEVICE:]
+        for process in device.processes_by_size[:PROCESSES_PER_DEVICE]:
             yield (device.uuid, str(device.index), str(process.pid)), process.used_bytes
         if rest:
             used = sum(process.used_bytes or 0 for process in rest)
@@ -85,7 +79,7 @@ def _process_limit(frame: Frame) -> Iterator[Row]:
 def _process_soft_limit(frame: Frame) -> Iterator[Row]:
     quotas = frame.snapshot.quotas_by_process
     for device in frame.snapshot.devices if quotas else ():
-        for process in top_processes(device)[0]:
+        for process in device.processes_by_size[:PROCESSES_PER_DEVICE]:
             if process.key in quotas:
                 yield (device.uuid, str(device.index), str(process.pid)), quotas[process.key].soft_bytes
 
@@ -93,7 +87,7 @@ def _process_soft_limit(frame: Frame) -> Iterator[Row]:
 def _process_reserve_shortage(frame: Frame) -> Iterator[Row]:
     shortages = frame.snapshot.reserve_shortages
     for device in frame.snapshot.devices if shortages else ():
-        for process in top_processes(device)[0]:
+        for process in device.processes_by_size[:PROCESSES_PER_DEVICE]:
             if (device.uuid, process.key) in shortages:
                 row = device.uuid, str(device.index), str(process.pid)
                 yield row, shortages[device.uuid, process.key]
@@ -103,7 +97,7 @@ def _process_info(frame: Frame) -> Iterator[Row]:
     reports = frame.snapshot.reports_by_process
     seen: set[int] = set()  # the label: several series for one pid would break joins
     for device in frame.snapshot.devices:
-        for process in top_processes(device)[0]:
+        for process in device.processes_by_size[:PROCESSES_PER_DEVICE]:
             if process.pid in seen:
                 continue
             seen.add(process.pid)
@@ -176,7 +170,7 @@ def _private(frame: Frame) -> Iterator[Row]:
 
 def _process_utilization(frame: Frame) -> Iterator[Row]:
     for device in frame.snapshot.devices:
-        for process in top_processes(device)[0]:
+        for process in device.processes_by_size[:PROCESSES_PER_DEVICE]:
             yield (device.uuid, str(device.index), str(process.pid)), process.utilization_ratio
 
 

@@ -39,6 +39,7 @@ def write(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
     return header(family, openmetrics) + samples(family, rows)
 
 
+@lru_cache(1_024)
 def header(family: Family, openmetrics: bool) -> str:
     name = family.name.removesuffix(TOTAL) if openmetrics else family.name
     text = _escaped(family.help) if openmetrics else _escaped(family.help, quotes=False)

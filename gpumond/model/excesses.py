@@ -66,6 +66,8 @@ def checking(
     Adds a fault for each report that claims more than the driver counts for its process, unless the excess can be
     unmapped.
     """
+    if not reports:
+        return (), ()
     driver = _Driver(devices, complete)
     before = previous.reports_by_process if previous else {}
     excessive = previous.excesses if previous else ()

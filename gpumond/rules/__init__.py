@@ -26,6 +26,8 @@ from gpumond.model.units import duration, human
 
 Scope = Literal["device", "process", "pool", "workload", "engine", "daemon"]
 Labels = tuple[tuple[str, str], ...]
+Texts = Mapping[str, str | Callable[[], str]]
+"""Texts of placeholders. A text that takes time is a function, which is called if an annotation contains it."""
 Row = TypeVar("Row")
 Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean", "celsius", "hertz", "watts", "joules"]
 """Unit of a value; a boolean is 0 or 1."""
@@ -105,7 +107,7 @@ class Subjects(Generic[Row]):
     values: Mapping[str, Callable[[Row], float | None]]
     units: Mapping[str, Unit]
     labels: Callable[[Row], Labels]
-    texts: Callable[[Row], Mapping[str, str]]
+    texts: Callable[[Row], Texts]
     programs: Callable[[Row], Sequence[str]] = lambda row: ()
     process: Callable[[Row], ProcessKey | None] = lambda row: None
 
@@ -278,7 +280,8 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) ->
     words = {**subjects.texts(row), "value": readable(unit, value), "level": readable(unit, level or 0.0)}
 
     def text(match: re.Match[str]) -> str:
-        return words.get(match[1], match[0])
+        word = words.get(match[1], match[0])
+        return word if isinstance(word, str) else word()
 
     return tuple((name, PLACEHOLDER.sub(text, template)) for name, template in rule.annotations)
 

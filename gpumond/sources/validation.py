@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumond.errors import FaultKind, ReturnCode
@@ -133,17 +134,36 @@ def _sum_instances(merged: dict[tuple[int, tuple[int, int]], Usage]) -> dict[int
 
 
 def processes(
-    by_pid: Mapping[int, Usage], owners: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
+    by_pid: Mapping[int, Usage],
+    owners: Mapping[int, ProcessOwner],
+    used_by: Mapping[int, float],
+    before: Mapping[int, ProcessUsage] = MappingProxyType({}),
 ) -> tuple[ProcessUsage, ...]:
-    """Return a device's processes in the order of their pids. ``used_by``: their utilization, where it is known."""
+    """Return a device's processes in the order of their pids. ``used_by``: their utilization, where it is known.
+
+    ``before``: the processes of the previous reading by pid; an unchanged one is the same object.
+    """
     return tuple(
-        ProcessUsage(
-            pid=pid,
-            used_bytes=usage.used_bytes,
-            kinds=usage.kinds,
-            utilization_ratio=used_by.get(pid),
-            idle_seconds=0.0 if used_by.get(pid) else None,  # the daemon counts from here
-            **owners[pid]._asdict(),
-        )
-        for pid, usage in sorted(by_pid.items())
+        _process(pid, usage, owners[pid], used_by.get(pid), before.get(pid)) for pid, usage in sorted(by_pid.items())
+    )
+
+
+def _process(
+    pid: int, usage: Usage, owner: ProcessOwner, utilization_ratio: float | None, before: ProcessUsage | None
+) -> ProcessUsage:
+    if (
+        before is not None
+        and before.used_bytes == usage.used_bytes
+        and before.utilization_ratio == utilization_ratio
+        and before.kinds == usage.kinds
+        and (before.start_ticks, before.comm, before.uid, before.user) == owner
+    ):
+        return before
+    return ProcessUsage(
+        pid=pid,
+        used_bytes=usage.used_bytes,
+        kinds=usage.kinds,
+        utilization_ratio=utilization_ratio,
+        idle_seconds=0.0 if utilization_ratio else None,  # the daemon counts from here
+        **owner._asdict(),
     )

@@ -12,7 +12,7 @@ from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.model.units import human
 from gpumond.model.verdicts import PROBLEMS
-from gpumond.rules import Labels, Subjects, Unit
+from gpumond.rules import Labels, Subjects, Texts, Unit
 from gpumond.rules.counters import WINDOW_SECONDS
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, ActiveVerdicts
 from gpumond.rules.window import RuleWindow
@@ -57,7 +57,7 @@ class ScopeSpec(Generic[Row]):
     labels: Mapping[str, str]
     labels_of: Callable[[Row], Labels]
     placeholders: Mapping[str, str]
-    texts: Callable[[Row], Mapping[str, str]]
+    texts: Callable[[Row], Texts]
     programs: Callable[[Row], Sequence[str]] = lambda row: ()
     process: Callable[[Row], ProcessKey | None] = lambda row: None
 

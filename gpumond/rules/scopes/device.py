@@ -11,6 +11,7 @@ from gpumond.model.frame import Line, Verdict
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import RELEASED, DeviceReading, Snapshot
 from gpumond.model.units import counted
+from gpumond.rules import Texts
 from gpumond.rules.counters import WINDOW_SECONDS
 from gpumond.rules.scopes.context import (
     DEVICE_LABELS,
@@ -133,10 +134,8 @@ def _idle_used(row: _Device) -> float | None:
     return None if busy is None else row.used_ratio if busy == 0 else 0.0
 
 
-def _device_texts(row: _Device) -> dict[str, str]:
+def _device_texts(row: _Device) -> Texts:
     device = row.device
-    top = max(device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
-    cache = max((line for line in row.lines if line.share == "cached"), key=lambda line: line.used_bytes, default=None)
     return {
         **named(device),
         "used": size(device.used_bytes),
@@ -144,14 +143,24 @@ def _device_texts(row: _Device) -> dict[str, str]:
         "reclaimable": size(row.cached),
         "stranded": size(row.stranded),
         "unclaimed": size(row.unclaimed),
-        "top_process": _program(row, top.key, top.used_bytes) if top else "no visible process",
-        "top_cache": _program(row, cache.process, cache.used_bytes)
-        if cache and cache.process
-        else "no program with an agent",
+        "top_process": lambda: _top_process(row),
+        "top_cache": lambda: _top_cache(row),
         "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
         **sensor_texts(device.sensors),
         **texts(row.verdicts),
     }
+
+
+def _top_process(row: _Device) -> str:
+    top = max(row.device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
+    return _program(row, top.key, top.used_bytes) if top else "no visible process"
+
+
+def _top_cache(row: _Device) -> str:
+    cache = max((line for line in row.lines if line.share == "cached"), key=lambda line: line.used_bytes, default=None)
+    if cache is None or cache.process is None:
+        return "no program with an agent"
+    return _program(row, cache.process, cache.used_bytes)
 
 
 def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:

@@ -50,7 +50,8 @@ class _Process(NamedTuple):
 
     @property
     def quota(self) -> EffectiveQuota:
-        return self.snapshot.quotas_by_process.get(self.process.key, NO_QUOTA)
+        quotas = self.snapshot.quotas_by_process
+        return quotas.get(self.process.key, NO_QUOTA) if quotas else NO_QUOTA
 
 
 def processes(context: RuleContext) -> Sequence[_Process]:
@@ -62,21 +63,11 @@ def processes(context: RuleContext) -> Sequence[_Process]:
         for key, process in device.processes_by_key.items():
             gone = key in silent
             verdicts = active_verdicts.get((uuid, key), ())
-            verdict_values = values(verdicts, UNKNOWN if gone else NOTHING)
+            known = values(verdicts, UNKNOWN if gone else NOTHING)
             workload = agents.get(key)
-            rows.append(
-                _Process(
-                    device=device,
-                    process=process,
-                    workload=None if workload is None else workload.name,
-                    silent=gone,
-                    verdicts=verdicts,
-                    verdict_values=verdict_values,
-                    snapshot=snapshot,
-                    recent=recent,
-                    report=reports.get(key),
-                )
-            )
+            name = None if workload is None else workload.name
+            # Positional, because keywords take twice as long, for each process of each tick.
+            rows.append(_Process(device, process, name, gone, verdicts, known, snapshot, recent, reports.get(key)))
         verdicts = active_verdicts.get((uuid, None), ())
         verdict_values = values(verdicts, values_without_verdict(device))
         rows.append(

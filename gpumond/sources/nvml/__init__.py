@@ -18,12 +18,12 @@ import pynvml
 
 from gpumond.errors import ReturnCode
 from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Reading
+from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, ProcessUsage, Reading
 from gpumond.protocol.messages import MAX_INTEGER
 from gpumond.sources import NOWHERE, ReadProgress
 from gpumond.sources.inventory import Device, DeviceLost, EnumerationFailed, Inventory, Unsupported
 from gpumond.sources.nvml.events import XidEvents
-from gpumond.sources.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, functions
+from gpumond.sources.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, ProcessEntry, functions
 from gpumond.sources.nvml.sensors import SensorClocks
 from gpumond.sources.nvml.unified import file_cache, shared_memory
 from gpumond.sources.nvml_loading import detect
@@ -66,6 +66,10 @@ class NvmlSource:
         self._sensors = SensorClocks(self._library, clock)
         self._events = XidEvents(self._library, clock, wall)
         self._versions: tuple[str | None, str | None, str | None] = (None, None, None)
+        self._processes: Mapping[str, Mapping[int, ProcessUsage]] = {}
+        """Processes of the previous reading by UUID and pid."""
+        self._lists: dict[str, tuple[object, dict[int, Usage]]] = {}
+        """By UUID: the last valid process lists with the device's size, and their usages."""
 
     def open(self) -> None:
         self._library.open()
@@ -109,9 +113,11 @@ class NvmlSource:
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
         self._library.progress.process_starts = self._table.process_starts
         devices = tuple(
-            _with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
+            self._with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
             for device, reading, by_pid in observed
         )
+        self._processes = {device.uuid: {each.pid: each for each in device.processes or ()} for device in devices}
+        self._lists = {uuid: known for uuid, known in self._lists.items() if uuid in self._processes}
         driver, library, cuda = self._versions
         return Reading(
             devices=devices,
@@ -186,10 +192,10 @@ class NvmlSource:
         raise Unsupported(ReturnCode("not_supported"))
 
     def _usages(self, device: Device, tally: Tally) -> dict[int, Usage] | None:
-        listed: list[Listed] | None = None
+        lists: list[tuple[str, list[ProcessEntry]]] = []
         for kind, lister in PROCESS_LISTS:
             try:
-                entries = self._library.listing(lister, device.handle)
+                lists.append((kind, self._library.listing(lister, device.handle)))
             except Unsupported:
                 continue
             except EnumerationFailed as failure:
@@ -198,28 +204,38 @@ class NvmlSource:
                 else:
                     tally.add(device.uuid, failure.kind, f"{kind} processes: {failure}")
                 return None
-            listed = listed or []
-            listed += (
-                Listed(kind, (gpu_instance, compute_instance), pid, None if used == NOT_AVAILABLE else used)
-                for pid, used, gpu_instance, compute_instance in entries
-            )
-        if listed is None:
+        if not lists:
             return None
-        return usages(tally, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
+        answer = lists, device.size_bytes
+        before = self._lists.get(device.uuid)
+        if before is not None and before[0] == answer:
+            return before[1]
+        own = Tally()
+        listed = (
+            Listed(kind, (gpu_instance, compute_instance), pid, None if used == NOT_AVAILABLE else used)
+            for kind, entries in lists
+            for pid, used, gpu_instance, compute_instance in entries
+        )
+        by_pid = usages(own, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
+        tally.extend(own)
+        if by_pid is not None and not own:
+            self._lists[device.uuid] = answer, by_pid
+        return by_pid
 
-
-def _with_processes(
-    reading: DeviceReading,
-    by_pid: Mapping[int, Usage] | None,
-    identities: Mapping[int, ProcessOwner],
-    used_by: Mapping[int, float],
-) -> DeviceReading:
-    """Add the processes. If the driver does not report the device's memory, used memory is the sum over the
-    processes."""
-    if by_pid is None:
-        return reading
-    used = reading.used_bytes
-    if reading.unified:
-        known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
-        used = sum(known) if len(known) == len(by_pid) else None
-    return replace(reading, used_bytes=used, processes=processes(by_pid, identities, used_by))
+    def _with_processes(
+        self,
+        reading: DeviceReading,
+        by_pid: Mapping[int, Usage] | None,
+        identities: Mapping[int, ProcessOwner],
+        used_by: Mapping[int, float],
+    ) -> DeviceReading:
+        """Add the processes. If the driver does not report the device's memory, used memory is the sum over the
+        processes."""
+        if by_pid is None:
+            return reading
+        used = reading.used_bytes
+        if reading.unified:
+            known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
+            used = sum(known) if len(known) == len(by_pid) else None
+        before = self._processes.get(reading.uuid, {})
+        return replace(reading, used_bytes=used, processes=processes(by_pid, identities, used_by, before))

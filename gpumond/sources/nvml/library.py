@@ -53,6 +53,8 @@ _LISTED = struct.Struct("@IQII")
 """nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance."""
 
 Functions = tuple[Callable[..., Any], ...]
+ProcessEntry = tuple[int, int, int, int]
+"""Entry of a process list: pid, bytes, GPU instance, compute instance."""
 
 
 def functions(*names: str) -> Functions:
@@ -66,14 +68,14 @@ def undecoded(name: str) -> Functions:
     return (getattr(function, "__wrapped__", function),)
 
 
-def _lister(name: str) -> Callable[..., list[tuple[int, int, int, int]]]:
+def _lister(name: str) -> Callable[..., list[ProcessEntry]]:
     """Return a function for one of the binding's process lists that makes one call into reused memory.
 
     The binding's own function first queries the length, then the list, and creates an object per entry: a list that
     grows in between fails, it makes two calls, and takes 2 microseconds per entry instead of 0.1.
     """
 
-    def ask(handle: Any, entries: bytearray) -> list[tuple[int, int, int, int]]:
+    def ask(handle: Any, entries: bytearray) -> list[ProcessEntry]:
         function = pynvml._nvmlGetFunctionPointer(name)
         count = ctypes.c_uint(LONGEST_LIST)
         code = function(handle, ctypes.byref(count), (ctypes.c_char * len(entries)).from_buffer(entries))
@@ -172,9 +174,9 @@ class Library:
                 if failure.kind != "not_found":
                     raise
 
-    def listing(self, lister: Functions, handle: Any) -> list[tuple[int, int, int, int]]:
-        """Return the entries of one of PROCESS_LISTS: pid, bytes, GPU instance, compute instance."""
-        entries: list[tuple[int, int, int, int]] = self.query(lister, handle, self._entries)
+    def listing(self, lister: Functions, handle: Any) -> list[ProcessEntry]:
+        """Return the entries of one of PROCESS_LISTS."""
+        entries: list[ProcessEntry] = self.query(lister, handle, self._entries)
         return entries
 
     def query(self, functions: Functions, *arguments: Any) -> Any:

@@ -44,6 +44,15 @@ class _Owner(NamedTuple):
     names: Names
 
 
+class _Completed(NamedTuple):
+    """A process with its metadata, and the facts that these were made from."""
+
+    listed: ProcessUsage
+    start: ProcessStart | None
+    place: ProcessPlacement | None
+    process: ProcessUsage
+
+
 class ProcessMetadata:
     """Lookup of metadata. ``proc``, ``sys``, ``root`` and ``dev`` replace /proc, /sys, / and /dev."""
 
@@ -64,6 +73,8 @@ class ProcessMetadata:
         self._kubelet = kubelet or Kubelet(os.path.join(root, SOCKET))
         self._holders = DeviceHolders(proc, sys, clock)
         self._nodes = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/"), proc)
+        self._completed: dict[str, dict[int, _Completed]] = {}
+        """Processes of the previous reading by UUID and pid, so that only those that changed are made."""
         self._known: dict[ProcessKey, _Owner] = {}
         self._same: set[ProcessKey] = set()
         self._waiting: dict[ProcessKey, float] = {}
@@ -75,31 +86,35 @@ class ProcessMetadata:
         """Return the reading with metadata. ``process_starts``: start data of its processes that is already known."""
         self._process_starts = process_starts
         if self._clock() >= self._forget_at:
+            self._completed.clear()
             self._known.clear()
             self._same.clear()
             self._orphans.clear()
             self._waiting = {key: since for key, since in self._waiting.items() if process_start(self._proc, key.pid)}
             self._forget_at = self._clock() + FORGET_SECONDS
-        return replace(reading, devices=tuple(map(self._device, self._holders.add(reading.devices))))
+        devices = tuple(map(self._device, self._holders.add(reading.devices)))
+        present = {device.uuid for device in devices}
+        self._completed = {uuid: known for uuid, known in self._completed.items() if uuid in present}
+        return replace(reading, devices=devices)
 
     def _device(self, device: DeviceReading) -> DeviceReading:
         if not device.processes:
             return device
         in_doubt = self._is_private and self._has_nodes and device.vendor != "sim"
-        processes = tuple(self._process(process, in_doubt) for process in device.processes)
-        return replace(device, processes=self._in_pods(device, processes))
+        before = self._completed.get(device.uuid, {})
+        completed = {
+            process.pid: self._complete(process, in_doubt, before.get(process.pid)) for process in device.processes
+        }
+        self._completed[device.uuid] = completed
+        return replace(device, processes=self._in_pods(device, tuple(completed.values())))
 
-    def _in_pods(self, device: DeviceReading, processes: tuple[ProcessUsage, ...]) -> tuple[ProcessUsage, ...]:
+    def _in_pods(self, device: DeviceReading, completed: tuple[_Completed, ...]) -> tuple[ProcessUsage, ...]:
         """Name the pod that no file names, if the device has one unnamed pod and is allocated to exactly one."""
-        places = [
-            self._known[process.key].place if process.key in self._known else ProcessPlacement()
-            for process in processes
-        ]
-        if len({place.pod_uid for place in places if place.pod_uid}) != 1:
-            return processes
+        if len({each.place.pod_uid for each in completed if each.place and each.place.pod_uid}) != 1:
+            return tuple(each.process for each in completed)
         return tuple(
-            self._in_pod(device, process) if place.pod_uid and not place.delegated else process
-            for process, place in zip(processes, places, strict=True)
+            self._in_pod(device, process) if place and place.pod_uid and not place.delegated else process
+            for _, _, place, process in completed
         )
 
     def _in_pod(self, device: DeviceReading, process: ProcessUsage) -> ProcessUsage:
@@ -108,16 +123,23 @@ class ProcessMetadata:
         pod = self._kubelet.pod((device.uuid, device.pci_bus_id), process.start_ticks)
         return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
 
-    def _process(self, process: ProcessUsage, in_doubt: bool) -> ProcessUsage:
+    def _complete(self, process: ProcessUsage, in_doubt: bool, before: _Completed | None) -> _Completed:
         now = self._process_starts.get(process.pid) or process_start(self._proc, process.pid)
         if now is None:
-            return process if self._is_private else replace(process, state="gone")
+            gone = process if self._is_private else replace(process, state="gone")
+            return _Completed(process, now, None, gone)
+        if before is not None and before.listed is process and before.start is now and now.state != "D":
+            return before
         key = ProcessKey(process.pid, now.start_ticks)
         if in_doubt and not self._is_same(key):
-            return replace(process, start_ticks=None, comm=None, uid=None, user=None)
+            unknown = replace(process, start_ticks=None, comm=None, uid=None, user=None)
+            return _Completed(process, None, None, unknown)
         if key != process.key:
-            return process  # the pid has been reused since the reading
+            return _Completed(process, None, None, process)  # the pid has been reused since the reading
         owner = self._owner(key)
+        return _Completed(process, now, owner.place, self._with_owner(process, key, now, owner))
+
+    def _with_owner(self, process: ProcessUsage, key: ProcessKey, now: ProcessStart, owner: _Owner) -> ProcessUsage:
         return ProcessUsage(  # replace() takes three times as long, for each process of each reading
             pid=process.pid,
             start_ticks=process.start_ticks,

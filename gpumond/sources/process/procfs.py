@@ -2,15 +2,20 @@
 
 Covers vanished pids, pids of another PID namespace (both unknown), reused pids (never mistaken for the previous
 process), and command names with any bytes. Does not cover containers, command lines and environments.
+
+Reading the files of each process takes most of the time of a reading with many processes. A process whose exit is
+watched is therefore read every ``REREAD_SECONDS``: until it exits, its pid cannot be another process's.
 """
 
 from __future__ import annotations
 
 import pwd
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
+from gpumond.host.process_exits import ExitWatch
 from gpumond.host.processes import ProcessStart, read_head, start_of
 from gpumond.protocol.messages import clean
 
@@ -25,16 +30,27 @@ class ProcessOwner(NamedTuple):
 
 
 UNKNOWN = ProcessOwner()
+REREAD_SECONDS = 10
+
+
+class _Known(NamedTuple):
+    """``key``: command name and start of the process. It is read again when it is ``due``, in monotonic seconds."""
+
+    key: bytes
+    owner: ProcessOwner
+    start: ProcessStart | None
+    due: float
 
 
 class ProcessTable:
-    """Identities of the pids that devices list. ``root`` replaces /proc."""
+    """Identities of the pids that devices list. ``root`` replaces /proc; exits are watched in the real one only."""
 
-    def __init__(self, root: str = "/proc") -> None:
-        self._root = root
+    def __init__(self, root: str = "/proc", clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._clock = root, clock
+        self._exits = ExitWatch() if root == "/proc" else None
         self.process_starts: dict[int, ProcessStart] = {}
-        """Data of the processes of the last ``read``, whose stat files it reads anyway."""
-        self._known: dict[int, tuple[bytes, ProcessOwner]] = {}
+        """Data of the processes of the last ``read``, from their stat files."""
+        self._known: dict[int, _Known] = {}
 
     def pid_max(self) -> int:
         """Return the largest pid that this kernel assigns."""
@@ -45,42 +61,60 @@ class ProcessTable:
 
     def read(self, pids: Iterable[int]) -> Mapping[int, ProcessOwner]:
         """Return the identity of each pid; all other pids are forgotten."""
-        self.process_starts = {}
-        self._known = {pid: self._look_up(pid) for pid in set(pids)}
-        return {pid: identity for pid, (_, identity) in self._known.items()}
+        now, before = self._clock(), self._known
+        for pid in self._exits.exited() if self._exits else ():
+            before.pop(pid, None)
+        self._known = {
+            pid: known if (known := before.get(pid)) and now < known.due else self._look_up(pid, known, now)
+            for pid in set(pids)
+        }
+        if self._exits:
+            for pid in before.keys() - self._known.keys():
+                self._exits.discard(pid)
+        self.process_starts = {pid: known.start for pid, known in self._known.items() if known.start}
+        return {pid: known.owner for pid, known in self._known.items()}
 
-    def _look_up(self, pid: int) -> tuple[bytes, ProcessOwner]:
+    def _look_up(self, pid: int, known: _Known | None, now: float) -> _Known:
         """Read the owner once per start time and name; it changes only with an exec."""
-        key = self._key(pid)
-        cached = self._known.get(pid)
-        if cached is not None and cached[0] == key:
-            return cached
+        watched = self._exits is not None and self._exits.add(pid)  # before the files are read
+        key, start = self._key(pid)
+        # The first interval differs by pid, so that processes are not all read at once.
+        due = now + (REREAD_SECONDS if known else 1 + pid % REREAD_SECONDS) if watched and _is_stable(start) else now
+        if known is not None and known.key == key:
+            return _Known(key, known.owner, known.start if known.start == start else start, due)
         name, _, ticks = key.rpartition(b")")
         try:
             uid = self._uid(pid)
-            identity = ProcessOwner(int(ticks), clean(name.decode("utf-8", "replace")), uid, user_name(uid))
+            owner = ProcessOwner(int(ticks), clean(name.decode("utf-8", "replace")), uid, user_name(uid))
         except (OSError, ValueError, IndexError):
-            return b"", UNKNOWN
+            return _Known(b"", UNKNOWN, start, now)
         # The pid may have been reused between the two files.
-        return (key, identity) if self._key(pid) == key else (b"", UNKNOWN)
+        return _Known(key, owner, start, due) if self._key(pid)[0] == key else _Known(b"", UNKNOWN, start, now)
 
-    def _key(self, pid: int) -> bytes:
-        """Return ``comm)start_ticks``, or nothing if the process has exited. The name may contain parentheses."""
+    def _key(self, pid: int) -> tuple[bytes, ProcessStart | None]:
+        """Return ``comm)start_ticks`` and the start data, or nothing if the process has exited.
+
+        The name may contain parentheses.
+        """
         try:
             stat = read_head(f"{self._root}/{pid}/stat")
         except OSError:
-            return b""
+            return b"", None
         before, _, after = stat.rpartition(b")")
         fields = after.split(maxsplit=20)
         if len(fields) <= 20:
-            return b""
-        self.process_starts[pid] = start_of(fields)
-        return before.partition(b"(")[2] + b")" + fields[19]
+            return b"", None
+        return before.partition(b"(")[2] + b")" + fields[19], start_of(fields)
 
     def _uid(self, pid: int) -> int:
         """Return the effective uid, like SO_PEERCRED; the directory's owner is root for undumpable processes."""
         status = read_head(f"{self._root}/{pid}/status", 4096)
         return int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1])
+
+
+def _is_stable(start: ProcessStart | None) -> bool:
+    """Return False for a process that is not running or waiting: how long it has been so is measured."""
+    return start is not None and start.state in ("R", "S", "I")
 
 
 @cache

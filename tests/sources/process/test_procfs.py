@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gpumond.sources.process.procfs import UNKNOWN, ProcessOwner, ProcessTable, user_name
+from gpumond.host.processes import process_start
+from gpumond.sources.process.procfs import REREAD_SECONDS, UNKNOWN, ProcessOwner, ProcessTable, user_name
+from tests.running import until
 
 
 def write(root: Path, pid: int, comm: bytes = b"python", start_ticks: int = 500, uid: int = 1000) -> None:
@@ -75,6 +78,54 @@ def test_exec_may_change_name_and_owner(tmp_path: Path) -> None:
     table.read([7])
     write(tmp_path, 7, b"python", uid=1000)
     assert table.read([7])[7] == ProcessOwner(500, "python", 1000, user_name(1000))
+
+
+def test_facts_of_a_running_process_are_read_again_after_an_interval() -> None:
+    now = [0.0]
+    table = ProcessTable(clock=lambda: now[0])
+    with subprocess.Popen(["sh", "-c", "read line; exec sleep 3600"], stdin=subprocess.PIPE) as program:
+        try:
+            assert table.read([program.pid])[program.pid].comm == "sh"
+            assert program.stdin
+            program.stdin.write(b"\n")
+            program.stdin.flush()
+            until(lambda: Path(f"/proc/{program.pid}/comm").read_text() == "sleep\n")
+            assert table.read([program.pid])[program.pid].comm == "sh"
+            now[0] += REREAD_SECONDS
+            assert table.read([program.pid])[program.pid].comm == "sleep"
+        finally:
+            program.kill()
+
+
+def test_exit_of_a_running_process_is_known_at_the_next_reading() -> None:
+    table = ProcessTable(clock=lambda: 0.0)
+    program = subprocess.Popen(["sleep", "3600"])
+    assert table.read([program.pid])[program.pid].comm == "sleep"
+    program.kill()
+    until(lambda: process_start("/proc", program.pid).state == "Z")  # type: ignore[union-attr]
+    table.read([program.pid])
+    assert table.process_starts[program.pid].state == "Z"
+    program.wait()
+    assert table.read([program.pid])[program.pid] == UNKNOWN
+    assert table.process_starts == {}
+
+
+def test_stopped_process_is_read_at_each_reading() -> None:
+    now = [0.0]
+    table = ProcessTable(clock=lambda: now[0])
+    program = subprocess.Popen(["sleep", "3600"])
+    try:
+        program.send_signal(signal.SIGSTOP)
+        until(lambda: process_start("/proc", program.pid).state == "T")  # type: ignore[union-attr]
+        table.read([program.pid])
+        assert table.process_starts[program.pid].state == "T"
+        program.send_signal(signal.SIGCONT)
+        until(lambda: process_start("/proc", program.pid).state == "S")  # type: ignore[union-attr]
+        table.read([program.pid])
+        assert table.process_starts[program.pid].state == "S"
+    finally:
+        program.kill()
+        program.wait()
 
 
 def test_owner_is_read_once(tmp_path: Path) -> None:
