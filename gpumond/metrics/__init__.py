@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Literal, NamedTuple, get_args
 
@@ -123,26 +123,33 @@ class Exposition:
             return page.removesuffix(END)
 
         if frame is not None:
-            remaining = self._max_series
-            for family in (XID_ERRORS,) if form.compat else FAMILIES:
-                if group_of(family) not in form.groups:
-                    continue
+            remaining, texts, number = self._max_series, list[str](), 0
+            for family in (XID_ERRORS,) if form.compat else families(form.groups):
                 rows: Iterator[Row] = (row for row in family.rows(frame) if row[1] is not None)
                 if shares is not None:
                     rows = iter(shares.cut(family, rows))
-                text = header(family, form.openmetrics)
+                texts.append(header(family, form.openmetrics))
                 while some := list(islice(rows, ROWS_AT_ONCE)):
                     remaining -= len(some)
                     if remaining < 0 and shares is None:
                         raise TooManySeries
-                    yield (text + samples(family, some)).encode()
-                    text = ""
-                yield text.encode()
+                    texts.append(samples(family, some))
+                    number += len(some)
+                    if number >= ROWS_AT_ONCE:
+                        yield "".join(texts).encode()
+                        texts, number = [], 0
+            yield "".join(texts).encode()
             if (compat := form.compat or self.also) and "device" in form.groups:
                 yield render_with_library(dcgm.metrics(frame, compat))
         if form.compat is None and "daemon" in form.groups:
             yield render_with_library(self._telemetry.registry.collect())
         yield END if form.openmetrics else b""
+
+
+@cache
+def families(groups: frozenset[Group]) -> tuple[Family, ...]:
+    """Return the families of these groups in catalogue order."""
+    return tuple(family for family in FAMILIES if group_of(family) in groups)
 
 
 def group_of(family: Family) -> Group:

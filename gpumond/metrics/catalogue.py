@@ -61,12 +61,11 @@ def _overcount(frame: Frame) -> Iterator[Row]:
 
 
 def _process_used(frame: Frame) -> Iterator[Row]:
-    for device in frame.snapshot.devices:
-        rest = device.processes_by_size[PROCESSES_PER_DEVICE:]
-        for process in device.processes_by_size[:PROCESSES_PER_DEVICE]:
+    for device, processes in frame.processes_by_size:
+        for process in processes[:PROCESSES_PER_DEVICE]:
             yield (device.uuid, str(device.index), str(process.pid)), process.used_bytes
-        if rest:
-            used = sum(process.used_bytes or 0 for process in rest)
+        if len(processes) > PROCESSES_PER_DEVICE:
+            used = sum(process.used_bytes or 0 for process in processes[PROCESSES_PER_DEVICE:])
             yield (device.uuid, str(device.index), "other"), used
 
 
@@ -78,16 +77,16 @@ def _process_limit(frame: Frame) -> Iterator[Row]:
 
 def _process_soft_limit(frame: Frame) -> Iterator[Row]:
     quotas = frame.snapshot.quotas_by_process
-    for device in frame.snapshot.devices if quotas else ():
-        for process in device.processes_by_size[:PROCESSES_PER_DEVICE]:
+    for device, processes in frame.processes_by_size if quotas else ():
+        for process in processes[:PROCESSES_PER_DEVICE]:
             if process.key in quotas:
                 yield (device.uuid, str(device.index), str(process.pid)), quotas[process.key].soft_bytes
 
 
 def _process_reserve_shortage(frame: Frame) -> Iterator[Row]:
     shortages = frame.snapshot.reserve_shortages
-    for device in frame.snapshot.devices if shortages else ():
-        for process in device.processes_by_size[:PROCESSES_PER_DEVICE]:
+    for device, processes in frame.processes_by_size if shortages else ():
+        for process in processes[:PROCESSES_PER_DEVICE]:
             if (device.uuid, process.key) in shortages:
                 row = device.uuid, str(device.index), str(process.pid)
                 yield row, shortages[device.uuid, process.key]
@@ -96,8 +95,8 @@ def _process_reserve_shortage(frame: Frame) -> Iterator[Row]:
 def _process_info(frame: Frame) -> Iterator[Row]:
     reports = frame.snapshot.reports_by_process
     seen: set[int] = set()  # the label: several series for one pid would break joins
-    for device in frame.snapshot.devices:
-        for process in device.processes_by_size[:PROCESSES_PER_DEVICE]:
+    for _, processes in frame.processes_by_size:
+        for process in processes[:PROCESSES_PER_DEVICE]:
             if process.pid in seen:
                 continue
             seen.add(process.pid)
@@ -169,8 +168,8 @@ def _private(frame: Frame) -> Iterator[Row]:
 
 
 def _process_utilization(frame: Frame) -> Iterator[Row]:
-    for device in frame.snapshot.devices:
-        for process in device.processes_by_size[:PROCESSES_PER_DEVICE]:
+    for device, processes in frame.processes_by_size:
+        for process in processes[:PROCESSES_PER_DEVICE]:
             yield (device.uuid, str(device.index), str(process.pid)), process.utilization_ratio
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from gpumond.metrics.exposition import Family, Kind, Row
@@ -28,7 +28,10 @@ def labelled(
 
 
 def plain(name: str, value: Callable[[DeviceReading], float | None], help: str, kind: Kind = "gauge") -> Family:
-    return labelled(name, (), lambda device: {(): value(device)}, help, kind)
+    def rows(frame: Frame) -> Iterable[Row]:
+        return [((device.uuid, str(device.index)), value(device)) for device in frame.snapshot.devices]
+
+    return Family(f"gpumond_device_{name}", kind, help, ("uuid", "gpu"), rows)
 
 
 def sensor(name: str, help: str, kind: Kind = "gauge", field: str = "") -> Family:

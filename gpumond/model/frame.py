@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from gpumond.model.process import ProcessKey, process_key
 from gpumond.model.silences import Silence
-from gpumond.model.snapshot import Snapshot
+from gpumond.model.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.model.verdicts import VerdictName
 
 Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unclaimed"]
@@ -137,7 +139,7 @@ class Alert:
         return process_key(self.pid, self.start_ticks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for the cached property
 class Frame:
     """The result of one tick: its facts and the conclusions from them."""
 
@@ -147,3 +149,11 @@ class Frame:
     alerts: tuple[Alert, ...] = ()
     silences: tuple[Silence, ...] = ()
     """Those that have not ended."""
+
+    @cached_property
+    def processes_by_size(self) -> Sequence[tuple[DeviceReading, Sequence[ProcessUsage]]]:
+        """Each device with its listed processes, the largest first."""
+        return [
+            (device, sorted(device.processes or (), key=lambda process: -(process.used_bytes or 0)))
+            for device in self.snapshot.devices
+        ]

@@ -98,11 +98,6 @@ class DeviceReading:
         return {process.key: process for process in self.processes or ()}
 
     @cached_property
-    def processes_by_size(self) -> Sequence[ProcessUsage]:
-        """The listed processes, the largest first."""
-        return sorted(self.processes or (), key=lambda process: -(process.used_bytes or 0))
-
-    @cached_property
     def counts(self) -> Mapping[ProcessKey, int | None]:
         """The driver's count of each process that it lists, in bytes; None where the count is unknown.
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from gpumond.host.process_exits import ExitWatch
 from gpumond.host.processes import ProcessStart, read_head, start_of
 from gpumond.protocol.messages import clean
+from gpumond.sources.process.exits import ExitWatch
 
 
 class ProcessOwner(NamedTuple):

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpumond.host.process_exits import ExitWatch
+from gpumond.sources.process.exits import ExitWatch
 from tests.running import until
 
 
