@@ -97,6 +97,7 @@ class AgentServer:
         for timer in filter(None, (self._sweeper, self._pause)):
             timer.cancel()
         self._accept_no_more()
+        self._paused_for_hellos = False
         self._listener.close()  # before the drops: an agent that reconnects at once must wait for the next daemon
         for peer in list(self._peers.values()):
             self._drop(peer)

@@ -6,6 +6,8 @@ import asyncio
 import socket
 from pathlib import Path
 
+import pytest
+
 from gpumond.agents.server import Limits
 from gpumond.protocol.messages import Report, encode
 from gpumond.testing import make_pool
@@ -39,6 +41,20 @@ async def test_connections_without_a_hello_are_limited_by_uid_and_excess_ones_cl
             await eventually(lambda: harness.server.reports() and harness.reported == 2)
         for connection in silent + beyond:
             connection.close()
+
+
+@in_event_loop
+async def test_server_that_accepts_no_more_connections_can_be_closed(tmp_path: Path):
+    limits = Limits(pending=2, hello_seconds=60, shared_hello_seconds=60)
+    async with serving(tmp_path, limits) as harness:
+        silent = [harness.connect() for _ in range(4)]
+        await asyncio.sleep(0.1)  # two are accepted; the others wait in the queue
+        harness.server.close()
+        for connection in silent:
+            await closed(connection)
+            connection.close()
+        with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+            late.connect(str(harness.path))
 
 
 @in_event_loop
