@@ -23,6 +23,8 @@ OF_SUITE = {SUITE: ("kustomize", "rpm")}
 """Packages of one release."""
 UBUNTU = "noble"
 UBUNTU_KEYS = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
+UBUNTU_SCRIPT = "/usr/share/debootstrap/scripts/gutsy"
+"""Script for each release of Ubuntu; an older debootstrap does not know the name of a newer release."""
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 CLEAN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/var/tmp"}
 
@@ -65,7 +67,9 @@ def tree(suite: str = SUITE) -> Path:
 def create_tree(directory: Path, suite: str = SUITE) -> None:
     packages = (*PACKAGES, *OF_SUITE.get(suite, ()))
     components = ("--components=main,universe",) if suite == UBUNTU else ()
-    _run("debootstrap", "--variant=minbase", *components, f"--include={','.join(packages)}", suite, str(directory))
+    script = ("", UBUNTU_SCRIPT) if suite == UBUNTU else ()  # after the mirror, which is that of the script
+    included = f"--include={','.join(packages)}"
+    _run("debootstrap", "--variant=minbase", *components, included, suite, str(directory), *script)
 
 
 @functools.cache
