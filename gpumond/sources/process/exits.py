@@ -28,7 +28,7 @@ class ExitWatch:
             return False
         try:
             descriptor = os.pidfd_open(pid)
-        except OSError:  # it has exited, or the kernel or a filter of system calls does not permit it
+        except (OSError, AttributeError):  # it has exited, or the kernel, a filter or this Python lacks the call
             return False
         self._poll.register(descriptor, select.EPOLLIN)
         self._descriptors[pid], self._pids[descriptor] = descriptor, pid
