@@ -26,6 +26,8 @@ from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Reading
 
 FLUSH_READ_SECONDS = 2.0
+FIRST_FRAME_SECONDS = 2.0
+"""The longest that a scrape waits for the first frame: a page without devices would be a gap in each series."""
 
 
 class CurrentFrame:
@@ -62,6 +64,9 @@ class CurrentFrame:
         return True
 
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
+        """Return the page of the current frame. The first scrapes after the start wait for the first frame."""
+        if self.frame is None:
+            await self.await_frame(FIRST_FRAME_SECONDS)
         form = Form.of(accept, compat, groups)
         self._scrapes.asked(form, self._clock.monotonic())
         if page := self.exposition.written(self.frame, form):
