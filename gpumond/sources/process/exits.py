@@ -1,4 +1,4 @@
-"""Exits of other processes, through one descriptor for each (pidfd): one system call tells which have exited."""
+"""Exits of other processes, through one descriptor for each (pidfd): one system call names those that have exited."""
 
 from __future__ import annotations
 
