@@ -83,16 +83,18 @@ class _Attempts:
         """
         if not is_oom(error):
             return False
-        OOMS.record_error(error, "retry")
-        if self._left <= 0 or not self._smaller():
-            return False
+        try:
+            if self._left <= 0 or not self._smaller():
+                return False
+            OOMS.add_retry()  # before the record, which takes time: a report in between would have an error only
+        finally:
+            OOMS.record_error(error, "retry")
         self._left -= 1
         self._again += 1
         clear_frames(error, self._handled)
         return True
 
     def prepare(self) -> None:
-        OOMS.add_retry()
         try:
             (self._flush if self._left else self._last_flush)()
         except Exception:  # the next attempt will raise the cause
