@@ -86,7 +86,8 @@ class _Attempts:
         try:
             if self._left <= 0 or not self._smaller():
                 return False
-            OOMS.add_retry()  # before the record, which takes time: a report in between would have an error only
+            # Before the record, which takes time: a report in between must not have the error without its retry.
+            OOMS.add_retry()
         finally:
             OOMS.record_error(error, "retry")
         self._left -= 1

@@ -7,8 +7,8 @@ import resource
 import select
 from collections.abc import Collection
 
-DESCRIPTOR_SHARE = 0.5
-"""Maximum share of this process's descriptors that a watch uses."""
+DESCRIPTOR_SHARE = 0.25
+"""Maximum share of this process's descriptors that one watch uses; a process may have several watches."""
 
 
 class ExitWatch:
@@ -30,7 +30,11 @@ class ExitWatch:
             descriptor = os.pidfd_open(pid)
         except (OSError, AttributeError):  # it has exited, or the kernel, a filter or this Python lacks the call
             return False
-        self._poll.register(descriptor, select.EPOLLIN)
+        try:
+            self._poll.register(descriptor, select.EPOLLIN)
+        except OSError:  # the user's limit of epoll watches
+            os.close(descriptor)
+            return False
         self._descriptors[pid], self._pids[descriptor] = descriptor, pid
         return True
 

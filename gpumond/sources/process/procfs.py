@@ -113,7 +113,7 @@ class ProcessTable:
 
 
 def _is_stable(start: ProcessStart | None) -> bool:
-    """Return False for a process that is not running or waiting: how long it has been so is measured."""
+    """Return True for a process that runs or sleeps. A process in any other state is read at each reading."""
     return start is not None and start.state in ("R", "S", "I")
 
 
