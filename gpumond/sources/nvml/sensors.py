@@ -1,7 +1,8 @@
 """Sensors of NVIDIA devices, each queried at an interval that suits its cost and rate of change.
 
-Cheap queries of fast-changing values are made at every reading, the others every SLOW_SECONDS (PCIe throughput alone
-takes the driver 20 ms per direction). Constant values are queried until they have been read once.
+Cheap queries of fast-changing values are made at every reading, the others every SLOW_SECONDS. `python -m
+bench.gpu_calls` measures them: PCIe throughput takes the driver 20 ms per direction, and energy half of the CPU time of
+a reading. Constant values are queried until they have been read once.
 """
 
 from __future__ import annotations
@@ -108,11 +109,11 @@ FAST = (
     Question(_CLOCK, ("memory_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
     Question(_TEMPERATURE, ("gpu_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_GPU,)),
     Question(functions("nvmlDeviceGetPowerUsage"), ("power_watts",), _MILLIWATTS, meaning=_milli),
-    Question(functions("nvmlDeviceGetTotalEnergyConsumption"), ("energy_joules",), LARGEST, meaning=_milli),
     Question(_REASONS, ("throttle_reasons",), 2**32 - 1, meaning=_reasons),
 )
 
 SLOW = (
+    Question(functions("nvmlDeviceGetTotalEnergyConsumption"), ("energy_joules",), LARGEST, meaning=_milli),
     # Encoder and decoder queries also return their sampling period, which has no field.
     Question(functions("nvmlDeviceGetEncoderUtilization"), ("encoder_utilization_ratio",), 100, meaning=_percent),
     Question(functions("nvmlDeviceGetDecoderUtilization"), ("decoder_utilization_ratio",), 100, meaning=_percent),

@@ -18,6 +18,7 @@ from tests.sources.nvml.child import NvmlChild, by_uuid, kinds
 NOT_ASKED = ("xid_events", "file_cache_bytes")
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 SLOW_FUNCTIONS = {
+    "nvmlDeviceGetTotalEnergyConsumption": {"energy_joules"},
     "nvmlDeviceGetEncoderUtilization": {"encoder_utilization_ratio"},
     "nvmlDeviceGetDecoderUtilization": {"decoder_utilization_ratio"},
     "nvmlDeviceGetPerformanceState": {"performance_state"},
