@@ -25,8 +25,10 @@ from gpumond.protocol.text import accepts
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
 END = b"# EOF\n"
-ROWS_AT_ONCE = 256
+ROWS_AT_ONCE = 128
 """Series that are written and compressed in one step."""
+OWN_FAMILIES_AT_ONCE = 8
+"""Families of the daemon's own counters that are written in one step."""
 MAX_SERIES = 50_000
 """Limit on the series of one frame. Above it, the user with the most series loses those of the last catalogue
 families."""
@@ -142,7 +144,9 @@ class Exposition:
             if (compat := form.compat or self.also) and "device" in form.groups:
                 yield render_with_library(dcgm.metrics(frame, compat))
         if form.compat is None and "daemon" in form.groups:
-            yield render_with_library(self._telemetry.registry.collect())
+            own = iter(self._telemetry.registry.collect())
+            while metrics := list(islice(own, OWN_FAMILIES_AT_ONCE)):
+                yield render_with_library(metrics)
         yield END if form.openmetrics else b""
 
 
