@@ -11,8 +11,9 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope, Send
 
 from gpumond.api.auth import header
+from gpumond.api.repeats import offer
 from gpumond.config import Compat
-from gpumond.metrics import ALL_GROUPS, Group
+from gpumond.metrics import ALL_GROUPS, Form, Group
 from gpumond.model.frame import Frame
 from gpumond.protocol.text import accepts
 
@@ -53,8 +54,17 @@ async def monitored(view: DaemonView, scope: Scope) -> Answer | None:
     asked = _asked(scope["query_string"]) if path == "/metrics" else None
     if asked is None:
         return None
-    headers = scope["headers"]
-    return await metrics(view, header(headers, b"accept"), header(headers, b"accept-encoding"), *asked)
+    accept, encoding = (header(scope["headers"], name) for name in (b"accept", b"accept-encoding"))
+    answer = await metrics(view, accept, encoding, *asked)
+    form, packed = Form.of(accept, *asked), accepts(encoding, "gzip")
+
+    def body() -> bytes | None:
+        if (page := view.rendered(form)) is None:
+            return None
+        return page.compressed if packed else page.plain
+
+    offer(scope, body)
+    return answer
 
 
 def _asked(query: bytes) -> tuple[Compat | None, frozenset[Group]] | None:

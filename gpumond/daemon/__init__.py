@@ -93,7 +93,7 @@ class Daemon:
         self.rulebook, self.events, self.baselines = parts.rulebook, parts.events, parts.baselines
         self.silences, self.quotas = parts.silences, parts.quotas
         self.http_rejected, self.log_dropped = parts.telemetry.http_rejected, parts.telemetry.log_dropped
-        self.metrics = parts.current.metrics
+        self.metrics, self.rendered = parts.current.metrics, parts.current.rendered
         self.flush, self.ask, self.fetch = self._requests.flush, self._requests.ask, self._requests.fetch
         self.test_receiver = self._requests.test_receiver
         self.release, self.release_on_signal = self._requests.release, self._requests.release_on_signal

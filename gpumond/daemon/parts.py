@@ -68,11 +68,15 @@ class CurrentFrame:
         if self.frame is None:
             await self.await_frame(FIRST_FRAME_SECONDS)
         form = Form.of(accept, compat, groups)
-        self._scrapes.asked(form, self._clock.monotonic())
-        if page := self.exposition.written(self.frame, form):
+        if page := self.rendered(form):
             return page
         async with self._rendering:
             return await in_slices(self.exposition.rendering(self.frame, form))
+
+    def rendered(self, form: Form) -> Page | None:
+        """Return the page of the current frame, which a scraper requests; None if it has not been rendered."""
+        self._scrapes.asked(form, self._clock.monotonic())
+        return self.exposition.written(self.frame, form)
 
 
 class Parts:
