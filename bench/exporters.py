@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +25,8 @@ NVITOP = f"{NVITOP_NAME}==1.7.2"
 NODE_EXPORTER = "prometheus-node-exporter"
 INSTALL_SECONDS = 300
 STOP_SECONDS = 20
+RECEIVED_BYTES = 1 << 18
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
 
 
 class Exporter(NamedTuple):
@@ -120,6 +122,71 @@ def installed(names: Collection[str] = ()) -> tuple[list[Exporter], dict[str, st
     return found, absent
 
 
+class Connection:
+    """A scraper's connection, opened at the first request, and again after the exporter has closed it.
+
+    http.client takes as long for an answer as gpumond does, so that a comparison would measure the client.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._socket: socket.socket | None = None
+
+    def get(self, encoding: str) -> bytes:
+        """Return the body of the page. Raises OSError if there is none."""
+        if self._socket is None:
+            host, _, port = self._address.rpartition(":")
+            self._socket = socket.create_connection((host, int(port)), timeout=30)
+        request = f"GET /metrics HTTP/1.1\r\nHost: {self._address}\r\nAccept-Encoding: {encoding}\r\n\r\n"
+        try:
+            self._socket.sendall(request.encode())
+            return self._answer(self._socket)
+        except OSError:
+            self.close()
+            raise
+
+    def _answer(self, connection: socket.socket) -> bytes:
+        received = bytearray()
+        while (end := received.find(b"\r\n\r\n")) < 0:
+            received += _received(connection)
+        head, body = bytes(received[:end]).lower(), received[end + 4 :]
+        if not head.startswith((b"http/1.1 200", b"http/1.0 200")):
+            raise OSError(head.decode("latin-1").splitlines()[0])
+        if length := LENGTH.search(head):
+            while len(body) < int(length[1]):
+                body += _received(connection)
+        elif b"transfer-encoding: chunked" in head:
+            while not body.endswith(b"0\r\n\r\n"):
+                body += _received(connection)
+            body = _joined(body)
+        else:
+            while piece := connection.recv(RECEIVED_BYTES):
+                body += piece
+        if head.startswith(b"http/1.0") or b"connection: close" in head:
+            self.close()
+        return bytes(body)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _received(connection: socket.socket) -> bytes:
+    piece = connection.recv(RECEIVED_BYTES)
+    if not piece:
+        raise ConnectionError("the exporter has closed the connection")
+    return piece
+
+
+def _joined(chunks: bytearray) -> bytearray:
+    body, position = bytearray(), 0
+    while size := int(chunks[position : (begin := chunks.index(b"\r\n", position))], 16):
+        body += chunks[begin + 2 : begin + 2 + size]
+        position = begin + 2 + size + 2
+    return body
+
+
 class Running:
     """An exporter that has just been started. Its state directory is new, its socket has the same path each time."""
 
@@ -150,16 +217,15 @@ class Running:
         """Return the samples of the page; none without a page."""
         try:
             return self.exporter.sample.findall(self.get(self.connect(), "identity"))
-        except (OSError, http.client.HTTPException):
+        except OSError:
             return []
 
-    def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self.address, timeout=30)
+    def connect(self) -> Connection:
+        return Connection(self.address)
 
     @staticmethod
-    def get(connection: http.client.HTTPConnection, encoding: str) -> bytes:
-        connection.request("GET", "/metrics", headers={"Accept-Encoding": encoding})
-        return connection.getresponse().read()
+    def get(connection: Connection, encoding: str) -> bytes:
+        return connection.get(encoding)
 
     def cpu(self) -> tuple[float, float]:
         """Return the CPU seconds of the main process, and of all processes that it has started."""
