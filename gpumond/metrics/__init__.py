@@ -17,7 +17,7 @@ from gpumond.config import Compat
 from gpumond.metrics import dcgm
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.metrics.devices import XID_ERRORS
-from gpumond.metrics.exposition import Family, Row, header, samples
+from gpumond.metrics.exposition import Family, Row, SampleTexts, header
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.frame import Frame
@@ -71,6 +71,7 @@ class Exposition:
         self.also = also
         self._frame: Frame | None = None
         self._pages: dict[Form, Page] = {}
+        self._texts = SampleTexts()
         self._over_limit = False
         """True if the last page exceeded ``max_series``; the next page is then counted before it is written."""
 
@@ -131,15 +132,17 @@ class Exposition:
                 if shares is not None:
                     rows = iter(shares.cut(family, rows))
                 texts.append(header(family, form.openmetrics))
+                part = 0
                 while some := list(islice(rows, ROWS_AT_ONCE)):
                     remaining -= len(some)
                     if remaining < 0 and shares is None:
                         raise TooManySeries
-                    texts.append(samples(family, some))
-                    number += len(some)
+                    texts.append(self._texts.samples(family, part, some))
+                    part, number = part + 1, number + len(some)
                     if number >= ROWS_AT_ONCE:
                         yield "".join(texts).encode()
                         texts, number = [], 0
+                self._texts.forget(family, part)
             yield "".join(texts).encode()
             if (compat := form.compat or self.also) and "device" in form.groups:
                 yield render_with_library(dcgm.metrics(frame, compat))

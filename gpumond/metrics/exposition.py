@@ -34,6 +34,27 @@ LABEL_SETS = 16_384
 TOTAL = "_total"
 
 
+class SampleTexts:
+    """The samples of the last pages: rows that have not changed are not formatted again."""
+
+    def __init__(self) -> None:
+        self._written: dict[tuple[str, int], tuple[list[Row], str]] = {}
+
+    def samples(self, family: Family, part: int, rows: list[Row]) -> str:
+        """Return the samples of the rows, which are the family's part number ``part``."""
+        key = family.name, part
+        rows_before, text = self._written.get(key, (None, ""))
+        if rows != rows_before:
+            text = samples(family, rows)
+            self._written[key] = rows, text
+        return text
+
+    def forget(self, family: Family, part: int) -> None:
+        """Drop the family's parts from this number on."""
+        while self._written.pop((family.name, part), None):
+            part += 1
+
+
 def write(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
     """Return the family's HELP and TYPE lines, followed by its samples, if any."""
     return header(family, openmetrics) + samples(family, rows)
