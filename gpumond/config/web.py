@@ -19,7 +19,7 @@ from gpumond.config.tls import CIPHERS, VERSIONS, server_context
 from gpumond.errors import ConfigError
 from gpumond.host.files import open_regular
 from gpumond.model import units
-from gpumond.protocol.text import Encodable
+from gpumond.protocol.encodable import Encodable
 
 Version = Literal["TLS10", "TLS11", "TLS12", "TLS13"]
 CLIENT_AUTH = {

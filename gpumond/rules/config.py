@@ -18,7 +18,8 @@ from pydantic import (
 
 from gpumond.model import units
 from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
-from gpumond.protocol.text import Encodable, has_control_characters
+from gpumond.protocol.encodable import Encodable
+from gpumond.protocol.text import has_control_characters
 from gpumond.rules import PLACEHOLDER, Action, Rule, Scope
 from gpumond.rules.schema import LABELS, PLACEHOLDERS, UNITS, VALUES, matches
 
