@@ -70,17 +70,17 @@ LIBRARIES = {
     "torch": ("loadgen.engines",),
     "sitecustomize": ("agent.inject",),  # the module of the user's own name, which runs after this one
     "_xxsubinterpreters": ("agent.thread",),  # part of the standard library until 3.12
-    "pydantic_core": ("protocol.validator", "engine.preview", "alerting.silences", "api"),
+    "pydantic_core": ("protocol.validator", "alerting.expressions", "api"),
     "pydantic": (
-        "protocol",
+        "protocol.encodable",
         "config",
         "rules.config",
         "cli.rules",
         "api",
-        "store",
+        "store.rows",
         "engine.preview",
         "alerting.receivers",
-        "alerting.silences",
+        "alerting.expressions",
     ),  # files that people write
 }
 """The modules that may import a third-party library."""
