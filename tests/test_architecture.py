@@ -73,7 +73,12 @@ LIBRARIES = {
     "pydantic_core": ("protocol.validator", "alerting.expressions", "api"),
     "pydantic": (
         "protocol.encodable",
-        "config",
+        "config.engines",
+        "config.explain",
+        "config.loading",
+        "config.quotas",
+        "config.schema",
+        "config.web_file",
         "rules.config",
         "cli.rules",
         "api",

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from gpumond.cli.client import DEFAULT_URL
 from gpumond.cli.serve import add_common_arguments, flags, serve
-from gpumond.config import Settings, load
+from gpumond.config import Settings
+from gpumond.config.loading import load
 from gpumond.model.units import MIB
 from gpumond.sim.device import Spec, create
 

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         worker = start_worker()  # it imports its modules, and opens the driver, while this process imports the daemon
 
     def reload() -> Settings:
-        from gpumond.config import load
+        from gpumond.config.loading import load
 
         return load(arguments.config, flags(arguments))
 
