@@ -38,8 +38,8 @@ def call_in_fork(function: Callable[[], T], meanwhile: Callable[[], object]) -> 
         finally:
             os.kill(child, signal.SIGKILL)  # it has ended, unless this process is interrupted
             _, status = os.waitpid(child, 0)
-    if not content:
-        raise GpumondError(f"the configuration was not loaded: its process ended with status {status}; try again")
+    if code := os.waitstatus_to_exitcode(status):
+        raise GpumondError(f"the configuration was not loaded: its process ended with exit code {code}; start again")
     result: Any = pickle.loads(content)  # noqa: S301  # from this program
     if isinstance(result, Exception):
         raise result
@@ -48,6 +48,7 @@ def call_in_fork(function: Callable[[], T], meanwhile: Callable[[], object]) -> 
 
 def _answer(function: Callable[[], object], writer: IO[bytes]) -> NoReturn:
     """Write the result of the function, and end this process without the cleanup of its parent."""
+    code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # of a terminal; the parent receives it, too
         try:
@@ -56,7 +57,10 @@ def _answer(function: Callable[[], object], writer: IO[bytes]) -> NoReturn:
             result = error
         pickle.dump(result, writer)
         writer.flush()
+        code = 0
+    except BrokenPipeError:
+        pass  # the parent has ended
     except Exception:
         traceback.print_exc()
     finally:
-        os._exit(0)
+        os._exit(code)

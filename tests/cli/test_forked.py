@@ -36,8 +36,8 @@ def check_errors() -> None:
         with pytest.raises(type(error), match=str(error)) as caught:
             call_in_fork(lambda error=error: fail(error), list)
         assert vars(caught.value) == vars(error)
-    for ends in (die, lambda: fail(KeyError("a bug"))):
-        with pytest.raises(GpumondError, match="its process ended with status"):
+    for ends, code in ((die, -9), (lambda: fail(KeyError("a bug")), 1)):
+        with pytest.raises(GpumondError, match=f"exit code {code};"):
             call_in_fork(ends, list)
 
 
