@@ -139,6 +139,9 @@ class SourceUnavailable(GpumondError):
         super().__init__(message)
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[SourceUnavailable], tuple[str, str]]:
+        return type(self), (self.reason, str(self))
+
 
 class ProtocolError(GpumondError):
     """A message violates the agent protocol (``gpumond.protocol``). ``reason`` is one word for metrics."""

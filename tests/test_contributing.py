@@ -19,9 +19,9 @@ DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 SOURCE = """
 from gpumond.cli.doctor_checks import AUTOMATIC
-from gpumond.config import Settings
+from gpumond.config.schema import SettingsConfig
 from gpumond.sources import load
-source = load(Settings(source="tegra").source)
+source = load(SettingsConfig(source="tegra").source)
 source.open()
 (device,) = source.read().devices
 assert device.unified and device.size_bytes > device.free_bytes > 0
@@ -55,7 +55,7 @@ RECEIVER = """
 import asyncio, json
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
-from gpumond.config import Settings
+from gpumond.config.schema import SettingsConfig
 from gpumond.model.frame import Alert
 
 bodies = []
@@ -69,11 +69,11 @@ class Handler(BaseHTTPRequestHandler):
 server = HTTPServer(("127.0.0.1", 0), Handler)
 Thread(target=server.serve_forever, daemon=True).start()
 url = f"http://127.0.0.1:{server.server_port}"
-settings = Settings(receivers=[{"name": "n", "type": "ntfy", "topic": "gpus", "url": url}])
+config = SettingsConfig(receivers=[{"name": "n", "type": "ntfy", "topic": "gpus", "url": url}])
 alert = Alert(
     rule="leak", phase="firing", labels=(), annotations=(("summary", "it grows"),), value=1.0, active_at=0.0
 )
-asyncio.run(settings.receivers[0].send((alert,), ()))
+asyncio.run(config.settings().receivers[0].send((alert,), ()))
 assert bodies == [{"topic": "gpus", "title": "leak firing", "message": "it grows"}]
 from tools.docs.plugins import document
 assert "| `ntfy` | `topic` | the topic of the messages |" in document()

@@ -17,7 +17,8 @@ from urllib.parse import unquote
 import pytest
 
 from gpumond.cli import VERBS
-from gpumond.config import Settings, load
+from gpumond.config.loading import load
+from gpumond.config.schema import SettingsConfig
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -97,7 +98,7 @@ def test_manual_page_is_rendered_without_a_warning():
 
 def test_configuration_page_describes_every_setting():
     page = (ROOT / "docs/reference/configuration.md").read_text()
-    for name, field in Settings.model_fields.items():
+    for name, field in SettingsConfig.model_fields.items():
         row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         assert field.description
         assert field.description in row
@@ -107,7 +108,7 @@ def test_configuration_example_is_valid(tmp_path: Path):
     page = (ROOT / "docs/reference/configuration.md").read_text()
     file = tmp_path / "gpumond.yaml"
     file.write_text(page.split("```yaml\n")[1].split("```")[0])
-    assert load(file, environ={}).own_rules()
+    assert load(file, environ={}).rules
 
 
 def definitions(path: Path) -> set[str]:

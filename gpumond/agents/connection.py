@@ -26,11 +26,17 @@ from gpumond.protocol.messages import (
     clean,
     encode,
 )
-from gpumond.protocol.validator import decode
 
 JOB = re.compile(r"[A-Za-z0-9._/-]{0,128}")
 Answer = TypeVar("Answer")
 SCOPE = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+
+
+def decode(message: bytes) -> Message:
+    """Decode a message of an agent. Raises ProtocolError."""
+    from gpumond.protocol import validator  # it imports pydantic-core, which a daemon without agents does not need
+
+    return validator.decode(message)
 
 
 class AgentConnection:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpumond.agents.connection import AgentConnection, agent_report, check_hello
+from gpumond.agents.connection import AgentConnection, agent_report, check_hello, decode
 from gpumond.agents.limits import Limits, UidUsage
 from gpumond.errors import ProtocolError
 from gpumond.host.peer_credentials import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
@@ -39,7 +39,6 @@ from gpumond.protocol.messages import (
     Message,
     Report,
 )
-from gpumond.protocol.validator import decode
 
 log = logging.getLogger(__name__)
 

@@ -1,21 +1,13 @@
-"""Registry of silences, and the alerts that each one matches.
-
-An expression of a matcher is compiled by the regular expressions of pydantic (those of Rust): its time to match is
-linear in the length of the text, so that no expression can block the daemon.
-"""
+"""Registry of silences, and the alerts that each one matches."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Protocol
-
-from pydantic import StringConstraints, TypeAdapter, ValidationError
-from pydantic_core import SchemaError
+from typing import Protocol
 
 from gpumond.errors import ConfigError, NoSuchSilence, TooManySilences
 from gpumond.model.cooperative import Steps
@@ -28,8 +20,8 @@ MAX_SILENCES = 100
 """Silences of one creator that have not ended."""
 MAX_SECONDS = 366 * DAY_SECONDS
 """Latest end of a silence, from now."""
-MAX_EXPRESSION, MAX_EXPRESSIONS = 128, 256
-"""Characters of a regular expression, and of all those of a silence."""
+MAX_EXPRESSIONS = 256
+"""Characters of all regular expressions of a silence."""
 KEEP_ENDED, KEEP_ENDED_SECONDS = 100, 5 * DAY_SECONDS
 """Ended silences of one creator that are listed, and for how long."""
 MAX_KNOWN = 20_000
@@ -206,35 +198,12 @@ def _matcher_test(number: int, matcher: Matcher) -> Test:
         return lambda labels: labels.get(name, "") == value
     if matcher.operator == "!=":
         return lambda labels: labels.get(name, "") != value
+    from gpumond.alerting.expressions import compiled  # it imports pydantic, and most daemons have no expression
+
     try:
-        expression = _expression(value)
+        expression = compiled(value)
     except ConfigError as error:
         raise ConfigError(f"matchers.{number}: {matcher!s:.200}: {error}") from None
     if matcher.operator == "=~":
         return lambda labels: expression(labels.get(name, ""))
     return lambda labels: not expression(labels.get(name, ""))
-
-
-def _expression(text: str) -> Callable[[str], bool]:
-    """Return a function that tests whether an expression matches the whole of a text. Raises ConfigError."""
-    if len(text) > MAX_EXPRESSION:
-        raise ConfigError(f"the regular expression exceeds {MAX_EXPRESSION} characters; use several silences")
-    try:
-        _compiled(text)  # alone: "a)|(b" is valid within a group only
-        adapter = _compiled(rf"\A(?s:{text})\z")
-    except SchemaError as error:
-        reason = re.sub(r"(?s).*error: ", "", str(error))
-        raise ConfigError(f"not a regular expression: {reason:.200}; expected one such as train.*") from None
-
-    def matches(text: str) -> bool:
-        try:
-            adapter.validate_python(text)
-        except ValidationError:
-            return False
-        return True
-
-    return matches
-
-
-def _compiled(pattern: str) -> TypeAdapter[str]:
-    return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])

@@ -18,7 +18,7 @@ from gpumond.model.device_names import device_named
 from gpumond.model.frame import Frame
 from gpumond.model.snapshot import STARTING, DeviceReading
 from gpumond.model.units import human
-from gpumond.protocol.text import Encodable
+from gpumond.protocol.encodable import Encodable
 
 router = APIRouter(prefix="/api/v1", tags=["admissions"])
 ANSWER = TypeAdapter(Admission)

@@ -17,8 +17,8 @@ from gpumond.diagnosis.advice import advice, case_of
 from gpumond.model.device_names import device_named
 from gpumond.model.frame import Frame
 from gpumond.model.program import AppliedLimit, Dump, LiveClasses, Site
+from gpumond.protocol.encodable import Encodable
 from gpumond.protocol.messages import AgentResponse, Asked
-from gpumond.protocol.text import Encodable
 
 router = APIRouter(prefix="/api/v1", tags=["agents"])
 LIMITS: TypeAdapter[list[AppliedLimit]] = TypeAdapter(list[AppliedLimit])

@@ -24,7 +24,7 @@ from gpumond.baselines.statistics import (
     WorkloadMeasures,
 )
 from gpumond.model.units import DAY_SECONDS, GIB
-from gpumond.protocol.text import Encodable
+from gpumond.protocol.encodable import Encodable
 
 router = APIRouter(prefix="/api/v1", tags=["baselines"])
 

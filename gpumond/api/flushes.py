@@ -16,8 +16,8 @@ from gpumond.api.view import view_of
 from gpumond.flush import FlushOutcome, FlushRequest, Target
 from gpumond.model.device_names import device_named
 from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
+from gpumond.protocol.encodable import Encodable
 from gpumond.protocol.messages import MAX_WORKLOAD
-from gpumond.protocol.text import Encodable
 
 MANY_SECONDS = 60.0
 """Longest timeout for each of several programs, unless an administrator requests it."""

@@ -15,7 +15,7 @@ from gpumond.api.auth import Caller
 from gpumond.api.dependencies import CHANGES, require_flush
 from gpumond.api.flushes import count_flush
 from gpumond.api.view import view_of
-from gpumond.protocol.text import Encodable
+from gpumond.protocol.encodable import Encodable
 
 MAX_ALERTS = 64
 MAX_LABELS, MAX_LABEL = 64, 1024

@@ -14,7 +14,7 @@ from gpumond.api.problems import problem, response, responses
 from gpumond.api.view import view_of
 from gpumond.config import Compat
 from gpumond.metrics import ALL_GROUPS, Group
-from gpumond.protocol.text import Encodable
+from gpumond.protocol.encodable import Encodable
 
 router = APIRouter(tags=["operation"])
 

@@ -34,7 +34,7 @@ async def override(
     request: Request, name: str, body: OverrideConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
     """Replaces all fields of an earlier override of the rule. 409: the configuration file overrides a field."""
-    return entry_response(await view_of(request).rulebook.override(name, body, by, etag_of(if_match)))
+    return entry_response(await view_of(request).rulebook.override(name, body.fields(), by, etag_of(if_match)))
 
 
 @router.delete(

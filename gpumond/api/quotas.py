@@ -59,7 +59,7 @@ async def replace(
     """
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")
-    return _entry(await _registry(request).put(body, by, etag_of(if_match)))
+    return _entry(await _registry(request).put(body.quota(), by, etag_of(if_match)))
 
 
 @router.delete(

@@ -22,7 +22,8 @@ from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Alert
 from gpumond.rules import ended
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.config import RuleConfig, written
+from gpumond.rules.config import RuleConfig
+from gpumond.rules.written import written
 
 router = APIRouter(prefix="/api/v1", tags=["rules"])
 
@@ -88,7 +89,7 @@ async def rule(request: Request, name: str) -> Response:
     **examples.described(RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507, status=201),
 )
 async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
-    return entry_response(await _registry(request).put(body, by, new=True), 201)
+    return entry_response(await _registry(request).put(body.rule(), by, new=True), 201)
 
 
 @router.put(
@@ -102,7 +103,7 @@ async def replace(
 ) -> Response:
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")
-    return entry_response(await _registry(request).put(body, by, etag_of(if_match)))
+    return entry_response(await _registry(request).put(body.rule(), by, etag_of(if_match)))
 
 
 @router.delete(

@@ -13,7 +13,7 @@ from gpumond.api.auth import SESSIONS, Caller, Tokens, admit, bearer_token, fail
 from gpumond.api.dependencies import CHANGES, caller_with
 from gpumond.api.problems import responses
 from gpumond.api.sign_ins import CODE_SECONDS, SESSION_SECONDS
-from gpumond.protocol.text import Encodable
+from gpumond.protocol.encodable import Encodable
 
 router = APIRouter(tags=["sessions"])
 

@@ -16,7 +16,8 @@ from gpumond.api.dependencies import CHANGES, require_rules
 from gpumond.api.problems import responses
 from gpumond.api.view import view_of
 from gpumond.model.silences import Matcher, Operator, Silence, State
-from gpumond.protocol.text import Encodable, has_control_characters
+from gpumond.protocol.encodable import Encodable
+from gpumond.protocol.text import has_control_characters
 
 router = APIRouter(prefix="/api/v1", tags=["silences"])
 

@@ -49,7 +49,7 @@ def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from gpumond.config import load
+    from gpumond.config.loading import load
     from gpumond.store import verify_audit
 
     named = None if arguments.config or arguments.state_dir else _store_of(arguments.url)

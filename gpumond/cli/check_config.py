@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from gpumond.cli import DONE
-from gpumond.config import load
+from gpumond.config.loading import read
 from gpumond.config.tokens import check_subjects, read_tokens
 
 
@@ -17,13 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settings = load(arguments.file, environ={})
+    config = read(arguments.file, environ={})
+    settings = config.settings()
     web = settings.web()
     if settings.tokens_file is not None:
         tokens = read_tokens(settings.tokens_file)
         check_subjects(tokens, web.client_certificates, settings.token_review_audience is not None)
     if arguments.json:
-        print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))
+        print(json.dumps(config.model_dump(mode="json", by_alias=True), indent=2))
     else:
         active = settings.active_rules()
         print(f"{arguments.file}: valid; rules in the file: {len(settings.rules)}, active rules: {len(active)}")

@@ -21,13 +21,14 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from gpumond.cli import DONE, FAILED, client, rule_overrides
-from gpumond.config import load, read_yaml
+from gpumond.config.loading import load, read_yaml
 from gpumond.errors import ConfigError
 from gpumond.model.frame import Alert
 from gpumond.model.units import human
 from gpumond.rules import Activities, Hidden, Labels, Rule, Scope, Subjects, readable, step
-from gpumond.rules.config import Seconds, Strict, written
+from gpumond.rules.config import Seconds, Strict
 from gpumond.rules.schema import PLACEHOLDERS, UNITS, VALUES
+from gpumond.rules.written import written
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +71,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([written(rule) for rule in rules], indent=2))
         return DONE
-    own, overrides = {rule.name for rule in settings.rules}, settings.overrides()
+    own, overrides = {rule.name for rule in settings.rules}, settings.rule_overrides
     print(f"{arguments.file}: rules in the file: {len(own)}, active rules: {len(rules)}")
     for rule in rules:
         origin = "" if rule.name in own else " (built in)"

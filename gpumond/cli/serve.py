@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpumond.cli import DONE
+from gpumond.cli.forked import call_in_fork
 from gpumond.collector.start import Worker, start_worker
 from gpumond.sources import SOURCES, detected
 
@@ -73,19 +74,29 @@ def run(arguments: argparse.Namespace) -> int:
         worker = start_worker()  # it imports its modules, and opens the driver, while this process imports the daemon
 
     def reload() -> Settings:
-        from gpumond.config import load
+        from gpumond.config.loading import load
 
         return load(arguments.config, flags(arguments))
 
-    try:
+    def load_and_open() -> tuple[Settings, str]:
         settings = reload()
         source = choose_source(settings.source)
         if worker:
             worker.open(source)
+        return settings, source
+
+    try:
+        import gpumond.config  # noqa: F401  # before the fork: both processes need it
+
+        settings, source = call_in_fork(load_and_open, import_daemon)
         return serve(settings, source, reload, worker=worker)
     finally:
         if worker and worker.process.poll() is None:
             worker.end()
+
+
+def import_daemon() -> None:
+    import gpumond.daemon.server  # noqa: F401
 
 
 def flags(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from gpumond.collector import DevicePosition, ExcludedDevice, ReadRequest, ReadR
 from gpumond.collector.changes import ReadingChanges
 from gpumond.collector.start import Worker
 from gpumond.model.snapshot import Reading, XidErrors
-from gpumond.protocol.messages import to_json
-from gpumond.protocol.validator import from_json
+from gpumond.protocol.messages import from_json, to_json
 
 
 class Request:

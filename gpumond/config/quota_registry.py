@@ -7,11 +7,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-from gpumond.config.quotas import QuotaConfig
 from gpumond.errors import NoSuchQuota, QuotaConflict
-from gpumond.model.quota import QuotaTable
+from gpumond.model.quota import Quota, QuotaTable
 
 QuotaOrigin = Literal["file", "api"]
 
@@ -34,63 +33,69 @@ class QuotaEntry:
     quota: dict[str, Any] = field(hash=False)
 
 
+class Registered(NamedTuple):
+    entry: QuotaEntry
+    quota: Quota
+
+
 class QuotaRegistry:
     """``table`` contains the quotas in effect; it is replaced as a whole."""
 
-    def __init__(self, file: Iterable[QuotaConfig], store: QuotaStore) -> None:
+    def __init__(self, file: Iterable[Quota], store: QuotaStore) -> None:
         self._store = store
         self._lock = asyncio.Lock()
-        self._stored: dict[str, QuotaEntry] = {}
+        self._stored: dict[str, Registered] = {}
         self.loaded = False
         self.configure(file)
 
-    def configure(self, file: Iterable[QuotaConfig]) -> None:
+    def configure(self, file: Iterable[Quota]) -> None:
         """Set the configuration's quotas. They take precedence over API quotas of the same name."""
-        self._file = {config.name: _entry(config, "file") for config in file}
+        self._file = {quota.name: Registered(_entry(quota, "file"), quota) for quota in file}
         self._rebuild()
 
     async def load(self) -> list[str]:
         """Load the stored quotas. Returns those that this version cannot read; they remain in the store."""
         invalid: list[str] = []
-        stored: dict[str, QuotaEntry] = {}
+        stored: dict[str, Registered] = {}
         for name, (etag, body) in (await self._store.quotas()).items():
             try:
-                QuotaConfig.model_validate(body)
+                quota = _checked(body)
             except ValueError as error:
                 invalid.append(f"{name}: {' '.join(str(error).split())}")
             else:
-                stored[name] = QuotaEntry(name, "api", etag, body)
+                stored[name] = Registered(QuotaEntry(name, "api", etag, body), quota)
         self._stored, self.loaded = stored, True
         self._rebuild()
         return invalid
 
     def entries(self) -> list[QuotaEntry]:
-        return list(self._entries.values())
+        return [each.entry for each in self._registered.values()]
 
     def get(self, name: str) -> QuotaEntry:
         """Return the quota. Raises NoSuchQuota."""
-        if name not in self._entries:
+        if name not in self._registered:
             raise NoSuchQuota(f"no quota has the name {name}")
-        return self._entries[name]
+        return self._registered[name].entry
 
-    async def put(self, config: QuotaConfig, actor: str, if_match: str | None = None) -> QuotaEntry:
+    async def put(self, quota: Quota, actor: str, if_match: str | None = None) -> QuotaEntry:
         """Create or replace a quota. Raises QuotaConflict, QuotaChanged, StoreUnavailable."""
-        name, body = config.name, config.written()
+        name, body = quota.name, written(quota)
         async with self._lock:
             self._check_writable(name)
             if name not in self._stored and len(self._stored) >= MAX_QUOTAS:
                 raise QuotaConflict(f"the limit of {MAX_QUOTAS} quotas is reached; delete one first")
             etag = await self._store.put_quota(name, body, actor, if_match)
-            self._stored = {**self._stored, name: QuotaEntry(name, "api", etag, body)}
+            entry = QuotaEntry(name, "api", etag, body)
+            self._stored = {**self._stored, name: Registered(entry, quota)}
             self._rebuild()
-            return self._stored[name]
+            return entry
 
     async def delete(self, name: str, actor: str, if_match: str | None = None) -> None:
         """Delete a quota. Raises NoSuchQuota, QuotaConflict, QuotaChanged, StoreUnavailable."""
         async with self._lock:
             self._check_writable(name)
             await self._store.delete_quota(name, actor, if_match)
-            self._stored = {other: entry for other, entry in self._stored.items() if other != name}
+            self._stored = {other: each for other, each in self._stored.items() if other != name}
             self._rebuild()
 
     def _check_writable(self, name: str) -> None:
@@ -98,12 +103,30 @@ class QuotaRegistry:
             raise QuotaConflict(f"{name} is defined in the configuration file; change it there, then POST /-/reload")
 
     def _rebuild(self) -> None:
-        stored = {name: entry for name, entry in self._stored.items() if name not in self._file}
-        self._entries = {**self._file, **stored}
-        self.table = QuotaTable([QuotaConfig.model_validate(each.quota).quota() for each in self._entries.values()])
+        stored = {name: each for name, each in self._stored.items() if name not in self._file}
+        self._registered = {**self._file, **stored}
+        self.table = QuotaTable([each.quota for each in self._registered.values()])
 
 
-def _entry(config: QuotaConfig, origin: QuotaOrigin) -> QuotaEntry:
-    body = config.written()
+def written(quota: Quota) -> dict[str, Any]:
+    """Return the quota with the keys of `quotas.QuotaConfig`, sizes in bytes."""
+    match = {name: getattr(quota, name) for name in ("workload", "user", "container", "namespace")}
+    limits = {"soft": quota.soft_bytes, "limit": quota.limit_bytes, "reserve": quota.reserve_bytes}
+    return {"name": quota.name, "match": _known(match)} | _known(limits)
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _checked(body: Mapping[str, Any]) -> Quota:
+    """Return a stored quota. Raises ValueError if this version cannot read it."""
+    from gpumond.config.quotas import QuotaConfig  # it imports pydantic, and most stores contain no quota
+
+    return QuotaConfig.model_validate(body).quota()
+
+
+def _entry(quota: Quota, origin: QuotaOrigin) -> QuotaEntry:
+    body = written(quota)
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return QuotaEntry(config.name, origin, hashlib.sha256(text.encode()).hexdigest()[:16], body)
+    return QuotaEntry(quota.name, origin, hashlib.sha256(text.encode()).hexdigest()[:16], body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -84,7 +84,3 @@ class QuotaConfig(Strict):
             limit_bytes=self.limit,
             reserve_bytes=self.reserve,
         )
-
-    def written(self) -> dict[str, Any]:
-        """Return the quota with the keys of this class, sizes in bytes."""
-        return self.model_dump(exclude_none=True)

@@ -12,12 +12,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from gpumond.errors import ConfigError, NoSuchRule, RuleChanged, RuleConflict
 from gpumond.rules import Rule
-from gpumond.rules.config import OverrideConfig, RuleConfig, written
 from gpumond.rules.overrides import Overrides, overridden, own_fields
+from gpumond.rules.written import written
 
 Origin = Literal["built-in", "file", "api"]
 
@@ -59,6 +59,11 @@ class RuleEntry:
     overrides: dict[str, OverriddenField] = field(default_factory=dict, hash=False)
 
 
+class Registered(NamedTuple):
+    entry: RuleEntry
+    rule: Rule
+
+
 class RuleRegistry:
     """Registry of rules. ``rules`` is the current tuple; it is replaced as a whole, never changed in place."""
 
@@ -72,7 +77,7 @@ class RuleRegistry:
     ) -> None:
         self._store = store
         self._lock = asyncio.Lock()
-        self._stored: dict[str, RuleEntry] = {}
+        self._stored: dict[str, Registered] = {}
         self._stored_overrides: dict[str, dict[str, Any]] = {}
         self.loaded = False
         self.configure(built_in, file, receivers, overrides)
@@ -90,7 +95,7 @@ class RuleRegistry:
     ) -> None:
         """Set the configuration's rules and overrides. They take precedence over those of the API."""
         self._receivers, self._file_overrides = tuple(receivers), overrides
-        self._file = {rule.name: _entry(rule, "file") for rule in file}
+        self._file = {rule.name: _registered(rule, "file") for rule in file}
         self._built_in = {rule.name: rule for rule in built_in if rule.name not in self._file}
         self._rebuild()
 
@@ -103,35 +108,35 @@ class RuleRegistry:
         overrides: dict[str, dict[str, Any]] = {}
         for name, body in (await self._store.overrides()).items():
             try:
-                overrides[name] = OverrideConfig.model_validate(body).fields()
+                overrides[name] = _checked_override(body)
             except ValueError as error:
                 invalid.append(f"override of {name}: {' '.join(str(error).split())}")
-        stored: dict[str, RuleEntry] = {}
+        stored: dict[str, Registered] = {}
         for name, (etag, body) in (await self._store.rules()).items():
             try:
-                RuleConfig.model_validate(body)
+                rule = _checked(body)
             except ValueError as error:
                 invalid.append(f"{name}: {' '.join(str(error).split())}")
             else:
-                stored[name] = RuleEntry(name, "api", etag, body)
+                stored[name] = Registered(RuleEntry(name, "api", etag, body), rule)
         self._stored, self._stored_overrides, self.loaded = stored, overrides, True
         self._rebuild()
         return invalid
 
     def entries(self) -> list[RuleEntry]:
-        return list(self._entries.values())
+        return [each.entry for each in self._registered.values()]
 
     def get(self, name: str) -> RuleEntry:
         """Return the rule. Raises NoSuchRule."""
-        if name not in self._entries:
+        if name not in self._registered:
             raise NoSuchRule(f"no rule has the name {name}")
-        return self._entries[name]
+        return self._registered[name].entry
 
-    async def put(self, config: RuleConfig, actor: str, if_match: str | None = None, new: bool = False) -> RuleEntry:
+    async def put(self, rule: Rule, actor: str, if_match: str | None = None, new: bool = False) -> RuleEntry:
         """Create or replace a rule. Raises RuleConflict (also if ``new`` and the rule exists), RuleChanged,
         ConfigError."""
-        name, body = config.name, written(config.rule())
-        for receiver in config.receivers:
+        name, body = rule.name, written(rule)
+        for receiver in rule.receivers:
             if receiver not in self._receivers:
                 known = ", ".join(self._receivers) or "none"
                 raise ConfigError(f"unknown receiver {receiver!r}; the configured receivers are {known}")
@@ -142,24 +147,24 @@ class RuleRegistry:
             if name not in self._stored and len(self._stored) >= MAX_RULES:
                 raise RuleConflict(f"the limit of {MAX_RULES} rules is reached; delete one first")
             etag = await self._store.put_rule(name, body, actor, if_match)
-            self._stored = {**self._stored, name: RuleEntry(name, "api", etag, body)}
+            entry = RuleEntry(name, "api", etag, body)
+            self._stored = {**self._stored, name: Registered(entry, rule)}
             self._rebuild()
-            return self._stored[name]
+            return entry
 
     async def delete(self, name: str, actor: str, if_match: str | None = None) -> None:
         """Delete a rule. Raises NoSuchRule, RuleConflict, RuleChanged."""
         async with self._lock:
             self._check_writable(name)
             await self._store.delete_rule(name, actor, if_match)
-            self._stored = {other: entry for other, entry in self._stored.items() if other != name}
+            self._stored = {other: each for other, each in self._stored.items() if other != name}
             self._rebuild()
 
-    async def override(self, name: str, config: OverrideConfig, actor: str, if_match: str | None = None) -> RuleEntry:
+    async def override(self, name: str, fields: dict[str, Any], actor: str, if_match: str | None = None) -> RuleEntry:
         """Replace fields of a built-in rule, instead of those that were replaced before.
 
         Raises NoSuchRule, RuleConflict, RuleChanged.
         """
-        fields = config.fields()
         async with self._lock:
             entry = self.get(name)
             if entry.origin != "built-in":
@@ -173,15 +178,15 @@ class RuleRegistry:
             await self._store.put_override(name, fields, actor)
             self._stored_overrides = {**self._stored_overrides, name: fields}
             self._rebuild()
-            return self._entries[name]
+            return self._registered[name].entry
 
     async def restore(self, name: str, actor: str, if_match: str | None = None) -> None:
         """Delete the override of a rule over the API. Raises NoSuchRule, RuleChanged."""
         async with self._lock:
             if name not in self._stored_overrides:
                 raise NoSuchRule(f"{name} is not overridden over the API")
-            if name in self._entries:
-                _require(self._entries[name], if_match)
+            if name in self._registered:
+                _require(self.get(name), if_match)
             await self._store.delete_override(name, actor)
             self._stored_overrides = {other: own for other, own in self._stored_overrides.items() if other != name}
             self._rebuild()
@@ -190,7 +195,7 @@ class RuleRegistry:
         fixed = self._fixed.get(name)
         if fixed is None:
             return
-        if fixed.origin == "file":
+        if fixed.entry.origin == "file":
             raise RuleConflict(f"{name} is defined in the configuration file; change it there, then POST /-/reload")
         raise RuleConflict(
             f"{name} is built in; PUT /api/v1/rules/{name}/override replaces its level, for or severity, or disables "
@@ -201,13 +206,11 @@ class RuleRegistry:
     def _rebuild(self) -> None:
         built_in = {name: self._overridden(rule) for name, rule in self._built_in.items()}
         self._fixed = {**built_in, **self._file}
-        stored = {name: entry for name, entry in self._stored.items() if name not in self._fixed}
-        self._entries = {**self._fixed, **stored}
-        self._rules = tuple(
-            RuleConfig.model_validate(entry.rule).rule() for entry in self._entries.values() if entry.enabled
-        )
+        stored = {name: each for name, each in self._stored.items() if name not in self._fixed}
+        self._registered = {**self._fixed, **stored}
+        self._rules = tuple(each.rule for each in self._registered.values() if each.entry.enabled)
 
-    def _overridden(self, rule: Rule) -> RuleEntry:
+    def _overridden(self, rule: Rule) -> Registered:
         """Return the entry of a built-in rule with its overrides, field by field; those of the file take precedence."""
         own = own_fields(rule)
         origins: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
@@ -220,7 +223,7 @@ class RuleRegistry:
             for name, value in fields.items()
         }
         fields = {name: each.value for name, each in overrides.items()}
-        return _entry(overridden(rule, fields), "built-in", bool(fields.get("enabled", True)), overrides)
+        return _registered(overridden(rule, fields), "built-in", bool(fields.get("enabled", True)), overrides)
 
 
 def _require(entry: RuleEntry, if_match: str | None) -> None:
@@ -228,14 +231,28 @@ def _require(entry: RuleEntry, if_match: str | None) -> None:
         raise RuleChanged(f"rule {entry.name} has changed: its ETag is {entry.etag}")
 
 
-def _entry(
+def _checked(body: Mapping[str, Any]) -> Rule:
+    """Return a stored rule. Raises ValueError if this version cannot read it."""
+    from gpumond.rules.config import RuleConfig  # it imports pydantic, and most stores contain no rule
+
+    return RuleConfig.model_validate(body).rule()
+
+
+def _checked_override(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stored fields of an override, as `_checked` does."""
+    from gpumond.rules.config import OverrideConfig
+
+    return OverrideConfig.model_validate(body).fields()
+
+
+def _registered(
     rule: Rule,
     origin: Origin,
     enabled: bool = True,
     overrides: Mapping[str, OverriddenField] = MappingProxyType({}),
-) -> RuleEntry:
+) -> Registered:
     body = written(rule)
     described = [body, {name: asdict(each) for name, each in overrides.items()}] if overrides else body
     text = json.dumps(described, sort_keys=True, separators=(",", ":"))
     etag = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return RuleEntry(rule.name, origin, etag, body, enabled, dict(overrides))
+    return Registered(RuleEntry(rule.name, origin, etag, body, enabled, dict(overrides)), rule)

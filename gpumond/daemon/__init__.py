@@ -122,7 +122,7 @@ class Daemon:
             stack.callback(edges.agents.close)
             edges.agents.serve()
             stack.push_async_callback(self._finish, edges.engines.close)
-            edges.engines.configure(parts.settings.declared_engines())
+            edges.engines.configure(parts.settings.engines)
             edges.engines.start(parts.gpu_processes)
             stack.push_async_callback(self._finish, self._dispatcher.close)
             stack.push_async_callback(self._finish, self._quota_limits.close)

@@ -90,7 +90,7 @@ class Parts:
         self.current = CurrentFrame(edges, settings)
         names = settings.receiver_names()
         self.rulebook = RuleRegistry(
-            settings.built_in_rules(), settings.own_rules(), self.store, names, settings.overrides()
+            settings.built_in_rules(), settings.rules, self.store, names, settings.rule_overrides
         )
         self.silences = Silences(self.store, edges.clock.wall)
         self.quotas = QuotaRegistry(settings.quotas, self.store.quota_rows)

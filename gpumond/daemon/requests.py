@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any
@@ -131,13 +132,13 @@ class Requests:
             log.error("the configuration is invalid, the previous one remains in effect: %s", error)
             raise
         later = parts.settings.differs(settings)
-        parts.settings = parts.settings.model_copy(update={name: getattr(settings, name) for name in RELOADED})
+        parts.settings = replace(parts.settings, **{name: getattr(settings, name) for name in RELOADED})
         parts.rulebook.configure(
-            settings.built_in_rules(), settings.own_rules(), settings.receiver_names(), settings.overrides()
+            settings.built_in_rules(), settings.rules, settings.receiver_names(), settings.rule_overrides
         )
         parts.quotas.configure(settings.quotas)
         parts.current.exposition.also = settings.compat
-        parts.edges.engines.configure(settings.declared_engines())
+        parts.edges.engines.configure(settings.engines)
         parts.flusher.cooldown_seconds = settings.flush_cooldown
         parts.store.bounds = Bounds(settings.retention)
         await parts.outbox.configure(parts.edges.receivers(settings))

@@ -7,19 +7,22 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
-
-from pydantic import TypeAdapter
-from pydantic_core import to_json
+from typing import TYPE_CHECKING, Any
 
 from gpumond.engine import EngineState, evaluating
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.frame import Alert, Frame, Verdict
-from gpumond.model.snapshot import STARTING, AgentReport, Snapshot
+from gpumond.model.snapshot import STARTING, AgentReport, DeviceReading, Snapshot
+from gpumond.protocol.messages import to_json
 from gpumond.rules import Rule
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 KEPT_SECONDS = 3600.0
 RESOLUTION_SECONDS = 30.0
+DEVICE, REPORTS = b"d", b"r"
+"""Beginnings of the lines of a moment, after those of its other facts and of its verdicts."""
 REPORTS_AT_ONCE = 4
 """Reports that are written or read in one step: each may have dozens of pools."""
 MAX_FIRED = 1000
@@ -31,11 +34,9 @@ KEPT_BYTES = 16 << 20
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Return the decoder of a type, made for the first preview."""
+    from pydantic import TypeAdapter  # a daemon keeps moments from its start, and most never read them
+
     return TypeAdapter(kind)
-
-
-def _json(value: object) -> bytes:
-    return to_json(value, inf_nan_mode="null")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +59,13 @@ class Preview:
 def packing(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> Steps[bytes]:
     """Pack a moment as compressed JSON lines: an hour of 1000 processes takes 5 MiB, as objects 200 MiB."""
     packer = zlib.compressobj(1)
-    parts = [_json(replace(snapshot, reports=())), _json(verdicts)]
+    parts = [to_json(replace(snapshot, devices=(), reports=())), to_json(verdicts)]
     packed = [packer.compress(b"\n".join(parts))]
-    for start in range(0, len(snapshot.reports), REPORTS_AT_ONCE):
+    starts = range(0, len(snapshot.reports), REPORTS_AT_ONCE)
+    groups = (snapshot.reports[start : start + REPORTS_AT_ONCE] for start in starts)
+    for mark, value in (*((DEVICE, each) for each in snapshot.devices), *((REPORTS, each) for each in groups)):
         yield
-        packed.append(packer.compress(b"\n" + _json(snapshot.reports[start : start + REPORTS_AT_ONCE])))
+        packed.append(packer.compress(b"\n" + mark + to_json(value)))
     return b"".join((*packed, packer.flush()))
 
 
@@ -71,11 +74,14 @@ pack = synchronous(packing)
 
 def unpacking(packed: bytes) -> Steps[tuple[Snapshot, tuple[Verdict, ...]]]:
     snapshot, verdicts, *lines = zlib.decompress(packed).split(b"\n")
-    reports: list[AgentReport] = []
+    devices, reports = list[DeviceReading](), list[AgentReport]()
     for line in lines:
         yield
-        reports += _adapter(tuple[AgentReport, ...]).validate_json(line)
-    facts = replace(_adapter(Snapshot).validate_json(snapshot), reports=tuple(reports))
+        if line.startswith(DEVICE):
+            devices.append(_adapter(DeviceReading).validate_json(line.removeprefix(DEVICE)))
+        else:
+            reports += _adapter(tuple[AgentReport, ...]).validate_json(line.removeprefix(REPORTS))
+    facts = replace(_adapter(Snapshot).validate_json(snapshot), devices=tuple(devices), reports=tuple(reports))
     return facts, _adapter(tuple[Verdict, ...]).validate_json(verdicts)
 
 

@@ -70,6 +70,6 @@ def _tokens(file: Path) -> Mapping[str, str]:
         raise ConfigError(f"{file}: {error.strerror}") from None
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
         raise ConfigError(f"{file} contains tokens: remove the access of other users (chmod 0600 {file})")
-    from gpumond.config import read_yaml  # it takes half a second, and few commands read such a file
+    from gpumond.config.loading import read_yaml  # it takes half a second, and few commands read such a file
 
     return {name: checked(token, f"{file}: {name}") for name, token in read_yaml(file).items()}

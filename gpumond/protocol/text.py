@@ -3,21 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
-
-from pydantic import BaseModel, model_validator
-
-
-class Encodable(BaseModel):
-    """Base of the models of request bodies and of the configuration. All text in the input, keys and unknown keys
-    included, must be encodable in UTF-8, so that each endpoint can write what is stored.
-    """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _encodable(cls, value: Any) -> Any:
-        require_encodable(value)
-        return value
 
 
 def require_encodable(value: object) -> None:

@@ -1,5 +1,4 @@
-"""The fast decoder for messages that arrive in large numbers, from agents and from the collector's child: pydantic-core
-checks and builds them.
+"""The fast decoder for messages of agents, which arrive in large numbers: pydantic-core checks and builds them.
 
 The schema is made from the types' own annotations, as in `messages`. Agents use the decoder of `messages`, since they
 have the standard library only. This one takes a quarter of its time. What it rejects is decoded by `messages`, which
@@ -8,10 +7,10 @@ explains the error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic_core import SchemaValidator, ValidationError
 from pydantic_core.core_schema import (
@@ -36,8 +35,6 @@ from gpumond.model.program import ByteChange
 from gpumond.protocol import messages
 from gpumond.protocol.messages import MAX_INTEGER, MAX_TEXT, MESSAGES, VERSION, Message
 
-T = TypeVar("T")
-
 _BEGINNING = b'{"v":%d,"type":"' % VERSION
 
 
@@ -50,15 +47,6 @@ def decode(line: bytes) -> Message:
         except ValidationError:
             pass
     return messages.decode(line)
-
-
-def from_json(cls: type[T], line: bytes) -> T:
-    """Decode a dataclass, as `messages.from_json` does."""
-    try:
-        value: T = _validator(cls).validate_json(line)
-        return value
-    except ValidationError:
-        return messages.from_json(cls, line)
 
 
 @cache
@@ -107,11 +95,3 @@ def _dataclass_schema(cls: Any) -> CoreSchema:
         arguments.append(dataclass_field(field.name, own))
     schema = dataclass_args_schema(cls.__name__, arguments, extra_behavior="ignore")
     return dataclass_schema(cls, schema, names, slots=True, strict=True)
-
-
-def _compile(cls: Any) -> SchemaValidator:
-    return SchemaValidator(_schema(cls))
-
-
-_validator: Callable[[Any], SchemaValidator] = cache(_compile)
-"""Compiled once for each type."""

@@ -18,7 +18,8 @@ from pydantic import (
 
 from gpumond.model import units
 from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
-from gpumond.protocol.text import Encodable, has_control_characters
+from gpumond.protocol.encodable import Encodable
+from gpumond.protocol.text import has_control_characters
 from gpumond.rules import PLACEHOLDER, Action, Rule, Scope
 from gpumond.rules.schema import LABELS, PLACEHOLDERS, UNITS, VALUES, matches
 
@@ -179,31 +180,3 @@ def _check(used: Iterable[str], known: Mapping[str, str], what: str, place: str)
     for word in used:
         if word not in known:
             raise ValueError(f"{place}: {what} {word!r:.40}; it has {', '.join(known) or 'none'}")
-
-
-def written(rule: Rule) -> dict[str, Any]:
-    """Return the rule with the keys of RuleConfig, which reads it back unchanged."""
-    body: dict[str, Any] = {"name": rule.name, "scope": rule.scope, "value": rule.value}
-    numbers = {
-        "above": rule.above,
-        "below": rule.below,
-        "clear": rule.clear,
-        "for": rule.for_seconds or None,
-        "keep_firing_for": rule.keep_firing_for_seconds or None,
-    }
-    body.update({name: number for name, number in numbers.items() if number is not None})
-    texts = {"match": dict(rule.match), "labels": dict(rule.labels), "annotations": dict(rule.annotations)}
-    body.update({name: own for name, own in texts.items() if own})
-    if rule.receivers:
-        body["receivers"] = list(rule.receivers)
-    if (action := rule.action) is not None:
-        idle = {"only_idle_for": action.only_idle_for_seconds} if action.only_idle_for_seconds else {}
-        body["action"] = {
-            "flush": {"min_reclaimable": action.min_reclaimable_bytes, "steps": list(action.steps), **idle},
-            "cooldown": action.cooldown_seconds,
-            "max_per_hour": action.max_per_hour,
-            "workloads": list(action.workloads),
-            "dry_run": action.dry_run,
-            **({"request_end": True} if action.request_end else {}),
-        }
-    return body

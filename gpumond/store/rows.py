@@ -6,9 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from functools import cache
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpumond.errors import ProtocolError
 from gpumond.history import Coarse
@@ -17,6 +15,9 @@ from gpumond.model.persisted import KeptAlert, Kind, Notice
 from gpumond.model.pools import Receipt
 from gpumond.model.snapshot import Fault
 from gpumond.store.audit_chain import canonical
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -101,6 +102,8 @@ def from_text(kind: type[T], body: object) -> T:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Return the decoder of a type, made at the first use: most stores contain few kinds of rows at the start."""
+    from pydantic import TypeAdapter  # a new store contains no rows at all
+
     return TypeAdapter(kind)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies
 
 from gpumond.alerting.receivers.templates import BATCH_LIMIT, MAX_LINK, Template, body, cut
 from gpumond.alerting.receivers.webhook import Webhook
-from gpumond.config import load
+from gpumond.config.loading import load
 from gpumond.errors import ConfigError
 from gpumond.model.frame import Alert
 from tests.alerting.listener import Listener, answer

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.config import RuleConfig, written
+from gpumond.rules.config import RuleConfig
 from gpumond.rules.schema import UNITS
+from gpumond.rules.written import written
 from tests.api.page_modules import needs_node, run_module
 from tests.api.test_app import View, ask
 

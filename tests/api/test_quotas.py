@@ -48,7 +48,7 @@ def test_quota_is_created_read_replaced_and_deleted():
 
 def test_quota_of_the_configuration_file_is_read_only():
     view = View()
-    view.quotas.configure([QuotaConfig.model_validate(TEAM)])
+    view.quotas.configure([QuotaConfig.model_validate(TEAM).quota()])
     assert ask(view, PATH).json()["origin"] == "file"
     for refused in (put(view, TEAM), ask(view, PATH, "DELETE", headers=TOKEN)):
         assert refused.status_code == 409

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.cli.serve import add_arguments, choose_source, flags
-from gpumond.config import load
+from gpumond.config.loading import load
 from gpumond.errors import ConfigError, SourceUnavailable
 from tests.sources.trees import SysTree
 

@@ -9,8 +9,7 @@ from gpumond.collector import ReadResponse
 from gpumond.collector.changes import ReadingChanges
 from gpumond.errors import ProtocolError
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
-from gpumond.protocol.messages import to_json
-from gpumond.protocol.validator import from_json
+from gpumond.protocol.messages import from_json, to_json
 
 processes = st.builds(
     ProcessUsage,

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config import Settings, load
+from gpumond.config import Settings
+from gpumond.config.loading import load
+from gpumond.config.schema import SettingsConfig
 from gpumond.errors import ConfigError
 from gpumond.rules.built_in import BUILT_IN
 
@@ -121,7 +123,7 @@ def test_mistake_names_file_key_value_and_what_is_expected(tmp_path: Path, text:
 
 
 def test_empty_variable_is_not_set():
-    empty = {f"GPUMOND_{name.upper()}": "" for name in Settings.model_fields}
+    empty = {f"GPUMOND_{name.upper()}": "" for name in SettingsConfig.model_fields}
     assert load(environ=empty) == load(environ={})
 
 
@@ -133,3 +135,7 @@ def test_mistake_in_the_environment_names_the_variable():
 def test_missing_file_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
         load(tmp_path / "absent.yaml", environ={})
+
+
+def test_defaults_are_those_that_the_schema_describes():
+    assert load(environ={}) == Settings()

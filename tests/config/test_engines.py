@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.config import Settings, load
+from gpumond.config import Settings
+from gpumond.config.loading import load
 from gpumond.engines import KINDS
 from gpumond.engines.spec import Address
 from gpumond.errors import ConfigError
@@ -36,7 +37,7 @@ def settings(directory: Path, *engines: dict[str, Any]) -> Settings:
     ],
 )
 def test_addresses_of_this_machine_are_accepted(tmp_path: Path, url: str, address: Address):
-    (declared,) = settings(tmp_path, {"name": "e", "kind": "ollama", "url": url}).declared_engines()
+    (declared,) = settings(tmp_path, {"name": "e", "kind": "ollama", "url": url}).engines
     assert declared.address == address
 
 
@@ -96,15 +97,13 @@ def test_only_levers_without_a_warning_are_allowed_by_the_declaration_alone(tmp_
     engine: dict[str, Any] = {"name": "e", "kind": spec.kind, "url": "http://127.0.0.1:1"}
     if spec.kind == "generic":
         engine["state"] = {"get": "/"}
-    (declared,) = settings(tmp_path, engine).declared_engines()
+    (declared,) = settings(tmp_path, engine).engines
     assert declared.allow == ((ENGINE_STEP,) if spec.kind in ("ollama", "comfyui", "llama-router") else ())
     assert (spec.lever(declared) is not None) == bool(declared.allow)
 
 
 def test_allow_can_be_empty(tmp_path: Path):
-    (declared,) = settings(
-        tmp_path, {"name": "e", "kind": "ollama", "url": "http://127.0.0.1:1", "allow": []}
-    ).declared_engines()
+    (declared,) = settings(tmp_path, {"name": "e", "kind": "ollama", "url": "http://127.0.0.1:1", "allow": []}).engines
     assert declared.allow == ()
 
 

@@ -15,7 +15,7 @@ import pytest
 from gpumond.alerting.receivers import Retry
 from gpumond.alerting.receivers.http_client import secret
 from gpumond.config.tokens import read_tokens
-from gpumond.config.web import read_web
+from gpumond.config.web_file import read_web
 from gpumond.errors import ConfigError
 from tests.running import RunningDaemon, until
 

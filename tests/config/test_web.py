@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config import load
-from gpumond.config.web import Web, read_web
+from gpumond.config.loading import load
+from gpumond.config.web import Web
+from gpumond.config.web_file import read_web
 from gpumond.daemon.reloading_file import ReloadingFile
 from gpumond.errors import ConfigError
 from tests import certificates

@@ -33,7 +33,7 @@ from tests.soak.world import World
 
 pytestmark = pytest.mark.timeout(60)
 
-FULL = RuleConfig.model_validate({"name": "full", "scope": "device", "value": "used_bytes", "above": 1})
+FULL = RuleConfig.model_validate({"name": "full", "scope": "device", "value": "used_bytes", "above": 1}).rule()
 FLUSHING = RuleConfig.model_validate(
     {
         "name": "release",
@@ -42,7 +42,7 @@ FLUSHING = RuleConfig.model_validate(
         "above": 1,
         "action": {"flush": {"min_reclaimable": "1MiB"}, "cooldown": "1h"},
     }
-)
+).rule()
 
 
 class SilentAgent(SimulatedAgents):
@@ -127,7 +127,7 @@ def test_agents_and_store_are_closed_when_the_collector_fails_to_stop(tmp_path: 
 def test_rule_flush_interrupted_by_the_stop_is_in_the_audit(tmp_path: Path):
     async def run() -> list[tuple[str, str]]:
         edges = edges_of(tmp_path, World())
-        async with Daemon(Settings(interval=0.1, rules=[FLUSHING]), edges).running():
+        async with Daemon(Settings(interval=0.1, rules=(FLUSHING,)), edges).running():
             assert isinstance(edges.agents, SilentAgent)
             await edges.agents.flush_received.wait()
         assert not other_tasks()
@@ -156,7 +156,7 @@ def test_receiver_is_notified_after_the_frame_is_replaced(tmp_path: Path):
         nonlocal daemon
         # Each tick writes a page in several slices, during which a receiver could be notified.
         edges = replace(edges_of(tmp_path, World()), receivers=lambda settings: [Receiver()])
-        daemon = Daemon(Settings(interval=1.0, rules=[FULL]), edges)
+        daemon = Daemon(Settings(interval=1.0, rules=(FULL,)), edges)
         async with daemon.started():
             await daemon.tick()
             while not notified:
@@ -180,7 +180,7 @@ def test_frame_is_replaced_before_its_dispatch_is_executed(tmp_path: Path):
     async def run() -> None:
         world = World()
         world.advance()
-        daemon = Daemon(Settings(rules=[FLUSHING]), edges_of(tmp_path, world))
+        daemon = Daemon(Settings(rules=(FLUSHING,)), edges_of(tmp_path, world))
         tick = await daemon.tick()
         store = Store(tmp_path / "other.db")
         dispatcher = AlertDispatcher(store, Outbox(), flush, 0.0)  # type: ignore[arg-type]

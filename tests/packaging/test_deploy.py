@@ -16,14 +16,16 @@ from gpumond.api.examples import SNAPSHOT
 from gpumond.cli import VERBS, load as load_verb
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.cli.rules import run_file
-from gpumond.config import Settings, load
+from gpumond.config.loading import load
+from gpumond.config.schema import SettingsConfig
 from gpumond.engine import EngineState, advance
 from gpumond.metrics import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.units import seconds
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.config import RuleConfig, written
+from gpumond.rules.config import RuleConfig
+from gpumond.rules.written import written
 from tools.docs.rules import document
 
 ROOT = Path(__file__).parents[2]
@@ -293,4 +295,4 @@ def test_commands_are_described(verb: str):
 
 def test_settings_are_described():
     text = document_text("reference/configuration.md") + document_text("how-to/access.md")
-    assert [name for name in Settings.model_fields if f"{name}:" not in text and f"`{name}`" not in text] == []
+    assert [name for name in SettingsConfig.model_fields if f"{name}:" not in text and f"`{name}`" not in text] == []

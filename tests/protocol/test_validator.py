@@ -7,9 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gpumond.errors import ProtocolError
-from gpumond.model.snapshot import Reading
 from gpumond.protocol import messages, validator
-from gpumond.testing import make_device, make_fault, make_process
 from tests.fuzzing import fuzzed
 from tests.protocol.test_messages import MESSAGES, POOL
 
@@ -22,15 +20,6 @@ repeated keys and ignores unknown ones.
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_message_round_trips(message: messages.Message):
     assert validator.decode(messages.encode(message)) == message
-
-
-def test_reading_round_trips():
-    reading = Reading(
-        devices=(make_device(processes=(make_process(used_bytes=None),)),),
-        faults=(make_fault("GPU-a"),),
-        driver_version="580.1",
-    )
-    assert validator.from_json(Reading, messages.to_json(reading)) == reading
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport
 from gpumond.rules import Action, Rule
 from gpumond.rules.actions import conclude, decide
-from gpumond.rules.config import RuleConfig, written
+from gpumond.rules.config import RuleConfig
+from gpumond.rules.written import written
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 ENGINE = EngineReading(

@@ -8,8 +8,9 @@ import pytest
 
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.config import OverrideConfig, RuleConfig, written
+from gpumond.rules.config import OverrideConfig, RuleConfig
 from gpumond.rules.overrides import overridden, own_fields
+from gpumond.rules.written import written
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)

@@ -177,7 +177,7 @@ class SimulatedDaemon:
                 await self.daemon.rulebook.delete(name, "soak")
             else:
                 body = {"name": name, "scope": "process", "value": "used_bytes", "above": level}
-                await self.daemon.rulebook.put(RuleConfig.model_validate(body), "soak")
+                await self.daemon.rulebook.put(RuleConfig.model_validate(body).rule(), "soak")
         except NoSuchRule:
             pass
         except StoreUnavailable:

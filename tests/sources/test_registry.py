@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config import Settings, load
+from gpumond.config.loading import load
 from gpumond.errors import ConfigError
 from gpumond.sources import SOURCES, SourceSpec
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("spec", SOURCES, ids=lambda spec: spec.name)
 def test_source_of_each_record_has_its_name_and_is_configurable(spec: SourceSpec):
     assert spec.type().name == spec.name
-    assert Settings(source=spec.name).source == spec.name
+    assert load(environ={"GPUMOND_SOURCE": spec.name}).source == spec.name
 
 
 def test_unknown_source_is_refused_with_the_known_ones():

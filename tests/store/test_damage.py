@@ -23,7 +23,7 @@ from gpumond.model.frame import Alert
 from gpumond.model.persisted import KeptAdmission, KeptAlert, Notice
 from gpumond.model.silences import Matcher, Silence
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.config import written
+from gpumond.rules.written import written
 from gpumond.store import Store, verify_audit
 from gpumond.store.history import HistoryPersistence
 from tests.store.opened import RECEIPT, over, with_store

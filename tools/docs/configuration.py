@@ -9,7 +9,8 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from gpumond.cli.serve import SETTINGS as FLAGS
-from gpumond.config import ONLY_IN_FILE, RELOADED, Settings
+from gpumond.config import RELOADED
+from gpumond.config.schema import ONLY_IN_FILE, SettingsConfig
 
 HEADER = """\
 # Configuration
@@ -101,7 +102,7 @@ def document() -> str:
 
 
 def rows() -> Iterator[str]:
-    for name, field in Settings.model_fields.items():
+    for name, field in SettingsConfig.model_fields.items():
         flag = f"`--{name.replace('_', '-')}`" if name in FLAGS else ""
         reload = "yes" if name in RELOADED else ""
         yield f"| `{name}` | {kind(field)} | {default(field)} | {flag} | {reload} | {field.description} |\n"

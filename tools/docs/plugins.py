@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpumond.agent.adapters import ADAPTERS
-from gpumond.config import RECEIVER_TYPES
+from gpumond.config.schema import RECEIVER_TYPES
 from gpumond.engines import KINDS
 from gpumond.sources import SOURCES
 

@@ -2,8 +2,8 @@
 
 The outbox is responsible for queues, retries and order.
 
-To add a type, write ``receivers/NAME.py`` with a subclass of `ReceiverType`, and add it to ``config.Receiver``: its
-configuration, the messages about mistakes in it and docs/reference/plugins.md derive from it.
+To add a type, write ``receivers/NAME.py`` with a subclass of `ReceiverType`, and add it to ``config.schema.Receiver``:
+its configuration, the messages about mistakes in it and docs/reference/plugins.md derive from it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pydantic import Field
-
 from gpumond.errors import GpumondError
 from gpumond.model.frame import Alert
-from gpumond.rules.config import Strict
 
 BATCH_LIMIT = 64
 
@@ -36,27 +33,6 @@ class Notifier(Protocol):
 
         Raises Retry if another attempt may succeed, Rejected if none will.
         """
-
-
-class ReceiverType(Strict):
-    """Base of the types of receivers, each a `Notifier`. Its fields are the keys of its configuration.
-
-    A subclass has a field ``type`` with its name. Addresses and secrets must not be logged; files are read at each
-    send.
-    """
-
-    name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", description="name in rules and metrics")
-
-    @property
-    def resend_seconds(self) -> float | None:
-        return None
-
-    @property
-    def batch_limit(self) -> int:
-        return BATCH_LIMIT
-
-    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int | None:
-        raise NotImplementedError
 
 
 class NotSent(GpumondError):

@@ -21,7 +21,8 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import Field, model_validator
 
 from gpumond import __version__
-from gpumond.alerting.receivers import ReceiverType, Rejected, Retry
+from gpumond.alerting.receivers import Rejected, Retry
+from gpumond.alerting.receivers.receiver_type import ReceiverType
 from gpumond.host.files import read_text
 from gpumond.host.http_exchange import exchange
 from gpumond.host.machine_name import MACHINE_NAME

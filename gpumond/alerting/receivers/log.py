@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
 
-from gpumond.alerting.receivers import ReceiverType
+from gpumond.alerting.receivers import BATCH_LIMIT
 from gpumond.model.frame import Alert
 
 logger = logging.getLogger(__name__)
 
 
-class Log(ReceiverType):
-    type: Literal["log"] = "log"
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A `Notifier` without pydantic, since it is the default."""
+
+    name: str
+
+    @property
+    def resend_seconds(self) -> None:
+        return None
+
+    @property
+    def batch_limit(self) -> int:
+        return BATCH_LIMIT
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
         for alert in raised:
