@@ -72,6 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     worker: Worker | None = None
     with suppress(OSError):  # such as a limit of processes; the collector tries again
         worker = start_worker()  # it imports its modules, and opens the driver, while this process imports the daemon
+    named = arguments.source in [spec.name for spec in SOURCES]  # which no file overrides
+    if worker and named:
+        worker.open(arguments.source)
 
     def reload() -> Settings:
         from gpumond.config.loading import load
@@ -81,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     def load_and_open() -> tuple[Settings, str]:
         settings = reload()
         source = choose_source(settings.source)
-        if worker:
+        if worker and not named:
             worker.open(source)
         return settings, source
 

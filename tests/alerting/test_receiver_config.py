@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def test_receiver_types_each_have_a_notifier(tmp_path: Path):
         " {name: am, type: alertmanager, url: 'https://[::1]:9093/x', ca_file: /c, resend: 30s}]",
     )
     assert len(settings.receivers) == len(RECEIVER_TYPES)
+    assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301  # as the daemon receives them
     assert [(each.name, each.resend_seconds) for each in settings.receivers] == [("l", None), ("w", None), ("am", 30.0)]
 
 
