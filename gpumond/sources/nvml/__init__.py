@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -33,8 +33,24 @@ from gpumond.sources.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, 
 NOT_AVAILABLE = 2**64 - 1
 """Value that NVML returns for unknown sizes."""
 
+LISTS_SECONDS = 3.0
+"""Time for which the empty lists of graphics and MPS processes are not read again on a device that has not changed. A
+process that begins or ends changes the device's used memory, and each list takes the driver 0.8 ms of CPU time."""
+
 _MEMORY = functions("nvmlDeviceGetMemoryInfo")
 _MEMORY_ARGUMENTS = {2: (pynvml.nvmlMemory_v2,), 1: ()}
+
+
+class _Listed(NamedTuple):
+    """The process lists of a device, and its size and used memory when they were read."""
+
+    lists: list[tuple[str, list[ProcessEntry]]]
+    memory: tuple[int | None, int | None]
+    read_at: float
+    usages: dict[int, Usage]
+
+    def others_are_empty(self) -> bool:
+        return not any(entries for _, entries in self.lists[1:])
 
 
 class NvmlSource:
@@ -68,8 +84,8 @@ class NvmlSource:
         self._versions: tuple[str | None, str | None, str | None] = (None, None, None)
         self._processes: Mapping[str, Mapping[int, ProcessUsage]] = {}
         """Processes of the previous reading by UUID and pid."""
-        self._lists: dict[str, tuple[object, dict[int, Usage]]] = {}
-        """By UUID: the last valid process lists with the device's size, and their usages."""
+        self._lists: dict[str, _Listed] = {}
+        """The last valid process lists by UUID."""
 
     def open(self) -> None:
         self._library.open()
@@ -102,7 +118,8 @@ class NvmlSource:
             if device.handle is not None:
                 self._library.at(device.index)
                 try:
-                    observed.append((device, self._observe(device, tally), self._usages(device, tally)))
+                    reading = self._observe(device, tally)
+                    observed.append((device, reading, self._usages(device, reading.used_bytes, tally)))
                     continue
                 except DeviceLost as lost:
                     self._roster.lose(device, lost.kind)
@@ -191,9 +208,13 @@ class NvmlSource:
             return info
         raise Unsupported(ReturnCode("not_supported"))
 
-    def _usages(self, device: Device, tally: Tally) -> dict[int, Usage] | None:
+    def _usages(self, device: Device, used_bytes: int | None, tally: Tally) -> dict[int, Usage] | None:
+        now, memory, before = self._clock(), (device.size_bytes, used_bytes), self._lists.get(device.uuid)
+        steady = before and used_bytes is not None and before.memory == memory and before.others_are_empty()
         lists: list[tuple[str, list[ProcessEntry]]] = []
         for kind, lister in PROCESS_LISTS:
+            if before and steady and lists == before.lists[:1] and now < before.read_at + LISTS_SECONDS:
+                return before.usages
             try:
                 lists.append((kind, self._library.listing(lister, device.handle)))
             except Unsupported:
@@ -206,10 +227,9 @@ class NvmlSource:
                 return None
         if not lists:
             return None
-        answer = lists, device.size_bytes
-        before = self._lists.get(device.uuid)
-        if before is not None and before[0] == answer:
-            return before[1]
+        if before and (before.lists, before.memory[0]) == (lists, device.size_bytes):
+            self._lists[device.uuid] = before._replace(memory=memory, read_at=now)
+            return before.usages
         own = Tally()
         listed = (
             Listed(kind, (gpu_instance, compute_instance), pid, None if used == NOT_AVAILABLE else used)
@@ -219,7 +239,7 @@ class NvmlSource:
         by_pid = usages(own, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
         tally.extend(own)
         if by_pid is not None and not own:
-            self._lists[device.uuid] = answer, by_pid
+            self._lists[device.uuid] = _Listed(lists, memory, now, by_pid)
         return by_pid
 
     def _with_processes(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.sources.drm.devices import cards
+from gpumond.sources.nvml import LISTS_SECONDS
 from tests.fakenvml import GIB, NOT_AVAILABLE, Device, FakeDriver, Process, machine
 from tests.sources.nvml.child import NvmlChild, kinds, used_by_pid
 
@@ -55,7 +56,7 @@ def test_reading_makes_few_calls(driver: FakeDriver) -> None:
         child.read(1)
         calls = driver.calls()
     assert calls.pop("nvmlEventSetWait_v2") == 1
-    assert calls.total() == 8 * 10
+    assert calls.total() == 8 * 8
     assert "nvmlInitWithFlags" not in calls
 
 
@@ -112,6 +113,25 @@ def test_process_in_several_lists_counts_once_and_in_several_instances_adds_up(d
         ("compute",),
     ]
     assert reading.faults == ()
+
+
+def test_new_graphics_process_is_listed_at_once_or_if_used_memory_is_the_same_within_seconds(driver: FakeDriver):
+    compute, graphics = Process(10, GIB), Process(11, GIB, ("graphics",))
+    device = Device("GPU-0", processes=[compute], used_bytes=2 * GIB)
+    driver.devices = [device]
+    driver.write()
+    with NvmlChild(driver.env) as child:
+
+        def pids(at: float, processes: list[Process], used_bytes: int) -> set[int]:
+            device.processes, device.used_bytes = processes, used_bytes
+            driver.write()
+            return set(used_by_pid(child.read(at).devices[0]))
+
+        assert pids(0, [compute], 2 * GIB) == {10}
+        assert pids(1, [compute, graphics], 3 * GIB) == {10, 11}
+        assert pids(2, [compute], 3 * GIB) == {10}
+        pids(3, [compute, graphics], 3 * GIB)
+        assert pids(2 + LISTS_SECONDS, [compute, graphics], 3 * GIB) == {10, 11}
 
 
 def test_older_process_lists_are_used_if_newer_ones_are_missing(driver: FakeDriver) -> None:
