@@ -23,7 +23,8 @@ from gpumond.agent.daemon_trust import SERVICE_DIRECTORY, service_uid, trusted_u
 from gpumond.collector.supervisor import Collector
 from gpumond.engines.ownership import WITH_PTRACE
 from gpumond.errors import DaemonError, SourceUnavailable
-from gpumond.host.peer_credentials import in_private_pid_namespace, peer_uid
+from gpumond.host.peer_credentials import peer_uid
+from gpumond.host.processes import in_private_pid_namespace
 from gpumond.model.conditions import of_device
 from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import Reading, SourceState

@@ -18,7 +18,8 @@ from gpumond.collector.supervisor import Collector
 from gpumond.config import Settings
 from gpumond.engines.poller import Engines
 from gpumond.host.fd_limits import kept_from_agents
-from gpumond.host.peer_credentials import Identity, in_private_pid_namespace
+from gpumond.host.peer_credentials import Identity
+from gpumond.host.processes import in_private_pid_namespace
 from gpumond.host.runtime_directory import bind_agent_socket, remove_agent_socket
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.cooperative import Steps

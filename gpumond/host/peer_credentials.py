@@ -30,8 +30,6 @@ _SOCKET_ID = struct.Struct("!HH16s16sI8s")
 _OWNER = struct.Struct("=II")
 OWNER_OFFSET = 64
 """Offset of uid and inode in struct inet_diag_msg (linux/inet_diag.h)."""
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode number of the host's PID namespace (include/linux/proc_ns.h)."""
 _connection_numbers = itertools.count(MAX_PID + 1 + int.from_bytes(os.urandom(4), "big") % (1 << 30))
 """Numbers of connections, which remain below 2**31."""
 
@@ -91,14 +89,6 @@ def loopback_uid(connection: socket.socket) -> int | None:
         return None
     uid, inode = _OWNER.unpack_from(answer, _NETLINK_HEADER.size + OWNER_OFFSET)
     return int(uid) if inode else None  # a socket closed by its program has no inode, and is reported as root's
-
-
-def in_private_pid_namespace(proc: str = "/proc") -> bool | None:
-    """Return True if this process is in a PID namespace other than the host's; None if that is unknown."""
-    try:
-        return os.stat(f"{proc}/self/ns/pid").st_ino != INITIAL_PID_NAMESPACE
-    except OSError:
-        return None
 
 
 def peer_pidfd(peer: socket.socket) -> int | None:

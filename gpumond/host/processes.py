@@ -1,4 +1,4 @@
-"""Start and state of a process from /proc/PID/stat."""
+"""Start and state of a process from /proc/PID/stat, and its PID namespace."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of the kernel's include/linux/sched.h."""
 
 ENDED_STATES = ("Z", "X")
+
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode number of the host's PID namespace (include/linux/proc_ns.h)."""
 
 
 class ProcessStart(NamedTuple):
@@ -71,3 +74,11 @@ def read_head(path: str, size: int = STAT_BYTES) -> bytes:
         return os.read(descriptor, size)
     finally:
         os.close(descriptor)
+
+
+def in_private_pid_namespace(proc: str = "/proc") -> bool | None:
+    """Return True if this process is in a PID namespace other than the host's; None if that is unknown."""
+    try:
+        return os.stat(f"{proc}/self/ns/pid").st_ino != INITIAL_PID_NAMESPACE
+    except OSError:
+        return None

@@ -15,7 +15,7 @@ from gpumond.agent.adapters import ADAPTERS
 from gpumond.cli.doctor_checks import Finding, access_remedy, daemon, device_nodes, pid_namespace
 from gpumond.engines.ownership import WITH_PTRACE
 from gpumond.errors import FAULTS
-from gpumond.host.peer_credentials import INITIAL_PID_NAMESPACE
+from gpumond.host.processes import INITIAL_PID_NAMESPACE
 from gpumond.model.remedies import CONDITIONS
 from tests.top.test_stuck_processes import holding_with
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.errors import FAULTS
-from gpumond.host.peer_credentials import in_private_pid_namespace
+from gpumond.host.processes import in_private_pid_namespace
 from gpumond.model.remedies import CONDITIONS
 from gpumond.sources.process.cgroups import place
 from tests.fakenvml import GIB, Device, FakeDriver, Process, machine

@@ -18,11 +18,10 @@ from gpumond.host.peer_credentials import (
     CREDENTIALS_SPACE,
     Identity,
     identify,
-    in_private_pid_namespace,
     peer_pidfd,
     sender_pid,
 )
-from gpumond.host.processes import start_ticks
+from gpumond.host.processes import in_private_pid_namespace, start_ticks
 from gpumond.model.process import MAX_PID
 from gpumond.sources.process.procfs import ProcessTable
 

@@ -13,7 +13,6 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -215,7 +214,8 @@ class Library:
             cause = _CAUSES.get(kind, f"NVML does not start ({kind.replace('_', ' ')})")
             return SourceUnavailable(kind, f"{cause}: {remedy(kind)}")
         try:
-            module = Path(self._proc, "driver/nvidia/version").read_text(errors="replace")
+            with open(f"{self._proc}/driver/nvidia/version", errors="replace") as version:
+                module = version.read()
         except OSError:
             module = ""
         number = re.search(r"\d+\.\d+(\.\d+)?", module)

@@ -17,8 +17,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpumond.host.peer_credentials import in_private_pid_namespace
-from gpumond.host.processes import ProcessStart, process_start
+from gpumond.host.processes import ProcessStart, in_private_pid_namespace, process_start
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.protocol.messages import clean
