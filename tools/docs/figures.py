@@ -43,7 +43,7 @@ LISTS: Mapping[str, Callable[[list[Any]], float]] = {
 }
 TABLES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], str]]] = {
     "peers_table": ("peers", "bench.peers", peers_table),
-    "peers_card_table": ("peers_card", "bench.peers --card 0,8,48", peers_table),
+    "peers_card_table": ("peers_card", "bench.peers --card 48", peers_table),
     "scaling_table": ("scaling", "bench.scaling", scaling_table),
     "panels_table": ("fleet_series", "bench.fleet_series", panels_table),
 }
