@@ -12,6 +12,7 @@ from gpumond.agent.instrument.oom import MAX_RECORD_BYTES
 from gpumond.agent.registry import FLUSHES
 from gpumond.agents.limits import Limits
 from gpumond.alerting import silences
+from gpumond.alerting.expressions import MAX_EXPRESSION
 from gpumond.alerting.hook import REMEMBERED
 from gpumond.alerting.outbox import QUEUE_LIMIT
 from gpumond.api.hooks import MAX_ALERTS, MAX_LABEL, MAX_LABELS
@@ -106,7 +107,7 @@ STATED = {
     "rules over the API": f"{MAX_RULES}",
     "silences of one caller; ended silences of one caller": f"{silences.MAX_SILENCES}; {silences.KEEP_ENDED}, "
     f"for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
-    "a silence": f"{MAX_MATCHERS} matchers, {MAX_VALUE} characters of a value, {silences.MAX_EXPRESSION} of a regular "
+    "a silence": f"{MAX_MATCHERS} matchers, {MAX_VALUE} characters of a value, {MAX_EXPRESSION} of a regular "
     f"expression and {silences.MAX_EXPRESSIONS} of all, {silences.MAX_SECONDS / 86400:g} days",
     "changes of silences by one caller; test messages": f"{SILENCES_PER_MINUTE} a minute; {RECEIVER_TESTS_PER_MINUTE}",
     "quotas over the API": f"{MAX_QUOTAS}",
