@@ -183,8 +183,8 @@ def main() -> None:
             points = [measured(measure, size, title) for size in sizes]
             if points:
                 sweeps[title] = {"points": points, "exponents": exponents(points)}
-    figures = {"load_average_before": load, "sweeps": sweeps, "super_linear": super_linear(sweeps)}
-    publish("scaling", figures)
+            figures = {"load_average_before": load, "sweeps": sweeps, "super_linear": super_linear(sweeps)}
+            publish("scaling", figures)
     print(scaling_table(figures))
 
 

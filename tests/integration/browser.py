@@ -58,6 +58,11 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+PROBE = "WebSocket connection to "
+"""Beginning of the message about the connection with which the page asks whether a slow daemon is reachable, and which
+the daemon refuses."""
+
+
 class PageSession:
     """One tab of the page. Errors and warnings of the console are kept, including violations of the page's policy."""
 
@@ -74,7 +79,7 @@ class PageSession:
         self.page.goto(url)
 
     def _console(self, message: Any) -> None:
-        if message.type in ("error", "warning") and not message.text.startswith(NETWORK):
+        if message.type in ("error", "warning") and not message.text.startswith((*NETWORK, PROBE)):
             self.complaints.append(message.text)
 
     def shows_content(self) -> None:

@@ -146,7 +146,6 @@ def test_connection_limit_of_the_browser_is_distinguished_from_a_silent_daemon(b
         other.close()
         session.page.locator("#content").wait_for()
         advances([session], 2)
-        session.complaints[:] = [each for each in session.complaints if not each.startswith("WebSocket connection to")]
 
 
 def test_stopped_daemon_is_shown_as_not_answering(browser: Browser, demo: RunningDaemon):
@@ -158,7 +157,6 @@ def test_stopped_daemon_is_shown_as_not_answering(browser: Browser, demo: Runnin
         finally:
             demo.process.send_signal(signal.SIGCONT)
         advances([session], 2)
-        session.complaints[:] = [each for each in session.complaints if not each.startswith("WebSocket connection to")]
 
 
 def test_paused_window_keeps_its_frame_and_hands_its_requests_to_another(browser: Browser, demo: RunningDaemon):
