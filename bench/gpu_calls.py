@@ -3,7 +3,8 @@
     python -m bench.gpu_calls [--programs 48] [--seconds 60] [--save]
 
 It reads once a second for that time, as the collector process does, with programs of ``bench.cuda_program`` without
-agents. A call is named by its function and its last argument. No binding can save the CPU time in the kernel.
+agents. A call is named by its function and its last argument; ``ask`` reads a list of processes. No binding can save
+the CPU time in the kernel.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def load(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Return the settings. A flag that is None or a variable that is empty is not set. Raises ConfigError."""
+    """Return the settings. A flag of None and an empty variable count as absent. Raises ConfigError."""
     return read(file, flags, environ).settings()
 
 

@@ -97,6 +97,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refusal = (400, "this is not HTTP/1.1")
         self._subjects: frozenset[str] = frozenset()
         self._messages = 0
+        """Requests that began in the data received last."""
         self._request = b""
         """The last request, if it arrived alone and at once."""
         self._read: Callable[[], None] = _nothing

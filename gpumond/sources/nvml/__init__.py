@@ -35,13 +35,13 @@ NOT_AVAILABLE = 2**64 - 1
 
 LISTS_SECONDS = 3.0
 """Time for which the empty lists of graphics and MPS processes are not read again on a device that has not changed. A
-process that begins or ends changes the device's used memory, and each list takes the driver 0.8 ms of CPU time."""
+process that begins or ends changes the device's used memory. `python -m bench.gpu_calls` measures what a list costs."""
 
 _MEMORY = functions("nvmlDeviceGetMemoryInfo")
 _MEMORY_ARGUMENTS = {2: (pynvml.nvmlMemory_v2,), 1: ()}
 
 
-class _Listed(NamedTuple):
+class _ProcessLists(NamedTuple):
     """The process lists of a device, and its size and used memory when they were read."""
 
     lists: list[tuple[str, list[ProcessEntry]]]
@@ -84,7 +84,7 @@ class NvmlSource:
         self._versions: tuple[str | None, str | None, str | None] = (None, None, None)
         self._processes: Mapping[str, Mapping[int, ProcessUsage]] = {}
         """Processes of the previous reading by UUID and pid."""
-        self._lists: dict[str, _Listed] = {}
+        self._lists: dict[str, _ProcessLists] = {}
         """The last valid process lists by UUID."""
 
     def open(self) -> None:
@@ -239,7 +239,7 @@ class NvmlSource:
         by_pid = usages(own, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
         tally.extend(own)
         if by_pid is not None and not own:
-            self._lists[device.uuid] = _Listed(lists, memory, now, by_pid)
+            self._lists[device.uuid] = _ProcessLists(lists, memory, now, by_pid)
         return by_pid
 
     def _with_processes(
