@@ -17,12 +17,13 @@ from pydantic_core import to_json
 from bench.result import publish
 from gpumond.api.frame_changes import changes, live_frame
 from gpumond.api.live_frames import WHOLE, encoded
-from gpumond.api.whole_frame import WholeFrame, whole_frame
+from gpumond.api.whole_frame import whole_frame
 from gpumond.engine.attribution import attribute
 from gpumond.model.cooperative import run_to_end
 from gpumond.model.frame import Frame
 from gpumond.model.sensors import Sensors
 from gpumond.model.units import MIB
+from gpumond.model.whole_frame import WholeFrame
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 SIZES = ((1, 4), (8, 64), (64, 50))

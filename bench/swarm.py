@@ -149,8 +149,7 @@ def steady(directory: Path, library: Path, agents: int, rates: Sequence[float]) 
             with probing(daemon, SECONDS) as ingest:
                 first = fresh(daemon)
             figures |= {
-                "first_scrape_of_a_frame": spread(first[2:]),
-                "before_it_is_known_to_be_regular_ms": [round(1e3 * seconds, 1) for seconds in first[:2]],
+                "first_scrape_of_a_frame": spread(first),
                 "ingest_with_a_scrape_of_each_frame": ingest,
                 "further_scrapes": spread(scrape(daemon, "gzip")),
                 "samples": len(daemon.series()),

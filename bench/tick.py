@@ -70,7 +70,7 @@ def measure(active: tuple[Rule, ...]) -> dict[str, object]:
 
 def main() -> None:
     gc.freeze()
-    gc.disable()  # as the daemon does, which collects between ticks
+    gc.disable()
     size = {"devices": DEVICES, "processes": DEVICES * PROCESSES, "rules": len(BUILT_IN) + OWN_RULES}
     publish("tick", {**size, "calm": measure(rules(CALM)), "storm": measure(rules(STORM))})
 

@@ -57,7 +57,9 @@ class Why:
     """What the live memory of a program consists of. ``sites``, ``unrecorded_bytes`` (live bytes that were allocated
     before), ``snapshot`` and ``treemap`` are results of a recording. ``advice``: changes that apply.
     ``kv_cache_bytes``: the part of the other leaf tensors that a declared serving engine states as its KV cache; null
-    if none states it.
+    if none states it. A class that is null is unknown, for which ``reason`` is the reason. ``paused_seconds``: the
+    longest time for which their reading has paused the program. ``age_seconds``: that of the classes; at most one
+    reading a second is made.
     """
 
     classes: tuple[LiveClasses, ...] = ()
@@ -67,6 +69,9 @@ class Why:
     advice: tuple[str, ...] = ()
     snapshot: Dump | None = None
     treemap: Dump | None = None
+    reason: str = ""
+    paused_seconds: float = 0.0
+    age_seconds: float = 0.0
 
 
 WHY: TypeAdapter[Why] = TypeAdapter(Why)
@@ -75,6 +80,7 @@ WHY_EXAMPLE = Why(
     sites=(examples.SITE,),
     unrecorded_bytes=examples.GIB,
     advice=("use a smaller batch",),
+    paused_seconds=0.105,
     snapshot=examples.DUMP,
     treemap=replace(
         examples.DUMP, path="/home/research/.local/state/gpumond/snapshots/train-4242-1790000060.html", id=2
@@ -137,6 +143,8 @@ async def why(
 ) -> Response:
     """Returns live bytes by class: parameters, gradients, optimizer state, buffers, other tensors and activations.
 
+    The program may pause for up to a quarter of a second.
+
     With `record_seconds`, the allocator's history is on for this time, and then off again; the answer contains the
     sites that allocated most, and a snapshot and a treemap are written for the program's user.
 
@@ -154,6 +162,9 @@ async def why(
         advice=_advice(view_of(request).frame, pid, answer.classes),
         snapshot=answer.dump,
         treemap=answer.treemap,
+        reason=answer.reason if answer.classes else "",
+        paused_seconds=answer.paused_seconds,
+        age_seconds=answer.age_seconds,
     )
     return Response(WHY.dump_json(found), media_type="application/json")
 
@@ -202,7 +213,8 @@ def _kv_cache_bytes(frame: Frame | None, pid: int, classes: tuple[LiveClasses, .
     for engine in frame.snapshot.engines if frame else ():
         stated = engine.kv_cache_bytes
         if [each.pid for each in engine.processes] == [pid] and stated is not None and len(classes) == 1:
-            return stated if stated <= classes[0].tensors_bytes else None
+            tensors = classes[0].tensors_bytes
+            return stated if tensors is not None and stated <= tensors else None
     return None
 
 

@@ -85,7 +85,8 @@ class Tokens:
         self.receiver_tests = TokenBucket(RECEIVER_TESTS_PER_MINUTE, 60.0)
 
     def caller(self, token: str) -> Caller | None:
-        return self._caller(digest(token))
+        """Return the caller with a token; None for a wrong one. An empty token is wrong, whatever the file contains."""
+        return self._caller(digest(token)) if token else None
 
     def _caller(self, presented: bytes) -> Caller | None:
         # Compares with every entry, so that the duration reveals nothing.

@@ -25,17 +25,15 @@ if TYPE_CHECKING:
 
 
 class DeferredApi:
-    """``lifespan`` starts and stops the parts that the view reads. ``loaded`` is called after the import of the
-    routes."""
+    """``lifespan`` starts and stops the parts that the view reads."""
 
     def __init__(
         self,
         view: DaemonView,
         tokens: Tokens,
         lifespan: Callable[[], AbstractAsyncContextManager[None]],
-        loaded: Callable[[], None] = lambda: None,
     ) -> None:
-        self._view, self._tokens, self._lifespan, self._loaded = view, tokens, lifespan, loaded
+        self._view, self._tokens, self._lifespan = view, tokens, lifespan
         self._api: ASGIApp | None = None
         self._state: State | None = None
         self._tasks = AsyncExitStack()
@@ -84,7 +82,6 @@ class DeferredApi:
             from gpumond.api.app import create_app
 
             self._api = create_app(self._view, self._tokens, nullcontext, state)
-            self._loaded()
         return self._api
 
     async def _live(self, receive: Receive, send: Send) -> None:

@@ -105,6 +105,7 @@ ENGINE = EngineReading(
     waiting=0,
     kv_cache_used_ratio=0.04,
     asleep=False,
+    paused=False,
     idle_seconds=920.0,
     processes=(EngineProcess(4242, START_TICKS),),
     uid=1000,

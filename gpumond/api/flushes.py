@@ -14,6 +14,7 @@ from gpumond.api.dependencies import bearer, require_flush
 from gpumond.api.problems import problem, responses
 from gpumond.api.view import view_of
 from gpumond.flush import FlushOutcome, FlushRequest, Target
+from gpumond.host.users import counted_name
 from gpumond.model.device_names import device_named
 from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
 from gpumond.protocol.encodable import Encodable
@@ -134,7 +135,6 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
 def count_flush(tokens: Tokens, caller: Caller) -> None:
     """Count a request for a flush. Raises 429 after too many by this caller."""
     now = tokens.clock()
-    admit(
-        tokens.flushes, caller.name, now, "too many flushes by this caller; flush a workload or a device in one request"
-    )
-    tokens.flushes.count(caller.name, now)
+    who = counted_name(caller.name)
+    admit(tokens.flushes, who, now, "too many flushes by this caller; flush a workload or a device in one request")
+    tokens.flushes.count(who, now)

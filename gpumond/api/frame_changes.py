@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, TypedDict
 
-from gpumond.api.whole_frame import WholeFrame
 from gpumond.model.cooperative import Steps
+from gpumond.model.whole_frame import WholeFrame
 
 PROCESS = ("pid", "start_ticks")
 TABLES = {

@@ -30,7 +30,6 @@ from gpumond.api.rate_limits import (
     limited,
     too_large,
 )
-from gpumond.api.repeats import BODY, REPEAT, HeadRecorder, Repeat
 from gpumond.api.sending import in_pieces, without_body
 from gpumond.api.unsent import Unsent
 from gpumond.config.web import Web
@@ -84,9 +83,7 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # a WebSocket: not accepted
-        recorder = HeadRecorder(send)
-        send = self._with_headers(recorder.send)
-        repeatable = scope["method"] == "GET"
+        send = self._with_headers(send)
         if scope["method"] == "HEAD":  # handled as GET
             scope, send = {**scope, "method": "GET"}, without_body(send)
         else:
@@ -107,15 +104,6 @@ class Guard:
             await self._app(scope, limited(receive), send_and_release)
         finally:
             release_slot()
-        if repeatable and recorder.head is not None:
-            self._permit_repeat(scope, recorder.head)
-
-    def _permit_repeat(self, scope: Scope, head: bytes) -> None:
-        """Let the connection repeat the request, if reading requires no credentials and has no rate limit."""
-        state, web = scope.get("state") or {}, self._policy.web()
-        body = state.pop(BODY, None)
-        if body is not None and self._reads_are_open(web) and not web.rate_interval:
-            state[REPEAT] = Repeat(scope, head, body, lambda: self._policy.web() is web, self._unsent)
 
     def _reads_are_open(self, web: Web) -> bool:
         return (self._policy.open_reads or web.mutual) and not web.users

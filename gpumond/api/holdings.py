@@ -4,58 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from gpumond.diagnosis.idle import idle_seconds
+from gpumond.engine.overheads import parts
 from gpumond.model.claims import unmapped_by_device
 from gpumond.model.frame import Frame, Line
 from gpumond.model.process import ProcessKey
-from gpumond.model.quota import EffectiveQuota
 from gpumond.model.snapshot import AgentReport, ProcessUsage, Snapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessHolding:
-    """One process on one device: the driver's values, and its shares. Unknown values are null.
-
-    `unmapped_bytes` are counted by allocators while their pages are released (sleep mode); they are not part of
-    `used_bytes`. `limit_bytes` is the limit of its allocators, `quota` what its quotas require.
-    `reserve_shortage_bytes` is the part of its reserve that it does not use and that is not free.
-    """
-
-    device_uuid: str
-    pid: int
-    start_ticks: int | None
-    comm: str | None
-    uid: int | None
-    user: str | None
-    container: str | None
-    container_name: str | None
-    pod_name: str | None
-    pod_namespace: str | None
-    pod_uid: str | None
-    unit: str | None
-    slurm_job: str | None
-    state: str | None
-    utilization_ratio: float | None
-    idle_seconds: float | None
-    orphaned: bool | None
-    workload: str
-    kinds: tuple[str, ...]
-    used_bytes: int | None
-    live_bytes: int | None
-    cached_bytes: int | None
-    stranded_bytes: int | None
-    overhead_bytes: int | None
-    opaque_bytes: int | None
-    unmapped_bytes: int | None
-    limit_bytes: int | None
-    quota: EffectiveQuota | None
-    reserve_shortage_bytes: int | None
+from gpumond.model.whole_frame import ProcessHolding
 
 
 def holdings(frame: Frame) -> Iterator[ProcessHolding]:
-    """Yield every process of every device, and every agent's process that the driver does not list."""
+    """Yield every process of every device, and every agent's process that the driver does not list, with those that
+    are suspended.
+    """
     reports = frame.snapshot.reports_by_process
     lines: dict[tuple[str, ProcessKey | None], list[Line]] = {}
     for line in frame.ledger.lines:
@@ -64,6 +27,11 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
         for key, process in device.processes_by_key.items():
             own = lines.pop((device.uuid, key), [])
             yield _holding(device.uuid, process, idle_seconds(device, process), reports.get(key), own, frame.snapshot)
+    for each in frame.snapshot.suspensions:
+        if each.confirmed:
+            usage = replace(each.usage, used_bytes=0, state="suspended", utilization_ratio=None, idle_seconds=None)
+            own = lines.pop((each.device_uuid, each.process), [])
+            yield _holding(each.device_uuid, usage, None, reports.get(each.process), own, frame.snapshot)
     for (uuid, unlisted), own in lines.items():
         if unlisted is not None:
             process = ProcessUsage(pid=unlisted.pid, start_ticks=unlisted.start_ticks, used_bytes=None)
@@ -106,6 +74,7 @@ def _holding(
         cached_bytes=shares.get("cached"),
         stranded_bytes=shares.get("stranded"),
         overhead_bytes=shares.get("overhead"),
+        overhead_parts=parts(snapshot.overheads_by_process.get((device_uuid, process.key)), shares.get("overhead")),
         opaque_bytes=shares.get("opaque"),
         unmapped_bytes=unmapped_by_device(report.pools).get(device_uuid) if report else None,
         limit_bytes=snapshot.limits.get((device_uuid, process.key)),

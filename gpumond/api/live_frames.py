@@ -14,11 +14,12 @@ from pydantic_core import to_json
 from gpumond.api.frame_changes import changes, live_frame
 from gpumond.api.streams import EVENTS, RETRY
 from gpumond.api.view import DaemonView
-from gpumond.api.whole_frame import WholeFrame, whole_frame
+from gpumond.api.whole_frame import whole_frame
 from gpumond.engine.events import Event
 from gpumond.host.event_loop import in_slices
 from gpumond.model.cooperative import Steps, run_to_end
 from gpumond.model.frame import Frame
+from gpumond.model.whole_frame import WholeFrame
 
 HEARTBEAT_SECONDS = 2.0
 """Longest time between two messages. A reader that receives none for longer knows that the daemon does not answer."""

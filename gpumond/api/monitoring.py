@@ -11,9 +11,8 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope, Send
 
 from gpumond.api.auth import header
-from gpumond.api.repeats import offer
 from gpumond.config import Compat
-from gpumond.metrics import ALL_GROUPS, Form, Group
+from gpumond.metrics import ALL_GROUPS, Group
 from gpumond.model.frame import Frame
 from gpumond.protocol.text import accepts
 
@@ -55,16 +54,7 @@ async def monitored(view: DaemonView, scope: Scope) -> Answer | None:
     if asked is None:
         return None
     accept, encoding = (header(scope["headers"], name) for name in (b"accept", b"accept-encoding"))
-    answer = await metrics(view, accept, encoding, *asked)
-    form, packed = Form.of(accept, *asked), accepts(encoding, "gzip")
-
-    def body() -> bytes | None:
-        if (page := view.rendered(form)) is None:
-            return None
-        return page.compressed if packed else page.plain
-
-    offer(scope, body)
-    return answer
+    return await metrics(view, accept, encoding, *asked)
 
 
 def _asked(query: bytes) -> tuple[Compat | None, frozenset[Group]] | None:

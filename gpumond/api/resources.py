@@ -16,23 +16,17 @@ from pydantic import TypeAdapter
 
 from gpumond import __version__
 from gpumond.api import examples
-from gpumond.api.holdings import ProcessHolding, holdings
+from gpumond.api.holdings import holdings
 from gpumond.api.page_answers import present
 from gpumond.api.view import view_of
-from gpumond.api.whole_frame import (
-    StatedCondition,
-    StatedFault,
-    WholeFrame,
-    stated_conditions,
-    stated_faults,
-    whole_frame,
-)
+from gpumond.api.whole_frame import REVISION, stated_conditions, stated_faults, whole_frame
 from gpumond.host.machine_name import MACHINE_NAME
 from gpumond.model.engines import EngineReading
 from gpumond.model.frame import Alert, Frame, Ledger, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
 from gpumond.model.verdicts import KINDS
+from gpumond.model.whole_frame import ProcessHolding, StatedCondition, StatedFault, WholeFrame
 from gpumond.protocol.text import accepts
 from gpumond.rules import ended
 from gpumond.store.audit_chain import AuditEntry
@@ -49,10 +43,12 @@ ENTRIES_AT_ONCE = 500
 class Status:
     """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
 
-    `store_file` is the path of the store on that machine.
+    `store_file` is the path of the store on that machine. `revision` is the commit of the daemon's build; `null` if it
+    is unknown.
     """
 
     version: str
+    revision: str | None
     host: str
     started_at: float
     uptime_seconds: float
@@ -70,6 +66,7 @@ class Status:
 
 EXAMPLE_STATUS = Status(
     version=__version__,
+    revision="8d43ed1f0c5b7a2e9d6f4b3a1c0e8f7d6b5a4c3e",
     host="gpu-17",
     started_at=examples.TAKEN_AT - 6,
     uptime_seconds=6.0,
@@ -86,6 +83,7 @@ EXAMPLE_STATUS = Status(
 )
 EXAMPLE_FRAME = WholeFrame(
     version=__version__,
+    revision="8d43ed1f0c5b7a2e9d6f4b3a1c0e8f7d6b5a4c3e",
     host="gpu-17",
     snapshot=examples.SNAPSHOT,
     ledger=examples.LEDGER,
@@ -269,6 +267,7 @@ async def status(request: Request) -> Response:
         Status,
         Status(
             version=__version__,
+            revision=REVISION,
             host=MACHINE_NAME,
             started_at=started_at,
             uptime_seconds=time.time() - started_at,

@@ -1,7 +1,8 @@
 """Per-user shares of a limited resource.
 
-Performs no I/O. A user is the uid of a Unix socket or loopback connection, else the address. Loopback addresses without
-a known uid are one user, because a local program can use any source address of 127/8.
+A user is the person who owns the uid of a Unix socket or loopback connection (``gpumond.host.users``), else the
+address. Loopback addresses without a known uid are one user, because a local program can use any source address of
+127/8.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from gpumond.host.users import person_of
+
 Holder = TypeVar("Holder", bound=Hashable)
 
 LOOPBACK = "loopback"
@@ -19,7 +22,7 @@ LOOPBACK = "loopback"
 def user_of(uid: int | None, address: str = "") -> str:
     """Return the user that a connection is counted for."""
     if uid is not None:
-        return f"uid:{uid}"
+        return f"uid:{person_of(uid)}"
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gpumond.config.tokens import PREFIX, digest
+from gpumond.host.users import counted_name
 
 CODE_SECONDS = 60.0
 SESSION_SECONDS = 12 * 3600.0
@@ -58,7 +59,7 @@ class SignIns(Generic[CallerT]):
 def _add(entries: dict[bytes, SignIn[CallerT]], added: SignIn[CallerT], now: float) -> str:
     for key in [key for key, entry in entries.items() if entry.ends_at < now]:
         del entries[key]
-    own = [key for key, entry in entries.items() if entry.name == added.name]
+    own = [key for key, entry in entries.items() if counted_name(entry.name) == counted_name(added.name)]
     if len(own) >= PER_CALLER:
         del entries[own[0]]
     elif len(entries) >= IN_TOTAL:

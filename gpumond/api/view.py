@@ -18,7 +18,7 @@ from gpumond.engine.preview import Preview
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.flush.admissions import Admissions
 from gpumond.history import History
-from gpumond.metrics import Form, Group
+from gpumond.metrics import Group
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
 from gpumond.protocol.messages import AgentResponse, Asked
@@ -71,10 +71,6 @@ class DaemonView(Protocol):
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest: ...
     async def reload(self, requested_by: str) -> str: ...
     async def metrics(self, accept: str, compat: Compat | None, groups: frozenset[Group]) -> MetricsPage: ...
-    def rendered(self, form: Form) -> MetricsPage | None:
-        """Return the page of the current frame, which a scraper requests; None if it has not been rendered."""
-        ...
-
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome: ...
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
     async def ask(

@@ -7,6 +7,7 @@ and programs request.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 
@@ -14,6 +15,7 @@ from gpumond.alerting.dispatcher import AlertDispatcher
 from gpumond.alerting.hook import AlertmanagerHook
 from gpumond.collector.start import Worker
 from gpumond.config import Settings
+from gpumond.config.file import Kept
 from gpumond.daemon.edges import Edges, real_edges
 from gpumond.daemon.parts import Parts
 from gpumond.daemon.quota_limits import QuotaLimits
@@ -28,10 +30,13 @@ from gpumond.host.event_loop import background, in_slices
 from gpumond.host.processes import find_process
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
+from gpumond.model.snapshot import Fault
 from gpumond.rules import Rule
 from gpumond.rules.restore import awaited
 from gpumond.store.audit_chain import AuditEntry
 from gpumond.store.history import HistoryPersistence
+
+log = logging.getLogger(__name__)
 
 STORE_SECONDS = 2.0
 """The time that the end of a daemon waits for a disk that hangs."""
@@ -43,19 +48,19 @@ def make_daemon(
     source: str,
     load: Load | None = None,
     pace: float = 1.0,
-    between_ticks: Callable[[], None] = lambda: None,
     worker: Worker | None = None,
+    kept: Kept | None = None,
 ) -> Iterator[Daemon]:
     """A Daemon with its real edges. Raises ConfigError if the agents' socket cannot be bound."""
     with real_edges(settings, source, worker) as edges:
-        yield Daemon(settings, edges, load, pace, between_ticks)
+        yield Daemon(settings, edges, load, pace, kept)
 
 
 class Daemon:
     """The devices and programs of one machine.
 
     ``load`` reads the configuration again, for a reload. ``pace`` is the factor by which diagnosis time is
-    accelerated. ``between_ticks`` is called after each tick. Construct it on the event loop's thread.
+    accelerated. Construct it on the event loop's thread.
     """
 
     def __init__(
@@ -64,9 +69,15 @@ class Daemon:
         edges: Edges,
         load: Load | None = None,
         pace: float = 1.0,
-        between_ticks: Callable[[], None] = lambda: None,
+        kept: Kept | None = None,
     ) -> None:
         parts = self._parts = Parts(settings, edges, pace)
+        if kept is None:
+            parts.telemetry.configuration_loaded()
+        else:
+            log.error("the configuration is invalid, its last valid content is in effect: %s", kept.error)
+            edges.faults["configuration"] = Fault("configuration", "not_loaded", None, kept.place)
+            parts.telemetry.configuration_failed(kept.loaded_at)
         self._requests = Requests(parts, load)
         self._dispatcher = AlertDispatcher(
             parts.store, parts.outbox, self._requests.flush, parts.began, self._requests.request_end
@@ -87,13 +98,13 @@ class Daemon:
             lambda: parts.settings.hook_dry_run,
         )
         effects = (self._dispatcher, self._quota_limits, self.admissions)
-        self._ticker = Ticker(parts, self._history_persistence, *effects, between_ticks=between_ticks)
+        self._ticker = Ticker(parts, self._history_persistence, *effects)
         self._store_seconds = STORE_SECONDS
         self.started_at, self.store_file = parts.started_at, parts.store.path.absolute()
         self.rulebook, self.events, self.baselines = parts.rulebook, parts.events, parts.baselines
-        self.silences, self.quotas = parts.silences, parts.quotas
+        self.silences, self.quotas, self.faults = parts.silences, parts.quotas, edges.faults
         self.http_rejected, self.log_dropped = parts.telemetry.http_rejected, parts.telemetry.log_dropped
-        self.metrics, self.rendered = parts.current.metrics, parts.current.rendered
+        self.metrics = parts.current.metrics
         self.flush, self.ask, self.fetch = self._requests.flush, self._requests.ask, self._requests.fetch
         self.test_receiver = self._requests.test_receiver
         self.release, self.release_on_signal = self._requests.release, self._requests.release_on_signal
@@ -124,6 +135,8 @@ class Daemon:
             stack.push_async_callback(self._finish, edges.engines.close)
             edges.engines.configure(parts.settings.engines)
             edges.engines.start(parts.gpu_processes)
+            stack.push_async_callback(self._finish, parts.flusher.close)
+            parts.flusher.resume()
             stack.push_async_callback(self._finish, self._dispatcher.close)
             stack.push_async_callback(self._finish, self._quota_limits.close)
             stack.push_async_callback(self._finish, self.admissions.close)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,12 +22,15 @@ from gpumond.engines.poller import Engines
 from gpumond.host.fd_limits import kept_from_agents
 from gpumond.host.peer_credentials import Identity
 from gpumond.host.processes import in_private_pid_namespace
-from gpumond.host.runtime_directory import bind_agent_socket, remove_agent_socket
+from gpumond.host.runtime_directory import AgentSocket
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.cooperative import Steps
-from gpumond.model.snapshot import AgentReport, ProgramEnd, Reading, SourceState
+from gpumond.model.process import ProcessKey
+from gpumond.model.snapshot import AgentReport, Fault, ProgramEnd, Reading, SourceState
 from gpumond.protocol.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.store import Bounds, Store
+
+log = logging.getLogger(__name__)
 
 
 class DeviceReader(Protocol):
@@ -45,6 +50,8 @@ class Agents(Protocol):
     def serve(self) -> None: ...
     def reporting(self) -> Steps[tuple[AgentReport, ...]]: ...
     def report(self, identity: Identity) -> AgentReport | None: ...
+    def silent(self) -> tuple[AgentReport, ...]: ...
+    def keep(self, suspended: Collection[ProcessKey]) -> None: ...
     def ends(self) -> tuple[ProgramEnd, ...]: ...
     def departed(self) -> tuple[AgentReport, ...]: ...
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
@@ -84,6 +91,8 @@ class Edges:
     retry_seconds: tuple[float, float] = BACKOFF_SECONDS
     """The shortest and the longest pause before a notification is sent again."""
     private_pid_namespace: bool | None = None
+    faults: dict[str, Fault] = field(default_factory=dict)
+    """Faults of the sockets and of the configuration, by name."""
 
 
 @contextmanager
@@ -95,23 +104,34 @@ def real_edges(settings: Settings, source: str, worker: Worker | None = None) ->
     """
     telemetry, wake = Telemetry(), asyncio.Event()
     path = settings.agent_socket()
-    listener = bind_agent_socket(path, settings.agent_socket_mode(), settings.runtime_directory())
+    agent_socket = AgentSocket(path, settings.agent_socket_mode(), settings.runtime_directory())
+    faults: dict[str, Fault] = {}
+
+    def restored() -> socket.socket | None:
+        changed, problem = agent_socket.restored(), agent_socket.problem
+        if problem:
+            faults["agents"] = Fault("agents", "socket_lost", None, problem)
+        elif faults.pop("agents", None) or changed:
+            log.warning("%s had been removed; agents can connect again", path)
+        return agent_socket.listener if changed else None
+
     collector = Collector(source, restarted=telemetry.restarted, opened=wake.set, first=worker)
     telemetry.add_processes(lambda: collector.pid)
     try:
         yield Edges(
             collector=collector,
             agents=AgentServer(
-                listener,
+                agent_socket.listener,
                 limits=Limits(reserved_descriptors=kept_from_agents()),
                 reported=telemetry.reported,
                 rejected=telemetry.rejected,
+                restored=restored,
             ),
             store=Store(settings.store_file(), Bounds(settings.retention)),
             telemetry=telemetry,
             wake=wake,
             private_pid_namespace=in_private_pid_namespace(),
+            faults=faults,
         )
     finally:
-        listener.close()
-        remove_agent_socket(path)
+        agent_socket.close()

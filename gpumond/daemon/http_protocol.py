@@ -22,7 +22,6 @@ import uvicorn
 from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gpumond.api.repeats import REPEAT, Repeat
 from gpumond.config.tls import certificate_subjects
 from gpumond.daemon.listener import HttpPeer
 
@@ -31,8 +30,6 @@ TAKE_SECONDS = 30.0
 MAX_HEAD_BYTES = 32 * 1024
 MAX_REQUEST_BYTES = 1 << 20
 """As sent: with chunks, their extensions and trailers. The application bounds the body itself."""
-MAX_REPEATED_BYTES = 2048
-"""Requests up to this length are kept, to be compared with the next one."""
 MAX_PIPELINED = 8
 """Requests that wait for the answer to the previous one. Each is parsed, and so takes some KiB."""
 UNDERSTOOD = "only HTTP/1.0 and 1.1 are supported, and targets that begin with /"
@@ -53,7 +50,6 @@ CONTRACT = {
     "on_message_complete": (),
     "on_response_complete": (),
     "send_400_response": ("msg",),
-    "timeout_keep_alive_handler": (),
 }
 """The methods that `HttpProtocol` overrides, and their parameters."""
 
@@ -96,12 +92,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_complete = False
         self._refusal = (400, "this is not HTTP/1.1")
         self._subjects: frozenset[str] = frozenset()
-        self._messages = 0
-        """Requests that began in the data received last."""
-        self._request = b""
-        """The last request, if it arrived alone and at once."""
-        self._read: Callable[[], None] = _nothing
-        """Called when the answer to a repeated request has been read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
@@ -118,23 +108,19 @@ class HttpProtocol(HttpToolsProtocol):
         self.resume_writing()
         self._gone(self._peer)
         super().connection_lost(exc)
-        # Break reference cycles: garbage is collected every ten seconds only, and a flood makes much of it.
+        # Break reference cycles: a flood of connections makes much garbage before the next collection.
         for cycle, _ in self.pipeline:
             cycle.on_response = _nothing
         self.pipeline.clear()
         self._peer.close, self._peer.begun = _nothing, bool
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing() or self._repeats(data):
+        if self.transport.is_closing():
             return
-        alone = not (self._request_bytes or self._answering())
         if self._receiving is None:
             self._arm(self._receive_seconds)
         self._request_bytes += len(data)
-        self._messages = 0
         super().data_received(data)
-        alone = alone and self._messages == 1 and self._receiving is None and len(data) <= MAX_REPEATED_BYTES
-        self._request = data if alone else b""
         if self.transport.is_closing() or self._receiving is None:
             return
         if not self._answering() or self.cycle.more_body:
@@ -145,32 +131,8 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._request_bytes > MAX_REQUEST_BYTES:
             self._reject("oversize")
 
-    def _repeats(self, data: bytes) -> bool:
-        """Answer a repetition of the last request. Returns False if it is none, or has to be handled as a new one."""
-        if data != self._request or self._answering() or self.flow.write_paused:
-            return False
-        repeat: Repeat | None = self.scope["state"].get(REPEAT)
-        date = b"".join([b"%b: %b\r\n" % line for line in self.server_state.default_headers])
-        answer = repeat and repeat.answer(date)
-        if not (repeat and answer):
-            return False
-        self._peer.enter("idle", time.monotonic())
-        self.transport.write(answer)
-        if self.flow.write_paused:
-            self._read = repeat.count_unread(answer)
-        return True
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close the connection, unless a request has been repeated since the timer was started."""
-        remaining = self._peer.since + self.timeout_keep_alive - time.monotonic()
-        if self._peer.stage == "idle" and remaining > 0:
-            self.timeout_keep_alive_task = self.loop.call_later(remaining, self.timeout_keep_alive_handler)
-        else:
-            super().timeout_keep_alive_handler()
-
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._messages += 1
         self._head_complete, self._head_bytes = False, 0
 
     def on_url(self, url: bytes) -> None:
@@ -231,8 +193,6 @@ class HttpProtocol(HttpToolsProtocol):
         if self._taking is not None:
             self._taking.cancel()
             self._taking = None
-        self._read()
-        self._read = _nothing
 
     def send_400_response(self, msg: str) -> None:
         """Answer with a problem document, and close the connection."""

@@ -97,9 +97,17 @@ class HttpListener:
     def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-            self._loop.add_reader(listener.fileno(), self._accept, listener)
+            self._accept_on(listener)
+
+    def add(self, listener: socket.socket) -> None:
+        """Accept on another socket."""
+        self._listeners = (*self._listeners, listener)
+        self._accept_on(listener)
+
+    def _accept_on(self, listener: socket.socket) -> None:
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def close(self) -> None:
         self._closed = True

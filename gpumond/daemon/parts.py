@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from math import inf
 
 from gpumond.alerting.outbox import Outbox
 from gpumond.alerting.silences import Silences
@@ -13,10 +16,10 @@ from gpumond.config import Compat, Settings
 from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.daemon.edges import Edges
-from gpumond.daemon.scrape_schedule import ScrapeSchedule
 from gpumond.diagnosis import Diagnosis
 from gpumond.engine import EngineState
 from gpumond.engine.preview import PreviewWindow
+from gpumond.errors import StoreUnavailable
 from gpumond.flush import Flusher
 from gpumond.host.event_loop import in_slices
 from gpumond.metrics import ALL_GROUPS, Exposition, Form, Group, Page
@@ -38,20 +41,12 @@ class CurrentFrame:
         self.answers: dict[str, bytes] = {}
         """Encoded answers of the API about this frame, by route."""
         self.exposition = Exposition(edges.telemetry, settings.compat)
-        self._clock = edges.clock
-        self._scrapes: ScrapeSchedule[Form] = ScrapeSchedule()
         self._rendering = asyncio.Lock()
         self._swapped = asyncio.Event()
 
-    async def write_pages(self, frame: Frame, interval: float) -> dict[Form, Page]:
-        """Return the pages that will probably be requested within ``interval`` seconds."""
-        expected = tuple(self._scrapes.expected(self._clock.monotonic(), interval))
-        return {form: await in_slices(self.exposition.writing(frame, form)) for form in expected}
-
-    def swap(self, frame: Frame, pages: dict[Form, Page]) -> None:
-        """Make ``frame`` the current one. ``pages`` show no annotation of an alert, so they may precede these."""
+    def swap(self, frame: Frame) -> None:
+        """Make ``frame`` the current one."""
         self.frame, self.answers = frame, {}
-        self.exposition.show(frame, pages)
         self._swapped.set()  # wakes current waiters; later ones wait for the next frame
         self._swapped = asyncio.Event()
 
@@ -68,15 +63,8 @@ class CurrentFrame:
         if self.frame is None:
             await self.await_frame(FIRST_FRAME_SECONDS)
         form = Form.of(accept, compat, groups)
-        if page := self.rendered(form):
-            return page
         async with self._rendering:
             return await in_slices(self.exposition.rendering(self.frame, form))
-
-    def rendered(self, form: Form) -> Page | None:
-        """Return the page of the current frame, which a scraper requests; None if it has not been rendered."""
-        self._scrapes.asked(form, self._clock.monotonic())
-        return self.exposition.written(self.frame, form)
 
 
 class Parts:
@@ -111,6 +99,7 @@ class Parts:
             done=self._flushed,
             cooldown_seconds=settings.flush_cooldown,
             engines=edges.engines,
+            keep=self._keep,
         )
 
     def _receives(self, receiver: str, rule: str) -> bool:
@@ -124,14 +113,29 @@ class Parts:
         listened = () if self.settings.loopback or self.settings.host in ("0.0.0.0", "::") else (self.settings.host,)
         return frozenset(name.lower() for name in (own, own.partition(".")[0], *self.settings.hosts, *listened))
 
-    def gpu_processes(self) -> list[ProcessKey] | None:
-        """Return the processes that the driver lists in the current frame; None before the first one."""
+    def gpu_processes(self) -> Mapping[ProcessKey, float | None] | None:
+        """Return the processes that the driver lists in the current frame; None before the first one.
+
+        Each with its idle time in seconds, None if the driver does not report its use of one of its devices.
+        """
         if self.current.frame is None:
             return None
-        return [key for device in self.current.frame.snapshot.devices for key in device.processes_by_key]
+        found: dict[ProcessKey, float | None] = {}
+        for device in self.current.frame.snapshot.devices:
+            for key, process in device.processes_by_key.items():
+                idle, other = process.idle_seconds, found.get(key, inf)
+                found[key] = None if idle is None or other is None else min(idle, other)
+        return found
 
     async def _read_driver(self) -> Reading | None:
         return await self.edges.collector.read(wait=FLUSH_READ_SECONDS)
+
+    async def _keep(self, receipt: Receipt) -> None:
+        """Store the receipt of an engine that was returned to service. The store has logged it if it cannot."""
+        with suppress(StoreUnavailable):
+            detail = {"engine": receipt.workload, "outcome": receipt.outcome, "reason": receipt.reason}
+            await self.store.audit(receipt.requested_by, "engine.returned", detail)
+            await self.store.add_receipts([receipt])
 
     def _flushed(self, receipt: Receipt) -> None:
         self.telemetry.flushed(receipt)

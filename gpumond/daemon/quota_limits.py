@@ -10,6 +10,7 @@ from gpumond.api.rate_limits import TokenBucket
 from gpumond.engine.quotas import DueLimit, SentLimit, answered, finding_due_limits
 from gpumond.errors import StoreUnavailable
 from gpumond.host.event_loop import in_slices
+from gpumond.host.users import person_of
 from gpumond.model.process import ProcessKey
 from gpumond.model.program import AppliedLimit
 from gpumond.model.snapshot import Snapshot
@@ -39,7 +40,7 @@ class QuotaLimits:
         self._note_answers()
         due, self._sent = await in_slices(finding_due_limits(snapshot, self._sent))
         for each in due:
-            user, now = str(each.report.uid), snapshot.elapsed_seconds
+            user, now = str(person_of(each.report.uid)), snapshot.elapsed_seconds
             if self._rate.wait(user, now) > 0:
                 continue  # it is due again later
             self._rate.count(user, now)
@@ -53,7 +54,7 @@ class QuotaLimits:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _carry_out(self, due: DueLimit) -> None:
-        async with self._places[due.report.uid]:
+        async with self._places[person_of(due.report.uid)]:
             try:
                 answer = await self._set_limit(due)
             except StoreUnavailable:

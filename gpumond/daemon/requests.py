@@ -19,7 +19,7 @@ from gpumond.engine.quotas import DueLimit
 from gpumond.errors import ConfigError, FlushError, NoSuchReceiver, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.model.pools import Receipt
-from gpumond.model.snapshot import AgentReport
+from gpumond.model.snapshot import AgentReport, Fault
 from gpumond.model.units import human
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.store import Bounds
@@ -130,6 +130,8 @@ class Requests:
             settings = await asyncio.to_thread(self._load)
         except ConfigError as error:
             log.error("the configuration is invalid, the previous one remains in effect: %s", error)
+            parts.edges.faults["configuration"] = Fault("configuration", "not_loaded", None, error.place)
+            parts.telemetry.configuration_failed()
             raise
         later = parts.settings.differs(settings)
         parts.settings = replace(parts.settings, **{name: getattr(settings, name) for name in RELOADED})
@@ -145,6 +147,8 @@ class Requests:
         effect = f"reloaded; {len(parts.rulebook.rules)} rules" + (
             f"; requires a restart: {', '.join(later)}" if later else ""
         )
+        parts.edges.faults.pop("configuration", None)
+        parts.telemetry.configuration_loaded()
         log.info("configuration %s, by %s", effect, requested_by)
         try:
             await parts.store.audit(requested_by, "reload", {"rules": len(settings.rules), "needs_restart": later})

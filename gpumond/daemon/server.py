@@ -18,11 +18,11 @@ from gpumond.api.deferred import DeferredApi
 from gpumond.api.guard import Guard, Policy
 from gpumond.collector.start import Worker
 from gpumond.config import LOOPBACK, Settings
+from gpumond.config.file import Kept
 from gpumond.config.tls import alternative_names
 from gpumond.config.tokens import Token, check_subjects, read_tokens
 from gpumond.config.web import Web
 from gpumond.daemon import Daemon, Load, make_daemon
-from gpumond.daemon.garbage_collection import CollectionSchedule, only_on_schedule
 from gpumond.daemon.http_protocol import HttpProtocol
 from gpumond.daemon.listener import HttpListener, HttpPeer
 from gpumond.daemon.reloading_file import ReloadingFile
@@ -33,11 +33,20 @@ from gpumond.host.event_loop import background
 from gpumond.host.fd_limits import http_connections, http_connections_of_user, raise_limit
 from gpumond.host.logs import RateLimitFilter
 from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token
+from gpumond.model.snapshot import Fault
 
 log = logging.getLogger(__name__)
 
 DATE_SECONDS = 1.0
 """Interval at which the Date header is renewed."""
+
+
+PORT_SECONDS = 5.0
+"""Interval at which a port that another program uses is tried again."""
+
+
+class PortInUse(ConfigError):
+    """Another program uses the port of `listen`."""
 
 
 async def serve(
@@ -48,20 +57,28 @@ async def serve(
     log_limit: RateLimitFilter | None = None,
     bound: Callable[[str], None] = lambda address: None,
     worker: Worker | None = None,
+    kept: Kept | None = None,
+    without_port: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError if the port or a socket cannot be bound.
 
+    ``without_port``: while another program uses the port, agents, rules and api.sock are served, with a fault.
     ``log_limit`` counts the log lines that it drops, for a metric. ``bound`` is called with the page's address when the
     port accepts connections; they are answered a moment later. ``worker``: the process that reads the source, if it has
-    been started. However this ends, sockets are removed, tasks have ended, and the garbage collector is as before.
+    been started. ``kept``: the settings are not those of the present file. However this ends, sockets are removed and
+    tasks have ended.
     """
     raise_limit()
     web, reviews = _web(settings), make_token_reviews(settings)
     others = _others(settings, web)
     async with AsyncExitStack() as stack:
-        listener = stack.enter_context(_listen(settings))
-        collections = CollectionSchedule()
-        daemon = stack.enter_context(make_daemon(settings, source, load, pace, collections.collect_if_due, worker))
+        try:
+            listener, problem = stack.enter_context(_listen(settings)), ""
+        except PortInUse as error:
+            if not without_port:
+                raise
+            listener, problem = None, str(error)
+        daemon = stack.enter_context(make_daemon(settings, source, load, pace, worker, kept))
         if log_limit is not None:
             log_limit.dropped = daemon.log_dropped
         own = settings.runtime_directory()
@@ -70,7 +87,7 @@ async def serve(
         tokens = Tokens(write_token(own), others=others, reviews=reviews)
         config = uvicorn.Config(
             Guard(
-                DeferredApi(daemon, tokens, daemon.running, loaded=collections.exclude_imports),
+                DeferredApi(daemon, tokens, daemon.running),
                 tokens,
                 _policy(settings, web, daemon.http_rejected),
             ),
@@ -83,14 +100,34 @@ async def serve(
         )
         scheme = "http" if web().tls is None else "https"
         address = f"{scheme}://{settings.listen}/"
-        listener.listen()
-        bound(address)
-        log.info("serving %s, agents at %s, source %s", address, settings.agent_socket(), source)
+        if listener is None:
+            log.error(
+                "%s; it is tried again every %g s, and %s answers meanwhile", problem, PORT_SECONDS, own / API_SOCKET
+            )
+            daemon.faults["http"] = Fault("http", "port_in_use", None, problem)
+        else:
+            listener.listen()
+            bound(address)
+            log.info("serving %s, agents at %s, source %s", address, settings.agent_socket(), source)
         server = _Server(config, web, daemon.http_rejected)
         _handle_signals(stack, server, daemon)
         await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.frame)))
-        stack.enter_context(only_on_schedule())
-        await server.serve(sockets=[listener, api])
+        if listener is None:
+            await stack.enter_async_context(background(_await_port(settings, server, daemon)))
+        await server.serve(sockets=[api] if listener is None else [listener, api])
+
+
+async def _await_port(settings: Settings, server: _Server, daemon: Daemon) -> None:
+    """Serve on the port as soon as no other program uses it."""
+    while True:
+        await asyncio.sleep(PORT_SECONDS)
+        if not server.started:
+            continue
+        with suppress(PortInUse):
+            server.http.add(_listen(settings))
+            del daemon.faults["http"]
+            log.info("serving %s, which no other program uses any more", settings.listen)
+            return
 
 
 def _handle_signals(stack: AsyncExitStack, server: _Server, daemon: Daemon) -> None:
@@ -145,7 +182,7 @@ class _Server(uvicorn.Server):
 
     def _open(self, sockets: list[socket.socket]) -> None:
         connections = http_connections()
-        listener = HttpListener(
+        self.http = listener = HttpListener(
             sockets,
             lambda peer: self._protocol(peer, listener.gone),
             connections=connections,
@@ -215,5 +252,6 @@ def _listen(settings: Settings) -> socket.socket:
         taken = error.errno == errno.EADDRINUSE
         used = "another program uses the port; stop it or choose another one with --listen"
         remedy = used if taken else "see --listen"
-        raise ConfigError(f"cannot listen on {settings.listen}: {error.strerror}: {remedy}") from None
+        kind = PortInUse if taken else ConfigError
+        raise kind(f"cannot listen on {settings.listen}: {error.strerror}: {remedy}") from None
     return listener

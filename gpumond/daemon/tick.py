@@ -15,7 +15,9 @@ from gpumond.daemon.quota_limits import QuotaLimits
 from gpumond.engine import Tick, advancing, observing
 from gpumond.flush.admissions import Admissions
 from gpumond.host.event_loop import in_slices
+from gpumond.host.users import person_of
 from gpumond.model.snapshot import Reading, Snapshot
+from gpumond.rules.scopes.device import short_users
 from gpumond.store.history import HistoryPersistence
 
 log = logging.getLogger(__name__)
@@ -25,8 +27,6 @@ READ_SHARE = 0.8
 
 
 class Ticker:
-    """``between_ticks`` is called after each tick, when the event loop has run other tasks."""
-
     def __init__(
         self,
         parts: Parts,
@@ -34,11 +34,9 @@ class Ticker:
         dispatcher: AlertDispatcher,
         quota_limits: QuotaLimits,
         admissions: Admissions,
-        between_ticks: Callable[[], None] = lambda: None,
     ) -> None:
         self._parts, self._dispatcher, self._history = parts, dispatcher, history
         self._quota_limits, self._admissions = quota_limits, admissions
-        self._between_ticks = between_ticks
         self._leaks = LeakInquiry(parts.edges.agents)
 
     async def tick(self) -> Tick:
@@ -47,16 +45,17 @@ class Ticker:
         reading = await parts.edges.collector.read(wait=READ_SHARE * interval)
         with parts.telemetry.tick_duration.time():
             snapshot = await self._observe(reading)
+            parts.edges.agents.keep({each.process for each in snapshot.suspensions if each.confirmed})
             rules = parts.rulebook.rules
             tick = await in_slices(advancing(parts.state, rules, snapshot))
             alerts = await in_slices(parts.silences.marking(tick.frame.alerts))
-            pages = await parts.current.write_pages(tick.frame, interval)
 
             # No other task runs from here to `execute`: it carries out what the frame shows.
-            dispatch = self._dispatcher.decide(rules, alerts, snapshot, tick.memory.activities, tick.resolved)
+            users = {} if parts.settings.lending == "all" else short_users(tick.memory.recent, snapshot)
+            dispatch = self._dispatcher.decide(rules, alerts, snapshot, tick.memory.activities, tick.resolved, users)
             parts.state = tick.memory
             frame = replace(tick.frame, alerts=dispatch.alerts, silences=parts.silences.current())
-            parts.current.swap(frame, pages)
+            parts.current.swap(frame)
             self._dispatcher.execute(dispatch)
             if parts.quotas.loaded:  # until then, the limit of an unknown quota may be that of a stored one
                 await self._quota_limits.execute(snapshot)
@@ -85,12 +84,14 @@ class Ticker:
                 taken_at=edges.clock.wall(),
                 elapsed_seconds=edges.clock.monotonic() - parts.began,
                 store_writable=edges.store.writable,
-                faults=edges.store.faults(),
+                faults=(*edges.store.faults(), *edges.faults.values()),
                 private_pid_namespace=edges.private_pid_namespace,
                 ends=edges.agents.ends(),
+                silent=edges.agents.silent(),
                 engines=edges.engines.readings(),
                 uptime_seconds=edges.clock.uptime(),
                 quotas=parts.quotas.table,
+                person_of=person_of,
             )
         )
 
@@ -123,7 +124,6 @@ class Ticker:
             except Exception:
                 log.exception("a tick failed; the previous frame remains")
             await asyncio.sleep(0)
-            self._between_ticks()
             interval = parts.settings.interval
             due += interval
             late = time.monotonic() - due

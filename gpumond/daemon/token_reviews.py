@@ -12,7 +12,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from http.client import HTTPException, HTTPSConnection
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gpumond.config import Settings
 from gpumond.config.tokens import digest
 from gpumond.errors import ConfigError, TokenReviewError
 from gpumond.host.files import read_text
-from gpumond.host.http_exchange import HttpAnswer, exchange
+from gpumond.host.http_exchange import Connection, HttpAnswer, exchange
 
 ROUTE = "/apis/authentication.k8s.io/v1/tokenreviews"
 USER = "system:serviceaccount:"
@@ -68,7 +68,7 @@ class KubernetesTokenReviews:
         try:
             own = read_text(self._directory / "token").strip()
             trust = ssl.create_default_context(cafile=self._directory / "ca.crt")
-            connection = HTTPSConnection(self._host, self._port, timeout=REVIEW_SECONDS, context=trust)
+            connection = Connection(self._host, self._port, tls=trust)
             fields = {"Authorization": f"Bearer {own}", "Content-Type": "application/json", "Connection": "close"}
             body = json.dumps(review).encode()
             sent = exchange(connection, "POST", ROUTE, body, fields, MAX_ANSWER_BYTES)

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumond.diagnosis import Diagnosis, diagnosing
 from gpumond.diagnosis.idle import with_idle_times
 from gpumond.engine.attribution import attributing
+from gpumond.engine.overheads import following
 from gpumond.engine.quotas import assigning
 from gpumond.engine.retainers import with_retainers
 from gpumond.model.claims import complete_lists
@@ -31,6 +32,7 @@ from gpumond.model.snapshot import (
     Snapshot,
     SourceState,
 )
+from gpumond.model.suspensions import suspending
 from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, same_process, stepping
 from gpumond.rules.restore import Awaited, hold
 from gpumond.rules.scopes import RuleContext, departure, hidden, subjects
@@ -69,11 +71,16 @@ def observing(
     faults: Sequence[Fault] = (),
     private_pid_namespace: bool | None = None,
     ends: Sequence[ProgramEnd] = (),
+    silent: Sequence[AgentReport] = (),
     engines: Sequence[EngineReading] = (),
     uptime_seconds: float | None = None,
     quotas: QuotaTable = WITHOUT_QUOTAS,
+    person_of: Callable[[int], int] = int,
 ) -> Steps[Snapshot]:
     """Make the facts of one tick. ``reading`` is None if none arrived in time.
+
+    ``silent``: the last reports of silent agents, of which only those of suspended processes are used. ``person_of``:
+    the person who owns a uid.
 
     A device that did not answer keeps the values of its last reading for two ticks. After that all its values are
     unknown until it answers again or the source no longer lists it.
@@ -86,7 +93,11 @@ def observing(
         devices.append(device)
         yield
     complete = complete_lists(devices, all_faults, private_pid_namespace)
-    reports, excesses = yield from checking(reports, devices, complete, previous, all_faults)
+    reports, suspensions = suspending(
+        reports, silent, devices, all_faults, private_pid_namespace, previous, elapsed_seconds
+    )
+    yield
+    reports, excesses = yield from checking(reports, devices, complete, previous, all_faults, person_of)
     if not source.up and source.reason and source.reason != STARTING:
         all_faults.append(Fault(source.name, source.reason, None, source.detail))
     seq = previous.seq + 1 if previous else 1
@@ -107,6 +118,8 @@ def observing(
         engines=tuple(engines),
         uptime_seconds=uptime_seconds,
         quotas=(yield from assigning(quotas, devices, reports)),
+        suspensions=suspensions,
+        overheads=(yield from collecting(following(devices, reports, suspensions, previous, elapsed_seconds))),
     )
 
 

@@ -1,11 +1,15 @@
 """Decisions on requests for device memory: which start now, and which caches are flushed for them. No I/O.
 
-Requests for one device are granted in the order of their arrival, so that none waits for ever. A granted request
-counts as used until its program has allocated the memory, or its deadline has passed.
+Each user has a queue for each device, and the users take turns. A request that free memory, flushes or the end of
+other users' grants can satisfy keeps later requests back for a limited time; one that needs the end of a program keeps
+back those of its own user only. A granted request counts as used until its program has allocated the memory, or its
+deadline has passed. For other users, all grants of a user count up to the largest of them, or an equal share of the
+device if that is more.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +19,7 @@ from gpumond.model.process import ProcessKey
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingRequest:
     """A request for ``need_bytes`` of one device. ``uid``: the user whose programs may be flushed for it; None for all
-    users. ``grant_seconds``: the time that the program has to allocate the memory.
+    users. ``grant_seconds``: the time that the program has to allocate the memory. ``user``: in whose queue it is.
     """
 
     id: str
@@ -23,6 +27,7 @@ class WaitingRequest:
     need_bytes: int
     grant_seconds: float
     uid: int | None = None
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class Grant:
     device_uuid: str
     need_bytes: int
     deadline: float
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +93,14 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``plans``: by id, the plan of each first request of a device; by UUID, that of reserves that do not fit."""
+    """``plans``: by id, the plan of the first request of each user on a device; by UUID, that of reserves that do not
+    fit. ``holders``: the request of each device for which programs are flushed.
+    """
 
     queue: Queue
     granted: tuple[WaitingRequest, ...] = ()
     plans: Mapping[str, Plan] = field(default_factory=dict)
+    holders: tuple[str, ...] = ()
 
 
 def decide(
@@ -100,10 +109,12 @@ def decide(
     allocated: Mapping[str, int],
     ended: Collection[str],
     now: float,
+    passed: Collection[str] = (),
 ) -> Decision:
-    """Return the requests that are granted now, and the plans of those that wait at the head of a device's queue.
+    """Return the requests that are granted now, and the plans of those that wait at the head of a user's queue.
 
     ``allocated``: bytes that the program of each grant holds on its device. ``ended``: grants whose program has ended.
+    ``passed``: requests that have kept others back for long enough.
     """
     grants = [
         grant
@@ -112,33 +123,74 @@ def decide(
     ]
     granted: list[WaitingRequest] = []
     plans: dict[str, Plan] = {}
+    holders: list[str] = []
     for room in rooms:
         available = available_bytes(room, grants, allocated)
         if available is not None and available < 0 and room.reserved_bytes:
             lenders = [each for each in room.neighbours if room.lenders is None or each.uid in room.lenders]
             plans[room.uuid] = lending(lenders, min(-available, room.reserved_bytes), available)
-        for request in queue.waiting:
-            if request.device_uuid != room.uuid:
+        able: list[str] = []
+        stopped: set[str] = set()
+        order = in_turn(queue.waiting, grants, room.uuid)
+        users = {request.user for request in order}
+        for request in order:
+            if request.user in stopped:
                 continue
-            if available is None or request.need_bytes > available:
-                plans[request.id] = plan(room, request, available)
-                break
-            available -= request.need_bytes
-            granted.append(request)
-            grants.append(Grant(request.id, room.uuid, request.need_bytes, now + request.grant_seconds))
+            available = available_bytes(room, grants, allocated, request.user, users)
+            if available is not None and request.need_bytes <= available:
+                granted.append(request)
+                deadline = now + request.grant_seconds
+                grants.append(Grant(request.id, room.uuid, request.need_bytes, deadline, request.user))
+                continue
+            found = plans[request.id] = plan(room, request, available)
+            stopped.add(request.user)
+            without = available_bytes(room, [grant for grant in grants if grant.user == request.user], allocated)
+            if available is None or without is None or found.missing_bytes <= without - available:
+                able.append(request.id)
+                if request.id not in passed:
+                    break
+        holders += able[-1:] if able and able[-1] not in passed else able[:1]
     started = {request.id for request in granted}
     waiting = tuple(request for request in queue.waiting if request.id not in started)
-    return Decision(Queue(waiting, tuple(grants)), tuple(granted), plans)
+    return Decision(Queue(waiting, tuple(grants)), tuple(granted), plans, tuple(holders))
 
 
-def available_bytes(room: Room, grants: Iterable[Grant], allocated: Mapping[str, int]) -> int | None:
-    """Return the free bytes that neither a grant nor a reserve claims; negative if these exceed the free bytes."""
+def in_turn(waiting: Iterable[WaitingRequest], grants: Iterable[Grant], device_uuid: str) -> list[WaitingRequest]:
+    """Return the requests for a device: the first of each user before the second of any, else by arrival.
+
+    The grants of a user, which precede the requests, count as well.
+    """
+    places = Counter(grant.user for grant in grants if grant.device_uuid == device_uuid)
+    ranked: list[tuple[int, WaitingRequest]] = []
+    for request in waiting:
+        if request.device_uuid == device_uuid:
+            ranked.append((places[request.user], request))
+            places[request.user] += 1
+    return [request for _, request in sorted(ranked, key=lambda each: each[0])]
+
+
+def available_bytes(
+    room: Room,
+    grants: Iterable[Grant],
+    allocated: Mapping[str, int],
+    user: str | None = None,
+    users: Collection[str] = (),
+) -> int | None:
+    """Return the free bytes that neither a grant nor a reserve claims; negative if these exceed the free bytes.
+
+    For ``user``, the claims of another user are limited. ``users`` are those who wait.
+    """
     if room.free_bytes is None:
         return None
-    outstanding = (
-        max(0, grant.need_bytes - allocated.get(grant.id, 0)) for grant in grants if grant.device_uuid == room.uuid
-    )
-    return room.free_bytes - sum(outstanding) - room.reserved_bytes
+    claims: defaultdict[str, list[int]] = defaultdict(list)
+    for grant in grants:
+        if grant.device_uuid == room.uuid:
+            claims[grant.user].append(max(0, grant.need_bytes - allocated.get(grant.id, 0)))
+    claimed = sum(map(sum, claims.values()))
+    if user is not None and room.size_bytes is not None:
+        share = room.size_bytes // len({user, *users, *claims})
+        claimed = sum(sum(each) if name == user else min(sum(each), max(share, *each)) for name, each in claims.items())
+    return room.free_bytes - claimed - room.reserved_bytes
 
 
 def plan(room: Room, request: WaitingRequest, available: int | None) -> Plan:

@@ -6,17 +6,19 @@ that the live bytes of a process never exceed the driver's count for it:
 
     sum of a device's lines = its used bytes + its overcount,    every line >= 0
 
-Unmapped bytes are not part of used, and have no line.
+Unmapped bytes are not part of used, and have no line. Managed memory (cudaMallocManaged) is on the device or on the
+host: agents state it, and the driver counts the part on the device for no process. It is attributed as far as there are
+used bytes without another owner. So is the memory of a suspended process that is being restored.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from gpumond.model.claims import complete_lists, is_confirmed, limit, outermost, slack
+from gpumond.model.claims import complete_lists, is_confirmed, limit, outermost, resident, slack
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.frame import Ledger, Line, Overcount, Share
 from gpumond.model.pools import PoolUsage
@@ -25,23 +27,35 @@ from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot
 
 
 class _Pools(NamedTuple):
-    """Pools of one process on one device, summed over its allocators."""
+    """Pools of one process on one device, summed over its allocators.
 
-    live: int
-    cached: int
-    stranded: int
+    ``opaque``: held bytes of pools whose live bytes are unknown. ``split``: number of the other pools. ``unsized``:
+    number of pools whose held bytes are unknown as well.
+    """
+
+    live: int = 0
+    cached: int = 0
+    stranded: int = 0
+    opaque: int = 0
+    split: int = 0
+    unsized: int = 0
 
     @property
     def held(self) -> int:
-        return self.live + self.cached + self.stranded
+        return self.live + self.cached + self.stranded + self.opaque
+
+    def plus(self, other: _Pools) -> _Pools:
+        return _Pools(*map(sum, zip(self, other, strict=True)))
 
     def at_most(self, held: int) -> _Pools:
         live = min(self.live, held)
         cached = min(self.cached, held - live)
-        return _Pools(live, cached, min(self.stranded, held - live - cached))
+        stranded = min(self.stranded, held - live - cached)
+        opaque = min(self.opaque, held - live - cached - stranded)
+        return self._replace(live=live, cached=cached, stranded=stranded, opaque=opaque)
 
 
-_NONE = _Pools(0, 0, 0)
+_NONE = _Pools()
 REPORTS_AT_ONCE = 16
 """Reports whose pools are split in one step: 0.1 ms."""
 
@@ -61,16 +75,22 @@ def attributing(snapshot: Snapshot) -> Steps[Ledger]:
     """
     reports = snapshot.reports_by_process
     yield
-    pools = yield from _pools_by_device(snapshot)
+    pools = yield from _pools_by_device(snapshot, counted=True)
+    uncounted = (yield from _pools_by_device(snapshot, counted=False)) if _has_uncounted(snapshot) else {}
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     yield
     lines: list[Line] = []
     overcounts: list[Overcount] = []
     for device in snapshot.devices:
         claims = _bounded(device, pools[device.uuid], device.uuid in complete)
-        own = _process_lines(device, reports, claims)
+        unclaimed = max(0, (device.used_bytes or 0) - _seen_bytes(device, claims))
+        on_device: dict[ProcessKey, _Pools] = {}
+        if device.uuid in uncounted:
+            complete_for_device = device.uuid in complete
+            on_device = _on_device(device, uncounted[device.uuid], complete_for_device, snapshot.suspended, unclaimed)
+            unclaimed -= sum(own.held for own in on_device.values())
+        own = _process_lines(device, reports, claims, on_device)
         if device.used_bytes is not None:
-            unclaimed = max(0, device.used_bytes - _seen_bytes(device, claims))
             own.append(Line(device_uuid=device.uuid, share="unclaimed", used_bytes=unclaimed))
             overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
         lines += own
@@ -81,20 +101,47 @@ def attributing(snapshot: Snapshot) -> Steps[Ledger]:
 attribute = synchronous(attributing)
 
 
-def _pools_by_device(snapshot: Snapshot) -> Steps[Mapping[str, dict[ProcessKey, _Pools]]]:
-    """Return the pools of every process by device; a MIG instance's also count for its parent, as its bytes do."""
+def _has_uncounted(snapshot: Snapshot) -> bool:
+    return bool(snapshot.suspensions) or any(pool.managed for report in snapshot.reports for pool in report.pools)
+
+
+def _on_device(
+    device: DeviceReading,
+    pools: Mapping[ProcessKey, _Pools],
+    complete: bool,
+    suspended: Collection[ProcessKey],
+    unattributed: int,
+) -> dict[ProcessKey, _Pools]:
+    """Return the pools that the driver does not count for their process, as far as they are attributed to it."""
+    held = {
+        process: own.held
+        for process, own in pools.items()
+        if own.held and (process in suspended or is_confirmed(device.counts, process, complete))
+    }
+    return {process: pools[process].at_most(size) for process, size in resident(held, unattributed).items()}
+
+
+def _pools_by_device(snapshot: Snapshot, counted: bool) -> Steps[Mapping[str, dict[ProcessKey, _Pools]]]:
+    """Return the pools of every process by device; a MIG instance's also count for its parent, as its bytes do.
+
+    ``counted``: those that the driver counts for their process, else only the others: managed memory, and pools of
+    suspended processes.
+    """
     parents = {device.uuid: device.parent_uuid for device in snapshot.devices if device.parent_uuid is not None}
     table: defaultdict[str, dict[ProcessKey, _Pools]] = defaultdict(dict)
+    absent = {(each.device_uuid, each.process) for each in snapshot.suspensions}
     for number, (process, report) in enumerate(snapshot.reports_by_process.items()):
         if number % REPORTS_AT_ONCE == 0:
             yield
         for pool in outermost(report.pools):
+            if (pool.managed or (bool(absent) and (pool.device_uuid, process) in absent)) is counted:
+                continue
             uuid: str | None = pool.device_uuid
             shares = _shares(pool)
             while uuid is not None:
                 own = table[uuid]
                 before = own.get(process)
-                own[process] = _Pools(*map(sum, zip(before, shares, strict=True))) if before else shares
+                own[process] = before.plus(shares) if before else shares
                 uuid = parents.get(uuid)
     return table
 
@@ -117,14 +164,19 @@ def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete
 def _shares(pool: PoolUsage) -> _Pools:
     """Split the pool's held bytes into three parts; a report that does not add up is corrected."""
     held, live, cached = pool.held_bytes, pool.live_bytes, pool.reclaimable.likely
+    if live is None:
+        return _Pools(opaque=held, unsized=not pool.held_known)
     if live + cached > held:
         live = min(live, held)
         cached = min(cached, held - live)
-    return _Pools(live, cached, held - live - cached)
+    return _Pools(live, cached, held - live - cached, split=1)
 
 
 def _process_lines(
-    device: DeviceReading, reports: Mapping[ProcessKey, AgentReport], pools: Mapping[ProcessKey, _Pools]
+    device: DeviceReading,
+    reports: Mapping[ProcessKey, AgentReport],
+    pools: Mapping[ProcessKey, _Pools],
+    managed: Mapping[ProcessKey, _Pools],
 ) -> list[Line]:
     uuid, listed = device.uuid, device.processes_by_key
     lines: list[Line] = []
@@ -132,24 +184,32 @@ def _process_lines(
         used, report = usage.used_bytes, reports.get(process)
         if report is not None and report.pools:
             own = pools.get(process, _NONE)
-            lines += _agent_lines(uuid, process, report.workload, own)
-            if used is not None:
-                lines.append(_line(uuid, "overhead", max(0, used - own.held), process, report.workload))
+            rest = 0 if used is None else max(0, used - own.held)
+            if own.unsized:  # it may all be in that pool
+                own, rest = own._replace(opaque=own.opaque + rest), 0
+            whole = own.plus(managed[process]) if process in managed else own
+            lines += _agent_lines(uuid, process, report.workload, whole)
+            if used is not None and not own.unsized:
+                lines.append(_line(uuid, "overhead", rest, process, report.workload))
         elif used is not None:
             # An agent without a pool has no information about the process.
             lines.append(_line(uuid, "opaque", used, process, report.workload if report else ""))
-    for process, own in pools.items():
+    for process in {**pools, **managed}:
         if process not in listed:
+            own = pools.get(process, _NONE).plus(managed.get(process, _NONE))
             lines += _agent_lines(uuid, process, reports[process].workload, own)
     return lines
 
 
-def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _Pools) -> tuple[Line, Line, Line]:
-    return (
-        _new_line(uuid, "live", pools.live, process, workload),
-        _line(uuid, "cached", pools.cached, process, workload),
-        _line(uuid, "stranded", pools.stranded, process, workload),
-    )
+def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _Pools) -> Iterator[Line]:
+    """Yield the lines of the process's pools. Without a pool whose parts are known, the parts have none."""
+    uncounted = pools.opaque or pools.unsized
+    if pools.split or not uncounted:
+        yield _new_line(uuid, "live", pools.live, process, workload)
+        yield _line(uuid, "cached", pools.cached, process, workload)
+        yield _line(uuid, "stranded", pools.stranded, process, workload)
+    if uncounted:
+        yield _line(uuid, "opaque", pools.opaque, process, workload)
 
 
 def _seen_bytes(device: DeviceReading, pools: Mapping[ProcessKey, _Pools]) -> int:

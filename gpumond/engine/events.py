@@ -259,14 +259,12 @@ def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator
     for pool in report.pools:
         count = counts.get((pool.allocator, pool.device_uuid))
         if count is not None and pool.ooms is not None and pool.ooms > count:
-            cached = max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes)
             summary = f"{_name(report)} ran out of memory on {_gpu(frame, pool.device_uuid)}"
-            details: Details = (
-                ("seen", "counter"),
-                ("live_bytes", pool.live_bytes),
-                ("cached_bytes", cached),
-                ("stranded_bytes", pool.stranded_bytes),
-            )
+            details: Details = (("seen", "counter"),)
+            if pool.live_bytes is not None:
+                cached = max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes)
+                known = (("live_bytes", pool.live_bytes), ("cached_bytes", cached))
+                details += (*known, ("stranded_bytes", pool.stranded_bytes))
             at = frame.snapshot.taken_at
             yield _by_report(report, "oom", at, summary, pool.device_uuid, details=details)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpumond.model.program import Call, LiveClasses, Oom, OomPool
+from gpumond.model.program import Call, LiveClasses, Oom, OomPool, Site
 from gpumond.model.units import human
 
 SHOWN_CALLS, SHOWN_THREAD_CALLS, SHOWN_THREADS = 8, 3, 4
-SHOWN_SCOPES, SHOWN_CLASSES = 8, 8
+SHOWN_SCOPES, SHOWN_CLASSES, SHOWN_SITES = 8, 8, 4
 MAX_CALL = 200
 """Longest text of a call: an agent may send any."""
 OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<")
-"""Parts of the names of files that are not the program's own."""
+"""Parts of the names of files that are not the program's own, unless they are of ``WITHOUT_FILE``."""
+WITHOUT_FILE = ("<string>", "<stdin>")
 
 Details = tuple[tuple[str, int | float | str], ...]
 
@@ -41,6 +42,7 @@ def oom_details(oom: Oom) -> Details:
         ("open_scopes", ", ".join(oom.open_scopes[:SHOWN_SCOPES]) or None),
         *_growth(oom),
         *_classes(oom.device_uuid, oom.classes[:SHOWN_CLASSES]),
+        *_sites(oom.sites),
         ("line", own_line(oom.stack) or None),
         ("stack", calls_text(oom.stack[:SHOWN_CALLS]) or None),
         *(
@@ -53,7 +55,7 @@ def oom_details(oom: Oom) -> Details:
 
 def own_line(calls: Sequence[Call]) -> str:
     """Return the innermost call of the program itself, such as ``train.py:31 step``; empty if there is none."""
-    own = [call for call in calls if not any(part in call.file for part in OF_LIBRARIES)]
+    own = [call for call in calls if call.file in WITHOUT_FILE or not any(part in call.file for part in OF_LIBRARIES)]
     return call_text(own[0]) if own else ""
 
 
@@ -73,17 +75,24 @@ def _growth(oom: Oom) -> Iterator[tuple[str, int | float]]:
         yield "recent_growth_bytes", sum(pool.live_bytes for pool in _concerned(oom)) - oom.recent.live_bytes[0]
 
 
-def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterator[tuple[str, int | str]]:
+def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterator[tuple[str, int]]:
     for one in classes:
         if device_uuid in (None, one.device_uuid):
-            kind = f"{one.allocator} "
-            yield f"{kind}parameters_bytes", one.parameters_bytes
-            yield f"{kind}gradients_bytes", one.gradients_bytes
-            yield f"{kind}optimizer_bytes", one.optimizer_bytes
-            yield f"{kind}buffers_bytes", one.buffers_bytes
-            yield f"{kind}tensors_bytes", one.tensors_bytes
-            yield f"{kind}activations_bytes", one.activations_bytes
-            yield f"{kind}classes", one.exactness
+            sizes = (
+                ("parameters_bytes", one.parameters_bytes),
+                ("gradients_bytes", one.gradients_bytes),
+                ("optimizer_bytes", one.optimizer_bytes),
+                ("buffers_bytes", one.buffers_bytes),
+                ("tensors_bytes", one.tensors_bytes),
+                ("activations_bytes", one.activations_bytes),
+                ("unclassified_bytes", one.unknown_bytes or None),
+            )
+            yield from ((f"{one.allocator} {name}", size) for name, size in sizes if size is not None)
+
+
+def _sites(sites: Sequence[Site]) -> Iterator[tuple[str, str]]:
+    for number, site in enumerate(sites[:SHOWN_SITES], 1):
+        yield f"site {number}", f"{human(site.size_bytes)}: {calls_text(site.calls[:SHOWN_THREAD_CALLS])}"
 
 
 def _sums(oom: Oom) -> tuple[int, int, int]:

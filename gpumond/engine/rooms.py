@@ -63,8 +63,14 @@ def _room(
 ) -> Room:
     reserved, holders = 0, set[int]()
     for key, unused in snapshot.unused_reserves.get(device.uuid, {}).items():
-        reserve = snapshot.quotas_by_process[key].reserve_bytes or 0
-        ungranted = min(unused, reserve - granted.get((device.uuid, key), 0))
+        quotas = snapshot.quotas_by_process
+        own = quotas[key]
+        grants = (
+            need
+            for (uuid, other), need in granted.items()
+            if uuid == device.uuid and quotas.get(other, NO_QUOTA).reserve_quota == own.reserve_quota
+        )
+        ungranted = min(unused, (own.reserve_bytes or 0) - sum(grants))
         if ungranted > 0:
             reserved += ungranted
             holders |= _uids(device, key, snapshot)
@@ -72,7 +78,7 @@ def _room(
         uuid=device.uuid,
         size_bytes=device.size_bytes,
         free_bytes=device.current_free_bytes,
-        reserved_bytes=reserved,
+        reserved_bytes=min(reserved, reserved if device.size_bytes is None else device.size_bytes),
         lenders=None if lending == "all" else frozenset(holders),
         neighbours=() if lending == "off" else tuple(_neighbours(device, snapshot, granted)),
     )

@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpumond.config import Compat
+from gpumond.host.users import person_of
 from gpumond.metrics import dcgm
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.metrics.devices import XID_ERRORS
@@ -78,20 +79,13 @@ class Exposition:
     def rendering(self, frame: Frame | None, form: Form) -> Steps[Page]:
         """Render one page, family by family. Before the first frame, the page contains only the daemon's counters."""
         if frame is not self._frame:
-            self.show(frame, {})
+            self._frame, self._pages = frame, {}
         pages = self._pages  # a newer frame may replace it before this page is written
         if form not in pages:
             pages[form] = yield from self.writing(frame, form)
         return pages[form]
 
     page = synchronous(rendering)
-
-    def written(self, frame: Frame | None, form: Form) -> Page | None:
-        return self._pages.get(form) if frame is self._frame else None
-
-    def show(self, frame: Frame | None, pages: dict[Form, Page]) -> None:
-        """Replace the current frame and its rendered pages."""
-        self._frame, self._pages = frame, pages
 
     def writing(self, frame: Frame | None, form: Form) -> Steps[Page]:
         """Render a page without publishing it."""
@@ -176,7 +170,7 @@ class FrameCollector:
 
 
 Owner = Callable[[tuple[str, ...]], int | None]
-"""Function from label values to the uid that owns the series; None if there is no single owner."""
+"""Function from label values to the person that owns the series; None if there is no single owner."""
 
 
 class TooManySeries(Exception):
@@ -206,8 +200,9 @@ def sharing(families: Iterable[Family], frame: Frame, most: int) -> Steps[Shares
     pids: dict[str, int | None] = {}
     workloads: dict[str, int | None] = {}
     for report in frame.snapshot.reports:
+        person = person_of(report.uid)
         for table, label in ((pids, str(report.pid)), (workloads, report.workload)):
-            table[label] = report.uid if table.get(label, report.uid) == report.uid else None
+            table[label] = person if table.get(label, person) == person else None
     owners: dict[str, Owner] = {}
     counts: Counter[int | None] = Counter()
     for family in families:

@@ -42,7 +42,7 @@ def host_pool_family(name: str, value: Callable[[HostPool], float], help: str) -
 
 def _reclaimable(pool: PoolUsage) -> int | None:
     """Return the reclaimable bytes. If the library does not report its held bytes, only "not releasable" is known."""
-    known = pool.held_known or pool.reclaimable.exactness == "not_releasable"
+    known = (pool.held_known and pool.live_bytes is not None) or pool.reclaimable.exactness == "not_releasable"
     return pool.reclaimable.likely if known else None
 
 
@@ -185,7 +185,8 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_memory_bytes",
         "gauge",
-        "Used memory by workload and share (live, cached, stranded, overhead, opaque, unclaimed). "
+        "Used memory by workload and share (live, cached, stranded, overhead, opaque, unclaimed). Overhead is what no "
+        "supported allocator reports: the CUDA context, libraries, NCCL, CUDA graphs, imported memory. "
         "The sum per device is gpumond_device_memory_used_bytes + gpumond_memory_overcount_bytes.",
         ("uuid", "gpu", "workload", "share"),
         _ledger,
@@ -193,7 +194,8 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_memory_overcount_bytes",
         "gauge",
-        "Bytes by which the agents' reports exceed the driver's value, because the two are read at different times.",
+        "Bytes by which the lines exceed the driver's value: for a moment, because agents and driver are read at "
+        "different times; for longer, because processes share memory (CUDA IPC, VMM) that the driver counts for each.",
         ("uuid", "gpu"),
         _overcount,
     ),
@@ -324,7 +326,11 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_agent_report_age_seconds", "gauge", "Age of the agent's most recent report.", ("pid",), _report_age
     ),
-    pool_family("live_bytes", lambda p: p.live_bytes, "Memory that the allocator has allocated to the program."),
+    pool_family(
+        "live_bytes",
+        lambda p: p.live_bytes,
+        "Memory that the allocator has allocated to the program. Absent if nothing counts it.",
+    ),
     pool_family(
         "live_allocations",
         lambda p: p.live_allocations,
@@ -343,7 +349,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     pool_family("reclaimable_bytes", _reclaimable, "Memory that a flush is expected to release."),
     pool_family(
         "stranded_bytes",
-        lambda pool: pool.stranded_bytes if pool.held_known else None,
+        lambda pool: pool.stranded_bytes if pool.held_known and pool.live_bytes is not None else None,
         "Free memory in the pool that a flush cannot release: fragmentation, or an arena.",
     ),
     pool_family(

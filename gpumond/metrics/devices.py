@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import groupby
 from operator import attrgetter
 
 from gpumond.metrics.exposition import Family, Kind, Row
 from gpumond.model.frame import Frame
 from gpumond.model.sensors import THROTTLE_REASONS
 from gpumond.model.snapshot import DeviceReading, XidErrors
+from gpumond.quantities import SENSORS
 
-COUNTED = "measured by the hardware over the last ten seconds (Hopper and later)"
+HELP = {
+    "temperature_celsius": "Temperature by sensor.",
+    "temperature_limit_celsius": "GPU temperature at which the hardware slows down or shuts down.",
+    "ecc_errors_total": "ECC errors since the driver was loaded (volatile) and over the lifetime of the device "
+    "(aggregate).",
+    "retired_pages": "Retired memory pages (before Ampere).",
+    "remapped_rows": "Memory rows remapped to spare rows (Ampere and later).",
+    "nvlink_errors_total": "Errors on all NVLinks of the device by kind.",
+}
+"""Help texts of the families with several quantities; others have the text of their quantity."""
 
 Values = Mapping[tuple[str, ...], float | None]
 """Values by the label values other than uuid and gpu."""
@@ -34,17 +46,6 @@ def plain(name: str, value: Callable[[DeviceReading], float | None], help: str, 
     return Family(f"gpumond_device_{name}", kind, help, ("uuid", "gpu"), rows)
 
 
-def sensor(name: str, help: str, kind: Kind = "gauge", field: str = "") -> Family:
-    """Return a family for the Sensors field called ``name``, or ``field`` if it is given."""
-    return plain(name, attrgetter(f"sensors.{field or name}"), help, kind)
-
-
-def by_label(name: str, label: str, fields: Mapping[str, str], help: str, kind: Kind = "gauge") -> Family:
-    """Return one family for several fields of Sensors; ``fields`` maps label values to field names."""
-    readers = {(value,): attrgetter(f"sensors.{field}") for value, field in fields.items()}
-    return labelled(name, (label,), lambda d: {value: read(d) for value, read in readers.items()}, help, kind)
-
-
 def _info(frame: Frame) -> Iterator[Row]:
     source = frame.snapshot.source
     for device in frame.snapshot.devices:
@@ -60,14 +61,6 @@ def _throttle(device: DeviceReading) -> Values:
 def _compute_mode(device: DeviceReading) -> Values:
     mode = device.sensors.compute_mode
     return {} if mode is None else {(mode,): 1}
-
-
-def _ecc(device: DeviceReading) -> Values:
-    return {
-        (kind, scope): getattr(device.sensors, f"ecc_{kind}_{scope}")
-        for kind in ("corrected", "uncorrected")
-        for scope in ("volatile", "aggregate")
-    }
 
 
 def _of_xids(value: Callable[[XidErrors], float]) -> Callable[[Frame], Iterator[Row]]:
@@ -99,6 +92,35 @@ XID_ERRORS = Family(
     ("uuid", "gpu", "xid"),
     _of_xids(lambda errors: errors.count),
 )
+
+
+def _sensor_families() -> Iterator[Family]:
+    """Yield the families of `SENSORS` in its order."""
+    for name, group in groupby(SENSORS, lambda quantity: quantity.metric):
+        quantities = list(group)
+        kind: Kind = "counter" if name.endswith("_total") else "gauge"
+        labels = tuple(quantities[0].labels)
+        readers = {tuple(each.labels.values()): attrgetter(f"sensors.{each.name}") for each in quantities}
+        if labels:
+            yield labelled(name, labels, partial(_read_all, readers), HELP[name], kind)
+        elif name:
+            yield plain(name, readers[()], quantities[0].text, kind)
+        if name == "performance_state":
+            yield labelled(
+                "throttle",
+                ("reason",),
+                _throttle,
+                "1 while the clocks are reduced for this reason; gpu_idle is one of the reasons.",
+            )
+        elif name == "persistence_mode":
+            yield labelled("compute_mode", ("mode",), _compute_mode, "1 for the current compute mode.")
+
+
+def _read_all(
+    readers: Mapping[tuple[str, ...], Callable[[DeviceReading], float | None]], device: DeviceReading
+) -> Values:
+    return {labels: read(device) for labels, read in readers.items()}
+
 
 FAMILIES: tuple[Family, ...] = (
     Family(
@@ -135,98 +157,7 @@ FAMILIES: tuple[Family, ...] = (
         "1 if the device has no memory of its own and uses host memory; size and free then describe the host, "
         "and used is the sum over the processes.",
     ),
-    sensor("bar1_size_bytes", "Size of the BAR1 window, through which the host accesses device memory."),
-    sensor("bar1_used_bytes", "Mapped part of the BAR1 window."),
-    sensor("gpu_utilization_ratio", "Fraction of the driver's last sampling period during which a kernel was running."),
-    sensor(
-        "memory_controller_utilization_ratio",
-        "Fraction of the driver's last sampling period during which memory was read or written. Not memory usage.",
-    ),
-    sensor("encoder_utilization_ratio", "Fraction of the sampling period during which the video encoder was active."),
-    sensor("decoder_utilization_ratio", "Fraction of the sampling period during which the video decoder was active."),
-    sensor("graphics_engine_active_ratio", f"Fraction of time during which a kernel was running, {COUNTED}."),
-    sensor("sm_active_ratio", f"Fraction of the multiprocessors that were active, {COUNTED}."),
-    sensor("sm_occupancy_ratio", f"Resident warps as a fraction of the maximum on the multiprocessors, {COUNTED}."),
-    sensor("tensor_active_ratio", f"Fraction of time during which the tensor cores were active, {COUNTED}."),
-    sensor("dram_active_ratio", f"Fraction of the memory bandwidth in use, {COUNTED}."),
-    sensor("nvlink_receive_bytes_per_second", f"Traffic received over all NVLinks, {COUNTED}."),
-    sensor("nvlink_transmit_bytes_per_second", f"Traffic sent over all NVLinks, {COUNTED}."),
-    sensor("sm_clock_hertz", "Clock frequency of the multiprocessors."),
-    sensor("sm_clock_max_hertz", "Maximum clock frequency of the multiprocessors."),
-    sensor("memory_clock_hertz", "Clock frequency of the memory."),
-    sensor("memory_clock_max_hertz", "Maximum clock frequency of the memory."),
-    sensor("performance_state", "Performance state, from 0 (fastest) to 15 (slowest)."),
-    labelled(
-        "throttle",
-        ("reason",),
-        _throttle,
-        "1 while the clocks are reduced for this reason; gpu_idle is one of the reasons.",
-    ),
-    by_label(
-        "temperature_celsius",
-        "sensor",
-        {"gpu": "gpu_temperature_celsius", "memory": "memory_temperature_celsius"},
-        "Temperature by sensor.",
-    ),
-    by_label(
-        "temperature_limit_celsius",
-        "limit",
-        {"slowdown": "slowdown_temperature_celsius", "shutdown": "shutdown_temperature_celsius"},
-        "GPU temperature at which the hardware slows down or shuts down.",
-    ),
-    sensor("power_watts", "Power draw of the device."),
-    sensor("power_limit_watts", "Enforced power limit."),
-    sensor("energy_joules_total", "Energy consumed since the driver was loaded.", "counter", "energy_joules"),
-    sensor("fan_speed_ratio", "Target fan speed as a fraction of the maximum; may exceed 1."),
-    sensor("pcie_generation", "Current generation of the PCIe link."),
-    sensor("pcie_generation_max", "Highest PCIe generation that the device and the slot support."),
-    sensor("pcie_width", "Current number of PCIe lanes."),
-    sensor("pcie_width_max", "Highest number of PCIe lanes that the device and the slot support."),
-    sensor(
-        "pcie_receive_bytes_per_second",
-        "PCIe traffic from the host to the device, sampled for 20 ms every ten seconds.",
-    ),
-    sensor(
-        "pcie_transmit_bytes_per_second",
-        "PCIe traffic from the device to the host, sampled for 20 ms every ten seconds.",
-    ),
-    sensor("pcie_replays_total", "Packets retransmitted on the PCIe link.", "counter", "pcie_replays"),
-    sensor("persistence_mode", "1 if the driver stays loaded while no process uses the device."),
-    labelled("compute_mode", ("mode",), _compute_mode, "1 for the current compute mode."),
-    labelled(
-        "ecc_errors_total",
-        ("kind", "scope"),
-        _ecc,
-        "ECC errors since the driver was loaded (volatile) and over the lifetime of the device (aggregate).",
-        "counter",
-    ),
-    by_label(
-        "retired_pages",
-        "cause",
-        {"single_bit": "retired_pages_single_bit", "double_bit": "retired_pages_double_bit"},
-        "Retired memory pages (before Ampere).",
-    ),
-    sensor("retired_pages_pending", "1 if pages will be retired at the next reset."),
-    by_label(
-        "remapped_rows",
-        "cause",
-        {"correctable": "remapped_rows_correctable", "uncorrectable": "remapped_rows_uncorrectable"},
-        "Memory rows remapped to spare rows (Ampere and later).",
-    ),
-    sensor("remapped_rows_pending", "1 if rows will be remapped at the next reset."),
-    sensor("remapped_rows_failed", "1 if remapping a row has failed; the device should be replaced."),
-    by_label(
-        "nvlink_errors_total",
-        "kind",
-        {kind: f"nvlink_{kind}_errors" for kind in ("crc_flit", "crc_data", "replay", "recovery")},
-        "Errors on all NVLinks of the device by kind.",
-        "counter",
-    ),
-    sensor(
-        "file_cache_bytes",
-        "Page cache of the host's kernel in device memory that is a NUMA node (Grace Hopper). It is unclaimed, and "
-        "the kernel frees it when memory is low.",
-    ),
+    *_sensor_families(),
     XID_ERRORS,
     Family(
         "gpumond_device_xid_last_seen_timestamp_seconds",

@@ -37,8 +37,19 @@ FAMILIES: tuple[Family, ...] = (
     ),
     engine_family("requests_running", lambda engine: engine.running, "Requests that the engine is processing."),
     engine_family("requests_waiting", lambda engine: engine.waiting, "Requests that wait in the engine's queue."),
-    engine_family("asleep", lambda engine: engine.asleep, "1 if the engine sleeps or is paused, else 0."),
-    engine_family("idle_seconds", lambda engine: engine.idle_seconds, "Time without a request, as far as observed."),
+    engine_family("asleep", lambda engine: engine.asleep, "1 if the engine sleeps, else 0."),
+    engine_family("paused", lambda engine: engine.paused, "1 if the engine is paused, else 0."),
+    engine_family(
+        "returning_seconds",
+        lambda engine: engine.returning_seconds,
+        "Time for which gpumond has tried to return the engine to service after a release, and it does not serve. "
+        "Absent otherwise.",
+    ),
+    engine_family(
+        "idle_seconds",
+        lambda engine: engine.idle_seconds,
+        "Time without a request and without work on a device, as far as engine and driver state it.",
+    ),
     engine_family("models_loaded", _models, "Models that the engine has loaded, as it lists them."),
     engine_family("stated_bytes", lambda engine: engine.held_bytes, "Device memory in use, as the engine states it."),
     Family(

@@ -16,7 +16,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from gpumond import __version__
+from gpumond import __version__, revision
 from gpumond.engine.events import Event, Kind
 from gpumond.model.pools import Outcome, Receipt
 from gpumond.model.silences import State
@@ -184,13 +184,23 @@ class Telemetry:
         self.series_dropped = Counter(
             "gpumond_series_dropped", "Series dropped by the limit of a page.", registry=registry
         )
-        build = Gauge(
-            "gpumond_build_info",
-            "Versions of the daemon and of its Python interpreter.",
-            ["version", "python"],
+        self._reload_successful = Gauge(
+            "gpumond_config_last_reload_successful",
+            "1 if the last start or reload could load the configuration file, else 0.",
             registry=registry,
         )
-        build.labels(__version__, platform.python_version()).set(1)
+        self._reload_success_time = Gauge(
+            "gpumond_config_last_reload_success_timestamp_seconds",
+            "Unix time at which the configuration file was last loaded.",
+            registry=registry,
+        )
+        build = Gauge(
+            "gpumond_build_info",
+            "Version of the daemon, the commit of its build (empty if unknown), and version of its Python interpreter.",
+            ["version", "revision", "python"],
+            registry=registry,
+        )
+        build.labels(__version__, revision(), platform.python_version()).set(1)
 
     def add_processes(self, collector_pid: Callable[[], int | None]) -> None:
         """Add `python_info`, `process_*` of this process, and `gpumond_collector_process_*` of the collector's."""
@@ -199,6 +209,16 @@ class Telemetry:
         ProcessCollector(
             namespace="gpumond_collector", pid=lambda: collector_pid() or NO_PROCESS, registry=self.registry
         )
+
+    def configuration_loaded(self) -> None:
+        self._reload_successful.set(1)
+        self._reload_success_time.set_to_current_time()
+
+    def configuration_failed(self, loaded_at: float | None = None) -> None:
+        """``loaded_at``: when the settings in effect were loaded, unless by this process."""
+        self._reload_successful.set(0)
+        if loaded_at is not None:
+            self._reload_success_time.set(loaded_at)
 
     def reported(self, count: int) -> None:
         self._reports.inc(count)

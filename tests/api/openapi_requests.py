@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,11 +52,12 @@ devices = {{values = ["{device}"]}}
 """All other 5xx are errors of the program; these report a missing external resource."""
 
 
-def demo(directory: Path) -> RunningDaemon:
-    """Start a daemon with simulated programs."""
-    daemon = RunningDaemon(directory / "daemon", "--interval", "1", verb="demo")
-    until(lambda: daemon.request("/-/ready")[0] == 200 and daemon.get("agents"))
-    return daemon
+@contextmanager
+def demo(directory: Path) -> Iterator[RunningDaemon]:
+    """Run a daemon with simulated programs."""
+    with RunningDaemon(directory / "daemon", "--interval", "1", verb="demo") as daemon:
+        until(lambda: daemon.request("/-/ready")[0] == 200 and daemon.get("agents"))
+        yield daemon
 
 
 def ask(daemon: RunningDaemon, directory: Path, examples: int, *options: str, seed: int = 1) -> tuple[int, str]:

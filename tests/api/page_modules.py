@@ -15,7 +15,7 @@ import pytest
 from gpumond.api.page import MODULES
 
 NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="needs node")
+needs_node = pytest.mark.needs("node")
 SECONDS = 120
 
 

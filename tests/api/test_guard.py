@@ -14,6 +14,7 @@ from gpumond.api.guard import Policy
 from gpumond.api.hooks import EXAMPLE_BODY as HOOK
 from gpumond.api.page import PAGE
 from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
+from gpumond.config.tokens import Token, digest
 from gpumond.config.web import Web
 from tests.api.guarded import ADMIN, FLUSH, OTHERS, READERS, RULE, GuardedApi, basic, bearer
 
@@ -73,6 +74,14 @@ def test_flushes_of_other_users_are_limited_to_their_programs():
 def test_wrong_token_is_refused_on_the_unix_socket():
     api = GuardedApi()
     assert api.flush(bearer("gpm_wrong"), uid=os.geteuid()).status_code == 401
+
+
+def test_empty_token_is_refused_whatever_the_file_contains():
+    api = GuardedApi(others=[Token("nothing", frozenset({"admin"}), digest(""))])
+    for headers in (bearer(""), {"Authorization": "Bearer"}, {"Authorization": "bearer  "}):
+        assert api.flush(headers).status_code == 401
+        assert api.flush(headers, uid=os.geteuid()).status_code == 401
+    assert api.unchanged()
 
 
 def test_revoked_token_is_refused():

@@ -18,11 +18,12 @@ from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.api.frame_changes import changes, live_frame
 from gpumond.api.live_frames import HEARTBEAT_SECONDS, KEPT, WHOLE, LiveFrames
-from gpumond.api.whole_frame import WholeFrame, whole_frame
+from gpumond.api.whole_frame import whole_frame
 from gpumond.engine.attribution import attribute
 from gpumond.model.cooperative import run_to_end
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.sensors import Sensors
+from gpumond.model.whole_frame import WholeFrame
 from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 from tests.api.test_app import View, ask, no_lifespan
 from tests.api.test_events import Reader

@@ -18,11 +18,8 @@ EXAMPLES = 4
 @pytest.mark.skipif(bool(openapi_requests.MISSING), reason=openapi_requests.MISSING)
 @pytest.mark.timeout(300)
 def test_responses_conform_to_the_openapi_document(tmp_path: Path):
-    daemon = openapi_requests.demo(tmp_path)
-    try:
+    with openapi_requests.demo(tmp_path) as daemon:
         openapi_requests.ask_all(daemon, tmp_path, EXAMPLES, without_token=False)  # the soak test runs both
-    finally:
-        daemon.stop()
 
 
 def test_routes_of_the_api_are_in_the_document_and_so_in_the_requests():

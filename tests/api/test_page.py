@@ -30,7 +30,6 @@ TEXT = {path: file.body.decode() for path, file in FILES.items()}
 STYLE = TEXT[STYLE_PATH]
 SOURCES = {name: text for name, text in MODULES.items() if name != "words"}
 SCRIPT = "\n".join(SOURCES.values())
-MAX_LINES = 250
 MAX_BYTES = 60_000
 MAX_FILES = 8
 KINDS = {
@@ -88,11 +87,6 @@ def test_page_names_kinds_as_the_daemon_does():
     assert known.keys() <= used
     kinds = {word for word in (*get_args(Kind), *SHAPES) if f'"{word}"' in SCRIPT}
     assert kinds <= {"flush"}  # an element's name, too
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_module_is_short(name: str):
-    assert len(SOURCES[name].splitlines()) <= MAX_LINES
 
 
 def test_page_names_its_files_by_their_hash():

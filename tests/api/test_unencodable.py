@@ -62,9 +62,8 @@ def ready(daemon: RunningDaemon) -> RunningDaemon:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    daemon = RunningDaemon(tmp_path_factory.mktemp("unencodable") / "daemon", "--source", "sim")
-    yield ready(daemon)
-    daemon.stop()
+    with RunningDaemon(tmp_path_factory.mktemp("unencodable") / "daemon", "--source", "sim") as daemon:
+        yield ready(daemon)
 
 
 def test_routes_that_accept_text_refuse_lone_surrogates_and_store_nothing(daemon: RunningDaemon):

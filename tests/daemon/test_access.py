@@ -86,9 +86,8 @@ def daemon(place: Path, account: Path, api_server: Stub) -> Iterator[RunningDaem
     environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
     environ |= {"GPUMOND_TOKEN_REVIEW_AUDIENCE": "gpumond", "GPUMOND_TOKEN_REVIEW_DIRECTORY": str(account)}
     options = ("--web-config", str(place / "web.yml"), "--tokens-file", str(place / "tokens"))
-    started = start_daemon(place / "machine", *options, kind=TlsDaemon, environ=environ)
-    yield started
-    started.stop()
+    with start_daemon(place / "machine", *options, kind=TlsDaemon, environ=environ) as started:
+        yield started
 
 
 def post(
@@ -109,6 +108,7 @@ def post(
         connection.close()
 
 
+@pytest.mark.needs("openssl")
 def test_certificate_has_the_scopes_of_its_names(daemon: RunningDaemon, place: Path):
     assert post(daemon, place, "flushes", FLUSH, "runner")[0] == 404
     status, text = post(daemon, place, "flushes", FLUSH, "client")
@@ -120,12 +120,14 @@ def test_certificate_has_the_scopes_of_its_names(daemon: RunningDaemon, place: P
     assert post(daemon, place, "flushes", FLUSH)[0] == 401
 
 
+@pytest.mark.needs("openssl")
 def test_token_precedes_the_certificate_and_a_certificate_has_no_session(daemon: RunningDaemon, place: Path):
     assert post(daemon, place, "flushes", FLUSH, "runner", "gpm_wrong")[0] == 401
     status, text = post(daemon, place, "sessions/code", {}, "runner")
     assert (status, "certificate:runner can have no session" in text) == (403, True)
 
 
+@pytest.mark.needs("openssl")
 def test_fleet_flushes_with_a_client_certificate(daemon: RunningDaemon, place: Path):
     files = CredentialFiles(certificate=place / "runner.crt", key=place / "runner.key")
     client = Client(access(files, {"GPUMOND_CA_FILE": str(place / "ca.crt")}), 60.0)
@@ -135,6 +137,7 @@ def test_fleet_flushes_with_a_client_certificate(daemon: RunningDaemon, place: P
     assert refused.value.status == 404
 
 
+@pytest.mark.needs("openssl")
 def test_service_account_has_the_scopes_of_its_line(
     daemon: RunningDaemon, place: Path, account: Path, api_server: Stub
 ):
@@ -162,6 +165,7 @@ def reviews(address: str, account: Path, now: list[float]) -> KubernetesTokenRev
     return KubernetesTokenReviews(host, int(port), "gpumond", account, clock=lambda: now[0])
 
 
+@pytest.mark.needs("openssl")
 def test_review_is_remembered_for_a_minute(account: Path, api_server: Stub):
     now = [100.0]
     own = reviews(api_server.address, account, now)
@@ -171,6 +175,7 @@ def test_review_is_remembered_for_a_minute(account: Path, api_server: Stub):
     assert own.known("a.runner.c") is None
 
 
+@pytest.mark.needs("openssl")
 def test_review_that_fails_has_a_reason(place: Path, account: Path):
     with pytest.raises(TokenReviewError, match="no answer of the API server"):
         asyncio.run(reviews(f"127.0.0.1:{free_port()}", account, [0.0]).account("a.b.c"))
@@ -210,6 +215,8 @@ def test_name_of_a_certificate_counts_only_as_the_type_of_its_form():
         ("IP Address", "10.0.0.1"),
         ("DNS", "spiffe://example.org/admin"),
         ("DNS", "admin@example.com"),
+        ("DNS", "10.0.0.2"),
+        ("DNS", "fe80::1"),
         ("URI", "urn:x"),
         ("DirName", ((("commonName", "admin"),),)),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -204,7 +203,5 @@ def test_sigterm_ends_the_daemon_in_order_in_each_state_of_the_driver(serve: Ser
         driver.hang()
         driver.write()
         until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="0") is None)
-    began = time.monotonic()
     assert daemon.stop() == 0
-    assert time.monotonic() - began < 10
     assert not daemon.socket.exists()

@@ -44,39 +44,41 @@ def start(tmp_path: Path, cards: Path, *engines: dict[str, Any], **settings: Any
 
 def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
     card = device(cards)
-    with standin("vllm", card) as vllm, standin("ollama", card) as ollama, standin("sglang", card, "silent") as hung:
-        daemon = start(
+    with (
+        standin("vllm", card) as vllm,
+        standin("ollama", card) as ollama,
+        standin("sglang", card, "silent") as hung,
+        start(
             tmp_path,
             cards,
             *({"name": each.kind, "kind": each.kind, "url": each.url} for each in (vllm, ollama, hung)),
             rules=[UNUSED_KV_CACHE],
-        )
-        try:
-            labels = {"engine": "vllm", "kind": "vllm"}
-            until(lambda: daemon.value("gpumond_engine_kv_cache_used_ratio", **labels) == 0.04)
-            until(lambda: daemon.value("gpumond_engine_memory_used_bytes", **labels) == 7 * GIB)
-            assert daemon.value("gpumond_engine_asleep", **labels) == 0
-            until(lambda: daemon.value("gpumond_engine_models_loaded", engine="ollama") == 1)
-            name = UNUSED_KV_CACHE["name"]
-            (alert,) = until(lambda: [each for each in daemon.get("alerts") if each["rule"] == name])
-            assert dict(alert["annotations"])["summary"] == "vllm (vllm) holds 7.0 GiB while 4.0 % is in use"
-            assert "4%" in daemon.run("status").stdout
-            assert daemon.value("gpumond_engine_up", engine="sglang") == 0
-            assert daemon.value("gpumond_engine_requests_running", engine="sglang") is None
-            engines = {each["name"]: each for each in daemon.get("engines")}
-            assert engines["ollama"]["levers"] == ["unload"]
-            assert engines["vllm"]["levers"] == []
-            assert engines["ollama"]["models"] == [{"name": "llama3:8b", "size_bytes": 4 * GIB, "pinned": False}]
-        finally:
-            daemon.stop()
+        ) as daemon,
+    ):
+        labels = {"engine": "vllm", "kind": "vllm"}
+        until(lambda: daemon.value("gpumond_engine_kv_cache_used_ratio", **labels) == 0.04)
+        until(lambda: daemon.value("gpumond_engine_memory_used_bytes", **labels) == 7 * GIB)
+        assert daemon.value("gpumond_engine_asleep", **labels) == 0
+        until(lambda: daemon.value("gpumond_engine_models_loaded", engine="ollama") == 1)
+        name = UNUSED_KV_CACHE["name"]
+        (alert,) = until(lambda: [each for each in daemon.get("alerts") if each["rule"] == name])
+        assert dict(alert["annotations"])["summary"] == "vllm (vllm) holds 7.0 GiB while 4.0 % is in use"
+        assert "4%" in daemon.run("status").stdout
+        assert daemon.value("gpumond_engine_up", engine="sglang") == 0
+        assert daemon.value("gpumond_engine_requests_running", engine="sglang") is None
+        engines = {each["name"]: each for each in daemon.get("engines")}
+        assert engines["ollama"]["levers"] == ["unload"]
+        assert engines["vllm"]["levers"] == []
+        (model,) = engines["ollama"]["models"]
+        assert (model["name"], model["size_bytes"], model["context_length"]) == ("llama3:8b", 4 * GIB, 8192)
+        assert engines["ollama"]["idle_seconds"] is None  # neither Ollama nor this driver states its use
 
 
 def test_flush_and_wake_after_a_restart_of_the_daemon(tmp_path: Path, cards: Path):
     card = device(cards)
     with standin("vllm", card) as engine:
         own = {"name": "chat", "kind": "vllm", "url": engine.url, "allow": ["engine"]}
-        daemon = start(tmp_path, cards, own)
-        try:
+        with start(tmp_path, cards, own) as daemon:
             until(lambda: daemon.value("gpumond_engine_memory_used_bytes", engine="chat") == 7 * GIB)
             plan = daemon.run("flush", "--workload", "chat", "--step", "engine", "--dry-run")
             assert (plan.returncode, "it serves again: gpumond flush --workload chat" in plan.stdout) == (0, True)
@@ -84,10 +86,7 @@ def test_flush_and_wake_after_a_restart_of_the_daemon(tmp_path: Path, cards: Pat
             assert (flushed.returncode, "4.0 GiB released" in flushed.stdout) == (0, True), flushed.stdout
             assert used_bytes(card) == 3 * GIB
             until(lambda: daemon.value("gpumond_flushes_total", outcome="freed") == 1)
-        finally:
-            daemon.stop()
-        daemon = start(tmp_path, cards, own)
-        try:
+        with start(tmp_path, cards, own) as daemon:
             until(lambda: daemon.value("gpumond_engine_asleep", engine="chat") == 1)
             assert "asleep" in daemon.run("status").stdout
             woken = daemon.run("flush", "--workload", "chat", "--step", "engine", "--wake")
@@ -96,8 +95,6 @@ def test_flush_and_wake_after_a_restart_of_the_daemon(tmp_path: Path, cards: Pat
             again = daemon.run("flush", "--workload", "chat", "--step", "engine", "--wake")
             assert again.returncode == 3
             assert engine.record()["harms"] == []
-        finally:
-            daemon.stop()
 
 
 def test_rule_releases_an_idle_engine_and_the_server_keeps_running(tmp_path: Path, cards: Path):
@@ -109,26 +106,37 @@ def test_rule_releases_an_idle_engine_and_the_server_keeps_running(tmp_path: Pat
         "above": "1GiB",
         "action": {"flush": {"steps": ["engine"], "only_idle_for": "5s"}, "cooldown": "10m"},
     }
-    with standin("ollama", card) as engine:
-        own = {"name": "chat", "kind": "ollama", "url": engine.url}
-        daemon = start(tmp_path, cards, own, rules=[rule])
-        try:
+    with standin("llama-router", card) as engine:
+        own = {"name": "chat", "kind": "llama-router", "url": engine.url}
+        with start(tmp_path, cards, own, rules=[rule]) as daemon:
             until(lambda: used_bytes(card) == 0)
             receipt = until(lambda: daemon.get("receipts"))[0]
             assert (receipt["outcome"], receipt["requested_by"]) == ("gone", "rule:idle-engines")
             assert receipt["driver_released_bytes"] == 4 * GIB
             assert engine.begin_request().finish() == {"text": "done"}
-        finally:
-            daemon.stop()
 
 
 def test_steps_of_programs_leave_engines_alone(tmp_path: Path, cards: Path):
-    with standin("ollama", device(cards)) as engine:
-        daemon = start(tmp_path, cards, {"name": "chat", "kind": "ollama", "url": engine.url})
-        try:
-            until(lambda: daemon.value("gpumond_engine_up", engine="chat") == 1)
-            assert daemon.flush(target={"workload": "chat"})[0] == 404
-            assert daemon.flush(target={"all": True}, steps=["cache"], wake=True)[0] == 422
-            assert not [call for call in engine.record()["calls"] if "generate" in call]
-        finally:
-            daemon.stop()
+    with (
+        standin("ollama", device(cards)) as engine,
+        start(tmp_path, cards, {"name": "chat", "kind": "ollama", "url": engine.url}) as daemon,
+    ):
+        until(lambda: daemon.value("gpumond_engine_up", engine="chat") == 1)
+        assert daemon.flush(target={"workload": "chat"})[0] == 404
+        assert daemon.flush(target={"all": True}, steps=["cache"], wake=True)[0] == 422
+        assert not [call for call in engine.record()["calls"] if "generate" in call]
+
+
+def test_server_that_does_not_serve_after_a_release_is_an_alert(tmp_path: Path, cards: Path):
+    with standin("vllm", device(cards), "rejects", *["wake-fails"] * 3) as engine:
+        own = {"name": "chat", "kind": "vllm", "url": engine.url, "allow": ["engine"]}
+        with start(tmp_path, cards, own, rule_overrides={"engine-out-of-service": {"level": 1}}) as daemon:
+            until(lambda: daemon.value("gpumond_engine_memory_used_bytes", engine="chat") == 7 * GIB)
+            daemon.run("flush", "--workload", "chat", "--step", "engine")
+            (alert,) = until(lambda: [each for each in daemon.get("alerts") if each["rule"] == "engine-out-of-service"])
+            assert "has released memory of chat (vllm) without effect" in dict(alert["annotations"])["summary"]
+            assert "out of service" in daemon.run("status").stdout
+            until(lambda: not [each for each in daemon.get("alerts") if each["rule"] == "engine-out-of-service"])
+            assert [each["outcome"] for each in daemon.get("receipts")] == ["refused", "woken"]
+            assert "engine.returned" in [each["action"] for each in daemon.get("audit")]
+            assert engine.begin_request().finish() == {"text": "done"}

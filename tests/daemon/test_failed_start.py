@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakenvml import FakeDriver, machine
-from tests.running import until
+from tests.running import free_port, until
 
 
 def processes_with(marker: str) -> list[int]:
@@ -26,7 +25,7 @@ def processes_with(marker: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("cause", ["port", "configuration"])
+@pytest.mark.parametrize("cause", ["socket", "configuration"])
 def test_process_of_a_hanging_driver_ends_with_a_daemon_that_cannot_start(
     driver: FakeDriver, tmp_path: Path, cause: str
 ):
@@ -36,13 +35,11 @@ def test_process_of_a_hanging_driver_ends_with_a_daemon_that_cannot_start(
     driver.write()
     marker = f"GPUMOND_TEST_RUN={tmp_path}"
     environ = {**os.environ, **driver.env, "GPUMOND_TEST_RUN": str(tmp_path)}
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = ["--listen", f"127.0.0.1:{taken.getsockname()[1]}"]
-        if cause == "configuration":
-            options += ["--config", str(tmp_path / "absent.yaml")]
-        command = [sys.executable, "-m", "gpumond", "serve", "--source", "nvml", *options]
-        command += ["--socket", str(tmp_path / "agent.sock"), "--state-dir", str(tmp_path / "state")]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    agents = "/dev/null/agent.sock" if cause == "socket" else str(tmp_path / "agent.sock")
+    options = ["--config", str(tmp_path / "absent.yaml")] if cause == "configuration" else []
+    command = [sys.executable, "-m", "gpumond", "serve", "--source", "nvml", "--listen", f"127.0.0.1:{free_port()}"]
+    command += ["--socket", agents, "--state-dir", str(tmp_path / "state"), *options]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (1, 2), done.stderr
     assert "Traceback" not in done.stderr
     until(lambda: not processes_with(marker))

@@ -28,10 +28,10 @@ START = b"GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    daemon = start_daemon(tmp_path_factory.mktemp("receiving"))
-    yield daemon
-    assert daemon.stop() == 0
-    assert "Traceback" not in daemon.log.read_text()
+    with start_daemon(tmp_path_factory.mktemp("receiving")) as daemon:
+        yield daemon
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.log.read_text()
 
 
 def test_contract_with_uvicorn_lists_each_overridden_method():

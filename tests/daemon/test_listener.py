@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.daemon.listener import HttpListener, HttpPeer, first_to_close
 from gpumond.host.fd_limits import OTHERS, http_connections
-from gpumond.host.peer_credentials import loopback_uid
+from gpumond.host.peer_credentials import listener_uid, loopback_uid
 
 
 def make_peer(stage: str, since: float, begun: bool = False) -> HttpPeer:
@@ -207,6 +207,15 @@ def test_uid_of_a_loopback_connection_comes_from_the_kernel():
             assert loopback_uid(connection) == os.geteuid()
             client.close()
             assert loopback_uid(connection) is None  # a closed socket is listed as root's
+
+
+def test_uid_of_a_server_is_known_once_it_has_accepted_the_connection():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        client.connect(listener.getsockname())
+        assert listener_uid(client, 0.05) is None
+        with listener.accept()[0]:
+            assert listener_uid(client, 60.0) == os.geteuid()
+        assert listener_uid(client, 0.05) is None
 
 
 def test_uid_of_a_unix_connection_comes_from_the_kernel(tmp_path: Path):

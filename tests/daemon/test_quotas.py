@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +84,17 @@ def has_limit(daemon: RunningDaemon, process: subprocess.Popen[str], mib: int | 
 @pytest.fixture
 def restarted() -> Iterator[Restart]:
     """Kill a daemon, and start it again with the same directory; stop the last one after the test."""
-    started: list[RunningDaemon] = []
+    with ExitStack() as running:
 
-    def restart(daemon: RunningDaemon) -> RunningDaemon:
-        daemon.process.send_signal(signal.SIGKILL)
-        daemon.process.wait()
-        file = daemon.directory.parent / "gpumond.yaml"
-        options = ("--source", "sim", "--interval", "0.1", "--config", os.fspath(file))
-        environ = {"GPUMOND_SIM_DIR": daemon.environ["GPUMOND_SIM_DIR"]}
-        started.append(RunningDaemon(daemon.directory, *options, environ=environ))
-        return started[-1]
+        def restart(daemon: RunningDaemon) -> RunningDaemon:
+            daemon.process.send_signal(signal.SIGKILL)
+            daemon.process.wait()
+            file = daemon.directory.parent / "gpumond.yaml"
+            options = ("--source", "sim", "--interval", "0.1", "--config", os.fspath(file))
+            environ = {"GPUMOND_SIM_DIR": daemon.environ["GPUMOND_SIM_DIR"]}
+            return running.enter_context(RunningDaemon(daemon.directory, *options, environ=environ))
 
-    yield restart
-    for daemon in started:
-        if daemon.process.poll() is None:
-            daemon.stop()
+        yield restart
 
 
 def test_limit_is_set_changed_and_removed_while_programs_run(start: Serve, tmp_path: Path):
@@ -196,7 +192,8 @@ def test_program_that_does_not_allow_limits_has_only_the_alert(start: Serve, tmp
 
 
 def test_status_shows_the_limit(start: Serve, tmp_path: Path):
-    daemon = start(TEAM | {"soft": "250MiB", "reserve": "100MiB"})
+    match = TEAM["match"] | {"user": str(os.getuid())}
+    daemon = start(TEAM | {"match": match, "soft": "250MiB", "reserve": "100MiB"})
     with running(daemon, tmp_path) as process:
         has_limit(daemon, process, 300)
         until(lambda: daemon.get("processes"))  # the driver may be read only after the agent has reported

@@ -50,7 +50,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     running = subprocess.Popen(command, env=os.environ | {"GPUMOND_SOCKET": str(tmp_path / "agent.sock")})
     yield tmp_path
     running.terminate()
-    running.wait(20)
+    running.wait(60)
 
 
 def settings_of(directory: Path, socket: str = "agent.sock") -> Settings:
@@ -60,17 +60,13 @@ def settings_of(directory: Path, socket: str = "agent.sock") -> Settings:
 async def recorded(directory: Path) -> list[Frame]:
     """Return every frame of a daemon, until two kinds of verdicts have occurred."""
     frames: list[Frame] = []
-
-    def record() -> None:
-        assert daemon.frame is not None
-        frames.append(daemon.frame)
-
-    with make_daemon(settings_of(directory), "sim", pace=PACE, between_ticks=record) as daemon:
+    with make_daemon(settings_of(directory), "sim", pace=PACE) as daemon:
         end = time.monotonic() + 60
         async with daemon.running():
             while len({verdict.kind for frame in frames for verdict in frame.verdicts}) < 2:
                 assert time.monotonic() < end, "there were too few verdicts"
-                await asyncio.sleep(0.05)
+                if await daemon.await_frame(1) and daemon.frame is not None:
+                    frames.append(daemon.frame)
     return frames
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import certificates
 from tests.running import RunningDaemon, until
 from tests.serving import SIM, TlsDaemon, connect, start_daemon
@@ -29,14 +31,14 @@ def scrape(daemon: RunningDaemon, place: Path, client: str | None = None, **head
         connection.close()
 
 
+@pytest.mark.needs("openssl")
 def test_client_certificates_are_required_and_renewed_without_a_restart(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
     web = place / "web.yml"
     tls = "cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt"
     mutual = f"{tls}, client_auth_type: RequireAndVerifyClientCert, client_allowed_sans: [ops@example.com]"
     web.write_text(f"tls_server_config: {{{mutual}}}\n")
-    daemon = start_daemon(tmp_path, "--web-config", str(web), kind=TlsDaemon)
-    try:
+    with start_daemon(tmp_path, "--web-config", str(web), kind=TlsDaemon) as daemon:
         assert scrape(daemon, place, "client") == 200
         assert scrape(daemon, place, "unlisted") == "refused"  # of the authority, but not of an allowed name
         assert scrape(daemon, place) == "refused"
@@ -56,8 +58,6 @@ def test_client_certificates_are_required_and_renewed_without_a_restart(tmp_path
         daemon.environ |= environ
         done = daemon.run("status")
         assert done.returncode == 0, done.stderr
-    finally:
-        daemon.stop()
 
 
 def certificate(daemon: RunningDaemon, place: Path) -> bytes | None:
@@ -67,6 +67,7 @@ def certificate(daemon: RunningDaemon, place: Path) -> bytes | None:
         return encrypted.getpeercert(binary_form=True)
 
 
+@pytest.mark.needs("openssl")
 def test_non_loopback_address_with_tls_requires_a_token_to_read(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
     (place / "web.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")

@@ -21,10 +21,10 @@ from tests.serving import start_daemon
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    daemon = start_daemon(tmp_path_factory.mktemp("server"))
-    yield daemon
-    assert daemon.stop() == 0
-    assert "Traceback" not in daemon.log.read_text()
+    with start_daemon(tmp_path_factory.mktemp("server")) as daemon:
+        yield daemon
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.log.read_text()
 
 
 def test_unix_socket_requires_no_token_of_the_daemons_user(daemon: RunningDaemon):
@@ -63,8 +63,8 @@ def directory_for_all() -> Iterator[Path]:
 def test_other_user_may_flush_only_their_own_programs(directory_for_all: Path):
     config = directory_for_all / "gpumond.yaml"
     config.write_text('socket_mode: "0666"\n')
-    daemon = start_daemon(directory_for_all, "--config", str(config))
-    program = """
+    with start_daemon(directory_for_all, "--config", str(config)) as daemon:
+        program = """
 import http.client, json, os, socket, sys
 os.setuid(4242)
 def ask(path, body):
@@ -73,8 +73,11 @@ def ask(path, body):
     answer = c.getresponse(); return answer.status, json.load(answer)["detail"]
 for path, body in json.loads(sys.argv[2]): print(*ask(path, body))
 """
-    asked = [("/api/v1/flushes", {"target": {"pid": 1}}), ("/api/v1/release", {"for_seconds": 1}), ("/-/reload", {})]
-    try:
+        asked = [
+            ("/api/v1/flushes", {"target": {"pid": 1}}),
+            ("/api/v1/release", {"for_seconds": 1}),
+            ("/-/reload", {}),
+        ]
         command = [sys.executable, "-c", program, str(daemon.directory / "api.sock"), json.dumps(asked)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.stdout.splitlines() == [
@@ -82,20 +85,17 @@ for path, body in json.loads(sys.argv[2]): print(*ask(path, body))
             "403 uid:4242 does not have the scope admin",
             "403 uid:4242 does not have the scope admin",
         ], done.stderr
-    finally:
-        daemon.stop()
 
 
 def test_token_file_is_reloaded_when_it_changes(tmp_path: Path):
     tokens = tmp_path / "tokens"
     tokens.write_text("")
     tokens.chmod(0o600)
-    daemon = start_daemon(tmp_path, "--tokens-file", str(tokens), "--log-format", "json")
+    with start_daemon(tmp_path, "--tokens-file", str(tokens), "--log-format", "json") as daemon:
 
-    def flush(token: str) -> int:
-        return daemon.request("/api/v1/flushes", {"target": {"all": True}}, Authorization=f"Bearer {token}")[0]
+        def flush(token: str) -> int:
+            return daemon.request("/api/v1/flushes", {"target": {"all": True}}, Authorization=f"Bearer {token}")[0]
 
-    try:
         assert flush("gpm_nightly") == 401
         tokens.write_text(f"nightly flush {digest('gpm_nightly').hex()}\n")
         until(lambda: flush("gpm_nightly") == 404)
@@ -109,8 +109,6 @@ def test_token_file_is_reloaded_when_it_changes(tmp_path: Path):
         log = [json.loads(line) for line in daemon.log.read_text().splitlines()]
         assert {"at", "level", "logger", "message"} == log[0].keys()
         assert "gpm_nightly" not in daemon.log.read_text()
-    finally:
-        daemon.stop()
 
 
 def test_local_token_is_not_sent_to_another_address(tmp_path: Path):

@@ -172,8 +172,7 @@ def test_silences_and_silenced_queue_survive_a_kill(
     listener.requests.clear()
     listener.answer = b"HTTP/1.1 200 X\r\nContent-Length: 0\r\n\r\n"
     config = str(tmp_path / "config.yaml")
-    again = RunningDaemon(daemon.directory, "--source", "nvml", "--config", config, environ=driver.env)
-    try:
+    with RunningDaemon(daemon.directory, "--source", "nvml", "--config", config, environ=driver.env) as again:
         assert again.get("silences") == before
         assert [entry["state"] for entry in before] == ["active", "ended", "pending"]
         until(lambda: ("firing", "present") in sent(listener))
@@ -183,8 +182,6 @@ def test_silences_and_silenced_queue_survive_a_kill(
         assert change(again, "DELETE", f"silences/{active}")[0] == 204
         until(lambda: ("firing", "full") in sent(listener))
         assert change(again, "GET", f"silences/{pending}")[1]["state"] == "pending"
-    finally:
-        again.stop()
     assert verify_audit(daemon.directory / "state" / "gpumond.db") == []
 
 
@@ -227,6 +224,23 @@ def test_receiver_test_sends_a_marked_message_and_returns_the_answer(daemon: Run
     entries = [entry for entry in daemon.get("audit") if entry["action"] == "receiver.test"]
     assert [(entry["actor"], entry["detail"]) for entry in entries] == [("token", {"receiver": "hook"})] * 3
     assert "secret" not in daemon.log.read_text()
+
+
+def test_expensive_expressions_cost_the_daemon_nothing(daemon: RunningDaemon):
+    cheap = daemon.run("silence", "add", r"gpu=~\w+", "--for", "1h", "--reason", "x")  # it imports the API
+    assert cheap.returncode == 0
+    before = rss(daemon)
+    for number in range(8):
+        wrong = daemon.run("silence", "add", rf"gpu=~\w{{200}}{number:04}", "--for", "1h", "--reason", "x")
+        assert (wrong.returncode, "shorten repetitions" in wrong.stderr) == (1, True)
+    assert rss(daemon) < before + 10 * 1024
+    assert len(daemon.get("silences")) == 1
+
+
+def rss(daemon: RunningDaemon) -> int:
+    """Return the KiB of the daemon's resident memory."""
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
 
 
 def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: FakeDriver):

@@ -201,3 +201,53 @@ def test_devices_have_separate_queues():
     decision = decide(Queue((request("one", 10), other)), rooms, {}, (), 0.0)
     assert [each.id for each in decision.granted] == ["other"]
     assert decision.queue.grants == (Grant("other", "GPU-b", 10, DEADLINE),)
+
+
+def of_user(user: str, name: str, need: int) -> WaitingRequest:
+    return replace(request(name, need), user=user)
+
+
+def granted_ids(decision: Decision) -> list[str]:
+    return [each.id for each in decision.granted]
+
+
+def test_users_take_turns():
+    waiting = [of_user("a", "a1", 10), of_user("a", "a2", 10), of_user("b", "b1", 10), of_user("a", "a3", 10)]
+    decision = decided(Queue(tuple(waiting)), room(64))
+    assert granted_ids(decision) == ["a1", "b1", "a2", "a3"]
+    after = replace(decision.queue, waiting=(of_user("a", "a4", 10), of_user("b", "b2", 10)))
+    assert granted_ids(decided(after, room(64)))[0] == "b2", "grants count as turns"
+
+
+def test_request_that_needs_the_end_of_a_program_keeps_back_its_own_user_only():
+    waiting = (of_user("a", "large", 60), of_user("a", "small", 1), of_user("b", "other", 1))
+    decision = decided(Queue(waiting), room(24))
+    assert granted_ids(decision) == ["other"]
+    assert [each.id for each in decision.queue.waiting] == ["large", "small"]
+    assert granted_ids(decided(decision.queue, room(64), now=DEADLINE)) == ["large", "small"]
+
+
+def test_request_that_flushes_can_satisfy_keeps_others_back_for_a_limited_time():
+    queue = Queue((of_user("a", "first", 30), of_user("b", "other", 1)))
+    cached = room(24, neighbour(1, 20))
+    held = decided(queue, cached)
+    assert (granted_ids(held), held.holders) == ([], ("first",))
+    passed = decide(queue, [cached], {}, (), 0.0, {"first"})
+    assert (granted_ids(passed), passed.holders) == (["other"], ("first",))
+
+
+def test_request_that_grants_of_others_keep_from_memory_holds_its_place():
+    grants = decided(Queue((of_user("a", "one", 60),)), room(64)).queue.grants
+    queue = Queue((of_user("b", "large", 40), of_user("c", "small", 1)), grants)
+    decision = decided(queue, room(64))
+    assert (granted_ids(decision), decision.holders) == ([], ("large",))
+
+
+def test_grants_of_one_user_count_for_others_up_to_a_share_of_the_device_or_the_largest():
+    many = decided(Queue(tuple(of_user("a", f"a{n}", 8) for n in range(8))), room(64)).queue
+    assert len(many.grants) == 8
+    assert granted_ids(decided(replace(many, waiting=(of_user("b", "b", 32),)), room(64))) == ["b"]
+    assert granted_ids(decided(replace(many, waiting=(of_user("b", "b", 33),)), room(64))) == []
+    assert granted_ids(decided(replace(many, waiting=(of_user("a", "a", 1),)), room(64))) == []
+    one = decided(Queue((of_user("a", "a", 60),)), room(64)).queue
+    assert granted_ids(decided(replace(one, waiting=(of_user("b", "b", 5),)), room(64))) == []

@@ -48,6 +48,33 @@ def test_process_whose_agent_has_no_pool_is_opaque():
     assert {line.workload for line in ledger.lines if line.share == "opaque"} == {"train"}
 
 
+def test_pool_with_unknown_live_bytes_is_opaque_beside_the_overhead():
+    device = make_device(used_bytes=7 * GIB, processes=(make_process(used_bytes=6 * GIB),))
+    uncounted = make_pool(allocator="rmm", live_bytes=None, held_bytes=4 * GIB)
+    ledger = attribute(make_snapshot(device, reports=(make_report(pools=(uncounted,)),)))
+    assert [(line.share, line.used_bytes) for line in ledger.lines if line.process] == [
+        ("opaque", 4 * GIB),
+        ("overhead", 2 * GIB),
+    ]
+    counted = make_pool(live=GIB, cached=GIB // 2)
+    ledger = attribute(make_snapshot(device, reports=(make_report(pools=(uncounted, counted)),)))
+    assert shares(ledger) == {
+        "live": GIB,
+        "cached": GIB // 2,
+        "opaque": 4 * GIB,
+        "overhead": GIB // 2,
+        "unclaimed": GIB,
+    }
+
+
+def test_pool_of_unknown_size_leaves_no_overhead():
+    device = make_device(used_bytes=6 * GIB, processes=(make_process(used_bytes=6 * GIB),))
+    pools = make_pool(allocator="rmm", live_bytes=None, held_known=False), make_pool(live=GIB)
+    ledger = attribute(make_snapshot(device, reports=(make_report(pools=pools),)))
+    assert shares(ledger) == {"live": GIB, "opaque": 5 * GIB}
+    assert "overhead" not in {line.share for line in ledger.lines}
+
+
 def test_reused_pid_is_another_process():
     device = make_device(used_bytes=GIB, processes=(make_process(start_ticks=999, used_bytes=GIB),))
     ledger = attribute(make_snapshot(device, reports=(make_report(start_ticks=100, pools=(make_pool(live=GIB),)),)))
@@ -184,8 +211,9 @@ pools = st.builds(
     PoolUsage,
     allocator=st.sampled_from(["torch", "rmm", "cupy"]),
     device_uuid=uuids,
-    live_bytes=amounts,
+    live_bytes=maybe,
     held_bytes=amounts,
+    held_known=st.booleans(),
     reclaimable=st.builds(Reclaimable, amounts, amounts, amounts),
     stranded_bytes=amounts,
     unmapped_bytes=maybe,
@@ -208,3 +236,48 @@ def test_lines_sum_to_used_plus_overcount_for_any_reports(data: st.DataObject):
         if device.used_bytes is not None:
             total = sum(line.used_bytes for line in ledger.lines if line.device_uuid == device.uuid)
             assert total == device.used_bytes + overcount(ledger, device.uuid)
+
+
+def managed_pool(**fields: Any) -> PoolUsage:
+    return make_pool(allocator="cupy", managed=True, **fields)
+
+
+def test_managed_memory_of_a_program_has_no_unclaimed_bytes():
+    """A CuPy program with 4 GiB of malloc_managed, for which the driver counts its context of 520 MiB."""
+    context, device_bytes = 520 << 20, (520 << 20) + 4 * GIB
+    device = make_device(used_bytes=device_bytes, processes=(make_process(used_bytes=context),))
+    report = make_report(pools=(managed_pool(live=3 * GIB, cached=GIB),))
+    ledger = attribute(make_snapshot(device, reports=(report,)))
+    assert shares(ledger) == {"live": 3 * GIB, "cached": GIB, "overhead": context}
+    assert overcount(ledger) == 0
+
+
+def test_managed_memory_is_attributed_as_far_as_used_bytes_have_no_other_owner():
+    processes = (make_process(10, GIB), make_process(20, GIB), make_process(30, GIB))
+    reports = (
+        make_report(10, pools=(managed_pool(live=30 * GIB), make_pool(live=GIB // 2))),
+        make_report(20, pools=(managed_pool(live=10 * GIB),)),
+        make_report(40, pools=(managed_pool(live=90 * GIB),)),  # the driver does not list it: it has no context
+    )
+    device = make_device(used_bytes=7 * GIB, processes=processes)
+    ledger = attribute(make_snapshot(device, reports=reports))
+    live = {line.pid: line.used_bytes for line in ledger.lines if line.share == "live"}
+    assert live == {10: 3 * GIB + GIB // 2, 20: GIB}
+    assert shares(ledger) == {"live": 4 * GIB + GIB // 2, "overhead": GIB + GIB // 2, "opaque": GIB}
+    assert overcount(ledger) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans()), max_size=5),
+    st.integers(0, 120),
+)
+def test_lines_with_managed_memory_sum_to_used_plus_overcount(programs: list[tuple[int, int, bool]], used: int):
+    processes = tuple(make_process(10 + i, count) for i, (count, _, _) in enumerate(programs))
+    reports = tuple(
+        make_report(10 + i, pools=(make_pool(live=held, managed=managed),))
+        for i, (_, held, managed) in enumerate(programs)
+    )
+    ledger = attribute(make_snapshot(make_device(used_bytes=used, processes=processes), reports=reports))
+    assert sum(line.used_bytes for line in ledger.lines) == used + overcount(ledger)
+    assert all(line.used_bytes >= 0 for line in ledger.lines)
+    assert overcount(ledger) == max(0, sum(count for count, _, _ in programs) - used)

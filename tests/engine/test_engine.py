@@ -88,6 +88,9 @@ def test_pools_beyond_the_maximum_are_summed_by_device():
         None, reading, (make_report(pools=(*unknown, *unknown[:1], make_pool(allocator="b"))),)
     ).reports
     assert report.pools[-1].ooms is None
+    managed = make_pool(live=9, allocator="managed", managed=True)
+    (report,) = snapshot_after(None, reading, (make_report(pools=(*pools, managed)),)).reports
+    assert [pool.live_bytes for pool in report.pools[32:]] == [84, 84]
 
 
 def test_program_uses_a_device_once_it_held_memory_or_is_listed():

@@ -16,6 +16,7 @@ from gpumond.model.program import (
     Program,
     RecentMemory,
     ScopeKept,
+    Site,
     ThreadStack,
 )
 from gpumond.testing import GIB, make_pool, make_report
@@ -102,19 +103,35 @@ def test_oom_event_has_the_line_the_threads_and_the_classes():
     assert (details["recent_seconds"], details["recent_growth_bytes"]) == (60.0, GIB - GIB // 4)
     names = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
     assert [details[f"torch {name}_bytes"] for name in names] == [1, 0, 0, 4, 5, GIB - 10]
-    assert details["torch classes"] == "exact"
     assert details["advice"] == "use a smaller batch"
+
+
+def test_unknown_classes_are_absent_and_their_bytes_are_in_no_other_class():
+    oom = make_oom(
+        device_uuid=UUID,
+        classes=(LiveClasses(allocator="torch", device_uuid=UUID, live_bytes=GIB, parameters_bytes=1),),
+        sites=(Site(GIB, 2, (Call("/home/a/train.py", 31, "step"),)),),
+    )
+    report = make_report()
+    (event,) = between(
+        make_frame(reports=(report,)), make_frame(reports=(replace(report, program=Program(ooms=(oom,))),))
+    )
+    details = dict(event.details)
+    of_classes = {name: value for name, value in details.items() if name.startswith("torch ")}
+    assert of_classes == {"torch parameters_bytes": 1, "torch unclassified_bytes": GIB - 1}
+    assert details["site 1"] == "1.0 GiB: /home/a/train.py:31 step"
 
 
 def test_details_of_a_hostile_record_are_limited():
     call = Call("f" * 256, 2**62, "g" * 256)
     threads = tuple(ThreadStack(f"t{number}", (call,) * 100) for number in range(100))
-    oom = make_oom(stack=(call,) * 100, threads=threads, open_scopes=("s" * 128,) * 100)
+    sites = (Site(2**62, 1, (call,) * 100),) * 100
+    oom = make_oom(stack=(call,) * 100, threads=threads, open_scopes=("s" * 128,) * 100, sites=sites)
     report = make_report()
     (event,) = between(
         make_frame(reports=(report,)), make_frame(reports=(replace(report, program=Program(ooms=(oom,))),))
     )
-    assert sum(len(str(value)) for _, value in event.details) < 6000
+    assert sum(len(str(value)) for _, value in event.details) < 8000
     assert len(event.details) < 30
 
 

@@ -67,6 +67,14 @@ def test_grant_and_reserve_of_one_program_count_once():
     assert rooms(reserve(10), {"a": replace(NEITHER, need_bytes=8 * GIB)}, "user")[0].reserved_bytes == 2 * GIB
 
 
+def test_processes_of_one_quota_share_its_reserve_which_the_device_bounds():
+    quota = EffectiveQuota(reserve_bytes=90 * GIB, reserve_quota="team")
+    both = tuple(ProcessQuota(pid=each.pid, start_ticks=each.start_ticks, quota=quota) for each in (PROCESS, OTHER))
+    assert rooms(snapshot(quotas=both), {}, "user")[0].reserved_bytes == (90 - 78 - 4) * GIB
+    huge = tuple(replace(each, quota=replace(quota, reserve_bytes=900 * GIB)) for each in both)
+    assert rooms(snapshot(quotas=huge), {}, "user")[0].reserved_bytes == DEVICE.size_bytes
+
+
 def test_neighbours_are_the_programs_that_allow_a_flush_and_can_return_memory():
     assert [each.workload for each in rooms(snapshot(), {}, "all")[0].neighbours] == ["train", "small"]
     never = replace(REPORT, flush_policy="never")

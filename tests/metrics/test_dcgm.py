@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from functools import partial
@@ -231,10 +230,9 @@ def test_page_of_a_group_is_a_part_of_the_page(group: Group):
     assert ("gpumond_ticks_skipped_total" in own) == (group == "daemon")
 
 
+@pytest.mark.needs("promtool")
 def test_promtool_reads_it():
     """Complaints about names and labels concern dcgm-exporter's names, which cannot be changed here."""
-    if shutil.which("promtool") is None:
-        pytest.skip("needs promtool (Debian: prometheus)")
     text = Exposition(Telemetry()).page(make_frame(), Form(False, "dcgm")).plain.decode()
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     complaints = {line.partition(" ")[2] for line in checked.stderr.splitlines() + checked.stdout.splitlines()}

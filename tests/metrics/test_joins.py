@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -24,7 +23,7 @@ SERIES = {
 }
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+@pytest.mark.needs("promtool")
 def test_memory_is_summed_by_a_label_of_the_pods(tmp_path: Path):
     (query,) = re.findall(r"```promql\n(sum by \(label_team\).*?)```", DOCUMENT.read_text(), re.DOTALL)
     inputs = [{"series": name, "values": str(value)} for name, value in SERIES.items()]

@@ -59,6 +59,13 @@ def test_unknown_values_have_no_series(exactness: Exactness, held_known: bool, s
     assert known["pool_live_bytes"] == "50"
 
 
+def test_unknown_live_bytes_have_no_series_and_nothing_that_follows_from_them() -> None:
+    unknown = series(replace(pool_with("interval", True), live_bytes=None))
+    assert unknown.keys() - {"pool_thrashes_total"} == {"pool_held_bytes"}
+    arena = series(replace(pool_with("not_releasable", True), live_bytes=None))
+    assert arena.keys() - {"pool_thrashes_total"} == {"pool_held_bytes", "pool_reclaimable_bytes"}
+
+
 def test_pinned_host_memory_is_in_no_series_of_a_device() -> None:
     assert series(host_pools=(HostPool("torch", 64, 96),)) == {
         "host_pool_live_bytes": "64",

@@ -24,7 +24,14 @@ function condition(engine) {
   if (engine.problem === NOT_READ) return NOT_READ;
   if (!engine.up) return `cannot be read: ${engine.problem}`;
   const problem = engine.processes_problem && `; its processes are unknown: ${engine.processes_problem}`;
-  return `${engine.asleep ? "asleep" : "serving"}${problem}`;
+  return `${service(engine)}${problem}`;
+}
+
+function service(engine) {
+  if (engine.returning_seconds !== null) {
+    return `out of service for ${duration(engine.returning_seconds)}: ${engine.returning_problem}`;
+  }
+  return engine.asleep ? "asleep" : engine.paused ? "paused" : "serving";
 }
 
 function models(engine) {
@@ -89,7 +96,7 @@ const classes = ({ id, number, wide }) => [`of-${id}`, number && "number", wide 
 function updateEngine(body, engine) {
   const cells = body.firstChild.children;
   COLUMNS.forEach((column, place) => name(cells[place].firstChild, column.text(engine), 600));
-  body.querySelector(".of-condition").classList.toggle("notable", !engine.up);
+  body.querySelector(".of-condition").classList.toggle("notable", !engine.up || engine.returning_seconds !== null);
 }
 
 export function showEngines() {

@@ -13,7 +13,11 @@ export function* facts(row) {
   const kvCache = kvCacheOf(row, engine);
   for (const share of OF_PROCESSES) {
     const bytes = row[`${share}_bytes`];
-    if (bytes !== null) yield [share, [human(bytes), share === holder(row) && kvCache].filter(Boolean).join(", ")];
+    const parts = share === "overhead" && overheadSentence(row);
+    if (bytes !== null) {
+      const words = [human(bytes), share === holder(row) && kvCache].filter(Boolean).join(", ");
+      yield [share, parts ? `${words}: ${parts}` : words];
+    }
   }
   if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
   if (row.limit_bytes !== null) yield ["limit", human(row.limit_bytes)];
@@ -37,6 +41,12 @@ export function* facts(row) {
   if (row.agent) yield* factsOfAgent(row.agent, row.device_uuid);
 }
 
+/** The parts of the overhead, as far as they are known. */
+function overheadSentence(row) {
+  const parts = (row.overhead_parts ?? []).filter(([, bytes]) => bytes);
+  return parts.map(([name, bytes]) => `${name} ${human(bytes)}`).join(", ");
+}
+
 function quotaSentence(quota) {
   const kinds = { "soft limit": "soft", limit: "limit", reserve: "reserve" };
   return Object.entries(kinds)
@@ -52,7 +62,9 @@ function* factsOfAgent(agent, uuid) {
   for (const pool of agent.pools) {
     if (pool.device_uuid !== uuid) continue;
     const texts = [
-      `${human(pool.held_bytes)} held`,
+      pool.held_known || pool.live_bytes !== null ? `${human(pool.held_bytes)} held` : "held bytes unknown",
+      pool.live_bytes === null ? "live bytes unknown" : "",
+      pool.managed ? "managed memory, on the device or on the host" : "",
       pool.peak_live_bytes === null ? "" : `${human(pool.peak_live_bytes)} live at its peak`,
       pool.ooms ? many(pool.ooms, "out-of-memory error") : "",
     ];

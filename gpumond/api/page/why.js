@@ -14,6 +14,7 @@ const CLASSES = {
   tensors: "other leaf tensors",
   activations: "activations, the rest",
 };
+const REGISTERED = 4; // number of classes that need no search of the heap: the first ones
 let newest = 0; // number of the newest dialog: it does not show answers to an older one
 
 export async function why(pid, subject) {
@@ -24,15 +25,21 @@ export async function why(pid, subject) {
     $("why-classes").replaceChildren(...entries);
   };
   put($("why-title"), `Memory of ${clean(subject, 120)}`);
-  show("Waiting for the program, which pauses for up to 50 ms…");
+  show("Waiting for the program, which may pause for up to 250 ms…");
   Object.assign($("why-snapshot"), { onclick: () => saveSnapshot(pid), disabled: true });
   dialog.showModal();
   const answer = await attempt(`agents/${pid}/why`, {}, "The daemon does not answer.");
   if (own !== newest) return;
   $("why-snapshot").disabled = false;
   const entries = answer?.classes?.map((found) => entryOfClasses(found, answer.kv_cache_bytes));
-  if (answer) show(answer.detail ?? answer.advice.join("; "), entries);
+  if (answer) show(answer.detail ?? wordsOf(answer), entries);
   else dialog.close();
+}
+
+function wordsOf(answer) {
+  const pause = answer.paused_seconds >= 0.001 && `the program paused for at most ${Math.round(1000 * answer.paused_seconds)} ms`;
+  const age = answer.age_seconds >= 0.1 && `as of ${answer.age_seconds.toFixed(1)} s ago`;
+  return [answer.reason, ...answer.advice, pause, age].filter(Boolean).join("; ");
 }
 
 async function saveSnapshot(pid) {
@@ -49,11 +56,15 @@ async function saveSnapshot(pid) {
 
 function entryOfClasses(found, kvCache) {
   const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))} %)`;
-  const facts = Object.entries(CLASSES).map(([name, text]) => [text, part(found[`${name}_bytes`])]);
+  const known = Object.entries(CLASSES).filter(([name]) => found[`${name}_bytes`] !== null);
+  const facts = known.map(([name, text]) => [text, part(found[`${name}_bytes`])]);
+  const rest = found.live_bytes - known.reduce((sum, [name]) => sum + found[`${name}_bytes`], 0);
+  if (known.length < Object.keys(CLASSES).length)
+    facts.push([known.length < REGISTERED ? "unknown" : "other tensors and activations", part(Math.max(0, rest))]);
   const device = state.devices.get(found.device_uuid);
   const where = `${device ? ` on ${label(device)}` : ""}: ${human(found.live_bytes)} live`;
   const ofKvCache = kvCache !== null && `${human(kvCache)} of the other leaf tensors are KV cache.`;
-  return entryOf([named(found.allocator, 40), where], facts, [found.exactness === "sampled" && "Sampled: time ran out.", ofKvCache]);
+  return entryOf([named(found.allocator, 40), where], facts, [ofKvCache]);
 }
 
 $("why-close").addEventListener("click", () => $("why").close());

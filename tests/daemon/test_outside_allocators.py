@@ -1,0 +1,148 @@
+"""Memory that no allocator reports, in a daemon over the fake driver library, with programs that report their pools."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from gpumond.model.pools import PoolUsage
+from gpumond.protocol.messages import to_json
+from gpumond.testing import make_pool
+from tests.agent.daemon import environment, host
+from tests.fakenvml import GIB, MIB, Device, FakeDriver, Process
+from tests.running import RunningDaemon, until
+
+UUID = "GPU-00000000-1111-2222-3333-444455556666"
+CONTEXT = 520 * MIB
+OTHER = 3 * GIB
+"""Memory of another program, without an agent."""
+WRONG = ("release", "crash", "crash-loop", "leak", "orphan")
+PROGRAM = """
+import json, select, sys, time
+from gpumond.model.pools import PoolUsage
+from gpumond.protocol.messages import Hello, Report, from_json
+from gpumond.agent.transport import Transport
+pools, transport = (), Transport()
+while True:
+    if not transport.connected and transport.connect(SOCKET, time.monotonic()):
+        transport.send(Hello("managed"))
+    if select.select([sys.stdin], [], [], 0.1)[0]:
+        pools = tuple(from_json(PoolUsage, json.dumps(each).encode()) for each in json.loads(sys.stdin.readline()))
+    transport.send(Report(pools=pools))
+    transport.push(time.monotonic())
+    transport.receive(time.monotonic())
+"""
+
+
+@pytest.fixture
+def programs() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver) -> RunningDaemon:
+    driver.devices = [Device(uuid=UUID, used_bytes=200 * MIB, gpu_utilization=0, minor=0)]
+    driver.write()
+    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    until(lambda: daemon.request("/api/v1/frame")[0] == 200)
+    return daemon
+
+
+def begin(programs: ExitStack, daemon: RunningDaemon, driver: FakeDriver) -> subprocess.Popen[str]:
+    """Start a program with an agent and a context on the device."""
+    code = PROGRAM.replace("SOCKET", repr(str(daemon.socket)))
+    process = programs.enter_context(host(code, environment(daemon.socket)))
+    until(lambda: process.pid in [each["pid"] for each in daemon.get("agents")])
+    driver.devices[0].processes.append(Process(process.pid, 0))
+    driver.allocate(process.pid, CONTEXT)
+    return process
+
+
+def set_pools(process: subprocess.Popen[str], *pools: PoolUsage) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps([json.loads(to_json(pool)) for pool in pools]) + "\n")
+    process.stdin.flush()
+
+
+def rows(daemon: RunningDaemon, seconds: float = 2.0) -> Iterator[dict[int, dict[str, Any]]]:
+    """Yield the processes by pid, in frames whose lines sum to the used bytes, without a fault or a wrong verdict."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        frame = daemon.get("frame")
+        (device,) = frame["snapshot"]["devices"]
+        assert sum(line["used_bytes"] for line in frame["ledger"]["lines"]) == device["used_bytes"]
+        assert [each["overcount_bytes"] for each in frame["ledger"]["overcounts"]] == [0]
+        assert frame["snapshot"]["faults"] == []
+        assert not [each for each in frame["verdicts"] if each["kind"] in WRONG]
+        yield {each["pid"]: each for each in frame["processes"]}
+        time.sleep(0.05)
+
+
+def row(daemon: RunningDaemon, pid: int) -> dict[str, Any]:
+    return next((each for each in daemon.get("processes") if each["pid"] == pid), {})
+
+
+def unclaimed(daemon: RunningDaemon) -> int:
+    return sum(line["used_bytes"] for line in daemon.get("ledger")["lines"] if line["share"] == "unclaimed")
+
+
+def test_managed_memory_is_that_of_the_program(daemon: RunningDaemon, driver: FakeDriver, programs: ExitStack):
+    process = begin(programs, daemon, driver)
+    set_pools(process, make_pool(UUID, live=3 * GIB, cached=GIB, allocator="cupy", managed=True))
+    driver.allocate(process.pid, 4 * GIB, managed=True)
+    until(lambda: row(daemon, process.pid).get("live_bytes") == 3 * GIB)
+    for found in rows(daemon):
+        own = found[process.pid]
+        shares = [own[f"{share}_bytes"] for share in ("used", "live", "cached", "overhead")]
+        assert shares == [CONTEXT, 3 * GIB, GIB, CONTEXT]
+    assert unclaimed(daemon) == 200 * MIB
+    (condition,) = [each for each in daemon.get("status")["conditions"] if each["kind"] == "managed_memory"]
+    assert (
+        condition["detail"] == f"pid {process.pid} (managed): 4.0 GiB are allocated; the part on the device is unknown"
+    )
+    driver.devices[0].used_bytes -= 3 * GIB  # pages move to the host
+    driver.write()
+    until(lambda: row(daemon, process.pid)["live_bytes"] < 2 * GIB)
+    for found in rows(daemon):
+        assert found[process.pid]["live_bytes"] == GIB + 200 * MIB
+    assert unclaimed(daemon) == 0
+
+
+def test_suspended_program_beside_another(daemon: RunningDaemon, driver: FakeDriver, programs: ExitStack):
+    process = begin(programs, daemon, driver)
+    other = programs.enter_context(host("import time; time.sleep(600)", environment("/nowhere")))
+    driver.devices[0].processes.append(Process(other.pid, 0))
+    driver.allocate(other.pid, OTHER)
+    set_pools(process, make_pool(UUID, live=8 * GIB, cached=GIB))
+    driver.allocate(process.pid, 9 * GIB)
+    until(lambda: row(daemon, process.pid).get("live_bytes") == 8 * GIB)
+    for _ in range(10):
+        driver.checkpoint(process.pid)
+        until(lambda: row(daemon, process.pid).get("state") == "suspended")
+        for found in rows(daemon, 0.8):
+            own = found[process.pid]
+            assert (own["used_bytes"], own["unmapped_bytes"], found[other.pid]["opaque_bytes"]) == (0, 9 * GIB, OTHER)
+        driver.restore(process.pid)
+        until(lambda: row(daemon, process.pid).get("live_bytes") == 8 * GIB)
+        for found in rows(daemon, 0.4):
+            own = found[process.pid]
+            assert (own["live_bytes"], own["cached_bytes"], own["unmapped_bytes"]) == (8 * GIB, GIB, None)
+
+
+def test_parts_of_the_overhead_of_a_fresh_program(daemon: RunningDaemon, driver: FakeDriver, programs: ExitStack):
+    process = begin(programs, daemon, driver)
+    until(lambda: row(daemon, process.pid).get("overhead_bytes") is None)
+    set_pools(process, make_pool(UUID, live=GIB))
+    driver.allocate(process.pid, GIB)
+    until(lambda: row(daemon, process.pid).get("overhead_parts") == [["context", CONTEXT], ["other", 0]])
+    driver.allocate(process.pid, 100 * MIB)
+    until(lambda: row(daemon, process.pid).get("overhead_parts") == [["context", CONTEXT], ["other", 100 * MIB]])
+    (line,) = [each for each in daemon.run("status", "-v").stdout.splitlines() if each.startswith("overhead")]
+    assert line == f"overhead of managed (pid {process.pid}) on GPU 0: context 520.0 MiB, other 100.0 MiB"
