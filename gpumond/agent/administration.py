@@ -13,14 +13,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpumond.agent.adapters import FlushRefused, HistoryRecording, TensorTracking
+from gpumond.agent.adapters import ClassReporting, FlushRefused, HistoryRecording, TensorTracking
 from gpumond.agent.end_requests import EndRequests
 from gpumond.agent.instrument import snapshots
 from gpumond.agent.instrument.oom import live_classes
 from gpumond.agent.registry import REGISTRY, apply_limit
 from gpumond.agent.retention import INTERVAL_SECONDS, RetentionSearch
 from gpumond.model.pools import FlushPolicy
-from gpumond.model.program import Dump, Retainer, Site
+from gpumond.model.program import Dump, LiveClasses, Retainer, Site
 from gpumond.protocol.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode
 
 if TYPE_CHECKING:
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 STEP_SECONDS = 10.0
 """Longest wait for `step`, by which a program with flush_policy ``step`` permits an interruption."""
-CLASSES_SECONDS = 0.04
-"""Time limit for the classes of live bytes, which are read with the GIL held."""
+SEARCH_SECONDS = 0.2
+"""Time limit for a search of all objects, for which the program may pause up to a quarter of a second."""
 CLASSES_EACH_SECONDS = 1.0
+"""Shortest time between two readings of the classes of live bytes. A request in between gets the last result."""
 MAX_RECORD_SECONDS = 600.0
 MAX_SEARCHED_BLOCKS = 12_000_000
 """Most memory blocks of an interpreter that is searched: the collector takes about 20 ns for each, several times."""
@@ -66,7 +67,7 @@ class CommandHandler:
 
     def __init__(self) -> None:
         self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
-        self._classes_at = -CLASSES_EACH_SECONDS
+        self._classes: tuple[AgentResponse, float] | None = None
         self._recording: Recording | None = None
         self._search: tuple[RetentionSearch, float] | None = None
         self.retainers: tuple[Retainer, ...] = ()
@@ -80,7 +81,7 @@ class CommandHandler:
         if request.kind == "fetch":
             return self._part(request)
         if request.kind == "classes":
-            return self._classes(request)
+            return self._answer_classes(request)
         if request.kind == "end":
             return AgentResponse(request.id, self._end_requests.call(thread.end_functions))
         if not thread.allow_limit:
@@ -162,12 +163,14 @@ class CommandHandler:
         except Exception as error:  # of the library
             return AgentResponse(recording.request.id, clean(f"{type(error).__name__}: {error}"))
         treemap = save(".html", fill=partial(_treemap, recording.workload, sites, unrecorded))
+        classes, paused = _classes() if recording.request.kind == "classes" else ((), 0.0)
         return _bounded(
             AgentResponse(
                 recording.request.id,
-                dump.reason,
+                dump.reason or (_unknown(classes) if classes else ""),
                 dump=dump,
-                classes=live_classes(CLASSES_SECONDS) if recording.request.kind == "classes" else (),
+                classes=classes,
+                paused_seconds=paused,
                 sites=tuple(sites[:SITES]),
                 unrecorded_bytes=unrecorded,
                 treemap=treemap,
@@ -183,14 +186,15 @@ class CommandHandler:
             except Exception:  # the program and its libraries are about to end
                 pass
 
-    def _classes(self, request: AgentRequest) -> AgentResponse:
+    def _answer_classes(self, request: AgentRequest) -> AgentResponse:
+        """Read the classes, unless those of the last request are new enough."""
         now = time.monotonic()
-        if now - self._classes_at < CLASSES_EACH_SECONDS:
-            return AgentResponse(request.id, f"too many requests: at most one in {CLASSES_EACH_SECONDS:g} s")
-        self._classes_at = now
-        classes = live_classes(CLASSES_SECONDS)
-        reason = "" if classes else "no allocator of this program has live memory that can be classified"
-        return AgentResponse(request.id, reason, classes=classes)
+        if self._classes is not None and now - self._classes[1] < CLASSES_EACH_SECONDS:
+            return replace(self._classes[0], id=request.id, age_seconds=now - self._classes[1])
+        classes, paused = _classes()
+        answer = AgentResponse(request.id, _unknown(classes), classes=classes, paused_seconds=paused)
+        self._classes = answer, time.monotonic()
+        return answer
 
     def _part(self, request: AgentRequest) -> AgentResponse:
         import base64
@@ -208,6 +212,29 @@ class CommandHandler:
             return AgentResponse(request.id, clean(error))
         texts = tuple(encoded[i : i + MAX_TEXT] for i in range(0, len(encoded), MAX_TEXT))
         return AgentResponse(request.id, part=texts, part_bytes=len(part), file_bytes=file_bytes)
+
+
+def _classes() -> tuple[tuple[LiveClasses, ...], float]:
+    """Return the classes of live bytes, and the seconds for which this thread may have paused the others."""
+    began = time.thread_time()
+    return live_classes(SEARCH_SECONDS), time.thread_time() - began
+
+
+def _unknown(classes: Sequence[LiveClasses]) -> str:
+    """Return the reason why no class, or not every class is known; empty if all are."""
+    if classes:
+        if all(one.activations_bytes is not None for one in classes):
+            return ""
+        if any(one.parameters_bytes is None for one in classes):
+            return "the program is older than its agent and has too many objects to search: its classes are unknown"
+        return "the program has too many objects to search: other tensors and activations are not distinguished"
+    adapters = REGISTRY.known()
+    if not any(isinstance(adapter, ClassReporting) for adapter in adapters):
+        names = ", ".join(adapter.name for adapter in adapters) or "none"
+        return clean(f"live memory can be classified for PyTorch only; the allocators of this program: {names}")
+    if any(pool.live_bytes for pool in REGISTRY.read() or () if pool.allocator == "torch"):
+        return "this version of PyTorch is not understood: its live memory cannot be classified"
+    return "no allocator of this program that can be classified has live memory"
 
 
 def _pickle(snapshot: object, path: str) -> None:

@@ -6,6 +6,7 @@ A step that is unsafe is skipped, and its result states the reason. The result c
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from gpumond.agent.adapters import (
     capture_guards,
 )
 from gpumond.agent.pending_calls import Busy, run
-from gpumond.model.pools import STEPS, Expected, Held, Outcome, PoolUsage, Reclaimable, StepResult
+from gpumond.model.pools import STEPS, SUSPENDED, Expected, Held, Outcome, PoolUsage, Reclaimable, StepResult
 from gpumond.protocol.messages import FlushCommand, FlushResult, PoolChange, clean
 
 MAIN_THREAD_SECONDS = 2.0
@@ -72,13 +73,19 @@ class StrandedEstimate:
         self._remainders: dict[tuple[str, str], FlushRemainder] = {}
 
     def flushed(self, changes: Iterable[PoolChange], steps: Iterable[str]) -> None:
-        """Record the free bytes that a flush left."""
+        """Record the free bytes that a flush left, without those that were certainly returnable before it: something
+        else kept them, such as work in progress. After a flush during which the program allocated or freed, they may
+        be bytes that the program has cached since.
+        """
         if not RETURNING.intersection(steps) - {"spill"}:
             return
-        for after in (change.after for change in changes):
-            if _stranded_unknown(after):
-                free = after.held_bytes - after.live_bytes
-                self._remainders[after.allocator, after.device_uuid] = FlushRemainder(free, after.live_bytes)
+        for change in changes:
+            before, after = change.before, change.after
+            if before.live_bytes is None or after.live_bytes is None or change.raced or not _stranded_unknown(after):
+                continue
+            uncertain = before.held_bytes - before.live_bytes - before.reclaimable.low
+            free = min(after.held_bytes - after.live_bytes, max(0, uncertain))
+            self._remainders[after.allocator, after.device_uuid] = FlushRemainder(free, after.live_bytes)
 
     def adjusted(self, pools: Sequence[PoolUsage], retained: Mapping[str, int] | None = None) -> Sequence[PoolUsage]:
         """Return the pools with the bytes that a flush would likely leave counted as stranded.
@@ -92,7 +99,7 @@ class StrandedEstimate:
 
     def _learned(self, pool: PoolUsage) -> int | None:
         remainder = self._remainders.get((pool.allocator, pool.device_uuid))
-        if remainder is None:
+        if remainder is None or pool.live_bytes is None:
             return None
         return remainder.free_bytes * min(remainder.live_bytes, pool.live_bytes) // max(1, remainder.live_bytes)
 
@@ -115,14 +122,15 @@ def carry_out(
     permissions: Permissions,
     stranded: StrandedEstimate,
     hook_bytes: int | None = 0,
+    deadline: float = math.inf,
 ) -> FlushResult:
     """Flush one allocator, or plan its flush. ``hook_bytes``: the bytes of this allocator that the hooks will free,
-    None if unknown.
+    None if unknown. No step begins after ``deadline``, in seconds of ``time.monotonic()``.
 
     Raises FlushRefused if nothing may be done now, and errors of the library that occur before the first step.
     """
     try:
-        return _carry_out(command, adapter, hooks, permissions, stranded, hook_bytes)
+        return _carry_out(command, adapter, hooks, permissions, stranded, hook_bytes, deadline)
     finally:
         if isinstance(adapter, Finishable):
             adapter.finish()
@@ -135,27 +143,55 @@ def _carry_out(
     permissions: Permissions,
     stranded: StrandedEstimate,
     hook_bytes: int | None,
+    deadline: float,
 ) -> FlushResult:
     adapter.check()
+    if _obstacle(deadline) == "deferred":
+        return FlushResult(command.id, "deferred", SUSPENDED)
     pools = adapter.read(exact=True)
     retained = adapter.retained_bytes() if isinstance(adapter, RetentionReporting) else None
     before = stranded.adjusted(pools, retained)
     if command.dry_run:
         return FlushResult(command.id, "planned", "", planned(before, command.steps, hook_bytes))
     done: list[StepResult] = []
-    failure = ""
+    failure, obstacle = "", None
     for step in STEPS:
         if step in command.steps and not failure:
+            if obstacle := _obstacle(deadline):
+                failure = f"{step}: {OBSTACLES[obstacle]}"
+                break
             try:
                 done += _measured(step, adapter, hooks, permissions)
             except Exception as error:  # of a hook or the library; the steps before it count
                 failure = clean(f"{step}: {type(error).__name__}: {error}")
     compared = changes(before, adapter.read(), command.steps, hook_bytes)
     stranded.flushed(compared, [step.step for step in done if not step.detail.startswith(REFUSED)])
+    if obstacle and not done:
+        return FlushResult(command.id, obstacle, clean(f"{failure}; nothing was done"))
     if failure:
         return FlushResult(command.id, "failed", failure, compared, tuple(done))
     outcome, reason = conclude(done, compared, command.steps, adapter.name)
     return FlushResult(command.id, outcome, clean(reason), compared, tuple(done))
+
+
+OBSTACLES: Mapping[Outcome, str] = {
+    "deferred": "the program was suspended",
+    "timeout": "its deadline passed while the driver did not answer",
+}
+
+
+def _obstacle(deadline: float) -> Outcome | None:
+    """Return why no step may begin. The program itself, whose flush has no deadline, is not suspended.
+
+    A process is locked before it is suspended. The driver then still answers queries, and anything else waits for the
+    resumption, and would take effect late.
+    """
+    guards = capture_guards()
+    if guards is not None and deadline < math.inf:
+        if guards.is_suspended():
+            return "deferred"
+        guards.wait_for_driver()
+    return "timeout" if time.monotonic() >= deadline else None
 
 
 def carry_out_hooks(command: FlushCommand, hooks: Sequence[Hook]) -> FlushResult:
@@ -256,7 +292,7 @@ def _held_bytes(adapter: AllocatorAdapter) -> int:
 
 
 def _live_bytes(adapter: AllocatorAdapter) -> int:
-    return sum(pool.live_bytes for pool in adapter.read())
+    return sum(pool.live_bytes or 0 for pool in adapter.read())
 
 
 def outcome_of(released: int, expected: Expected) -> Outcome:
@@ -272,6 +308,8 @@ def released_bytes(change: PoolChange) -> int:
 def raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
     """Return whether the program allocated or freed during the flush, based on changes that no step can cause."""
     allocated = (after.device_allocations or 0) > (before.device_allocations or 0)
+    if before.live_bytes is None or after.live_bytes is None:
+        return allocated
     grew = after.live_bytes > before.live_bytes
     shrank = after.live_bytes < before.live_bytes and not RELEASING.intersection(steps)
     return allocated or grew or shrank
@@ -301,9 +339,9 @@ def promises(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int |
     ``hook_bytes``: the bytes that the program's functions free of all pools together, None if unknown. Each pool gets
     a part in proportion to its live bytes.
     """
-    live = sum(pool.live_bytes for pool in pools)
+    live = sum(pool.live_bytes or 0 for pool in pools)
     return [
-        expected(pool, steps, hook_bytes if not hook_bytes or not live else hook_bytes * pool.live_bytes // live)
+        expected(pool, steps, hook_bytes if not hook_bytes or not live else hook_bytes * (pool.live_bytes or 0) // live)
         for pool in pools
     ]
 
@@ -321,7 +359,7 @@ def expected(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) 
         likely, high = likely + spilled, high + spilled
     if cached.exactness == "not_releasable":
         return Expected(low, likely, high, cached.exactness)
-    if (hook_bytes is None and "hooks" in steps) or (pool.live_bytes and UNPREDICTABLE.intersection(steps)):
+    if (hook_bytes is None and "hooks" in steps) or (pool.live_bytes != 0 and UNPREDICTABLE.intersection(steps)):
         high = max(high, pool.held_bytes)
     if hook_bytes and "hooks" in steps:
         likely, high = min(pool.held_bytes, likely + hook_bytes), max(high, min(pool.held_bytes, high + hook_bytes))

@@ -15,7 +15,7 @@ WORDS = 16
 
 
 def start() -> None:
-    """Start the agent, unless the program has a module of its own named gpumond. Never raises."""
+    """Start the agent, unless the program has a module or package of its own named gpumond. Never raises."""
     try:
         if _has_own_gpumond(sys.orig_argv[1:WORDS]):
             for name in [name for name in sys.modules if name.partition(".")[0] == "gpumond"]:
@@ -24,13 +24,41 @@ def start() -> None:
         import gpumond.agent
 
         gpumond.agent.start()
-    except Exception:  # an error of the agent must not reach the program
+        from gpumond.agent.imports import when_imported
+
+        if os.environ.get("GPUMOND_COUNT_RMM") != "0":
+            when_imported("rmm", _count_rmm)
+        for name in ("comfy_aimdo.model_vbar", "comfy_aimdo.vram_buffer"):
+            when_imported(name, _track_aimdo)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an error of the agent, or SystemExit of a module that it imports, is not the program's
         pass
 
 
+def _count_rmm(rmm: object) -> None:
+    from gpumond.agent.adapters.rmm_counting import count
+
+    count(rmm)
+
+
+def _track_aimdo(module: object) -> None:
+    from gpumond.agent.adapters.aimdo import track
+
+    track(module)
+
+
 def _has_own_gpumond(words: list[str]) -> bool:
-    """Return whether ``gpumond.py`` is in the working directory or next to a file that the command line names.
+    """Return whether ``gpumond.py``, or another package of this name, is in the working directory or next to a file
+    that the command line names.
 
     Python adds the directory of the program to its path only after the agent's start.
     """
-    return any(os.path.exists(os.path.join(os.path.dirname(word), "gpumond.py")) for word in words)
+    package = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "__init__.py"))
+    for directory in map(os.path.dirname, words):
+        other = os.path.join(directory, "gpumond", "__init__.py")
+        if os.path.exists(os.path.join(directory, "gpumond.py")):
+            return True
+        if os.path.exists(other) and os.path.realpath(other) != package:
+            return True
+    return False

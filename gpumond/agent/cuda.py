@@ -31,6 +31,8 @@ POINTER_MAPPED, POINTER_POOL = 13, 17
 """CU_POINTER_ATTRIBUTE_MAPPED and CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE."""
 INVALID_VALUE = 1
 """CUDA_ERROR_INVALID_VALUE"""
+RUNNING = 0
+"""CU_PROCESS_STATE_RUNNING"""
 RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED"""
 
@@ -156,6 +158,24 @@ def synchronize(ordinal: int) -> bool:
     """Wait until the device has completed its work."""
     with current(ordinal) as ready:
         return ready and _ask("cuCtxSynchronize")
+
+
+def is_suspended() -> bool:
+    """Return whether this process is locked or suspended (cuCheckpointProcess*); False if the driver does not say."""
+    state = ctypes.c_int()
+    asked = bool(contexts()) and _ask("cuCheckpointProcessGetState", ctypes.c_int(os.getpid()), ctypes.byref(state))
+    return asked and state.value != RUNNING
+
+
+def wait_for_driver() -> None:
+    """Return when the driver answers. While the process is suspended (cuCheckpointProcess*), calls wait for its
+    resumption, and a call that changes something would then have its effect late.
+    """
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    for ordinal in contexts()[:1]:
+        with current(ordinal) as ready:
+            if ready:
+                _ask("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
 
 
 @contextmanager

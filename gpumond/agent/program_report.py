@@ -22,13 +22,16 @@ if TYPE_CHECKING:
     from gpumond.agent.instrument.steps import StepCounter
 
 
-def sample(pools: Sequence[PoolUsage]) -> None:
-    """Update open scopes and the out-of-memory errors with the pools that a report has read."""
+def sample(pools: Sequence[PoolUsage], last: bool = False) -> None:
+    """Update open scopes and the out-of-memory errors with the pools that a report has read.
+
+    ``last``: no report follows.
+    """
     OOMS.usage.add(time.monotonic(), pools)
     scopes = _scopes()
     if scopes is not None and scopes.has_open_blocks:
         scopes.sample(levels(pools))
-    OOMS.record_counters(pools)
+    OOMS.record_counters(pools, last)
 
 
 def program_report(distributed: bool, refusals: int = 0, retainers: tuple[Retainer, ...] = ()) -> Program:
@@ -70,6 +73,22 @@ def is_rank(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] 
         return bool(distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1)
     except Exception:  # a build without it, or an incomplete set-up
         return False
+
+
+def components(modules: Mapping[str, Any] = sys.modules) -> tuple[str, ...]:
+    """Return what takes device memory outside of the pools, as far as it is visible without a call of CUDA."""
+    found = []
+    distributed = modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_initialized() and "nccl" in str(distributed.get_backend()):
+            found.append("nccl")
+    except Exception:  # a build without it, or an incomplete set-up
+        pass
+    if getattr(modules.get("gpumond.agent.cuda"), "CAPTURED", None):
+        found.append("graphs")
+    if "triton" in modules:
+        found.append("triton")
+    return tuple(found)
 
 
 RANKS = (

@@ -6,6 +6,7 @@ belongs to the daemon. Commands of the daemon are limited in rate.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -66,15 +67,15 @@ class AllocatorRegistry:
     def adapters(self) -> list[AllocatorAdapter]:
         """Search for libraries that the program has imported since, and return all adapters."""
         for spec in ADAPTERS:
-            if spec.library not in self._found and spec.library in sys.modules:
+            if spec.module not in self._found and spec.library in sys.modules:
                 try:
                     if adapter := loaded(spec):
                         adapter.framework()
-                        self._found[spec.library] = adapter
+                        self._found[spec.module] = adapter
                 except Exception:  # a version of the library that the adapter does not understand
-                    self._found[spec.library] = None
+                    self._found[spec.module] = None
         # in the order of ADAPTERS, whichever was imported first
-        found = (self._found.get(spec.library) for spec in ADAPTERS)
+        found = (self._found.get(spec.module) for spec in ADAPTERS)
         self._known = [adapter for adapter in found if adapter is not None]
         self._modules, self._search_at = len(sys.modules), time.monotonic() + SEARCH_SECONDS
         return self._known
@@ -97,18 +98,27 @@ class AllocatorRegistry:
         finally:
             self._lock.release()
 
-    def execute(self, command: FlushCommand, hooks: Sequence[Hook], main_thread: bool = False) -> FlushResult:
+    def execute(
+        self, command: FlushCommand, hooks: Sequence[Hook], main_thread: bool = False, deadline: float = math.inf
+    ) -> FlushResult:
         """Carry out a command of the daemon in this thread, within the rate.
 
-        ``main_thread``: the program allows interruption of its main thread between two bytecodes.
+        ``main_thread``: the program allows interruption of its main thread between two bytecodes. ``deadline``: the
+        time of ``time.monotonic()`` from which no step begins, because the daemon no longer waits.
         """
         rate = self._plans if command.dry_run else self._flushes
         if not rate.allows(time.monotonic()):
             self.refusals += 1
             return FlushResult(command.id, "refused", f"too many commands; {self.refusals} refused so far")
-        return self.flush(command, hooks, Permissions(main_thread))
+        return self.flush(command, hooks, Permissions(main_thread), deadline)
 
-    def flush(self, command: FlushCommand, hooks: Sequence[Hook], permissions: Permissions = PROGRAM) -> FlushResult:
+    def flush(
+        self,
+        command: FlushCommand,
+        hooks: Sequence[Hook],
+        permissions: Permissions = PROGRAM,
+        deadline: float = math.inf,
+    ) -> FlushResult:
         """Flush in this thread, by default for the program itself. Library errors become results.
 
         Without the name of an allocator, only the program's functions are called: the program has no pool.
@@ -129,7 +139,7 @@ class AllocatorRegistry:
                         return carry_out_hooks(command, hooks)
                 hook_bytes = self._hook_bytes(adapter, hooks) if "hooks" in command.steps else 0
                 with _between_captures():
-                    result = carry_out(command, adapter, hooks, permissions, self._stranded, hook_bytes)
+                    result = carry_out(command, adapter, hooks, permissions, self._stranded, hook_bytes, deadline)
             except FlushRefused as refusal:
                 return FlushResult(command.id, "refused", clean(refusal))
             except Exception as error:  # any error of the library
@@ -176,7 +186,7 @@ class AllocatorRegistry:
         if not freed or len(self._known) < 2:
             return freed
         with _capture_safe():
-            live = {each: sum(pool.live_bytes for pool in _read(each) if not pool.inside) for each in self._known}
+            live = {each: sum(pool.live_bytes or 0 for pool in _read(each) if not pool.inside) for each in self._known}
         total = sum(live.values())
         return freed * live[adapter] // total if total else freed
 

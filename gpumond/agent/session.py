@@ -11,14 +11,13 @@ import select
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpumond import __version__
-from gpumond.agent.adapters import AllocatorAdapter, capture_guards, host_pools
+from gpumond.agent.adapters import AllocatorAdapter, capture_guards, find_older_objects, host_pools
 from gpumond.agent.administration import STEP_SECONDS, CommandHandler, answers
-from gpumond.agent.instrument.oom import OOMS, is_oom
-from gpumond.agent.program_report import is_rank, job_of, place_in_job, program_report, sample
+from gpumond.agent.instrument.oom import OOMS, causes, is_oom
+from gpumond.agent.program_report import components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY
 from gpumond.agent.transport import Transport
 from gpumond.model.program import Ending
@@ -50,7 +49,7 @@ class AllocatorFacts:
         if guards is not None:
             guards.make_thread_capture_safe()
         self.adapters = adapters
-        self.frameworks = tuple(clean(adapter.framework()) for adapter in adapters)
+        self.frameworks = tuple(dict.fromkeys(clean(adapter.framework()) for adapter in adapters))
         self.host_pools = host_pools(adapters)
         self.distributed = is_rank()
 
@@ -68,6 +67,7 @@ class Session:
         self._requests: deque[AgentRequest] = deque(maxlen=MAX_REQUESTS)
         self._handler = CommandHandler()
         self._facts: AllocatorFacts | None = None
+        self._closing = False
         self.flushing = False
 
     def run_once(self) -> None:
@@ -86,8 +86,9 @@ class Session:
             self._commands.clear()
             self._thread.waiting.clear()
             self._requests.clear()
-        self._flush_next()
-        self._answer_requests()
+        if not self._flush_next():
+            self._answer_next_request()
+        self._continue_requests()
         self._send_results(time.monotonic())
         self._report()
         self._transport.push(time.monotonic())
@@ -103,7 +104,7 @@ class Session:
                     self._thread.wake.set()
                     continue
                 try:
-                    result = REGISTRY.execute(command, self._thread.hooks, self._thread.main_thread)
+                    result = REGISTRY.execute(command, self._thread.hooks, self._thread.main_thread, deadline)
                 except BaseException as error:
                     self._step_results.append(FlushResult(command.id, "failed", clean(f"interrupted: {error!r}")))
                     raise
@@ -112,14 +113,17 @@ class Session:
                 self._thread.wake.set()
 
     def _cancel(self, name: str) -> None:
-        """Cancel a waiting flush. Every command has a result, so that the daemon detects its end."""
+        """Cancel a waiting command. Every flush has a result, so that the daemon detects its end."""
+        if any(request.id == name for request in self._requests):
+            self._requests = deque((each for each in self._requests if each.id != name), MAX_REQUESTS)
+            return
         if self._commands.pop(name, None) or self._thread.waiting.pop(name, None):
             self._transport.send(FlushResult(name, "deferred", "the daemon cancelled the flush; nothing was done"))
 
     def close(self) -> None:
         """Send a last report and a Bye, which states how the program ends."""
         self._handler.cancel_recording()
-        self._report_at = 0.0
+        self._report_at, self._closing = 0.0, True
         try:
             self._report()
         except Exception:  # the program and its libraries are about to end
@@ -128,6 +132,11 @@ class Session:
         self._transport.send(Bye(ending() if self._thread.exiting else None))
         self._transport.push(0.0)
         self._transport.renew()
+
+    def record_ending(self) -> None:
+        """Record the out-of-memory error that ends the program. Called while the frames of the error exist."""
+        if ending() == "out-of-memory":
+            OOMS.record_unhandled()
 
     def abandon(self) -> None:
         """Close the parent's socket in a forked child, without a message."""
@@ -164,14 +173,16 @@ class Session:
         ):
             if descriptor >= 0:
                 poll.register(descriptor, events)
-        seconds = 0.0 if self._commands else max(0.0, min(deadlines) - now)
+        seconds = 0.0 if self._commands or self._requests else max(0.0, min(deadlines) - now)
         events_by_descriptor = dict(poll.poll(1000 * min(seconds, REPORT_SECONDS)))
         if wake in events_by_descriptor:
             self._thread.wake.clear()
         return bool(events_by_descriptor.get(connection, 0) & ~select.POLLOUT)
 
-    def _flush_next(self) -> None:
-        """Carry out at most one flush: messages that arrive during it are read before the next."""
+    def _flush_next(self) -> bool:
+        """Carry out at most one flush, and return whether one was: messages that arrive during it, a Cancel among
+        them, are read before the next command.
+        """
         policy = self._thread.flush_policy
         for name in list(self._commands):
             command, deadline = self._commands.pop(name)
@@ -186,14 +197,16 @@ class Session:
             else:
                 self.flushing = True
                 try:
-                    self._transport.send(REGISTRY.execute(command, self._thread.hooks, self._thread.main_thread))
+                    result = REGISTRY.execute(command, self._thread.hooks, self._thread.main_thread, deadline)
+                    self._transport.send(result)
                 finally:
                     self.flushing = False
                 self._report_at = 0.0
-                return
+                return True
+        return False
 
-    def _answer_requests(self) -> None:
-        while self._requests:
+    def _answer_next_request(self) -> None:
+        if self._requests:
             request = self._requests.popleft()
             if request.kind == "classes" and self._thread.flush_policy == "step" and request.record_seconds is None:
                 self._thread.waiting[request.id] = (request, time.monotonic() + STEP_SECONDS)
@@ -206,6 +219,8 @@ class Session:
             else:
                 self._transport.send(self._handler.answer(request, self._thread))
                 self._report_at = 0.0
+
+    def _continue_requests(self) -> None:
         self._handler.continue_search(time.monotonic())
         recorded = self._handler.finished_recording(time.monotonic())
         if recorded is not None:
@@ -231,13 +246,15 @@ class Session:
         adapters = REGISTRY.known()
         if self._thread.observe_ooms:
             OOMS.observe()
+        if self._thread.flush_policy == "allow":
+            find_older_objects(adapters)
         if self._transport.connected:
             pools = REGISTRY.read()
             if pools is not None:
                 facts = self._facts
                 if facts is None or facts.adapters is not adapters:
                     facts = self._facts = AllocatorFacts(adapters)
-                sample(pools)
+                sample(pools, last=self._closing)
                 refusals = self._transport.refusals + REGISTRY.refusals
                 program = program_report(facts.distributed, refusals, self._handler.retainers)
                 self._transport.send(
@@ -248,6 +265,7 @@ class Session:
                         program,
                         facts.host_pools,
                         REGISTRY.limits(),
+                        components(),
                     )
                 )
 
@@ -271,16 +289,4 @@ def ending() -> Ending | None:
     error = getattr(sys, "last_value", None)
     if error is None or isinstance(error, KeyboardInterrupt) or hasattr(sys, "ps1"):  # ps1: no error ends a prompt
         return "exit"
-    return "out-of-memory" if any(map(is_oom, _chain(error))) else "error"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, its causes and the errors of a group."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        cause = waiting.pop()
-        if cause is not None and id(cause) not in seen:
-            seen.add(id(cause))
-            waiting += (cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ()))
-            yield cause
+    return "out-of-memory" if any(map(is_oom, causes(error))) else "error"

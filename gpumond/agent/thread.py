@@ -14,6 +14,7 @@ import threading
 import time
 
 from gpumond.agent import POLICIES, workload_name
+from gpumond.agent.torch_objects import TORCH_OBJECTS
 from gpumond.agent.wakeup import WakeupPipe
 
 TYPE_CHECKING = False
@@ -77,6 +78,7 @@ class AgentThread:
         self.observe_ooms = self.observe_ooms if observe_ooms is None else observe_ooms
         if not self._enabled and in_main_interpreter():
             self._enabled = True
+            TORCH_OBJECTS.install()
             self._launch()
         self.wake.set()
 
@@ -90,6 +92,11 @@ class AgentThread:
 
     def _at_exit(self) -> None:
         self.exiting = True
+        try:
+            if self._session is not None:
+                self._session.record_ending()
+        except Exception:  # the program and its libraries are about to end
+            self._log()
         self.stop()
 
     def _launch(self) -> None:
@@ -116,6 +123,8 @@ class AgentThread:
             self._report(end, previous)
         except Exception:  # a module of the program may have the name of one that is imported here
             self._log()
+        finally:
+            keep_registered()
 
     def _report(self, end: threading.Event, previous: threading.Thread | None) -> None:
         import signal
@@ -205,6 +214,18 @@ def _policy(name: str) -> FlushPolicy:
         if policy == name:
             return policy
     return "allow"
+
+
+def keep_registered() -> None:
+    """Register this thread under its present ident: `gevent.monkey.patch_all()` gives a running thread another one, and
+    `threading`, which removes the thread at its end, would write a KeyError to standard error.
+    """
+    active: dict[int, threading.Thread] = getattr(threading, "_active", {})
+    native, ident = threading.get_native_id(), threading.get_ident()
+    for earlier, thread in [*active.items()]:
+        if thread.native_id == native and earlier != ident:
+            active.pop(earlier, None)
+            active[ident] = thread
 
 
 def wait_until_ended(thread: threading.Thread) -> None:

@@ -27,6 +27,7 @@ from gpumond.protocol.messages import (
     encode,
 )
 
+MAX_COMPONENTS = 8
 JOB = re.compile(r"[A-Za-z0-9._/-]{0,128}")
 Answer = TypeVar("Answer")
 SCOPE = re.compile(r"[A-Za-z0-9._/-]{1,128}")
@@ -40,18 +41,20 @@ def decode(message: bytes) -> Message:
 
 
 class AgentConnection:
-    """One connection, its hello and its newest report."""
+    """One connection, its hello and its newest report. ``user``: the one for whom its limits count."""
 
     def __init__(
-        self, connection: socket.socket, identity: Identity, pidfd: int | None, budget: Budget, now: float
+        self, connection: socket.socket, identity: Identity, pidfd: int | None, user: int, budget: Budget, now: float
     ) -> None:
-        self.socket, self.identity, self.pidfd, self.budget = connection, identity, pidfd, budget
+        self.socket, self.identity, self.pidfd, self.user, self.budget = connection, identity, pidfd, user, budget
         self.buffer = b""
         self.hello: Hello | None = None
         self.report: Report | None = None
         self.unread = self._read = b""
         """Message of a report that has not been decoded, and digest of the message of ``report``."""
         self.received_at = self.partial_since = now
+        self.resumed_at = float("-inf")
+        """End of the last suspension of its process, after which the agent may be silent for a moment."""
         self.answers: dict[str, asyncio.Future[FlushResult]] = {}
         self.unanswered: set[str] = set()
         """Flushes that timed out; an agent answers each of them later."""
@@ -164,6 +167,7 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
         rank=hello.rank,
         world_size=hello.world_size,
         job=hello.job,
+        components=report.components[:MAX_COMPONENTS],
     )
 
 

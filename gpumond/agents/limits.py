@@ -1,4 +1,4 @@
-"""Limits of the agents' socket, and what each uid uses of them."""
+"""Limits of the agents' socket, and what each user uses of them: the person who owns a uid (``gpumond.host.users``)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the socket, some by uid; a uid beyond its budget is read more slowly, without cost to others."""
+    """Limits of the socket, some by user; a user beyond the budget is read more slowly, without cost to others."""
 
     peers: int = 8000
     peers_per_uid: int = 128
     pending: int = 512
     """Connections without a hello; beyond this number none is accepted for a moment."""
     pending_per_uid: int = 16
-    """Connections of a uid beyond this number are accepted and closed at once, so that they do not fill the queue."""
+    """Connections of a user beyond this number are accepted and closed at once, so that they do not fill the queue."""
     hello_seconds: float = 2.0
     shared_hello_seconds: float = 0.5
-    """The same for a uid that has other connections without a hello."""
+    """The same for a user who has other connections without a hello."""
     message_seconds: float = 5.0
     idle_seconds: float = 60.0
     answer_seconds: float = 0.5
@@ -31,14 +31,14 @@ class Limits:
 
 
 class Budget:
-    """Token bucket of messages and bytes for one uid."""
+    """Token bucket of messages and bytes for one user."""
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._limits, self._filled_at = limits, now
         self.messages, self.bytes = float(limits.messages_per_second), float(limits.bytes_per_second)
 
     def wait(self, now: float) -> float:
-        """Return the seconds until this uid may be read again; 0 if at once."""
+        """Return the seconds until this user may be read again; 0 if at once."""
         limits, passed = self._limits, now - self._filled_at
         self._filled_at = now
         self.messages = min(limits.messages_per_second, self.messages + passed * limits.messages_per_second)
@@ -46,8 +46,8 @@ class Budget:
         return max(0.0, -self.messages / limits.messages_per_second, -self.bytes / limits.bytes_per_second)
 
 
-class UidUsage:
-    """Connections and budgets of all uids. ``pending`` connections have sent no hello."""
+class UserUsage:
+    """Connections and budgets of all users. ``pending`` connections have sent no hello."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -55,32 +55,32 @@ class UidUsage:
         self._pending: Counter[int] = Counter()
         self._budgets: dict[int, Budget] = {}
 
-    def admits(self, uid: int) -> bool:
+    def admits(self, user: int) -> bool:
         limits = self._limits
-        return self._connections[uid] < limits.peers_per_uid and self._pending[uid] < limits.pending_per_uid
+        return self._connections[user] < limits.peers_per_uid and self._pending[user] < limits.pending_per_uid
 
-    def add(self, uid: int, now: float) -> Budget:
-        """Count a new connection, which is pending. Returns the uid's budget."""
-        self._connections[uid] += 1
-        self._pending[uid] += 1
-        return self._budgets.setdefault(uid, Budget(self._limits, now))
+    def add(self, user: int, now: float) -> Budget:
+        """Count a new connection, which is pending. Returns the user's budget."""
+        self._connections[user] += 1
+        self._pending[user] += 1
+        return self._budgets.setdefault(user, Budget(self._limits, now))
 
-    def remove(self, uid: int) -> None:
-        self._connections[uid] -= 1
-        if not self._connections[uid]:
-            del self._connections[uid]
+    def remove(self, user: int) -> None:
+        self._connections[user] -= 1
+        if not self._connections[user]:
+            del self._connections[user]
 
-    def pending(self, uid: int | None = None) -> int:
-        """Return the number of pending connections of a uid, or of all."""
-        return self._pending.total() if uid is None else self._pending[uid]
+    def pending(self, user: int | None = None) -> int:
+        """Return the number of pending connections of a user, or of all."""
+        return self._pending.total() if user is None else self._pending[user]
 
-    def no_longer_pending(self, uid: int) -> None:
-        self._pending[uid] -= 1
-        if not self._pending[uid]:
-            del self._pending[uid]
+    def no_longer_pending(self, user: int) -> None:
+        self._pending[user] -= 1
+        if not self._pending[user]:
+            del self._pending[user]
 
     def forget(self, now: float) -> None:
-        """Forget the full budgets of uids without a connection."""
-        for uid in [uid for uid in self._budgets if uid not in self._connections]:
-            if self._budgets[uid].wait(now) == 0:
-                del self._budgets[uid]
+        """Forget the full budgets of users without a connection."""
+        for user in [user for user in self._budgets if user not in self._connections]:
+            if self._budgets[user].wait(now) == 0:
+                del self._budgets[user]

@@ -1,9 +1,9 @@
 """Server of the agents' socket: connections, and the newest report of each agent.
 
 Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer; one in a PID
-namespace that is not visible here is identified by its connection and its uid. Messages and connections of one uid do
-not delay other uids, and the connection of a peer that violates the protocol is closed and counted. ``connection`` has
-the state of one peer, ``limits`` the limits and what each uid uses of them.
+namespace that is not visible here is identified by its connection and its uid. Messages and connections of one user do
+not delay other users, and the connection of a peer that violates the protocol is closed and counted. ``connection`` has
+the state of one peer, ``limits`` the limits and what each user uses of them.
 
 This module does *not* cover: the meaning of reports (``engine``) and when to flush (``flush``).
 """
@@ -17,14 +17,16 @@ import resource
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from gpumond.agents.connection import AgentConnection, agent_report, check_hello, decode
-from gpumond.agents.limits import Limits, UidUsage
+from gpumond.agents.limits import Limits, UserUsage
 from gpumond.errors import ProtocolError
 from gpumond.host.peer_credentials import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
+from gpumond.host.users import person_of
 from gpumond.model.cooperative import Steps, synchronous
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, ProgramEnd
 from gpumond.protocol.messages import (
     MAX_MESSAGE_BYTES,
@@ -49,6 +51,7 @@ ASK_SECONDS = 30.0
 REPORT = b'{"v":%d,"type":"report"' % VERSION
 DEPARTED_KEPT = 256
 ENDS_KEPT = 8192
+SUSPENDED = "this program is suspended, and executes nothing until it is resumed"
 UNASKED = {
     "limit": "this program does not allow it, or its agent is too old; allow it with "
     "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
@@ -72,16 +75,19 @@ class AgentServer:
         reported: Callable[[int], None] = lambda count: None,
         rejected: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
+        restored: Callable[[], socket.socket | None] = lambda: None,
     ) -> None:
+        """``restored`` returns another listener if the socket's file was removed. It is called once a second."""
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - limits.reserved_descriptors
         self._limits = replace(limits, peers=max(1, min(limits.peers, descriptors // 2)))  # a pidfd each
-        self._listener, self._clock = listener, clock
+        self._listener, self._clock, self._restored = listener, clock, restored
         self._reported, self._rejected = reported, rejected
         self._peers: dict[int, AgentConnection] = {}
         self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
         self._ends: deque[ProgramEnd] = deque(maxlen=ENDS_KEPT)
-        self._usage = UidUsage(self._limits)
+        self._usage = UserUsage(self._limits)
         self._reports_received = 0
+        self._suspended: Collection[ProcessKey] = frozenset()
         self._accepting = False
         self._paused_for_hellos = False
         self._sweeper: asyncio.TimerHandle | None = None
@@ -100,6 +106,14 @@ class AgentServer:
         self._listener.close()  # before the drops: an agent that reconnects at once must wait for the next daemon
         for peer in list(self._peers.values()):
             self._drop(peer)
+
+    def keep(self, suspended: Collection[ProcessKey]) -> None:
+        """Set the suspended processes. Their agents may be silent: they stay connected, with their last report."""
+        resumed = set(self._suspended).difference(suspended)
+        self._suspended = suspended
+        for peer in self._peers.values() if resumed else ():
+            if peer.identity.process in resumed:
+                peer.resumed_at = self._clock()
 
     def ends(self) -> tuple[ProgramEnd, ...]:
         """Return the programs whose agent reported their ending since the last call."""
@@ -135,11 +149,19 @@ class AgentServer:
             newest = newest if report is None else _newer(report, newest)
         return newest
 
-    def _report_of(self, peer: AgentConnection) -> AgentReport | None:
+    def silent(self) -> tuple[AgentReport, ...]:
+        """Return the last report of each agent that is connected and reported too long ago."""
+        reports = (self._report_of(peer, silent=True) for peer in list(self._peers.values()))
+        return tuple(report for report in reports if report is not None)
+
+    def _report_of(self, peer: AgentConnection, silent: bool = False) -> AgentReport | None:
         report, age = self._newest_of(peer), self._clock() - peer.received_at
-        if peer.hello is None or report is None or age > self._limits.stale_seconds:
+        suspended = peer.identity.process in self._suspended
+        seconds = self._clock() - max(peer.received_at, peer.resumed_at)
+        is_silent = seconds > self._limits.stale_seconds and not suspended
+        if peer.hello is None or report is None or is_silent is not silent:
             return None
-        return agent_report(peer.identity, peer.hello, report, age)
+        return replace(agent_report(peer.identity, peer.hello, report, age), suspended=suspended)
 
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
         """Send a flush to one agent and return its answer: None if it timed out or the agent disconnected.
@@ -163,19 +185,22 @@ class AgentServer:
         self, identity: Identity, request: AgentRequest, seconds: float = ASK_SECONDS
     ) -> AgentResponse | None:
         """Send a command as `flush` does. A command that the agent does not support, or its program forbids, is
-        not sent.
+        not sent, and none to a suspended program.
         """
         peer = self._newest(identity)
         if peer is None or peer.hello is None:
             return None
         if request.kind not in peer.hello.answers:
             return AgentResponse(request.id, UNASKED[request.kind])
+        if identity.process in self._suspended:
+            return AgentResponse(request.id, SUSPENDED)
         if not self._send(peer, request):
             return None
         answer = peer.requests[request.id] = self._loop.create_future()
         try:
             return await asyncio.wait_for(answer, seconds)
         except (asyncio.TimeoutError, ConnectionError):
+            self._send(peer, Cancel(request.id))
             return None
         finally:
             peer.requests.pop(request.id, None)
@@ -225,7 +250,8 @@ class AgentServer:
 
     def _admit(self, connection: socket.socket) -> bool:
         """Return False if the connection is rejected and closed."""
-        if not self._usage.admits(peer_uid(connection)):
+        user = person_of(peer_uid(connection))
+        if not self._usage.admits(user):
             self._reject(connection, "crowd")
             return False
         connection.setblocking(False)
@@ -238,7 +264,7 @@ class AgentServer:
                 os.close(pidfd)
             return False
         now = self._clock()
-        peer = AgentConnection(connection, identity, pidfd, self._usage.add(identity.uid, now), now)
+        peer = AgentConnection(connection, identity, pidfd, user, self._usage.add(user, now), now)
         self._peers[connection.fileno()] = peer
         self._loop.add_reader(connection.fileno(), self._readable, peer)
         if pidfd is not None:
@@ -249,12 +275,12 @@ class AgentServer:
         return True
 
     def _hello_is_due(self, peer: AgentConnection) -> None:
-        """Close a connection without a hello whose uid has others; a single one has until ``hello_seconds``."""
-        if peer.hello is None and self._usage.pending(peer.identity.uid) > 1:
+        """Close a connection without a hello whose user has others; a single one has until ``hello_seconds``."""
+        if peer.hello is None and self._usage.pending(peer.user) > 1:
             self._drop(peer, "hello_timeout")
 
-    def _no_longer_pending(self, uid: int) -> None:
-        self._usage.no_longer_pending(uid)
+    def _no_longer_pending(self, user: int) -> None:
+        self._usage.no_longer_pending(user)
         if self._paused_for_hellos and self._usage.pending() <= self._limits.pending // 2:
             self._accept_again()
 
@@ -303,7 +329,7 @@ class AgentServer:
                 raise ProtocolError("hello", "the first message is not a hello")
             check_hello(message)
             peer.hello = message
-            self._no_longer_pending(peer.identity.uid)
+            self._no_longer_pending(peer.user)
         elif isinstance(message, Hello):
             raise ProtocolError("hello", "a second hello")
         elif isinstance(message, Report):
@@ -340,10 +366,9 @@ class AgentServer:
         if peer.hello is not None and peer.report is not None and peer.report.program.ooms:
             last = agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.received_at)
             self._departed.append(last)
-        uid = peer.identity.uid
-        self._usage.remove(uid)
+        self._usage.remove(peer.user)
         if peer.hello is None:
-            self._no_longer_pending(uid)
+            self._no_longer_pending(peer.user)
         self._loop.remove_reader(descriptor)
         peer.socket.close()
         if peer.pidfd is not None:
@@ -359,11 +384,21 @@ class AgentServer:
                 self._drop(peer, "hello_timeout")
             elif peer.buffer and now - peer.partial_since > limits.message_seconds:
                 self._drop(peer, "frame_timeout")
-            elif now - peer.received_at > limits.idle_seconds:
+            elif (
+                now - max(peer.received_at, peer.resumed_at) > limits.idle_seconds
+                and peer.identity.process not in self._suspended
+            ):
                 self._drop(peer, "idle")
         self._usage.forget(now)
+        self._replace_listener()
         self._accept_again()
         self._sweeper = self._loop.call_later(1.0, self._sweep)
+
+    def _replace_listener(self) -> None:
+        self._accept_no_more()  # its descriptor may be closed, and used again
+        if listener := self._restored():
+            listener.setblocking(False)
+            self._listener = listener
 
     def _accept_again(self) -> None:
         if not self._accepting:

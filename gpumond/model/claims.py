@@ -7,7 +7,7 @@ memory, rules on devices) only as far as the driver confirms it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.process import ProcessKey
@@ -19,25 +19,29 @@ MAX_POOLS = 32
 MAX_REPORTED_POOLS = 64
 """Most pools of one message that are kept: eight allocators on eight devices."""
 MAX_POOLS_OF_UID = 1024
-"""Pools of all agents of one uid. Beyond it, each of its agents has an equal share: eight of 128 agents."""
+"""Pools of all agents of one user. Beyond it, each of its agents has an equal share: eight of 128 agents."""
 
 SLACK_RATIO = 1 / 32
 """Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
 
 
 def complete_lists(
-    devices: Collection[DeviceReading], faults: Iterable[Fault], private_pid_namespace: bool | None
+    devices: Collection[DeviceReading],
+    faults: Iterable[Fault],
+    private_pid_namespace: bool | None,
+    listing: Collection[str] = (),
 ) -> frozenset[str]:
     """Return the devices on which a process holds no memory unless the driver lists it.
 
     A device is not among them if pids may mean other processes, behind an MPS server, with MIG, if processes are
-    hidden from the daemon, or if its driver lists no process on any device.
+    hidden from the daemon, or if its driver lists no process on any device. ``listing``: sources whose driver is known
+    to list processes.
     """
     if private_pid_namespace and any(device.vendor != "sim" for device in devices):
         return frozenset()
     parents = {device.parent_uuid for device in devices}
     hidden = {fault.device_uuid for fault in faults if fault.kind == "processes_hidden"}
-    listing = {device.source for device in devices if device.processes}
+    listing = {*listing, *(device.source for device in devices if device.processes)}
     return frozenset(
         device.uuid
         for device in devices
@@ -69,12 +73,26 @@ def slack(device: DeviceReading) -> int:
 
 
 def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
-    if len(pools) == 1:
+    """Return the held bytes that the driver counts for the process: managed memory is not among them."""
+    if len(pools) == 1 and not pools[0].managed:
         return {pools[0].device_uuid: pools[0].held_bytes}  # nearly every report of nearly every tick
     sums: dict[str, int] = {}
     for pool in outermost(pools):
-        sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.held_bytes
+        if not pool.managed:
+            sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.held_bytes
     return sums
+
+
+def resident(managed: Mapping[ProcessKey, int], unattributed: int) -> dict[ProcessKey, int]:
+    """Return the managed bytes of each process that are attributed to it on a device, at most all.
+
+    How many of them are on the device is unknown. Those that are belong to the used bytes that the driver counts for no
+    process, so that these are the limit; several processes share them by size.
+    """
+    total = sum(managed.values())
+    if total <= unattributed:
+        return dict(managed)
+    return {process: size * unattributed // total for process, size in managed.items()}
 
 
 def unmapped_by_device(pools: Iterable[PoolUsage]) -> dict[str, int]:
@@ -97,15 +115,16 @@ def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
     )
 
 
-def shares_of_pools(reports: Iterable[AgentReport]) -> dict[int, int]:
-    """Return the most pools of one agent for each uid whose agents have more than ``MAX_POOLS_OF_UID``."""
+def shares_of_pools(reports: Iterable[AgentReport], person_of: Callable[[int], int]) -> dict[int, int]:
+    """Return the most pools of one agent for each person whose agents have more than ``MAX_POOLS_OF_UID``."""
     pools, agents = Counter[int](), Counter[int]()
     for report in reports:
-        pools[report.uid] += len(report.pools)
-        agents[report.uid] += 1
+        person = person_of(report.uid)
+        pools[person] += len(report.pools)
+        agents[person] += 1
     return {
-        uid: max(1, min(MAX_POOLS, MAX_POOLS_OF_UID // agents[uid]))
-        for uid, number in pools.items()
+        person: max(1, min(MAX_POOLS, MAX_POOLS_OF_UID // agents[person]))
+        for person, number in pools.items()
         if number > MAX_POOLS_OF_UID
     }
 
@@ -116,7 +135,8 @@ def bounded(
     """Return at most ``most`` pools and, for each of these devices, the sum of the others.
 
     Pools inside others are dropped first, since their bytes are counted in the outer pool. Pools on other devices
-    are not summed. Without ``devices`` there are sums for at most ``most`` of those that the pools name.
+    and managed pools, whose place is unknown, are not summed. Without ``devices`` there are sums for at most ``most``
+    of those that the pools name.
     """
     if len(pools) <= most:
         return pools
@@ -125,24 +145,24 @@ def bounded(
     own = set(map(id, kept))
     rest: dict[str, list[PoolUsage]] = {}
     for pool in outer:
-        if id(pool) not in own and (devices is None or pool.device_uuid in devices):
+        if id(pool) not in own and not pool.managed and (devices is None or pool.device_uuid in devices):
             rest.setdefault(pool.device_uuid, []).append(pool)
     return (*kept, *(_sum(uuid, rest[uuid]) for uuid in list(rest)[: most if devices is None else None]))
 
 
 def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
     """Return the sum of the pools. A counter that one pool does not know is unknown; peaks are omitted."""
-    live = held = stranded = low = likely = high = thrashes = 0
+    held = stranded = low = likely = high = thrashes = 0
     for pool in pools:
         flush = pool.reclaimable
-        live, held, stranded = live + pool.live_bytes, held + pool.held_bytes, stranded + pool.stranded_bytes
+        held, stranded = held + pool.held_bytes, stranded + pool.stranded_bytes
         low, likely, high = low + flush.low, likely + flush.likely, high + flush.high
         thrashes += pool.thrashes
     exactness = {pool.reclaimable.exactness for pool in pools}
     return PoolUsage(
         allocator=OTHER,
         device_uuid=uuid,
-        live_bytes=live,
+        live_bytes=_known([pool.live_bytes for pool in pools]),
         held_bytes=held,
         reclaimable=Reclaimable(low, likely, high, exactness.pop() if len(exactness) == 1 else "interval"),
         stranded_bytes=stranded,

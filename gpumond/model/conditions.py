@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gpumond.model.claims import unmapped_by_device
 from gpumond.model.remedies import CONDITIONS
-from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, Excess, Snapshot
+from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, Excess, Snapshot, Suspension
 from gpumond.model.units import human
 
 OF_DEVICES = tuple(kind for kind in CONDITIONS if kind not in ("private_pid_namespace", "agent_pid_unknown"))
@@ -31,9 +32,36 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
     for device in snapshot.devices:
         for kind in of_device(device):
             yield Condition(device.uuid, kind)
+    for each in snapshot.suspensions:
+        if each.confirmed:
+            yield Condition(each.device_uuid, "suspended", _of_suspension(snapshot, each))
+    for report in snapshot.reports:
+        for uuid, size in _managed(report).items():
+            size_text = f"{human(size)} are allocated; the part on the device is unknown"
+            detail = f"{_process(report.pid, report.workload)}: {size_text}"
+            yield Condition(uuid, "managed_memory", detail)
+        yield from _uncounted(report, snapshot)
     for excess in snapshot.excesses:
         if excess.unmapped_bytes or excess.allocator:
             yield _of_excess(excess)
+
+
+def _uncounted(report: AgentReport, snapshot: Snapshot) -> Iterator[Condition]:
+    """Yield a condition for each pool with unknown live bytes, and for a program with RMM that reports no pool."""
+    process = _process(report.pid, report.workload)
+    for pool in report.pools:
+        if pool.live_bytes is None and pool.inside is None:
+            size = f"{human(pool.held_bytes)} of" if pool.held_known else "memory of unknown size of"
+            detail = f"{process}: {size} {pool.allocator} can't be split into live and free bytes"
+            yield Condition(pool.device_uuid, "live_unknown", detail)
+    if not report.pools and any(framework.startswith("rmm ") for framework in report.frameworks):
+        for device in snapshot.devices:
+            if report.key in device.processes_by_key:
+                yield Condition(device.uuid, "live_unknown", f"{process}: it has loaded RMM, and RMM counts nothing")
+
+
+def _process(pid: int, workload: str) -> str:
+    return f"pid {pid} ({workload})" if workload else f"pid {pid}"
 
 
 def _names(reports: Sequence[AgentReport]) -> str:
@@ -42,8 +70,25 @@ def _names(reports: Sequence[AgentReport]) -> str:
     return ", ".join([*names, f"{others} others"] if others else names)
 
 
+def _managed(report: AgentReport) -> Mapping[str, int]:
+    """Return the bytes of managed memory that a program holds, by the device of its pools."""
+    sums: dict[str, int] = {}
+    for pool in report.pools:
+        if pool.managed and pool.held_bytes:
+            sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.held_bytes
+    return sums
+
+
+def _of_suspension(snapshot: Snapshot, suspension: Suspension) -> str:
+    report = snapshot.reports_by_process.get(suspension.process)
+    name = (report.workload if report else "") or suspension.usage.comm or "unnamed"
+    unmapped = unmapped_by_device(report.pools).get(suspension.device_uuid, 0) if report else 0
+    counted = human(suspension.usage.used_bytes or 0)
+    return f"pid {suspension.process.pid} ({name}): {human(unmapped)} of its allocators, {counted} of the driver before"
+
+
 def _of_excess(excess: Excess) -> Condition:
-    process = f"pid {excess.pid} ({excess.workload})" if excess.workload else f"pid {excess.pid}"
+    process = _process(excess.pid, excess.workload)
     claimed, limit = human(excess.claimed_bytes), human(excess.limit_bytes)
     if excess.allocator:
         detail = f"{process}: {excess.allocator} claims {claimed}, the device has {limit}: counted as {limit}"

@@ -7,7 +7,7 @@ explain it: libraries release the pages of such pools only.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from gpumond.model.claims import (
@@ -38,8 +38,11 @@ UNMAPPED_TICKS = 3
 class _Driver:
     """Counts of the driver. A device that does not answer has those of its last reading."""
 
-    def __init__(self, devices: Collection[DeviceReading], complete: Collection[str]) -> None:
+    def __init__(
+        self, devices: Collection[DeviceReading], complete: Collection[str], previous: Snapshot | None
+    ) -> None:
         self.devices = {device.uuid: device for device in devices}
+        self._previous = previous
         self.sizes = {device.uuid: device.size_bytes for device in devices}
         self.counts = {device.uuid: device.counts for device in devices}
         self.processes = {process for each in self.counts.values() for process in each}
@@ -49,6 +52,15 @@ class _Driver:
         """Return True if the driver counts at least the held bytes of this pool for the process."""
         count = self.counts.get(pool.device_uuid, {}).get(process)
         return count is not None and pool.held_bytes <= count and not _exceeds(pool, self.sizes[pool.device_uuid])
+
+    def is_at_rest(self, process: ProcessKey, uuid: str) -> bool:
+        """Return False while the count changes, as it does while a process is being suspended or resumed."""
+        last = self._previous.device(uuid) if self._previous else None
+        if last is None:
+            return True
+        if self._previous is not None and process in self._previous.suspended:
+            return False
+        return last.counts.get(process) == self.counts[uuid].get(process)
 
     def may_list(self, process: ProcessKey, uuid: str) -> bool:
         return uuid in self.devices and is_confirmed(self.counts[uuid], process, uuid in self._complete)
@@ -60,6 +72,7 @@ def checking(
     complete: Collection[str],
     previous: Snapshot | None,
     faults: list[Fault],
+    person_of: Callable[[int], int],
 ) -> Steps[tuple[tuple[AgentReport, ...], tuple[Excess, ...]]]:
     """Return the reports, limited to possible values and to their number of pools, and the claims that exceed a limit.
 
@@ -68,13 +81,13 @@ def checking(
     """
     if not reports:
         return (), ()
-    driver = _Driver(devices, complete)
+    driver = _Driver(devices, complete, previous)
     before = previous.reports_by_process if previous else {}
     excessive = previous.excesses if previous else ()
     ticks = {(each.process, each.device_uuid): each.ticks for each in excessive if not each.allocator}
     checked: list[AgentReport] = []
     excesses: list[Excess] = []
-    shares = shares_of_pools(reports)
+    shares = shares_of_pools(reports, person_of)
     for number, report in enumerate(reports):
         if number % REPORTS_AT_ONCE == 0:
             yield
@@ -83,7 +96,7 @@ def checking(
             checked.append(report)  # nearly every report of nearly every tick
             continue
         earlier = before.get(process)
-        pools = bounded(report.pools, driver.sizes, shares.get(report.uid, MAX_POOLS))
+        pools = bounded(report.pools, driver.sizes, shares.get(person_of(report.uid), MAX_POOLS))
         fault = None
         for uuid, claimed in held_by_device(pools).items():
             if claimed <= (driver.counts.get(uuid, {}).get(process) or 0):
@@ -107,7 +120,7 @@ def checking(
         uses = bool(
             (earlier is not None and earlier.uses_device)
             or process in driver.processes
-            or any(pool.held_bytes or pool.live_bytes for pool in pools)
+            or any(pool.held_bytes or pool.live_bytes != 0 for pool in pools)
         )
         if pools is not report.pools or uses != report.uses_device:
             report = replace(report, pools=pools, uses_device=uses)
@@ -130,7 +143,7 @@ def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks
         workload=report.workload,
         claimed_bytes=claimed,
         limit_bytes=most,
-        ticks=ticks + _is_fresh(report, device),
+        ticks=ticks + (_is_fresh(report, device) and driver.is_at_rest(report.key, uuid)),
     )
 
 
@@ -155,7 +168,7 @@ def _unmapped(excess: Excess, pools: tuple[PoolUsage, ...], driver: _Driver) -> 
     uuid = excess.device_uuid
     if driver.counts[uuid].get(excess.process) is None or driver.devices[uuid].has_mps_server:
         return 0
-    private = sum(_private_bytes(pool) for pool in outermost(pools) if pool.device_uuid == uuid)
+    private = sum(_private_bytes(pool) for pool in outermost(pools) if pool.device_uuid == uuid and not pool.managed)
     over, size = excess.claimed_bytes - excess.limit_bytes, driver.sizes[uuid]
     most = private if size is None else min(private, size)
     return min(over, most) if over <= most + slack(driver.devices[uuid]) else 0
@@ -167,25 +180,25 @@ def _private_bytes(pool: PoolUsage) -> int:
 
 def _without(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -> tuple[PoolUsage, ...]:
     """Subtract unmapped bytes from the private pools on a device. A program in sleep mode has them in use."""
-    outer, changed = set(map(id, outermost(pools))), []
+    outer, changed = {id(pool) for pool in outermost(pools) if not pool.managed}, []
     for pool in pools:
         own = min(unmapped, _private_bytes(pool)) if pool.device_uuid == uuid and id(pool) in outer else 0
         if own:
             unmapped -= own
             pool = replace(
-                _limited(pool, pool.live_bytes - own, pool.held_bytes - own),
+                _limited(pool, None if pool.live_bytes is None else pool.live_bytes - own, pool.held_bytes - own),
                 unmapped_bytes=(pool.unmapped_bytes or 0) + own,
             )
         changed.append(pool)
     return tuple(changed)
 
 
-def _limited(pool: PoolUsage, live: int, held: int) -> PoolUsage:
+def _limited(pool: PoolUsage, most: int | None, held: int) -> PoolUsage:
     """Return the pool with at most these live and held bytes. The number of allocations is then unknown, if the live
-    bytes are fewer.
+    bytes are fewer. Unknown live bytes stay unknown.
     """
-    live = max(0, min(pool.live_bytes, live, held))
-    free = held - live
+    live = None if pool.live_bytes is None else max(0, min(pool.live_bytes, held if most is None else most, held))
+    free = held - (live or 0)
     reported = pool.reclaimable
     low, likely, high = (min(each, free) for each in (reported.low, reported.likely, reported.high))
     return replace(
@@ -193,14 +206,14 @@ def _limited(pool: PoolUsage, live: int, held: int) -> PoolUsage:
         live_bytes=live,
         held_bytes=held,
         reclaimable=Reclaimable(low, likely, high, reported.exactness),
-        stranded_bytes=free - likely,
-        live_allocations=None if live < pool.live_bytes else pool.live_allocations,
+        stranded_bytes=min(pool.stranded_bytes, free - likely) if live is None else free - likely,
+        live_allocations=pool.live_allocations if live == pool.live_bytes else None,
     )
 
 
 def _exceeds(pool: PoolUsage, size: int | None) -> bool:
     return size is not None and (
-        pool.live_bytes > size
+        (pool.live_bytes or 0) > size
         or pool.held_bytes > size
         or pool.reclaimable.high > size
         or (pool.unmapped_bytes or 0) > size
@@ -213,7 +226,7 @@ def _of_size(report: AgentReport, pool: PoolUsage, driver: _Driver) -> Excess:
         start_ticks=report.start_ticks,
         device_uuid=pool.device_uuid,
         workload=report.workload,
-        claimed_bytes=max(pool.live_bytes, pool.held_bytes, pool.reclaimable.high, pool.unmapped_bytes or 0),
+        claimed_bytes=max(pool.live_bytes or 0, pool.held_bytes, pool.reclaimable.high, pool.unmapped_bytes or 0),
         limit_bytes=driver.sizes[pool.device_uuid] or 0,
         ticks=1,
         allocator=pool.allocator,

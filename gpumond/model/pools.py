@@ -24,6 +24,9 @@ ENGINE_STEP = "engine"
 
 ALL_STEPS = (*STEPS, ENGINE_STEP)
 
+SUSPENDED = "suspended: nothing was done, and nothing will be done when it is resumed"
+"""Reason of the outcome ``deferred`` for a process that the driver has locked or suspended."""
+
 DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
 
 
@@ -41,6 +44,9 @@ class Reclaimable:
 class PoolUsage:
     """One allocator's pool on one device: ``held = live + reclaimable.likely + stranded``.
 
+    ``live_bytes`` is None where nothing counts what the pool has handed out: the rest of ``held_bytes`` may be live or
+    free. If ``held_known`` is False as well, the pool is in use and its size is unknown; ``held_bytes`` is then 0.
+
     ``inside`` names the allocator of the same process from whose pool this one allocates; such bytes are counted
     there. Counters grow from the start of the process and are never deltas. ``thrashes``: flushes after which the
     program allocated half or more of the released bytes again within ten seconds. ``held_known`` is False where the
@@ -49,11 +55,14 @@ class PoolUsage:
     allocator counts while their pages are released (sleep mode); they are not part of live and held bytes.
     ``private_bytes``: held bytes of private pools (CUDA graphs, ``MemPool``), the only ones whose pages a library
     releases. ``live_allocations``: number of blocks that the program has not freed, those of ``live_bytes``.
+    ``managed``: managed memory (``cudaMallocManaged``). Its bytes are allocated, on the device or on the host: how many
+    of them are on the device is unknown. Those that are belong to the device's used bytes, and not to the driver's
+    count for the process.
     """
 
     allocator: str
     device_uuid: str
-    live_bytes: int
+    live_bytes: int | None
     held_bytes: int
     reclaimable: Reclaimable
     stranded_bytes: int
@@ -70,6 +79,7 @@ class PoolUsage:
     unmapped_bytes: int | None = None
     private_bytes: int | None = None
     live_allocations: int | None = None
+    managed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +118,7 @@ class Held:
     """One pool, and the driver's count for its process, before or after a flush."""
 
     held_bytes: int
-    live_bytes: int
+    live_bytes: int | None
     reclaimable_bytes: int
     driver_used_bytes: int | None
 

@@ -11,7 +11,7 @@ from typing import Literal, NewType
 ByteChange = NewType("ByteChange", int)
 """Number of bytes by which a value grew; negative if it shrank."""
 
-Seen = Literal["counter", "scope", "retry", "observer"]
+Seen = Literal["counter", "scope", "retry", "observer", "unhandled"]
 
 Ending = Literal["exit", "error", "out-of-memory"]
 """End of a program: without an unhandled exception (or by Ctrl-C), with one, or with an out-of-memory one."""
@@ -29,8 +29,6 @@ OOMS = 4
 """Maximum number of OOM snapshots in a report."""
 
 OOM_POOLS = 8
-
-Exactness = Literal["exact", "sampled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,15 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Site:
+    """Live memory of the blocks that one stack allocated; ``calls`` innermost first."""
+
+    size_bytes: int
+    blocks: int
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadStack:
     """The calls of one thread, innermost first."""
 
@@ -130,25 +137,34 @@ class RecentMemory:
 class LiveClasses:
     """Live bytes of one allocator on one device, by class. Each storage is counted once, however many views it has.
 
-    ``tensors_bytes``: other leaf tensors, such as inputs and values kept without a graph. ``activations_bytes``: the
-    rest, which is results of differentiable functions, memory that only autograd or C++ code refers to, workspaces, and
-    the allocator's rounding. The sum of the classes is
-    ``live_bytes`` plus ``excess_bytes``; the excess belongs to storages of another allocator.
-    ``exactness`` is ``sampled`` if the time limit did not allow a visit of every tensor: ``tensors_bytes`` is then
-    an estimate, and the other classes are lower bounds.
+    ``parameters_bytes``: what modules have registered and optimizers update. ``tensors_bytes``: other leaf tensors,
+    such as inputs and values kept without a graph. ``activations_bytes``: the rest, which is results of differentiable
+    functions, memory that only autograd or C++ code refers to, workspaces, and the allocator's rounding.
+    A class is None while it is unknown: its bytes are in none of the others. Without ``tensors_bytes``,
+    ``activations_bytes`` is unknown too. The sum of known classes is then less than ``live_bytes``; otherwise it is
+    ``live_bytes`` plus ``excess_bytes``, which belong to storages of another allocator.
     """
 
     allocator: str
     device_uuid: str
     live_bytes: int
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    buffers_bytes: int
-    tensors_bytes: int
-    activations_bytes: int
+    parameters_bytes: int | None = None
+    gradients_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    buffers_bytes: int | None = None
+    tensors_bytes: int | None = None
+    activations_bytes: int | None = None
     excess_bytes: int = 0
-    exactness: Exactness = "exact"
+
+    @property
+    def unknown_bytes(self) -> int:
+        """Live bytes in no known class. With known parameters, gradients, optimizer state and buffers, these are other
+        tensors and activations.
+        """
+        if self.activations_bytes is not None:
+            return 0
+        known = (self.parameters_bytes, self.gradients_bytes, self.optimizer_bytes, self.buffers_bytes)
+        return max(0, self.live_bytes - sum(size or 0 for size in (*known, self.tensors_bytes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +172,15 @@ class Oom:
     """Memory at an out-of-memory error, the OOM record; ``number`` counts from 1 in this process.
 
     ``seen`` is ``scope``, ``retry`` or ``observer`` (PyTorch's own observer, if the program enables it) if the
-    snapshot was taken at the error, and ``counter`` if at the report after it, up to a second later.
+    snapshot was taken at the error, ``unhandled`` if at the end of the program that it caused, and ``counter`` if at
+    the report after it, up to a second later.
     ``device_uuid`` and ``request_bytes`` are None if neither counters nor the error's text state them; torch writes
     the request with two decimals. ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not
     ended. ``stack`` is that of the failing call, innermost first, without ``omitted_calls`` in its middle; it is empty
-    if ``seen`` is ``counter``. ``threads``: the other threads that were inside a library with an allocator. Of the
-    records in a report only the newest has ``stack``, ``threads`` and ``recent``, for a minute.
+    if ``seen`` is ``counter`` and the program no longer handled the error. ``threads``: the other threads that were
+    inside a library with an allocator. ``sites``: those that keep most memory, while the program records the
+    allocator's history. Of the records in a report only the newest has ``stack``, ``threads``, ``sites`` and
+    ``recent``, for a minute.
     """
 
     number: int
@@ -178,6 +197,7 @@ class Oom:
     threads: tuple[ThreadStack, ...] = ()
     recent: RecentMemory | None = None
     classes: tuple[LiveClasses, ...] = ()
+    sites: tuple[Site, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,12 +275,3 @@ class Dump:
     size_bytes: int
     reason: str = ""
     id: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Live memory of the blocks that one stack allocated; ``calls`` innermost first."""
-
-    size_bytes: int
-    blocks: int
-    calls: tuple[Call, ...]

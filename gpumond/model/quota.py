@@ -32,7 +32,7 @@ class Quota:
     """Limits of each process that matches, on each device. An attribute without a pattern (None) is not compared.
 
     ``soft_bytes``: a process above it has an alert. ``limit_bytes`` is set in the program, if it allows this.
-    ``reserve_bytes`` are kept available for the process.
+    ``reserve_bytes`` are kept available for the processes together.
     """
 
     name: str

@@ -34,8 +34,14 @@ CONDITIONS: Mapping[str, str] = {
     "programs with agents are the only source: start them with gpumond run -- COMMAND",
     "unmapped_inferred": "no action needed if the program is in sleep mode: it needs the bytes again when it wakes up; "
     "otherwise its allocator counts memory that is not on the device (managed memory)",
+    "managed_memory": "no action needed: the driver counts managed memory for no process; used bytes without another "
+    "owner are attributed to the programs that hold some, as far as they reach",
+    "suspended": "no action needed: cuda-checkpoint, or a program that uses its interface, has suspended the process; "
+    "it needs this memory again when it is resumed, and is not flushed until then",
     "claim_over_size": "check the program of that pid: its agent is wrong, or its allocator counts memory that is not "
     "on the device (managed memory, released pages)",
+    "live_unknown": "RMM's resource doesn't count live bytes: start the program with gpumond run -- COMMAND, or wrap "
+    "the resource in rmm.mr.StatisticsResourceAdaptor",
     "reserved_in_used": "this driver counts its own reserved memory as used: update it (510 or later reports both "
     "separately)",
 }

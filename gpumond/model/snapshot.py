@@ -187,7 +187,8 @@ class AgentReport:
     ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
     memory with which it was started, or empty.
     ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
-    its identity on all machines, such as ``slurm/4711``, or empty.
+    its identity on all machines, such as ``slurm/4711``, or empty. ``suspended``: see Suspension.
+    ``components``: what the agent has seen in the program that takes memory outside of its pools.
     """
 
     pid: int
@@ -207,6 +208,8 @@ class AgentReport:
     rank: int | None = None
     world_size: int | None = None
     job: str = ""
+    suspended: bool = False
+    components: tuple[str, ...] = ()
 
     @property
     def key(self) -> ProcessKey:
@@ -254,6 +257,51 @@ class Excess:
         return ProcessKey(self.pid, self.start_ticks)
 
 
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """A process with an agent that had memory on a device, and that the driver no longer lists there.
+
+    ``usage`` is what the driver last listed, ``unattributed_bytes`` what it then counted for no process, ``since`` the
+    first snapshot without it. While it is not ``confirmed``, it may have closed its CUDA context, or be about to end.
+    """
+
+    device_uuid: str
+    usage: ProcessUsage
+    unattributed_bytes: int
+    since: float
+    confirmed: bool = False
+
+    @property
+    def process(self) -> ProcessKey:
+        return self.usage.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """The overhead of one process on one device over time: what is known about its parts.
+
+    ``began``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they were
+    seen. ``components``: those that its agent has stated; of the ``unsettled`` ones, the last at ``changed``, the bytes
+    are not known yet. ``rest_bytes``: the overhead when count and held last rested.
+    """
+
+    device_uuid: str
+    pid: int
+    start_ticks: int | None
+    began: float
+    parts: tuple[tuple[str, int], ...] = ()
+    components: tuple[str, ...] = ()
+    unsettled: tuple[str, ...] = ()
+    changed: float = 0.0
+    counted_bytes: int = 0
+    held_bytes: int = 0
+    rest_bytes: int = 0
+
+    @property
+    def process(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessQuota:
     """The quotas of one process, which apply on each device that it uses."""
@@ -273,7 +321,8 @@ class Snapshot:
 
     ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
     the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit. ``quotas``:
-    those of each process that one matches.
+    those of each process that one matches. ``suspensions``: processes that are suspended, or may be.
+    ``overheads``: those of processes with an agent.
     ``uptime_seconds``: time since the machine started, from which ``start_ticks`` count.
     """
 
@@ -292,6 +341,18 @@ class Snapshot:
     engines: tuple[EngineReading, ...] = ()
     uptime_seconds: float | None = None
     quotas: tuple[ProcessQuota, ...] = ()
+    suspensions: tuple[Suspension, ...] = ()
+    overheads: tuple[Overhead, ...] = ()
+
+    @cached_property
+    def overheads_by_process(self) -> Mapping[tuple[str, ProcessKey], Overhead]:
+        """By device and process."""
+        return {(each.device_uuid, each.process): each for each in self.overheads}
+
+    @cached_property
+    def suspended(self) -> frozenset[ProcessKey]:
+        """The processes that are suspended, or may be: nothing follows from their absence."""
+        return frozenset(each.process for each in self.suspensions)
 
     @cached_property
     def devices_by_uuid(self) -> Mapping[str, DeviceReading]:
@@ -332,16 +393,25 @@ class Snapshot:
 
     @cached_property
     def unused_reserves(self) -> Mapping[str, Mapping[ProcessKey, int]]:
-        """By device: the unused bytes of the reserve of each process that has one and uses the device."""
-        quotas = self.quotas_by_process.items()
-        reserves = {key: quota.reserve_bytes for key, quota in quotas if quota.reserve_bytes is not None}
+        """By device: the unused bytes of each quota's reserve, at the oldest process that has it and uses the device.
+
+        The processes of one quota share its reserve; the others have 0.
+        """
+        reserved = [(key, quota) for key, quota in self.quotas_by_process.items() if quota.reserve_bytes is not None]
+        reserved.sort(key=lambda each: (each[0].start_ticks or 0, each[0].pid))
         found: dict[str, dict[ProcessKey, int]] = {}
-        for device in self.devices if reserves else ():
-            reporting = (report.key for report in self.reports_by_device.get(device.uuid, ()))
-            for key in reserves.keys() & {*device.processes_by_key, *reporting}:
-                used = self.used_by(key, device)
+        for device in self.devices if reserved else ():
+            present = {*device.processes_by_key, *(r.key for r in self.reports_by_device.get(device.uuid, ()))}
+            oldest: dict[str, ProcessKey] = {}
+            unused: dict[ProcessKey, int] = {}
+            for key, quota in reserved:
+                used = self.used_by(key, device) if key in present else None
                 if used is not None:
-                    found.setdefault(device.uuid, {})[key] = max(0, reserves[key] - used)
+                    first = oldest.setdefault(quota.reserve_quota, key)
+                    unused.setdefault(key, quota.reserve_bytes or 0 if first == key else 0)
+                    unused[first] -= used
+            if unused:
+                found[device.uuid] = {key: max(0, size) for key, size in unused.items()}
         return found
 
     @cached_property

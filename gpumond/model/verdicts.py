@@ -150,9 +150,11 @@ KINDS = (
     ),
     VerdictKind(
         name="orphan",
-        meaning="memory that no living process owns, unchanged for a minute on an idle device",
+        meaning="memory that the driver counts for no living process, unchanged for a minute on an idle device: of an "
+        "ended process, or managed memory (cudaMallocManaged) of a program without an agent",
         evidence="bytes, seconds",
-        remedy="end the process that keeps the device open (fuser -v /dev/nvidia*), or reset the device",
+        remedy="start programs that use managed memory with gpumond run, which attributes it to them; else end the "
+        "process that keeps the device open (fuser -v /dev/nvidia*), or reset the device",
     ),
     VerdictKind(
         name="idle-holder",

@@ -63,7 +63,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The agent's allocators, once a second."""
+    """The agent's allocators, once a second.
+
+    ``components``: what was seen in the program that takes device memory outside of its pools (``nccl``, ``graphs``,
+    ``triton``).
+    """
 
     flush_policy: FlushPolicy = "allow"
     frameworks: tuple[str, ...] = ()
@@ -71,6 +75,7 @@ class Report:
     program: Program = SILENT
     host_pools: tuple[HostPool, ...] = ()
     limits: tuple[PoolLimit, ...] = ()
+    components: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,8 @@ class AgentRequest:
 class AgentResponse:
     """The agent's response to an AgentRequest. ``reason`` explains why nothing was done.
 
+    With ``classes``, it explains why some are unknown. ``paused_seconds``: the longest time for which their reading has
+    paused the program. ``age_seconds``: that of the classes, as of an earlier request.
     ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before) and ``treemap`` are results of a recording.
     ``part`` has bytes of a file, compressed with zlib, in Base64; ``part_bytes`` is their number before compression,
     ``file_bytes`` the size of the file.
@@ -155,6 +162,8 @@ class AgentResponse:
     part: tuple[str, ...] = ()
     part_bytes: int = 0
     file_bytes: int | None = None
+    paused_seconds: float = 0.0
+    age_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +240,7 @@ def _pool_json(pool: PoolUsage) -> str:
     """
     reclaimable = pool.reclaimable
     inside = "null" if pool.inside is None else _text_json(pool.inside)
+    live = "null" if pool.live_bytes is None else pool.live_bytes
     optional = (
         f'"peak_live_bytes":{pool.peak_live_bytes},"peak_held_bytes":{pool.peak_held_bytes},"ooms":{pool.ooms}'
         f',"retries":{pool.retries},"device_allocations":{pool.device_allocations},"device_frees":{pool.device_frees}'
@@ -239,8 +249,9 @@ def _pool_json(pool: PoolUsage) -> str:
     )
     return (
         f'{{"allocator":{_text_json(pool.allocator)},"device_uuid":{_text_json(pool.device_uuid)},"inside":{inside}'
-        f',"live_bytes":{pool.live_bytes},"held_bytes":{pool.held_bytes},"stranded_bytes":{pool.stranded_bytes}'
-        f',"held_known":{"true" if pool.held_known else "false"},"reclaimable":{{"low":{reclaimable.low}'
+        f',"live_bytes":{live},"held_bytes":{pool.held_bytes},"stranded_bytes":{pool.stranded_bytes}'
+        f',"held_known":{"true" if pool.held_known else "false"},"managed":{"true" if pool.managed else "false"}'
+        f',"reclaimable":{{"low":{reclaimable.low}'
         f',"likely":{reclaimable.likely},"high":{reclaimable.high},"exactness":"{reclaimable.exactness}"}}'
         f",{optional.replace('None', 'null')}}}"
     )
@@ -289,6 +300,15 @@ def _convert(cls: Any, body: dict[str, Any], name: str) -> Any:
         raise ProtocolError(mismatch.reason, f"{name}{mismatch.path}{mismatch.explanation}") from None
 
 
+def _record_converter(converters: tuple[Converter, ...]) -> Converter:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, list) or len(value) != len(converters):
+            raise _Mismatch("malformed", f": expected a list of {len(converters)}")
+        return tuple(converter(each) for converter, each in zip(converters, value, strict=True))
+
+    return convert
+
+
 def _compile(hint: Any) -> Converter:
     if hint in _SCALARS:
         return _SCALARS[hint]
@@ -299,6 +319,8 @@ def _compile(hint: Any) -> Converter:
         return _literal_converter(arguments)
     if origin is tuple and arguments[1:] == (...,):
         return _tuple_converter(_converter(arguments[0]))
+    if origin is tuple and arguments:
+        return _record_converter(tuple(map(_converter, arguments)))
     if origin in (Union, types.UnionType) and len(arguments) == 2 and arguments[1] is type(None):
         return _optional_converter(_converter(arguments[0]))
     if origin in (Union, types.UnionType) and all(map(is_text, arguments)):

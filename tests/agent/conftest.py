@@ -22,7 +22,4 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory that contains the stand-in for libcuda.so.1."""
-    directory = build(tmp_path_factory.mktemp("libcuda"))
-    if directory is None:
-        pytest.skip("needs a C compiler (cc) to build the stand-in for libcuda")
-    return directory
+    return build(tmp_path_factory.mktemp("libcuda"))

@@ -5,18 +5,24 @@ test_live_classes.py runs these tests in a process of their own: agents of other
 
 from __future__ import annotations
 
+import copy
 import gc
-import math
+import pickle
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpumond.agent.adapters import torch_classes
-from gpumond.agent.adapters.torch_classes import CLASSES, ClassBytes
+from gpumond.agent.adapters.torch_classes import CLASSES, NO_DEVICE
+from gpumond.agent.torch_objects import TORCH_OBJECTS
 from gpumond.model.program import LiveClasses
+
+TORCH_OBJECTS.install()  # as gpumond.agent.start() does
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # NumPy is missing
@@ -24,17 +30,208 @@ with warnings.catch_warnings():
 
 LONG = 600.0
 """Seconds that suffice on any machine."""
+Sizes = dict[str, int | None]
 
 
-def measured(seconds: float = LONG) -> dict[str, int]:
+def measured(search_seconds: float = LONG) -> Sizes:
+    if search_seconds:
+        gc.collect()
+    found = torch_classes.measure(torch, "cpu", search_seconds)
+    return dict(zip(CLASSES, found.get(0, found[NO_DEVICE]), strict=True))
+
+
+def growth(before: Sizes) -> dict[str, int]:
+    grown = {name: (size or 0) - (before[name] or 0) for name, size in measured().items()}
+    return {name: size for name, size in grown.items() if size}
+
+
+def bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Return the bytes of the storages of tensors, each storage once."""
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+class Sums:
+    """The program's own sums of its model and its optimizer. The model before it is in no class any more."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, before: Sizes) -> None:
+        self._model, self._optimizer, self._before = model, optimizer, before
+
+    def check(self) -> None:
+        found = measured(0.0)
+        assert found.pop("tensors") is None
+        updated = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        parameters = [*self._model.parameters(), *updated]
+        assert {name: (size or 0) - (self._before[name] or 0) for name, size in found.items()} == {
+            "parameters": bytes_of(parameters),
+            "gradients": bytes_of(parameter.grad for parameter in parameters),
+            "optimizer": bytes_of(states(self._optimizer)),
+            "buffers": bytes_of(self._model.buffers()),
+        }
+
+
+def layers() -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+    return model, torch.optim.AdamW(model.parameters()), torch.ones(4, 64)
+
+
+class Encoder(torch.nn.Module):
+    """As BERT is: its output layer has the weights of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(100, 32)
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)  # copies of the layer
+        self.output = torch.nn.Linear(32, 100, bias=False)
+        self.output.weight = self.embedding.weight
+        self.register_buffer("positions", torch.arange(16))
+        self.scales = torch.nn.ParameterList([torch.ones(32), torch.ones(32)])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.output(self.encoder(self.embedding(tokens) * self.scales[0]))
+        return result
+
+
+def encoder() -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    model = Encoder()
+    return model, torch.optim.AdamW(model.parameters(), foreach=True), torch.zeros(2, 16, dtype=torch.long)
+
+
+def convolutions() -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    blocks = [torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.ReLU()) for _ in range(5)]
+    model = torch.nn.Sequential(*blocks).to(memory_format=torch.channels_last)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), torch.ones(2, 3, 32, 32)
+
+
+def adagrad() -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    """Its state exists before the first step."""
+    model = torch.nn.Linear(64, 64)
+    return model, torch.optim.Adagrad(model.parameters()), torch.ones(4, 64)
+
+
+def compiled() -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    model, optimizer, batch = layers()
+    return torch.compile(model, backend="eager"), optimizer, batch  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("program", [layers, encoder, convolutions, adagrad, compiled])
+def test_registered_classes_equal_the_sums_of_the_program_at_any_moment(program: Callable[[], Any]):
+    imported = [[{}, [], ()] for _ in range(250_000)]  # as many objects as after many imports
     gc.collect()
-    found = torch_classes.measure(torch, "cpu", seconds)
-    assert found is not None
-    return dict(zip(CLASSES, found.devices.get(0, [0] * len(CLASSES)), strict=True))
+    before = measured(0.0)
+    model, optimizer, batch = program()
+    sums = Sums(model, optimizer, before)
+    sums.check()
+    for _ in range(2):
+        loss = model(batch).sum()
+        sums.check()
+        loss.backward()
+        sums.check()
+        optimizer.step()
+        sums.check()
+    optimizer.zero_grad(set_to_none=False)
+    sums.check()
+    optimizer.zero_grad(set_to_none=True)
+    sums.check()
+    loaded = type(optimizer)(model.parameters(), lr=0.1)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    del optimizer, sums
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()}, assign=True)
+    Sums(model, loaded, before).check()
+    model.double()
+    Sums(model, loaded, before).check()
+    del model, loaded, loss, batch
+    torch._dynamo.reset() if "torch._dynamo" in sys.modules else None
+    gc.collect()
+    assert measured(0.0) == before
+    assert imported
 
 
-def growth(before: dict[str, int]) -> dict[str, int]:
-    return {name: size - before[name] for name, size in measured().items() if size != before[name]}
+@pytest.mark.parametrize("way", ["copied", "unpickled", "loaded", "scripted"])
+def test_modules_that_no_constructor_made_are_known(way: str, tmp_path: Path):
+    original = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.BatchNorm1d(10))
+    before = measured(0.0)
+    if way == "copied":
+        copied = copy.deepcopy(original)
+    elif way == "unpickled":
+        copied = pickle.loads(pickle.dumps(original))  # noqa: S301
+    elif way == "loaded":
+        torch.save(original, tmp_path / "model")
+        copied = torch.load(tmp_path / "model", weights_only=False)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is deprecated
+            torch.jit.script(original).save(tmp_path / "model")
+            copied = torch.jit.load(tmp_path / "model")
+    found = {name: size for name, size in growth({**before, "tensors": None}).items() if name != "tensors"}
+    assert found == {"parameters": 4 * 130, "buffers": 4 * 20 + 8}
+    assert copied
+
+
+def test_free_parameters_of_an_optimizer_are_parameters():
+    before = measured(0.0)
+    weight = torch.ones(100, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    weight.sum().backward()
+    optimizer.step()
+    found = measured(0.0)
+    assert [(found[name] or 0) - (before[name] or 0) for name in CLASSES[:3]] == [400, 400, 400]
+
+
+class Wrapped(torch.Tensor):
+    """As DTensor: the tensor has no memory, and its parts have."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapped:
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(cls, (1000,), dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    def __tensor_flatten__(self) -> Any:
+        raise AssertionError("code of the program was called")
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return Wrapped(func(*(arg.inner if isinstance(arg, Wrapped) else arg for arg in args), **(kwargs or {})))
+
+
+def test_wrapper_counts_with_the_bytes_of_its_parts():
+    before = measured(0.0)
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(Wrapped(torch.zeros(10)))
+    assert (measured(0.0)["parameters"] or 0) - (before["parameters"] or 0) == 40
+
+
+def test_modules_can_be_created_inside_compiled_code():
+    """torch.compile cannot trace weak references."""
+
+    class Scaling(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("factor", torch.ones(3))
+            self.inner = torch.nn.Sequential(torch.nn.ReLU())
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.inner(values) * self.factor
+            return result
+
+    compiled = torch.compile(lambda values: Scaling()(values), backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2, 3)).tolist() == [[1.0] * 3] * 2
+
+
+def test_modules_are_referred_to_weakly():
+    before = len(TORCH_OBJECTS.modules())
+    modules = [torch.nn.Linear(1, 1) for _ in range(100)]
+    assert len(TORCH_OBJECTS.modules()) == before + 100
+    del modules
+    gc.collect()
+    assert len(TORCH_OBJECTS.modules()) == before
 
 
 def test_training_with_adam_is_exact_to_the_byte():
@@ -101,79 +298,56 @@ def test_tensors_of_other_devices_do_not_count(device: str):
     assert kept
 
 
-def test_sample_states_that_it_is_one():
-    kept = [torch.zeros(100) for _ in range(20_000)]
-    objects, complete = torch_classes._torch_objects(torch, gc.get_objects(), math.inf)
-    assert complete
-    assert torch_classes._Visit("cpu", 0.0).classify(objects, complete).exactness == "sampled"
-    assert torch_classes._Visit("cpu", math.inf).classify(objects, complete).exactness == "exact"
-    assert kept
-
-
-def test_frozen_objects_are_not_visited_and_it_is_stated():
+def test_frozen_objects_are_not_searched_and_their_class_is_unknown():
     kept = torch.zeros(100)
     gc.freeze()
     try:
-        found = torch_classes.measure(torch, "cpu", LONG)
-        assert found is not None
-        assert found.exactness == "sampled"
+        found = measured()
     finally:
         gc.unfreeze()
+    assert found["tensors"] is None
+    assert None not in [found[name] for name in CLASSES[:4]]
     assert kept is not None
 
 
-def total(classes: LiveClasses) -> int:
-    return (
-        classes.parameters_bytes
-        + classes.gradients_bytes
-        + classes.optimizer_bytes
-        + classes.buffers_bytes
-        + classes.tensors_bytes
-        + classes.activations_bytes
-    )
+def test_class_that_is_not_finished_in_time_is_unknown():
+    kept = torch.nn.Linear(10, 10)
+    visit = torch_classes._Visit("cpu")
+    visit.add_registered(time.thread_time())
+    assert visit.devices()[NO_DEVICE] == [None] * 5
+    assert torch_classes.search(torch, time.thread_time()) is None
+    assert kept
 
 
 @pytest.mark.parametrize(
-    ("own", "exactness", "live", "tensors", "activations", "excess"),
+    ("sizes", "live", "activations", "excess", "unknown"),
     [
-        ((10, 10, 20, 1, 5), "exact", 100, 5, 54, 0),
-        ((10, 10, 20, 1, 5), "exact", 40, 5, 0, 6),  # some belong to another allocator
-        ((10, 10, 20, 1, 500), "sampled", 100, 59, 0, 0),  # an estimate is limited by the count
-        ((90, 30, 0, 0, 500), "sampled", 100, 0, 0, 20),
+        ((10, 10, 20, 1, 5), 100, 54, 0, 0),
+        ((10, 10, 20, 1, 5), 40, 0, 6, 0),  # some belong to another allocator
+        ((10, 10, 20, 1, None), 100, None, 0, 59),
+        ((10, 10, 20, 1, None), 40, None, 1, 0),
+        ((10, None, None, None, None), 100, None, 0, 90),
+        ((None, None, None, None, None), 100, None, 0, 100),
     ],
 )
-def test_classes_sum_to_the_live_bytes_of_the_allocator(
-    own: Sequence[int], exactness: Any, live: int, tensors: int, activations: int, excess: int
+def test_unknown_classes_are_not_added_to_others(
+    sizes: Sequence[int | None], live: int, activations: int | None, excess: int, unknown: int
 ):
-    found = ClassBytes({0: own}, exactness)
+    found = {0: sizes, NO_DEVICE: [None if size is None else 0 for size in sizes]}
     classes = torch_classes.live_classes(found, 0, "torch", "GPU-0", live)
-    assert (classes.tensors_bytes, classes.activations_bytes, classes.excess_bytes) == (tensors, activations, excess)
-    assert total(classes) == classes.live_bytes + classes.excess_bytes
+    assert (classes.activations_bytes, classes.excess_bytes, classes.unknown_bytes) == (activations, excess, unknown)
+    assert total(classes) + unknown == live + excess
     nothing = torch_classes.live_classes(found, 1, "torch", "GPU-1", live)
-    assert (total(nothing), nothing.activations_bytes) == (live, live)
+    assert total(nothing) + nothing.unknown_bytes == live
 
 
-def test_list_of_too_many_objects_is_not_begun_and_nothing_is_stated():
-    listing = torch_classes._Listing()
-    assert listing.objects(0.0) is None
-    assert listing.objects(LONG)
-    assert sys.getallocatedblocks() * listing._seconds_per_block < LONG
-    assert torch_classes.measure(torch, "cpu", 0.0) is None
-
-
-def test_search_that_ends_before_a_module_is_found_states_nothing(monkeypatch: pytest.MonkeyPatch):
-    kept = torch.zeros(100)
-    monkeypatch.setattr(torch_classes, "CHUNK", 1)
-    monkeypatch.setattr(torch_classes._LISTING, "objects", lambda seconds: [kept, kept])
-    assert torch_classes.measure(torch, "cpu", 0.0) is None
-    found = torch_classes.measure(torch, "cpu", LONG)
-    assert found is not None
-    assert found.exactness == "exact"
-
-
-def test_slow_list_does_not_prevent_all_others():
-    listing = torch_classes._Listing()
-    listing._seconds_per_block = 1.5 * LONG / sys.getallocatedblocks()
-    found = [listing.objects(LONG) for _ in range(5)]
-    assert found[0] is None
-    assert found[-1]
+def total(classes: LiveClasses) -> int:
+    sizes = (
+        classes.parameters_bytes,
+        classes.gradients_bytes,
+        classes.optimizer_bytes,
+        classes.buffers_bytes,
+        classes.tensors_bytes,
+        classes.activations_bytes,
+    )
+    return sum(size or 0 for size in sizes)

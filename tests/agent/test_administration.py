@@ -96,8 +96,14 @@ def test_all_requests_but_the_limit_are_answered_without_permission():
 
 def test_classes_are_refused_without_a_library_that_has_them(allocator: CachingAllocator, handler: CommandHandler):
     answer = handler.answer(AgentRequest("x", "classes"), THREAD)
-    assert (answer.classes, "can be classified" in answer.reason) == ((), True)
-    assert "too many requests" in handler.answer(AgentRequest("y", "classes"), THREAD).reason
+    assert (answer.classes, "for PyTorch only" in answer.reason) == ((), True)
+
+
+def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAllocator, handler: CommandHandler):
+    first = handler.answer(AgentRequest("x", "classes"), THREAD)
+    again = handler.answer(AgentRequest("y", "classes"), THREAD)
+    assert (first.age_seconds, again.id, again.reason) == (0.0, "y", first.reason)
+    assert 0.0 < again.age_seconds < 60.0
 
 
 def test_recording_is_refused_without_a_library_that_records(allocator: CachingAllocator, handler: CommandHandler):
@@ -120,7 +126,8 @@ plain = WORLD.snapshot
 def snapshot():
     segments = plain()
     own = {"filename": "/home/a/train.py", "line": 31, "name": "step"}
-    frames = [{"filename": "??", "line": 0, "name": "cpp"}, own]
+    other = [{"filename": file, "line": 9, "name": "cpp"} for file in ("??", "/torch/csrc/python.cpp", "<frozen os>")]
+    frames = [*other, own]
     for block in segments[0]["blocks"][:2]:
         block["frames"] = frames
     return segments
@@ -183,7 +190,7 @@ for line in sys.stdin:
 
 
 def test_program_with_policy_step_is_interrupted_in_its_steps_only(daemon: FakeDaemon):
-    """The stand-in has no tensors: the answer has no classes, but it is that of the step."""
+    """The stand-in has no classes of tensors: the answer has no classes, but it is that of the step."""
     with host(STEPPING, environment(daemon.path, STANDINS)) as process:
         peer = daemon.wait_peer(process.pid)
         peer.send(AgentRequest("recorded", "classes", record_seconds=1.0), AgentRequest("one", "classes"))
@@ -196,7 +203,7 @@ def test_program_with_policy_step_is_interrupted_in_its_steps_only(daemon: FakeD
             process.stdin.flush()
             process.stdout.readline()
         answer = daemon.wait_message(AgentResponse)
-        assert "can be classified" in answer.reason
+        assert "this version of PyTorch is not understood" in answer.reason
         finished(process)
 
 

@@ -86,7 +86,6 @@ READ = "print([(u.live_bytes, u.held_bytes, u.reclaimable.low, u.reclaimable.lik
     ("use", "expected"),
     [
         ("MemoryPool()", [(5, 25, 20, 20, None)]),
-        ("MemoryPool(cupy.cuda.malloc_managed)", [(5, 5, 0, 0, None)]),
         ("MemoryPool(lambda size: None)", [(5, 5, 0, 0, None)]),
     ],
 )
@@ -101,6 +100,27 @@ cupy.cuda.set_allocator(other.malloc)
 """
     (line,) = run(code, library, "c")
     assert line == repr(expected)
+
+
+def test_managed_pool_is_reported_apart_and_flushed(library: Path) -> None:
+    code = f"""{PROGRAM}
+from gpumond.agent import flush, report
+pool.chunks = {{0: [5, 0, 0]}}
+managed = cupy.cuda.MemoryPool(cupy.cuda.malloc_managed)
+managed.chunks = {{0: [7, 20, 0]}}
+print([(p.allocator, p.live_bytes, p.held_bytes, p.managed) for p in report()])
+cupy.cuda.set_allocator(managed.malloc)
+print([(p.allocator, p.live_bytes, p.held_bytes, p.managed) for p in report()])
+print([(r.allocator, r.outcome, r.released_bytes) for r in flush()])
+managed.chunks = {{0: [0, 0, 0]}}
+print([p.allocator for p in report()], gpumond.agent.cuda.contexts())
+"""
+    assert run(code, library, "c-") == [
+        "[('cupy', 5, 5, False)]",
+        "[('cupy', 5, 5, False), ('managed', 7, 27, True)]",
+        "[('cupy', 'nothing', 0), ('managed', 'freed', 20)]",
+        "['cupy'] [0]",
+    ]
 
 
 def test_allocator_of_another_library_is_not_reported_by_cupy(library: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from gpumond.model.program import Ending
 from gpumond.protocol.messages import Bye, Report
 from tests.agent.daemon import SECONDS, FakeDaemon, environment, host
-from tests.agent.test_program_report import program, run_in_program
+from tests.agent.simulated import UUID
+from tests.agent.test_program_report import MIB, program, run_in_program
 from tests.running import RunningDaemon, until
 
 OOM = "allocator.malloc(2000 * MIB)"
@@ -50,6 +51,30 @@ def test_bye_states_how_the_program_ends(
         process.communicate("".join(f"{line}\n" for line in lines), timeout=SECONDS)
         assert process.returncode == status
         assert daemon.wait_message(Bye, process.pid).ending == ending
+
+
+FAILING = ["def step(): allocator.malloc(2000 * MIB)", "step()"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        FAILING,
+        ["sys.excepthook = lambda *error: None", *FAILING],
+        [f"exec({WRAPPED!r})", "step = wrapped", "step()"],
+        [FAILING[0], "import threading, time", "threading.Thread(target=time.sleep, args=(2.5,)).start()", "step()"],
+    ],
+)
+def test_record_of_an_unhandled_error_is_complete(daemon: FakeDaemon, tmp_path: Path, lines: list[str]) -> None:
+    """Without a scope or a retry; in the last one, the program ends some reports after its error."""
+    with host(program(tmp_path), environment(daemon.path)) as process:
+        daemon.wait_message(Report, process.pid)
+        process.communicate("".join(f"{line}\n" for line in lines), timeout=SECONDS)
+        daemon.wait_message(Bye, process.pid)
+    (oom,) = daemon.wait_message(Report, process.pid).program.ooms
+    assert (oom.device_uuid, oom.request_bytes) == (UUID, 2000 * MIB)
+    assert oom.seen in ("unhandled", "counter")
+    assert {"wrapped", "step"} & {call.function for call in oom.stack}
 
 
 def test_ending_of_a_multiprocessing_child_is_unknown(daemon: FakeDaemon, tmp_path: Path) -> None:

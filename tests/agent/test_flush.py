@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.agent.allocator_flush import outcome_of, raced
 from gpumond.model.pools import Expected, PoolUsage, Reclaimable
-from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report
+from gpumond.protocol.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Report
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
 
 MIB = 1 << 20
@@ -112,6 +112,18 @@ def test_cancelled_flush_is_not_carried_out_after_a_stop(daemon: FakeDaemon) -> 
         process.send_signal(signal.SIGCONT)
         daemon.wait(lambda d: True if {r.id: r.outcome for r in d.received(FlushResult)} == OUTCOMES else None)
         assert "empty_cache" not in finished(process)
+
+
+def test_cancelled_request_is_not_carried_out_after_a_stop(daemon: FakeDaemon) -> None:
+    setup = "gpumond.agent.on_end_request(lambda: print('ended', flush=True))"
+    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+        daemon.wait_message(Report)
+        process.send_signal(signal.SIGSTOP)
+        requests = AgentRequest("r1", "end"), Cancel("r1"), AgentRequest("r2", "snapshot")
+        daemon.wait_peer().send(*requests)
+        process.send_signal(signal.SIGCONT)
+        assert daemon.wait_message(AgentResponse).id == "r2"
+        assert "ended" not in finished(process)
 
 
 def test_waiting_flush_can_be_cancelled(daemon: FakeDaemon) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpumond import agent
@@ -89,3 +91,20 @@ def test_steps_that_return_nothing_change_no_estimate(steps: tuple[str, ...]):
 @pytest.mark.parametrize("pool", [driver_pool(100, 160, "exact"), driver_pool(100, 160, allocator="rmm")])
 def test_exact_pools_and_pools_without_a_flush_are_not_adjusted(pool: PoolUsage):
     assert estimate_after(driver_pool(100, 160), "trim").adjusted([pool]) == [pool]
+
+
+def test_flush_during_which_the_program_allocated_teaches_nothing():
+    before, after = driver_pool(100, 400), driver_pool(120, 400)
+    stranded = StrandedEstimate()
+    stranded.flushed([PoolChange(before, after, expected(before, ("cache",)), raced=True)], ("cache",))
+    assert stranded.adjusted([after]) == [after]
+
+
+def test_bytes_that_were_certainly_returnable_are_not_stranded_by_a_flush_that_left_them():
+    """As after a suspension: blocks wait for events of work in progress, and a flush returns nothing."""
+    left = driver_pool(100, 400)
+    before = replace(left, reclaimable=Reclaimable(290, 290, 300, "interval"), stranded_bytes=10)
+    stranded = StrandedEstimate()
+    stranded.flushed([PoolChange(before, left, expected(before, ("cache",)))], ("cache",))
+    (adjusted,) = stranded.adjusted([left])
+    assert (adjusted.reclaimable.likely, adjusted.stranded_bytes) == (290, 10)

@@ -281,3 +281,23 @@ sys.stdin.read()
         daemon.wait(lambda d: d.received(Report, process.pid)[reports:] or None)
         finished(process)
         assert {hello.workload for hello in daemon.received(Hello)} == {"forks"}
+
+
+@pytest.mark.skipif(find_spec("gevent") is None, reason="needs gevent (pip install gevent)")
+def test_agent_ends_silently_if_gevent_gives_its_thread_another_identifier(daemon: FakeDaemon) -> None:
+    import gevent
+
+    code = f"""{START}
+sys.stdin.readline()
+sys.path.append({str(Path(gevent.__file__).parents[1])!r})
+from gevent import monkey
+monkey.patch_all()
+gpumond.agent.stop()
+print("done")
+"""
+    with host(code, environment(daemon.path)) as process:
+        assert process.stdin is not None
+        daemon.wait_message(Report, process.pid)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert finished(process) == "done\n"

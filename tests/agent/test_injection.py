@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,14 +213,21 @@ def test_signal_ends_the_program_as_without_the_agent(daemon: FakeDaemon, number
     assert ends[0] == ends[1]
 
 
-PTH = Path(__file__).parents[2] / "deploy" / "site-packages" / "gpumond.pth"
-SITE = f"import site, sys, threading; site.addsitedir({os.fspath(PTH.parent)!r}); "
-START = PTH.with_suffix(".start")
+SITE = "import site, sys, threading; sys.path.insert(0, {0!r}); site.addsitedir({0!r}); "
 SITE_3_15 = (
-    f"import pkgutil, sys, threading; sys.path.append({os.fspath(PTH.parent)!r}); "
-    f"[pkgutil.resolve_name(line.strip())() for line in open({os.fspath(START)!r})]; "
+    "import pkgutil, sys, threading; sys.path.insert(0, {0!r}); "
+    "[pkgutil.resolve_name(line.strip())() for line in open({0!r} + '/gpumond.start')]; "
 )
 """What Python 3.15 does with a .start file (PEP 829)."""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Directory with the package and the files that the wheel installs next to it."""
+    directory = tmp_path / "site-packages"
+    shutil.copytree(Path(__file__).parents[2] / "deploy" / "site-packages", directory)
+    (directory / "gpumond").symlink_to(Path(INJECT).parents[1])
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -228,29 +236,30 @@ SITE_3_15 = (
 )
 @pytest.mark.parametrize("start", [SITE, SITE_3_15], ids=["pth", "start"])
 def test_start_of_python_starts_the_agent_if_the_variable_is_set(
-    start: str, environ: dict[str, str], modules: list[str], threads: int
+    site: Path, start: str, environ: dict[str, str], modules: list[str], threads: int
 ) -> None:
     """The wheel installs both files in the environment's site-packages."""
-    code = f"{start} print([m for m in ('gpumond', 'gpumond.agent') if m in sys.modules], threading.active_count())"
-    with host(code, own_environment("/nowhere", **environ), "-I") as process:
+    loaded = "[m for m in ('gpumond', 'gpumond.agent') if m in sys.modules]"
+    code = f"{start.format(os.fspath(site))} print({loaded}, threading.active_count())"
+    with host(code, own_environment("/nowhere", **environ), "-I", "-S") as process:
         assert finished(process) == f"{modules} {threads}\n"
 
 
 @pytest.mark.parametrize("start", [SITE, SITE_3_15], ids=["pth", "start"])
-def test_start_of_python_with_a_broken_package_prevents_no_program(tmp_path: Path, start: str) -> None:
-    """With a broken package."""
-    (tmp_path / "gpumond" / "agent").mkdir(parents=True)
-    (tmp_path / "gpumond" / "__init__.py").touch()
-    (tmp_path / "gpumond" / "inject.py").write_text((Path(INJECT).parents[1] / "inject.py").read_text())
-    (tmp_path / "gpumond" / "agent" / "__init__.py").write_text("1 / 0")
-    code = f"import sys; sys.path.insert(0, {os.fspath(tmp_path)!r}); {start} print('well')"
-    with host(code, own_environment("/nowhere", GPUMOND_AGENT="1"), "-I") as process:
-        assert finished(process) == "well\n"
+def test_start_of_python_with_a_broken_package_prevents_no_program(site: Path, start: str) -> None:
+    (site / "gpumond").unlink()
+    (site / "gpumond" / "agent").mkdir(parents=True)
+    (site / "gpumond" / "__init__.py").touch()
+    (site / "gpumond" / "inject.py").write_text((Path(INJECT).parents[1] / "inject.py").read_text())
+    (site / "gpumond" / "agent" / "__init__.py").write_text("print('loaded'); 1 / 0")
+    code = f"{start.format(os.fspath(site))} print('well')"
+    with host(code, own_environment("/nowhere", GPUMOND_AGENT="1"), "-I", "-S") as process:
+        assert finished(process) == "loaded\nwell\n"
 
 
-def test_pth_line_and_run_start_one_agent(daemon: FakeDaemon) -> None:
+def test_pth_line_and_run_start_one_agent(daemon: FakeDaemon, site: Path) -> None:
     environ = environment(own_environment(daemon.path), "once", None)
-    with host(f"{SITE} print(threading.active_count()); sys.stdin.read()", environ) as process:
+    with host(f"{SITE.format(os.fspath(site))} print(threading.active_count()); sys.stdin.read()", environ) as process:
         daemon.wait_message(Report, process.pid)
         assert finished(process) == "2\n"
         assert len(daemon.received(Hello)) == 1

@@ -92,3 +92,46 @@ if os.fork() == 0:
 os.wait()
 """
     assert run(code, library, "c" if has_context else "-") == ["0" if has_context else "1"]
+
+
+def test_flush_of_a_locked_program_is_deferred(library: Path, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.touch()
+    code = f"""{PROGRAM}
+import math, os, time
+from gpumond.agent.registry import REGISTRY
+from gpumond.protocol.messages import FlushCommand
+fake(0, 64, 40, 8)
+def flush(dry_run=False, deadline=time.monotonic() + 60):
+    found = REGISTRY.execute(FlushCommand("f", "mempool", ("trim",), dry_run), (), deadline=deadline)
+    print(found.outcome, found.reason.partition(":")[0], REGISTRY.read()[0].held_bytes)
+flush()
+flush(dry_run=True)
+os.unlink({str(locked)!r})
+flush()
+"""
+    assert run(code, library, "c", FAKE_CUDA_LOCKED=str(locked)) == [
+        "deferred suspended 64",
+        "deferred suspended 64",
+        "freed  40",
+    ]
+
+
+def test_flush_that_a_suspension_overtakes_is_not_carried_out(library: Path, tmp_path: Path) -> None:
+    suspended = tmp_path / "suspended"
+    suspended.touch()
+    code = f"""{PROGRAM}
+import os, threading, time
+from gpumond.agent.registry import REGISTRY
+from gpumond.protocol.messages import FlushCommand
+fake(0, 64, 40, 8)
+threading.Timer(0.5, os.unlink, [{str(suspended)!r}]).start()
+late = REGISTRY.execute(FlushCommand("f1", "mempool", ("trim",)), (), deadline=time.monotonic() + 0.1)
+print(late.outcome, late.reason, late.pools[0:0], REGISTRY.read()[0].held_bytes)
+in_time = REGISTRY.execute(FlushCommand("f2", "mempool", ("trim",)), (), deadline=time.monotonic() + 60)
+print(in_time.outcome, REGISTRY.read()[0].held_bytes, driver.fake_retained())
+"""
+    assert run(code, library, "c", FAKE_CUDA_SUSPENDED=str(suspended)) == [
+        "timeout trim: its deadline passed while the driver did not answer; nothing was done () 64",
+        "freed 40 0",
+    ]

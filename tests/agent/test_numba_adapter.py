@@ -68,7 +68,21 @@ manager.allocate(0, 64 * MIB), manager.allocate(1, 512 * MIB, numba_driver.Manag
 manager.free(0)
 show()
 """
-    assert run(code, library, "c") == ["initialised numba 0 0 64 64 interval"]
+    assert run(code, library, "c") == ["initialised numba 0 0 64 64 interval", "managed 0 512 512 0 exact"]
+
+
+def test_managed_arrays_are_reported_apart(library: Path) -> None:
+    code = f"""{PROGRAM}
+manager = devices.use(1)
+manager.allocate(0, 64 * MIB), manager.allocate(1, 512 * MIB, numba_driver.ManagedMemory)
+print([(p.allocator, p.live_bytes // MIB, p.managed, p.device_uuid[-1]) for p in report()])
+manager.free(1)
+print([(p.allocator, p.live_bytes // MIB, p.managed) for p in report()])
+"""
+    assert run(code, library, "-c") == [
+        "initialised [('numba', 64, False, '1'), ('managed', 512, True, '1')]",
+        "[('numba', 64, False)]",
+    ]
 
 
 def test_list_is_emptied_in_the_main_thread_only(library: Path) -> None:

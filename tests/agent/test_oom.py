@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -113,8 +114,43 @@ def test_uncaught_error_is_recorded_by_its_counter(allocator: CachingAllocator):
 def test_errors_before_the_first_report_are_not_new(allocator: CachingAllocator):
     OOMS.record_counters((make_pool(ooms=3),))
     assert agent.program().ooms == ()
-    OOMS.record_counters((make_pool(ooms=4),))
+    OOMS.record_counters((make_pool(ooms=4),), last=True)
     assert len(agent.program().ooms) == 1
+
+
+def test_error_that_a_counter_shows_before_it_arrives_is_recorded_once(allocator: CachingAllocator):
+    OOMS.record_counters(agent.report())
+    with agent.scope("epoch"):
+        OOMS.record_counters((make_pool(UUID, ooms=1),))
+    assert agent.program().ooms == ()
+    with pytest.raises(OutOfMemory), agent.scope("epoch"):
+        allocator.malloc(2000 * MIB)
+    OOMS.record_counters(agent.report())
+    (oom,) = agent.program().ooms
+    assert (oom.seen, oom.device_uuid, oom.request_bytes) == ("scope", UUID, 2000 * MIB)
+
+
+def test_error_that_another_thread_still_handles_is_recorded_as_a_whole(allocator: CachingAllocator):
+    OOMS.record_counters(agent.report())
+    caught, over = threading.Event(), threading.Event()
+
+    def train() -> None:
+        try:
+            allocator.malloc(2000 * MIB)
+        except OutOfMemory:
+            caught.set()
+            over.wait()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    caught.wait()
+    OOMS.record_counters(agent.report())
+    over.set()
+    thread.join()
+    OOMS.record_counters(agent.report())
+    (oom,) = agent.program().ooms
+    assert (oom.seen, oom.device_uuid, oom.request_bytes) == ("counter", UUID, 2000 * MIB)
+    assert "train" in {call.function.rpartition(".")[2] for call in oom.stack}
 
 
 def test_newest_oom_snapshots_are_kept(allocator: CachingAllocator):

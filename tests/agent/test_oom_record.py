@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -21,6 +23,7 @@ from gpumond.protocol.messages import MAX_MESSAGE_BYTES, Report, decode, encode,
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
 from gpumond.testing import make_pool
+from tests.agent.daemon import STANDINS, environment
 from tests.agent.simulated import UUID
 
 SECRET = "a value of the program"
@@ -165,3 +168,41 @@ def test_successful_call_records_nothing(allocator: CachingAllocator):
     with agent.scope("epoch"):
         allocator.free(allocator.malloc(8 * MIB))
     assert vars(OOMS) == vars(before)
+
+
+RECORDED = """
+import torch
+from gpumond import agent
+from gpumond.agent.instrument.oom import OOMS
+from gpumond.protocol.messages import to_json
+from torch.world import ACTIVE, FREE, WORLD, Segment
+sizes = [4, 2, 8] * 100
+WORLD.reset(segments=[Segment([(size << 20, ACTIVE) for size in sizes])])
+plain = WORLD.snapshot
+def snapshot():
+    segments = plain()
+    for number, block in enumerate(segments[0]["blocks"]):
+        call = {"filename": f"/home/a/{'n' * 150}.py", "line": number % 30, "name": "step"}
+        block["frames"] = [call] * 20
+    return segments
+WORLD.snapshot = snapshot
+OOMS.observed(None, 5)
+WORLD.records_history = True
+OOMS.observed(None, 5)
+for oom in agent.program().ooms:
+    print(len(oom.sites), sum(site.size_bytes for site in oom.sites) >> 20, len(to_json(oom)) <= 16 << 10)
+print(len(agent.program().ooms[-1].stack) > 0, len(oom.sites[0].calls))
+"""
+
+
+def test_record_has_the_sites_that_keep_most_while_the_program_records_its_history():
+    """Thirty lines have ten blocks of one size each. Sites of an earlier record are not sent again."""
+    done = subprocess.run(
+        [sys.executable, "-c", RECORDED],
+        env=environment("/nowhere", STANDINS),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["0 0 True", f"5 {5 * 80} True", "True 6"]

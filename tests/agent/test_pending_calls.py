@@ -112,6 +112,7 @@ try:
     while True:
         pass
 except BaseException as error:
+    thread.join(20)  # it may not have received its answer yet
     print(type(error).__name__, getattr(error, "first", ""), len(answers))
     sys.stdout.flush()
     raise

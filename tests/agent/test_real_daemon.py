@@ -30,6 +30,7 @@ def test_output_and_exit_code_of_the_program_do_not_depend_on_the_daemon(
     serve: Callable[..., RunningDaemon], tmp_path: Path, fate: str
 ):
     daemon = serve("--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path)})
+    until(lambda: daemon.request("/api/v1/agents")[0] == 200)  # the import of the routes may outlast the program
     if fate == "gone from the start":
         daemon.stop()
     with host(PROGRAM, environment(daemon.socket)) as process:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 
 import pytest
 
+from gpumond.cli.run import environment
 from tests.agent.daemon import SECONDS
 
 
@@ -24,7 +26,8 @@ mr = rmm.mr
 for kind in (mr.StatisticsResourceAdaptor, mr.TrackingResourceAdaptor, lambda up: mr.LimitingResourceAdaptor(up, 9)):
     stack = read_stack(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
     print(stack.live, stack.direct, stack.peak_bytes, stack.count and stack.count.allocations)
-print(read_stack(mr.CudaMemoryResource()).live, read_stack(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())))
+print(read_stack(mr.CudaMemoryResource()).live, read_stack(mr.PinnedHostMemoryResource()))
+print(read_stack(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())).managed)
 caching = (mr.PoolMemoryResource, mr.ArenaMemoryResource, mr.FixedSizeMemoryResource, mr.BinningMemoryResource)
 print(*(kind.__name__ for kind in caching if issubclass(kind, mr.UpstreamResourceAdaptor)))
 print(hasattr(mr.PoolMemoryResource, "pool_size"), hasattr(mr.BinningMemoryResource, "bin_mrs"))
@@ -37,10 +40,44 @@ print(hasattr(mr.CudaAsyncViewMemoryResource, "pool_handle"), mr.CudaAsyncMemory
         "0 True None None",
         "0 True None None",
         "None None",
+        "True",
         "PoolMemoryResource ArenaMemoryResource FixedSizeMemoryResource BinningMemoryResource",
         "True True",
         "True CudaAsyncMemoryResource",
     ]
+
+
+@needs("rmm")
+def test_resources_that_the_program_sets_are_counted_under_run() -> None:
+    code = """
+import rmm
+from rmm.mr import set_per_device_resource
+mr = rmm.mr
+default = mr.get_per_device_resource(0)
+print(isinstance(default, mr.CudaMemoryResource), isinstance(default, mr.StatisticsResourceAdaptor))
+raw = mr.CudaMemoryResource()
+set_per_device_resource(1, raw)
+first = mr.get_per_device_resource(1)
+print(first.get_upstream() is raw, first.allocation_counts.total_count, mr.is_initialized())
+set_per_device_resource(1, mr.CudaMemoryResource())
+set_per_device_resource(1, raw)
+print(mr.get_per_device_resource(1) is first)
+own = mr.TrackingResourceAdaptor(raw)
+rmm.pylibrmm.memory_resource.set_per_device_resource(2, own)
+print(mr.get_per_device_resource(2) is own, rmm.mr.get_log_filenames())
+for call in (lambda: mr.set_current_device_resource(5), lambda: rmm.reinitialize(pool=True)):
+    try:
+        call()
+    except TypeError as error:
+        print(error)
+"""
+    environ = environment(os.environ, None, None)
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=SECONDS)
+    assert done.stderr == ""
+    *lines, resource, argument = done.stdout.splitlines()
+    assert lines == ["True True", "True 0 True", "True", "True {0: None, 1: None, 2: None}"]
+    assert "incorrect type" in resource
+    assert "unexpected keyword argument 'pool'" in argument
 
 
 @needs("rmm")
@@ -54,10 +91,15 @@ adapter = CupyAdapter(cupy)
 for allocator in ((), (rmm_cupy_allocator,), (cupy.cuda.malloc_managed,), (lambda size: None,)):
     print(adapter._inside(cupy.cuda.MemoryPool(*allocator), 0))
 print(adapter._inside(cupy.get_default_memory_pool(), 0), hasattr(cupy.cuda.MemoryAsyncPool, "_pools"))
+from gpumond.agent.adapters.cupy import managed_pool
+for function in (None, cupy.cuda.malloc_managed):
+    pool = cupy.cuda.MemoryPool(*filter(None, [function]))
+    cupy.cuda.set_allocator(pool.malloc)
+    print(managed_pool(cupy) is pool)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["", "rmm", "None", "None", " True"]
+    assert done.stdout.splitlines() == ["", "rmm", "None", "None", " True", "False", "True"]
 
 
 @needs("rmm")

@@ -23,7 +23,7 @@ POOLS = st.builds(
     PoolUsage,
     allocator=TEXT,
     device_uuid=TEXT,
-    live_bytes=BYTES,
+    live_bytes=OPTIONAL,
     held_bytes=BYTES,
     reclaimable=st.builds(Reclaimable, BYTES, BYTES, BYTES, EXACTNESS),
     stranded_bytes=BYTES,
@@ -40,6 +40,7 @@ POOLS = st.builds(
     unmapped_bytes=OPTIONAL,
     private_bytes=OPTIONAL,
     live_allocations=OPTIONAL,
+    managed=st.booleans(),
 )
 POOL = PoolUsage(
     allocator="torch",

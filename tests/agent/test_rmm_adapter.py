@@ -57,22 +57,54 @@ def test_number_of_live_allocations_is_that_of_the_adaptor(library: Path, by: st
 
 
 @pytest.mark.parametrize(
-    "resource",
+    ("resource", "expected"),
     [
-        "CudaMemoryResource()",
-        "PoolMemoryResource(CudaMemoryResource(), 100)",
-        "CudaAsyncMemoryResource()",
-        "StatisticsResourceAdaptor(ManagedMemoryResource())",
+        ("PoolMemoryResource(CudaMemoryResource(), 100)", "0 None 100 0 not_releasable 0"),
+        ("BinningMemoryResource(PoolMemoryResource(CudaMemoryResource(), 100))", "0 None 100 0 not_releasable 0"),
+        ("ArenaMemoryResource(TrackingResourceAdaptor(CudaMemoryResource()))", "0 None 70 0 not_releasable 0"),
+        ("ArenaMemoryResource(CudaMemoryResource())", "0 None None 0 not_releasable 0"),
+        ("CudaAsyncMemoryResource()", "0 None None 0 interval 0"),
+        ("PoolMemoryResource(CudaAsyncViewMemoryResource(17), 100)", "0 None 164 64 interval 0"),
     ],
 )
-def test_stacks_without_a_count_or_device_memory_are_not_reported(library: Path, resource: str) -> None:
+def test_live_bytes_of_a_pool_without_a_count_are_unknown(library: Path, resource: str, expected: str) -> None:
     code = f"""{PROGRAM}
+fake(17, 164, 0, 0)
 mr = {resource}
 rmm.mr.set_per_device_resource(0, mr)
-mr.allocate(70)
-print(report(), rmm.mr.get_per_device_resource(0) is mr)
+mr.allocate(70){SHOW}
+print(rmm.mr.get_per_device_resource(0) is mr)
 """
-    assert run(code, library, "c") == ["() True"]
+    assert run(code, library, "c") == [expected, "True"]
+
+
+@pytest.mark.parametrize("resource", ["CudaMemoryResource()", "ManagedMemoryResource()", "DeviceMemoryResource()"])
+def test_plain_resource_without_a_count_is_not_reported(library: Path, resource: str) -> None:
+    code = f"{PROGRAM}rmm.mr.set_per_device_resource(0, {resource})\nprint(report())"
+    assert run(code, library, "c") == ["()"]
+
+
+@pytest.mark.parametrize(
+    ("below", "expected"),
+    [
+        ("ManagedMemoryResource()", "0 50 50 0 exact 0"),
+        ("PoolMemoryResource(ManagedMemoryResource(), 100)", "0 50 100 0 not_releasable 50"),
+    ],
+)
+def test_managed_memory_is_marked(library: Path, below: str, expected: str) -> None:
+    code = f"{PROGRAM}{counted('StatisticsResourceAdaptor', below)}{SHOW}print(report()[0].managed)"
+    assert run(code, library, "c") == [expected, "True"]
+    code = f"{PROGRAM}{counted('StatisticsResourceAdaptor', 'CudaMemoryResource()')}print(report()[0].managed)"
+    assert run(code, library, "c") == ["False"]
+
+
+def test_flush_of_a_pool_without_a_count_promises_and_returns_nothing(library: Path) -> None:
+    code = f"""{PROGRAM}
+rmm.mr.set_per_device_resource(0, PoolMemoryResource(CudaMemoryResource(), 100))
+(plan,), (receipt,) = flush(dry_run=True), flush()
+print(plan.before.live_bytes, plan.before.held_bytes, plan.expected.high, receipt.outcome, receipt.released_bytes)
+"""
+    assert run(code, library, "c") == ["None 100 0 nothing 0"]
 
 
 def test_adaptor_below_a_pool_counts_what_the_pool_holds(library: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gpumond import agent
-from gpumond.agent.instrument import snapshots
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 from tests.agent.daemon import STANDINS, environment
@@ -178,7 +177,3 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path):
 def test_wrong_arguments_of_snapshot_are_named(call: Callable[[], object], says: str):
     with pytest.raises((TypeError, ValueError), match=says):
         call()
-
-
-def test_size_limit_equals_the_documented_one():
-    assert snapshots.MAX_BYTES == 256 * MIB

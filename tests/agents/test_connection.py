@@ -20,7 +20,7 @@ POOLS = tuple(
 def newest(report: Report) -> Report:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        connection = AgentConnection(ours, Identity(1, 2, 3), None, Budget(Limits(), 0.0), 0.0)
+        connection = AgentConnection(ours, Identity(1, 2, 3), None, 3, Budget(Limits(), 0.0), 0.0)
         connection.unread = encode(report).strip()
         decoded = connection.newest()
         assert decoded is not None

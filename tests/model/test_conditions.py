@@ -9,7 +9,7 @@ from gpumond.model.process import MAX_PID
 from gpumond.model.remedies import CONDITIONS
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import MISSED_LIMIT
-from gpumond.testing import GIB, make_device, make_process, make_report, make_snapshot
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,23 @@ def test_agents_without_a_pid_are_one_condition_that_names_three_of_them():
     snapshot = make_snapshot(reports=(make_report(MAX_PID), *reports))
     names = ", ".join(f"w{number} (uid 7, connection {MAX_PID + number})" for number in (1, 2, 3))
     assert list(conditions(snapshot)) == [(None, "agent_pid_unknown", f"{names}, 2 others")]
+
+
+def test_pool_with_unknown_live_bytes_is_a_condition_of_its_device():
+    unknown = make_pool(allocator="rmm", live_bytes=None, held_bytes=4 * GIB)
+    snapshot = make_snapshot(make_device(), reports=(make_report(pools=(unknown,)),))
+    detail = "pid 10 (train): 4.0 GiB of rmm can't be split into live and free bytes"
+    assert list(conditions(snapshot)) == [("GPU-a", "live_unknown", detail)]
+    unsized = make_pool(allocator="rmm", live_bytes=None, held_known=False)
+    snapshot = make_snapshot(make_device(), reports=(make_report(pools=(unsized, make_pool(live=5))),))
+    detail = "pid 10 (train): memory of unknown size of rmm can't be split into live and free bytes"
+    assert list(conditions(snapshot)) == [("GPU-a", "live_unknown", detail)]
+
+
+def test_program_with_rmm_and_no_pool_is_a_condition_where_it_holds_memory():
+    devices = make_device(processes=(make_process(10),)), make_device("GPU-b")
+    snapshot = make_snapshot(*devices, reports=(make_report(frameworks=("cudf 26.10.00", "rmm 26.10.00")),))
+    detail = "pid 10 (train): it has loaded RMM, and RMM counts nothing"
+    assert list(conditions(snapshot)) == [("GPU-a", "live_unknown", detail)]
+    for report in (make_report(), make_report(frameworks=("rmm 26.10.00",), pools=(make_pool(live=5),))):
+        assert list(conditions(make_snapshot(*devices, reports=(report,)))) == []

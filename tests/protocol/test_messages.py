@@ -31,7 +31,7 @@ from gpumond.protocol import messages
 from gpumond.testing import make_device, make_fault, make_pool, make_process
 from tests.fuzzing import mutated
 
-POOL = make_pool(live=1, cached=2, live_allocations=3)
+POOL = make_pool(live=1, cached=2, live_allocations=3, managed=True)
 CALL = Call("/home/a/train.py", 31, "train.<locals>.step")
 CLASSES = LiveClasses(
     allocator="torch",
@@ -42,9 +42,8 @@ CLASSES = LiveClasses(
     optimizer_bytes=3,
     buffers_bytes=4,
     tensors_bytes=5,
-    activations_bytes=6,
+    activations_bytes=None,
     excess_bytes=0,
-    exactness="sampled",
 )
 PROGRAM = Program(
     scopes=(
@@ -83,6 +82,7 @@ PROGRAM = Program(
             threads=(ThreadStack("loader", (CALL, CALL)),),
             recent=RecentMemory((60.0, 0.5), (1, 2), (3, 4)),
             classes=(CLASSES,),
+            sites=(Site(5, 1, (CALL,)),),
         ),
     ),
     oom_retries=2,
@@ -171,8 +171,8 @@ def test_invalid_message_is_refused_with_the_field(encoded: bytes, reason: str):
 @pytest.mark.parametrize("amount", [-1, 2**63, 1.5, "1", True, None])
 def test_byte_counts_are_integers_within_the_size_of_a_device(amount: object):
     body = json.loads(messages.encode(messages.Report(pools=(POOL,))))
-    body["pools"][0]["live_bytes"] = amount
-    with pytest.raises(ProtocolError, match=r"report\.pools\.live_bytes"):
+    body["pools"][0]["held_bytes"] = amount
+    with pytest.raises(ProtocolError, match=r"report\.pools\.held_bytes"):
         messages.decode(json.dumps(body).encode())
 
 

@@ -39,8 +39,8 @@ def test_invalid_messages_are_refused_like_messages_decode(encoded: bytes):
 @pytest.mark.parametrize("amount", [-1, 2**63, 1.5, 1.0, "1", True, None, 10**400])
 def test_byte_counts_are_integers_within_the_size_of_a_device(amount: object):
     body = json.loads(messages.encode(messages.Report(pools=(POOL,))))
-    body["pools"][0]["live_bytes"] = amount
-    with pytest.raises(ProtocolError, match=r"report\.pools\.live_bytes"):
+    body["pools"][0]["held_bytes"] = amount
+    with pytest.raises(ProtocolError, match=r"report\.pools\.held_bytes"):
         validator.decode(messages.to_json(body))
 
 

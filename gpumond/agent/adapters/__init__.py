@@ -83,7 +83,9 @@ ADAPTERS = (
     AdapterSpec("cuda.core", "cuda_core", ("cuda-core",), oom_texts=(("CUDAError", "CUDA_ERROR_OUT_OF_MEMORY"),)),
     AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
     AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
+    AdapterSpec("comfy_aimdo.model_vbar", "aimdo", ("comfy-aimdo",)),
     AdapterSpec("gpumond.agent.cuda", "mempools"),
+    AdapterSpec("gpumond.agent.cuda", "managed"),
     AdapterSpec("gpumond.sim.allocator", "sim", oom_error=("gpumond", "OutOfMemory")),
 )
 """All adapters in the order of flushes: an allocator that allocates from another library comes before it."""
@@ -174,6 +176,12 @@ class HistoryRecording(Protocol):
     def start_history(self) -> None:
         """Turn the record on. Raises FlushRefused, also if the program records by itself."""
 
+    def live_sites(self) -> Sequence[Site]:
+        """Return live memory by site while a record is on, whoever turned it on, largest first; else nothing.
+
+        It is empty if the search would take too long.
+        """
+
     def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
         """Turn the record off. ``write`` pickles the library's snapshot to a file.
 
@@ -209,8 +217,15 @@ class LargestFreeReporting(Protocol):
 class ClassReporting(Protocol):
     """An adapter whose library has Python objects for its memory, by which live bytes can be classified."""
 
-    def live_classes(self, seconds: float) -> Sequence[LiveClasses]:
-        """Return the classes of live bytes by device, within a time limit; empty while nothing is live."""
+    def live_classes(self, search_seconds: float = 0.0) -> Sequence[LiveClasses]:
+        """Return the classes of live bytes by device; empty while nothing is live.
+
+        It takes some milliseconds, and with ``search_seconds`` about as long as this, for classes that require a search
+        of all objects.
+        """
+
+    def find_older_objects(self) -> None:
+        """Find the objects that the program created before the agent, once."""
 
 
 @runtime_checkable
@@ -222,12 +237,16 @@ class HostPoolReporting(Protocol):
 
 
 class CaptureGuards(Protocol):
-    """The functions of `gpumond.agent.cuda` that keep the agent from disturbing captures of CUDA graphs."""
+    """The functions of `gpumond.agent.cuda` that keep the agent from disturbing captures of CUDA graphs, and from
+    acting too late.
+    """
 
     def capturing(self) -> bool: ...
     def capture_safe(self) -> AbstractContextManager[None]: ...
     def between_captures(self) -> AbstractContextManager[None]: ...
     def make_thread_capture_safe(self) -> None: ...
+    def is_suspended(self) -> bool: ...
+    def wait_for_driver(self) -> None: ...
 
 
 def capture_guards() -> CaptureGuards | None:
@@ -244,6 +263,16 @@ def loaded(spec: AdapterSpec) -> AllocatorAdapter | None:
         return None
     adapter: AllocatorAdapter | None = import_module(spec.module).adapter()
     return adapter
+
+
+def find_older_objects(adapters: Iterable[AllocatorAdapter]) -> None:
+    """Find the objects of all libraries that the program created before the agent, once."""
+    for adapter in adapters:
+        if isinstance(adapter, ClassReporting):
+            try:
+                adapter.find_older_objects()
+            except Exception:  # a version of the library that is not understood
+                continue
 
 
 def host_pools(adapters: Iterable[AllocatorAdapter]) -> tuple[HostPool, ...]:

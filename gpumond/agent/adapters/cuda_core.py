@@ -44,7 +44,7 @@ class CudaCoreAdapter(AllocatorAdapter):
             if (amounts := cuda.pool_bytes(pool)) and amounts[0]:
                 reserved, used = totals.get(ordinal, (0, 0))
                 totals[ordinal] = reserved + amounts[0], used + amounts[1]
-        return tuple(_usage(ordinal, *amounts) for ordinal, amounts in totals.items())
+        return tuple(_usage(ordinal, *amounts) for ordinal, amounts in sorted(totals.items()))
 
     def check(self) -> None:
         if reason := cuda.refusal():

@@ -139,12 +139,9 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable, MainThreadBou
         if _is_async(pool):
             handles = getattr(pool, "_pools", None)
             return "" if handles and not is_counted(ordinal, handles[ordinal]) else None
-        if pool is self._cupy.get_default_memory_pool():
+        if pool is self._cupy.get_default_memory_pool() or _allocates_by(pool, "cupy.cuda.memory", "_malloc"):
             return ""
-        sources = {(getattr(one, "__module__", None), getattr(one, "__name__", None)) for one in gc.get_referents(pool)}
-        if ("cupy.cuda.memory", "_malloc") in sources:
-            return ""
-        return "rmm" if ("rmm.allocators.cupy", "rmm_cupy_allocator") in sources else None
+        return "rmm" if _allocates_by(pool, "rmm.allocators.cupy", "rmm_cupy_allocator") else None
 
     def _usage(self, ordinal: int, pools: Iterable[Any], exact: bool) -> PoolUsage | None:
         """Return all pools of one device together. It must be the current device."""
@@ -174,19 +171,38 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable, MainThreadBou
         return None
 
     def _on_devices(self, ordinals: Sequence[int], visit: Callable[[int], T]) -> list[T]:
-        """Call ``visit`` for each device while that device is current."""
-        runtime = self._cupy.cuda.runtime
-        if not ordinals:
-            return []
-        before = runtime.getDevice()
-        if before in ordinals:
-            try:
-                return [_at(runtime, ordinal, visit) for ordinal in ordinals]
-            finally:
-                runtime.setDevice(before)
-        # Returning to a device without a context would create one. A temporary thread need not return.
-        with ThreadPoolExecutor(1, "gpumond-cupy") as thread:
-            return list(thread.map(lambda ordinal: _capture_safe(runtime, ordinal, visit), ordinals))
+        return on_devices(self._cupy, ordinals, visit)
+
+
+def on_devices(cupy: Any, ordinals: Sequence[int], visit: Callable[[int], T]) -> list[T]:
+    """Call ``visit`` for each device while that device is current."""
+    runtime = cupy.cuda.runtime
+    if not ordinals:
+        return []
+    before = runtime.getDevice()
+    if before in ordinals:
+        try:
+            return [_at(runtime, ordinal, visit) for ordinal in ordinals]
+        finally:
+            runtime.setDevice(before)
+    # Returning to a device without a context would create one. A temporary thread need not return.
+    with ThreadPoolExecutor(1, "gpumond-cupy") as thread:
+        return list(thread.map(lambda ordinal: _capture_safe(runtime, ordinal, visit), ordinals))
+
+
+def managed_pool(cupy: Any) -> Any:
+    """Return the pool in use if it consists of managed memory, else None."""
+    used = getattr(cupy.cuda.get_allocator(), "__self__", None)
+    is_managed = isinstance(used, cupy.cuda.MemoryPool) and _allocates_by(used, "cupy.cuda.memory", "malloc_managed")
+    return used if is_managed else None
+
+
+def _allocates_by(pool: Any, module: str, name: str) -> bool:
+    """Return whether a pool has this function as its allocator, as far as it is visible."""
+    return any(
+        getattr(one, "__name__", None) == name and getattr(one, "__module__", None) == module
+        for one in gc.get_referents(pool)
+    )
 
 
 def adapter() -> CupyAdapter:

@@ -64,6 +64,16 @@ def adapter() -> NumbaAdapter | None:
     return NumbaAdapter() if next(_managers(), None) else None
 
 
+def managed_bytes() -> Iterator[tuple[int, int]]:
+    """Yield the device of each of Numba's memory managers, and the bytes of its managed arrays."""
+    for ordinal, manager in _managers():
+        yield ordinal, sum(size for kind, size in _blocks(manager) if kind == "ManagedMemory")
+
+
+def _blocks(manager: Any) -> list[tuple[str, int]]:
+    return [(type(block).__name__, int(block.size)) for block in list(manager.allocations.values())]
+
+
 def _managers() -> Iterator[tuple[int, Any]]:
     """Yield ordinal and memory manager of each device on which Numba has a context."""
     for device in _devices():
@@ -87,7 +97,7 @@ def _usage(ordinal: int, manager: Any) -> PoolUsage | None:
     uuid = cuda.device_uuid(ordinal)
     if uuid is None:
         return None
-    blocks = [(type(block).__name__, int(block.size)) for block in list(manager.allocations.values())]
+    blocks = _blocks(manager)
     own = [size for kind, size in blocks if kind not in ON_THE_HOST]
     live = sum(own)
     pending = _pending_bytes(manager)

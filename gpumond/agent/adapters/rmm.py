@@ -1,9 +1,11 @@
-"""RMM's memory resources (25.04 and later), as the program has stacked them. They are read, never replaced.
+"""RMM's memory resources (25.04 and later), as the program has stacked them. They are only read here.
 
-Live bytes are known from an adaptor that counts (Statistics, Tracking, Limiting), held bytes from a pool or the driver.
-A stack without known live bytes is not reported. Pools and arenas of RMM return nothing until they are destroyed. A
-stream-ordered resource (CudaAsync) has its own memory pool in the driver, which can be trimmed. RMM does not expose its
-handle; an allocation shows it, and is made for a flush or a plan only.
+Live bytes are known from an adaptor that counts (Statistics, Tracking, Limiting; under ``gpumond run`` that of
+`rmm_counting`), held bytes from a pool or the driver. A pool without such an adaptor is reported with unknown live
+bytes; a plain resource without one isn't reported, since nothing shows whether the program allocates from it. Pools and
+arenas of RMM return nothing until they are destroyed. A stream-ordered resource (CudaAsync) has its own memory pool in
+the driver, which can be trimmed. RMM does not expose its handle; an allocation shows it. It is made for a flush or a
+plan, and once when the program has allocated from the resource or, where nothing counts, has had it for some time.
 """
 
 from __future__ import annotations
@@ -11,32 +13,39 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.adapters import AllocatorAdapter, Finishable, FlushRefused, RetentionReporting
 from gpumond.agent.adapters.mempools import counter_of, is_counted
 from gpumond.agent.adapters.python_owners import retained_by_trim
-from gpumond.agent.adapters.rmm_stack import Count, Stack, read_stack
-from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.agent.adapters.rmm_counting import is_counting
+from gpumond.agent.adapters.rmm_stack import (
+    KNOWN_POOLS,
+    Count,
+    KnownPool,
+    Stack,
+    forget_pool,
+    forget_pools,
+    read_stack,
+)
+from gpumond.model.pools import Exactness, PoolUsage, Reclaimable, StepResult
 
 PROBE_BYTES = 256
-
-
-class KnownPool(NamedTuple):
-    """The driver's pool of a resource. The handle is valid as long as the resource exists."""
-
-    resource: Any
-    pool: int
+SETTLED_SECONDS = 10.0
+"""Time after which a program has most probably allocated from its resource. The first allocation takes 32 MiB from the
+driver, so that it is not the agent's.
+"""
 
 
 class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
     name = "rmm"
 
-    def __init__(self, rmm: Any) -> None:
-        self._rmm, self._mr = rmm, rmm.mr
+    def __init__(self, rmm: Any, settled_seconds: float = SETTLED_SECONDS) -> None:
+        self._rmm, self._mr, self._settled_seconds = rmm, rmm.mr, settled_seconds
         self._counts: dict[int, Count] = {}
-        self._known: dict[int, KnownPool] = {}
+        self._first_seen: dict[int, tuple[int, float]] = {}
+        """Identity of the stream-ordered resource of each device, and when it was first seen."""
 
     def framework(self) -> str:
         return f"rmm {self._rmm.__version__}"
@@ -70,61 +79,60 @@ class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
         return (StepResult("trim", max(0, released), time.perf_counter() - started, detail),)
 
     def finish(self) -> None:
-        """Release the resources: the adapter must not extend the lifetime of the program's objects."""
-        for ordinal in list(self._known):
-            self._forget(ordinal)
+        forget_pools()
 
     def _stacks(self) -> Iterator[tuple[int, Stack]]:
         """Yield the stacks of devices with a context. RMM would create a plain resource for any other device."""
         for ordinal in cuda.contexts():
             stack = read_stack(self._mr.get_per_device_resource(ordinal), self._counts.get(ordinal))
-            self._forget(ordinal, stack and stack.ordered)
+            forget_pool(ordinal, stack and stack.ordered)
             if stack is not None:
                 if stack.count is not None:
                     self._counts[ordinal] = stack.count
                 yield ordinal, stack
 
-    def _usage(self, ordinal: int, stack: Stack, probe: bool) -> PoolUsage | None:
+    def _usage(self, ordinal: int, stack: Stack, exact: bool) -> PoolUsage | None:
+        probe = exact or (bool(stack.live) and is_counting(self._rmm)) or self._has_settled(ordinal, stack)
         uuid, pool = cuda.device_uuid(ordinal), self._pool(ordinal, stack, probe)
         shared = pool is not None and is_counted(ordinal, pool)
         amounts = cuda.pool_bytes(pool) if pool and not shared else None
         live = stack.live
         if live is None and amounts and not stack.caches:
             live = amounts[1]
-        if uuid is None or live is None:
+        if uuid is None or (live is None and (stack.direct or shared)):
             return None
-        held, reclaimable, known = _held(stack, live, amounts)
+        held, reclaimable, known = _held(stack, live or 0, amounts)
         return PoolUsage(
             allocator="rmm",
             device_uuid=uuid,
             live_bytes=live,
             held_bytes=held,
             reclaimable=reclaimable,
-            stranded_bytes=held - live - reclaimable.likely,
+            stranded_bytes=0 if live is None else held - live - reclaimable.likely,
             inside=counter_of(ordinal, pool) if pool and shared else None,
             peak_live_bytes=stack.peak_bytes,
             held_known=known,
             live_allocations=stack.live_allocations,
+            managed=stack.managed,
         )
+
+    def _has_settled(self, ordinal: int, stack: Stack) -> bool:
+        if stack.ordered is None:
+            return False
+        resource, now = id(stack.ordered), time.monotonic()
+        if self._first_seen.get(ordinal, (0, 0.0))[0] != resource:
+            self._first_seen[ordinal] = resource, now
+        return now - self._first_seen[ordinal][1] >= self._settled_seconds
 
     def _pool(self, ordinal: int, stack: Stack, probe: bool) -> int | None:
         """Return the handle of the driver's pool below the stack; ``probe`` permits an allocation to find it."""
         pool_handle = getattr(stack.ordered, "pool_handle", None)
         if pool_handle is not None:
             return int(pool_handle())
-        if probe and stack.ordered is not None and ordinal not in self._known:
-            pool = _pool_of(ordinal, stack.ordered)
-            if pool is not None:
-                self._known[ordinal] = KnownPool(stack.ordered, pool)
-        known = self._known.get(ordinal)
+        if probe and stack.ordered is not None and ordinal not in KNOWN_POOLS and not cuda.capturing():
+            KNOWN_POOLS[ordinal] = KnownPool(stack.ordered, _pool_of(ordinal, stack.ordered))
+        known = KNOWN_POOLS.get(ordinal)
         return None if known is None else known.pool
-
-    def _forget(self, ordinal: int, resource: Any = None) -> None:
-        """Release any resource other than this one."""
-        known = self._known.get(ordinal)
-        if known is not None and known.resource is not resource:
-            with cuda.current(ordinal):  # this may be the last reference, whose end frees memory
-                del self._known[ordinal], known
 
 
 def adapter() -> RmmAdapter:
@@ -139,17 +147,13 @@ def _held(stack: Stack, live: int, amounts: tuple[int, int] | None) -> tuple[int
         held = max(amounts[0], live)
         free = held - max(amounts[1], live)
         return held, Reclaimable(0, free, free if stack.caches else held - live, "interval"), True
-    if stack.ordered is not None:
-        return live, Reclaimable(0, 0, 0, "interval"), False
-    if stack.pool_bytes is not None:
-        return max(stack.pool_bytes, live), Reclaimable(0, 0, 0, "not_releasable"), True
-    return live, Reclaimable(0, 0, 0, "not_releasable"), False
+    exactness: Exactness = "interval" if stack.ordered is not None else "not_releasable"
+    held = live if stack.pool_bytes is None else max(stack.pool_bytes, live)
+    return held, Reclaimable(0, 0, 0, exactness), stack.pool_bytes is not None
 
 
 def _pool_of(ordinal: int, resource: Any) -> int | None:
     """Return the pool that an allocation of the resource comes from."""
-    if cuda.capturing():
-        return None
     with cuda.current(ordinal) as ready:
         if not ready:
             return None

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gpumond.agent import cuda
+
 CACHING = frozenset(("PoolMemoryResource", "ArenaMemoryResource", "FixedSizeMemoryResource", "BinningMemoryResource"))
 ORDERED = frozenset(("CudaAsyncMemoryResource", "CudaAsyncViewMemoryResource"))
+MANAGED = frozenset(("ManagedMemoryResource",))
 DIRECT = frozenset(("CudaMemoryResource",))
-"""Any other resource at the bottom is not, or not only, device memory: managed, pinned or host memory."""
+"""Any other resource at the bottom is not, or not only, device memory: pinned or host memory."""
 
 MAX_DEPTH = 32
 
@@ -21,6 +24,32 @@ class Count(NamedTuple):
     allocations: int
 
 
+class KnownPool(NamedTuple):
+    """The driver's pool of a resource, None if it has none. The handle is valid as long as the resource exists."""
+
+    resource: Any
+    pool: int | None
+
+
+KNOWN_POOLS: dict[int, KnownPool] = {}
+"""By the number of the device, of the current resources."""
+
+
+def forget_pools() -> None:
+    """Release the resources: the agent must not extend the lifetime of the program's objects."""
+    for ordinal in list(KNOWN_POOLS):
+        forget_pool(ordinal)
+
+
+def forget_pool(ordinal: int, resource: Any = None) -> None:
+    """Release the resource of a device unless it is this one."""
+    known = KNOWN_POOLS.get(ordinal)
+    if known is not None and known.resource is not resource:
+        with cuda.current(ordinal):  # this may be the last reference, whose end frees memory
+            KNOWN_POOLS.pop(ordinal, None)
+            del known
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
     """The statistics of a stack.
@@ -28,6 +57,7 @@ class Stack:
     ``live``: bytes handed out by the whole stack, counted by the topmost adaptor; ``live_allocations``: number of these
     allocations, if that adaptor counts them. ``pool_bytes``: bytes that the lowest pool has taken from the resource
     below it. ``caches``: the stack contains a pool of RMM. ``ordered``: the stream-ordered resource at the bottom.
+    ``managed``: that resource allocates managed memory.
     """
 
     live: int | None
@@ -37,6 +67,7 @@ class Stack:
     count: Count | None = None
     peak_bytes: int | None = None
     live_allocations: int | None = None
+    managed: bool = False
 
     @property
     def direct(self) -> bool:
@@ -45,8 +76,9 @@ class Stack:
 
 
 def read_stack(top: Any, before: Count | None = None) -> Stack | None:
-    """Return the statistics; None if the memory is not device memory. ``before``: the count of the previous call.
+    """Return the statistics; None if the memory is neither device nor managed memory.
 
+    ``before``: the count of the previous call.
     A statistics adaptor has a stack of counters and reports the topmost: inside ``rmm.statistics.statistics()`` it
     reports only the allocations made there. It then reports fewer allocations than before, and its bytes are not used.
     """
@@ -69,9 +101,10 @@ def read_stack(top: Any, before: Count | None = None) -> Stack | None:
         elif counted is not None and live is None:
             live, peak, live_allocations = counted, most, present
     ordered = resource if _is(resource, ORDERED) else None
-    if ordered is None and not _is(resource, DIRECT):
+    managed = _is(resource, MANAGED)
+    if ordered is None and not managed and not _is(resource, DIRECT):
         return None
-    return Stack(live, None if foreign else pool_bytes, caches, ordered, count, peak, live_allocations)
+    return Stack(live, None if foreign else pool_bytes, caches, ordered, count, peak, live_allocations, managed)
 
 
 def _downwards(top: Any) -> Iterator[Any]:

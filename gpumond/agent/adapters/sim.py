@@ -28,7 +28,8 @@ class SimAdapter(AllocatorAdapter, Limitable, Snapshottable, LargestFreeReportin
         return tuple(each.statistics().pool(each.device_uuid) for each in _allocators())
 
     def check(self) -> None:
-        pass
+        for allocator in _allocators():
+            allocator.wait()
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         if "cache" not in steps:

@@ -46,6 +46,7 @@ from gpumond.agent.adapters.torch_formulas import (
 )
 from gpumond.agent.adapters.torch_unmapped import NOTHING, UnmappedBytes, UnmappedSegments
 from gpumond.agent.retention import Tracked
+from gpumond.agent.torch_objects import TORCH_OBJECTS
 from gpumond.model.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.model.program import AppliedLimit, Dump, LiveClasses, Site
 
@@ -243,6 +244,12 @@ class TorchAdapter(
         self._check_snapshot(guarded=True)
         torch_history.start(self._cuda.memory)
 
+    def live_sites(self) -> Sequence[Site]:
+        if not self._cuda.is_initialized() or not self._c._cuda_isHistoryEnabled():
+            return ()
+        found, _ = torch_history.sites(self._segments(OOM_BLOCKS) or ())
+        return found
+
     def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
         memory = self._cuda.memory
         try:
@@ -336,23 +343,25 @@ class TorchAdapter(
                 largest[uuid] = max(largest.get(uuid, 0), *free, 0)
         return largest
 
-    def live_classes(self, seconds: float) -> Sequence[LiveClasses]:
-        if not self._cuda.is_initialized():
+    def live_classes(self, search_seconds: float = 0.0) -> Sequence[LiveClasses]:
+        if not self._cuda.is_initialized() or not any(self._live_bytes().values()):
             return ()
-        live = {
-            ordinal: current(self._c._cuda_memoryStats(ordinal), "allocated_bytes")
-            for ordinal in range(self._device_count())
-        }
-        if not any(live.values()):
-            return ()
-        found = torch_classes.measure(self._torch, "cuda", seconds)
-        if found is None:
-            return ()
+        found = torch_classes.measure(self._torch, "cuda", search_seconds)
         return tuple(
             torch_classes.live_classes(found, ordinal, self.name, uuid, size)
-            for ordinal, size in live.items()
+            for ordinal, size in self._live_bytes().items()  # again: a search takes time
             if size and (uuid := self._uuid(ordinal)) is not None
         )
+
+    def _live_bytes(self) -> Mapping[int, int]:
+        stats = self._c._cuda_memoryStats
+        return {ordinal: current(stats(ordinal), "allocated_bytes") for ordinal in range(self._device_count())}
+
+    def find_older_objects(self) -> None:
+        TORCH_OBJECTS.install()
+        version = self._torch.version
+        if TORCH_OBJECTS.needs_search and (getattr(version, "cuda", None) or version.hip):  # not a build for the CPU
+            torch_classes.search(self._torch)
 
     def tracked_tensors(self) -> Sequence[Tracked]:
         return torch_classes.tracked(self._torch, "cuda") if self._cuda.is_initialized() else ()

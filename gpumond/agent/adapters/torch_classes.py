@@ -1,6 +1,7 @@
 """Live bytes of PyTorch by class: parameters, gradients, optimizer state, buffers, and other tensors.
 
-Tensors are found among the objects that Python's garbage collector tracks, within a time limit. Each storage is counted
+The first four are those of the modules and optimizers in `torch_objects`, which takes some milliseconds. Other tensors
+are found among the objects that Python's garbage collector tracks, if somebody waits for them. Each storage is counted
 once, by its address in C++, which needs no access to its data. No tensor operation is dispatched, and no memory of a
 device is allocated. Results of differentiable functions are activations, and therefore part of the rest, to which
 tensors without a Python object also belong.
@@ -11,26 +12,25 @@ from __future__ import annotations
 import gc
 import sys
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpumond.agent.retention import Tracked
-from gpumond.model.program import Exactness, LiveClasses
+from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.model.program import LiveClasses
 
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")
-PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, TENSORS = range(5)
 
-SEARCH_PART = 0.7
-"""Part of the time limit for the search of tensors; the rest is for their visit."""
+VISIT_SECONDS = 0.03
+"""Time limit for the first four classes, which an out-of-memory error waits for."""
 
-LISTING_SECONDS = 20e-9
-"""First estimate of the time that the list of all objects takes, for each memory block of the interpreter."""
-
-REPEATED_ESTIMATE = 0.8
-"""Factor of that estimate after each refusal: one slow list does not prevent all others."""
-
+MAX_SEARCHED_BLOCKS = 4_000_000
+"""Most memory blocks of an interpreter whose heap is searched: about a million objects. Their list cannot be
+interrupted, and takes 80 ms.
+"""
 CHUNK = 16_384
 """Number of objects between two readings of the clock, 0.5 to 2 ms."""
 CLOCK = 64
@@ -39,42 +39,80 @@ FROZEN_AT_START = 2000
 """More objects than an interpreter freezes as it starts (375 in Python 3.12, none in others), and fewer than
 ``gc.freeze`` does, which freezes all of them.
 """
-STRIDES = 16
-"""A sample visits every 16th tensor, then the tensors next to those, and so on."""
 MAX_NESTING = 4
 
-
-class ClassBytes(NamedTuple):
-    """Bytes of each of ``CLASSES`` by device index, and whether every tensor was visited."""
-
-    devices: Mapping[int, Sequence[int]]
-    exactness: Exactness
+Reference = weakref.ref[Any]
+Classes = Mapping[int, Sequence[int | None]]
+"""Bytes of each of ``CLASSES`` by device index; None for a class that was not visited completely."""
 
 
-def measure(torch: Any, kind: str, seconds: float) -> ClassBytes | None:
-    """Visit the tensors on devices of a kind such as ``cuda``, within a time limit; None if it ends before the list
-    of all objects, or before a module is found."""
-    started = time.perf_counter()
-    deadline = started + seconds
-    tracked = _LISTING.objects(SEARCH_PART * seconds)
-    if tracked is None:
-        return None
-    objects, searched = _torch_objects(torch, tracked, started + SEARCH_PART * seconds)
-    del tracked
-    if not searched and not (objects.modules or objects.parameters):
-        return None
-    complete = searched and gc.get_freeze_count() <= FROZEN_AT_START  # frozen objects are not listed
+def measure(torch: Any, kind: str, search_seconds: float = 0.0) -> Classes:
+    """Visit the tensors on devices of a kind such as ``cuda``.
+
+    ``search_seconds``: time limit for a search of the heap, which finds the other tensors; 0 for no search. Time counts
+    while this thread runs: the program is not paused while its other threads do.
+    """
+    deadline = time.thread_time() + search_seconds
+    tensors = search(torch, deadline) if search_seconds else None
     with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor could run code of the program
-        return _Visit(kind, deadline).classify(objects, complete)
+        visit = _Visit(kind)
+        if TORCH_OBJECTS.complete:
+            visit.add_registered(time.thread_time() + VISIT_SECONDS)
+            if tensors is not None:
+                visit.add(_with_gradients(_living(tensors)), deadline + VISIT_SECONDS)
+        return visit.devices()
+
+
+def search(torch: Any, deadline: float = float("inf")) -> list[Reference] | None:
+    """Return the tensors that the garbage collector tracks, and complete the modules and optimizers with those that are
+    older than the agent; None if that would take too long, or if objects are excluded from the collector's list.
+    """
+    TORCH_OBJECTS.install()
+    if sys.getallocatedblocks() > MAX_SEARCHED_BLOCKS or gc.get_freeze_count() > FROZEN_AT_START:
+        return None
+    found = _tracked_objects(torch, deadline)
+    if found is None:
+        return None
+    optimizers, modules, tensors = found
+    TORCH_OBJECTS.add(_living(modules), _living(optimizers))
+    return tensors
+
+
+def _tracked_objects(torch: Any, deadline: float) -> tuple[list[Reference], ...] | None:
+    """Return the optimizers, modules and tensors that the garbage collector tracks; None if time runs out.
+
+    The list of all objects keeps them alive. It begins with the young ones, among them temporary tensors: these are
+    released first.
+    """
+    kinds = _Kinds(torch)
+    found: tuple[list[Reference], ...] = ([], [], [])
+    objects = gc.get_objects()
+    objects.reverse()
+    while objects:  # another thread may run between two chunks
+        if time.thread_time() > deadline:
+            return None
+        chunk = objects[-CHUNK:]
+        del objects[-CHUNK:]
+        for one in compress(chunk, map(kinds.__getitem__, map(type, chunk))):
+            try:
+                found[kinds[type(one)] - 1].append(weakref.ref(one))
+            except TypeError:  # a subclass without weak references
+                continue
+    return found
+
+
+def _living(references: Iterable[Reference]) -> Iterator[Any]:
+    """Yield the objects that exist, and refer to one at a time."""
+    return (living for reference in references if (living := reference()) is not None)
 
 
 def tracked(torch: Any, kind: str) -> list[Tracked]:
-    """Return all tensors on devices of a kind, each with the size of its storage, newest last as far as known."""
-    objects, _ = _torch_objects(torch, gc.get_objects(), float("inf"))
+    """Return all tensors on devices of a kind, each with the size of its storage."""
     found: list[Tracked] = []
     storages: set[int] = set()
+    _, _, tensors = _tracked_objects(torch, float("inf")) or ((), (), ())
     with torch._C.DisableTorchFunctionSubclass():
-        for tensor in (*objects.tensors, *objects.parameters):
+        for tensor in _living(tensors):
             try:
                 storage = tensor.untyped_storage()
                 if storage.device.type == kind:
@@ -86,40 +124,34 @@ def tracked(torch: Any, kind: str) -> list[Tracked]:
     return found
 
 
-def live_classes(found: ClassBytes, ordinal: int, allocator: str, device_uuid: str, live_bytes: int) -> LiveClasses:
+def live_classes(found: Classes, ordinal: int, allocator: str, device_uuid: str, live_bytes: int) -> LiveClasses:
     """Return the classes of one device, with the rest. ``live_bytes`` is the allocator's count."""
-    own = list(found.devices.get(ordinal, (0,) * len(CLASSES)))
-    if found.exactness == "sampled":
-        own[TENSORS] = max(0, min(own[TENSORS], live_bytes - sum(own[:TENSORS])))
-    rest = live_bytes - sum(own)
+    sizes = found.get(ordinal, found[NO_DEVICE])
+    rest = live_bytes - sum(size or 0 for size in sizes)
+    parameters, gradients, optimizer, buffers, tensors = sizes
     return LiveClasses(
         allocator=allocator,
         device_uuid=device_uuid,
         live_bytes=live_bytes,
-        parameters_bytes=own[PARAMETERS],
-        gradients_bytes=own[GRADIENTS],
-        optimizer_bytes=own[OPTIMIZER],
-        buffers_bytes=own[BUFFERS],
-        tensors_bytes=own[TENSORS],
-        activations_bytes=max(0, rest),
+        parameters_bytes=parameters,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        buffers_bytes=buffers,
+        tensors_bytes=tensors,
+        activations_bytes=None if None in sizes else max(0, rest),
         excess_bytes=max(0, -rest),
-        exactness=found.exactness,
     )
 
 
-class TorchObjects(NamedTuple):
-    optimizers: list[Any]
-    modules: list[Any]
-    parameters: list[Any]
-    tensors: list[Any]
+NO_DEVICE = -1
+"""Index of a device without tensors: 0 for each class that was visited."""
 
 
 class _Kinds(dict[type, int]):
-    """Maps a type to its number in `TorchObjects` plus 1, and other types to 0. Called from C for each object."""
+    """Maps a type to its number among the bases plus 1, and other types to 0. Called from C for each object."""
 
     def __init__(self, torch: Any) -> None:
-        nn = torch.nn
-        self._bases = (torch.optim.Optimizer, nn.Module, nn.Parameter, torch.Tensor)
+        self._bases = (torch.optim.Optimizer, torch.nn.Module, torch.Tensor)
 
     def __missing__(self, kind: type) -> int:
         bases = type.__getattribute__(kind, "__mro__")
@@ -128,114 +160,85 @@ class _Kinds(dict[type, int]):
         return number
 
 
-class _Listing:
-    """The list of tracked objects, which cannot be interrupted. Its duration is estimated from the previous one."""
-
-    def __init__(self) -> None:
-        self._seconds_per_block = LISTING_SECONDS
-
-    def objects(self, seconds: float) -> list[Any] | None:
-        """Return the objects; None if the list would take too long."""
-        blocks = sys.getallocatedblocks()
-        if blocks * self._seconds_per_block > seconds:
-            self._seconds_per_block *= REPEATED_ESTIMATE
-            return None
-        started = time.thread_time()  # without the time in which other programs run
-        objects = gc.get_objects()
-        self._seconds_per_block = (time.thread_time() - started) / max(1, blocks)
-        return objects
-
-
-_LISTING = _Listing()
-
-
-def _torch_objects(torch: Any, tracked: list[Any], deadline: float) -> tuple[TorchObjects, bool]:
-    """Return the tracked objects of the library, and whether all were searched."""
-    kinds = _Kinds(torch)
-    found: list[Any] = []
-    complete = True
-    # The list begins with the young objects, then has the old ones from the oldest on: those of imported modules.
-    starts = [0, *reversed(range(CHUNK, len(tracked), CHUNK))]
-    for number, start in enumerate(starts, 1):
-        chunk = tracked[start : start + CHUNK]
-        found += compress(chunk, map(kinds.__getitem__, map(type, chunk)))
-        if time.perf_counter() > deadline:
-            complete = number == len(starts)
-            break
-    by_kind = TorchObjects([], [], [], [])
-    for one in found:
-        by_kind[kinds[type(one)] - 1].append(one)
-    return by_kind, complete
-
-
 class _Visit:
     """One visit of all tensors. The first class that reaches a storage counts it."""
 
-    def __init__(self, kind: str, deadline: float) -> None:
-        self._kind, self._deadline = kind, deadline
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
         self._storages: set[int] = set()
         self._devices: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(CLASSES))
-        self._visited = 0
+        self._finished = 0
+        """Number of classes that were visited completely, in the order of ``CLASSES``."""
         self._in_time = True
 
-    def classify(self, objects: TorchObjects, complete: bool) -> ClassBytes:
-        modules = [vars(module) for module in objects.modules]
-        registered = [*_values(modules, "_parameters"), *objects.parameters]
-        self._add_all(registered, PARAMETERS)
-        self._add_all(_gradients((*registered, *objects.tensors)), GRADIENTS)
-        self._add_all(_states(map(vars, objects.optimizers)), OPTIMIZER)
-        self._add_all(_values(modules, "_buffers"), BUFFERS)
-        others = [one for stride in range(STRIDES) for one in objects.tensors[stride::STRIDES]]
-        self._visited = 0
-        self._add_all(_leaves(others), TENSORS)
-        if not self._in_time and self._visited:
-            for classes in self._devices.values():
-                classes[TENSORS] = classes[TENSORS] * len(others) // self._visited
-        return ClassBytes(self._devices, "exact" if complete and self._in_time else "sampled")
+    def devices(self) -> Classes:
+        unknown: list[int | None] = [None] * (len(CLASSES) - self._finished)
+        devices = {ordinal: [*sizes[: self._finished], *unknown] for ordinal, sizes in self._devices.items()}
+        return {**devices, NO_DEVICE: [0] * self._finished + unknown}
 
-    def _add_all(self, tensors: Iterable[Any], number: int) -> None:
-        for tensor in tensors:
-            self._visited += 1
-            if self._visited % CLOCK == 0 and time.perf_counter() > self._deadline:
+    def add_registered(self, deadline: float) -> None:
+        modules = [vars(module) for module in TORCH_OBJECTS.modules()]
+        optimizers = [vars(optimizer) for optimizer in TORCH_OBJECTS.optimizers()]
+        parameters = [*_values(modules, "_parameters"), *_optimized(optimizers)]
+        classes = (parameters, map(_gradient, parameters), _states(optimizers), _values(modules, "_buffers"))
+        for tensors in classes:
+            self.add(tensors, deadline)
+
+    def add(self, tensors: Iterable[Any], deadline: float) -> None:
+        """Visit the next class, if the one before was finished."""
+        if not self._in_time:
+            return
+        for visited, tensor in enumerate(tensors):
+            if visited % CLOCK == 0 and time.thread_time() > deadline:
                 self._in_time = False
                 return
             try:
-                self._add(tensor, number)
+                self._add(tensor, MAX_NESTING)
             except Exception:  # a tensor without a storage, such as one of a wrapper
                 continue
+        self._finished += 1
 
-    def _add(self, tensor: Any, number: int) -> None:
+    def _add(self, tensor: Any, nesting: int) -> None:
         if tensor is None:
             return
-        local = getattr(tensor, "_local_tensor", None)  # the shard of a DTensor
-        if local is not None:
-            self._add(local, number)
+        if nesting and hasattr(type(tensor), "__tensor_flatten__"):  # a wrapper, such as DTensor: it has no memory
+            for inner in list(vars(tensor).values()):
+                if hasattr(type(inner), "untyped_storage"):
+                    self._add(inner, nesting - 1)
             return
         storage = tensor.untyped_storage()
         device = storage.device
         key = storage._cdata
         if device.type == self._kind and key not in self._storages:
             self._storages.add(key)
-            self._devices[device.index or 0][number] += storage.nbytes()
+            self._devices[device.index or 0][self._finished] += storage.nbytes()
 
 
 def _values(modules: Iterable[Mapping[str, Any]], name: str) -> Iterator[Any]:
     """Yield the parameters or buffers that modules have registered."""
     for module in modules:
         registered = module.get(name)
-        if isinstance(registered, dict):
+        if registered is not None:  # a dictionary, or its counterpart in a module of TorchScript
             yield from list(registered.values())
 
 
-def _leaves(tensors: Iterable[Any]) -> Iterator[Any]:
-    """Yield None in place of the results of differentiable functions."""
+def _optimized(optimizers: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    for optimizer in optimizers:
+        for group in optimizer.get("param_groups") or ():
+            yield from _tensors_in(group.get("params"), 1)
+
+
+def _gradient(tensor: Any) -> Any:
+    """Return None without a gradient: reading that of the result of a differentiable function would warn."""
+    return _read(tensor, "grad") if _read(tensor, "is_leaf") else None
+
+
+def _with_gradients(tensors: Iterable[Any]) -> Iterator[Any]:
+    """Yield the tensors that are no results of differentiable functions, and their gradients."""
     for tensor in tensors:
-        yield tensor if _read(tensor, "is_leaf") else None
-
-
-def _gradients(tensors: Iterable[Any]) -> Iterator[Any]:
-    for tensor in _leaves(tensors):
-        yield _read(tensor, "grad")  # reading the gradient of another one warns
+        if _read(tensor, "is_leaf"):
+            yield tensor
+            yield _read(tensor, "grad")
 
 
 def _read(tensor: Any, name: str) -> Any:

@@ -15,9 +15,6 @@ thread.
 """
 MAX_CALLS = 12
 MAX_FILE, MAX_FUNCTION = 160, 80
-OF_THE_LIBRARY = ("??", "<frozen ")
-"""Beginnings of the names of files that are no Python source. ``<string>`` and ``<stdin>`` are the program's own."""
-
 Stack = tuple[tuple[str, int, str], ...]
 
 
@@ -51,7 +48,12 @@ def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[Site], int]:
 
 def _stack(frames: Iterable[Mapping[str, Any]]) -> Stack:
     calls = ((frame["filename"], int(frame["line"]), frame["name"]) for frame in frames)
-    return tuple(call for call in calls if not call[0].startswith(OF_THE_LIBRARY))[:MAX_CALLS]
+    return tuple(call for call in calls if _is_python(call[0]))[:MAX_CALLS]
+
+
+def _is_python(file: str) -> bool:
+    """Return whether a stack names the program's Python source, ``<stdin>`` included, and not C++."""
+    return file.endswith(".py") or (file.startswith("<") and not file.startswith("<frozen "))
 
 
 def _call(file: str, line: int, function: str) -> Call:

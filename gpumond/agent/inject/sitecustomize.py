@@ -9,6 +9,7 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 
 if os.environ.get("GPUMOND_AGENT") == "1" and sys.version_info >= (3, 10):
@@ -18,17 +19,24 @@ if os.environ.get("GPUMOND_AGENT") == "1" and sys.version_info >= (3, 10):
         _found = PathFinder.find_spec("gpumond")
         if _found is None:
             # This environment has no gpumond: take the one that this file belongs to, and nothing else from there.
-            sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
+            sys.path.append(os.path.dirname(_PACKAGE))
             try:
                 import gpumond.agent.autostart
             finally:
                 sys.path.pop()
             gpumond.agent.autostart.start()
-        elif _found.submodule_search_locations:  # else it is the program's own gpumond.py
-            import gpumond.agent.autostart
+        else:
+            # gpumond.py or a package of the program itself is not imported.
+            _place = next(iter(_found.submodule_search_locations or [""]))
+            if _place == _PACKAGE or os.path.exists(os.path.join(os.path.dirname(_place), "_gpumond_start.py")):
+                import gpumond.agent.autostart
 
-            gpumond.agent.autostart.start()
-    except Exception:  # the program starts, whatever happens to the agent
+                gpumond.agent.autostart.start()
+    except KeyboardInterrupt:
+        raise
+    except (
+        BaseException
+    ):  # the program starts, whatever happens to the agent; a module of its own may end with SystemExit
         pass
 
 _ours = sys.modules.pop(__name__)  # the user's own is next; its errors are its own

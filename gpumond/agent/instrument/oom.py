@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gpumond.agent.adapters import ADAPTERS, ClassReporting, LargestFreeReporting, OomObservable
+from gpumond.agent.adapters import ADAPTERS, ClassReporting, HistoryRecording, LargestFreeReporting, OomObservable
 from gpumond.agent.instrument.usage import READ_SECONDS, RecentUsage
 from gpumond.agent.registry import REGISTRY
 from gpumond.model.pools import PoolUsage
@@ -27,6 +28,7 @@ from gpumond.model.program import (
     OomPool,
     ScopeKept,
     Seen,
+    Site,
     ThreadStack,
 )
 from gpumond.protocol.messages import to_json
@@ -35,8 +37,8 @@ WHOLE_SECONDS = 60.0
 REPORTED_SECONDS = 600.0
 """Time for which reports contain a record, the first minute as a whole. The daemon counts it once, by its number."""
 
-CLASSES_SECONDS = 0.035
-"""Time limit for the classes of live bytes."""
+SITES, SITE_CALLS = 5, 6
+"""Number of sites in a record, and of their calls."""
 
 MAX_RECORD_BYTES = 16 << 10
 """Longest record as JSON. A report contains one whole record, and has at most 64 KiB."""
@@ -75,6 +77,7 @@ class Details(NamedTuple):
     omitted_calls: int = 0
     threads: tuple[ThreadStack, ...] = ()
     classes: tuple[LiveClasses, ...] = ()
+    sites: tuple[Site, ...] = ()
 
 
 NO_DETAILS = Details()
@@ -98,6 +101,8 @@ class Ooms:
         self._count = 0
         self._recent: deque[Oom] = deque(maxlen=KEPT)
         self._counted: dict[tuple[str, str], int] = {}
+        self._waiting: Oom | None = None
+        """The record of an error that only a counter has shown so far."""
         self.usage = RecentUsage()
         self.retries = self.rescues = 0
 
@@ -115,7 +120,7 @@ class Ooms:
             self.rescues += 1
 
     def record_error(self, error: BaseException, seen: Seen) -> None:
-        """Record an error that passes a scope or a retry; once, however many it passes. Never raises."""
+        """Record an error, once, however many scopes and retries it passes. Never raises."""
         if getattr(error, "_gpumond_saw", False):
             return
         try:
@@ -124,9 +129,22 @@ class Ooms:
                 return
             pools = REGISTRY.read(READ_SECONDS) or ()
             devices = self._increased(pools, first_counts=True)
-            self._record(pools, devices, seen, request_bytes(error), self.scope(), _details(error))
+            request, details = request_bytes(error), _details(error)
+            self._publish(self._record(pools, devices, seen, request, self.scope(), details))
         except Exception:  # the program must receive its own error
             return
+
+    def record_unhandled(self) -> None:
+        """Record the error that ends the program, if it is one."""
+        self._record_newest(getattr(sys, "last_value", None), "unhandled")
+
+    def _record_newest(self, error: BaseException | None, seen: Seen) -> bool:
+        """Record the newest out-of-memory error in a chain of causes; return False if there is none to record."""
+        oom = next(filter(is_oom, causes(error)), None)
+        if oom is None or getattr(oom, "_gpumond_saw", False):
+            return False
+        self.record_error(oom, seen)
+        return True
 
     def observe(self) -> None:
         """Register for errors with the libraries that can report them before they raise; once each, permanently."""
@@ -143,16 +161,30 @@ class Ooms:
         try:
             pools = REGISTRY.read(READ_SECONDS) or ()
             self._increased(pools, first_counts=True)
-            self._record(pools, [device] if device else [], "observer", size, self.scope(), _details(None))
+            devices = [device] if device else []
+            self._publish(self._record(pools, devices, "observer", size, self.scope(), _details(None)))
         except Exception:
             return
 
-    def record_counters(self, pools: Sequence[PoolUsage]) -> None:
-        """Record errors that only a counter shows: nothing else has reported them."""
+    def record_counters(self, pools: Sequence[PoolUsage], last: bool = False) -> None:
+        """Record errors that only a counter shows.
+
+        If the program still handles the error, the record is as complete as at the error. Otherwise it waits for the
+        next call, unless this is the ``last``: the error may be on its way to a function that records it.
+        """
         devices = self._increased(pools, first_counts=False)
-        classes = live_classes(CLASSES_SECONDS) if devices else ()
-        for device in devices:
-            self._record(pools, [device], "counter", details=Details(classes=classes))
+        waiting, self._waiting = self._waiting, None
+        if (waiting or devices) and any(self._record_newest(error, "counter") for error in _errors_in_progress()):
+            if waiting is None:
+                devices = []
+            waiting = None
+        details = Details(classes=live_classes() if devices else ())
+        records = [self._record(pools, [device], "counter", details=details) for device in devices]
+        newest = records.pop() if records and not last else None
+        for record in (waiting, *records):
+            if record is not None:
+                self._publish(record)
+        self._waiting = newest
 
     def recent(self) -> tuple[Oom, ...]:
         """Return the records of the last ten minutes; only a new one, the newest, with its stacks and samples."""
@@ -162,7 +194,7 @@ class Ooms:
         return tuple(
             oom
             if oom is recent[-1] and now - oom.at < WHOLE_SECONDS
-            else replace(oom, stack=(), omitted_calls=0, threads=(), recent=None)
+            else replace(oom, stack=(), omitted_calls=0, threads=(), recent=None, sites=())
             for oom in recent
         )
 
@@ -188,31 +220,39 @@ class Ooms:
         request: int | None = None,
         scope: str = "",
         details: Details = NO_DETAILS,
-    ) -> None:
+    ) -> Oom:
+        """Return a record without its number."""
         largest = sorted(pools, key=lambda pool: -pool.held_bytes)[:OOM_POOLS]
-        shown = tuple(_shown(pool, details.largest_free) for pool in largest)
-        keepers = self.keepers()
         only = {pool.device_uuid for pool in pools} if not devices else set(devices)
         device = only.pop() if len(only) == 1 else None
+        return Oom(
+            number=0,
+            at=time.time(),
+            seen=seen,
+            device_uuid=device,
+            request_bytes=request,
+            scope=scope,
+            pools=tuple(
+                _shown(pool, pool.live_bytes, details.largest_free) for pool in largest if pool.live_bytes is not None
+            ),
+            scopes=self.keepers(),
+            open_scopes=self.open_scopes(),
+            stack=details.stack,
+            omitted_calls=details.omitted_calls,
+            threads=details.threads,
+            recent=self.usage.before(time.monotonic(), device),
+            classes=details.classes,
+            sites=details.sites,
+        )
+
+    def _publish(self, record: Oom) -> None:
+        """Add a record. One that waits is of the same error: the counter was read before the error arrived."""
         with self._lock:
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None and record.device_uuid is None:
+                record = replace(record, device_uuid=waiting.device_uuid)
             self._count += 1
-            record = Oom(
-                number=self._count,
-                at=time.time(),
-                seen=seen,
-                device_uuid=device,
-                request_bytes=request,
-                scope=scope,
-                pools=shown,
-                scopes=keepers,
-                open_scopes=self.open_scopes(),
-                stack=details.stack,
-                omitted_calls=details.omitted_calls,
-                threads=details.threads,
-                recent=self.usage.before(time.monotonic(), device),
-                classes=details.classes,
-            )
-            self._recent.append(_bounded(record))
+            self._recent.append(_bounded(replace(record, number=self._count)))
 
 
 OOMS = Ooms()
@@ -223,36 +263,48 @@ def _details(error: BaseException | None) -> Details:
     from gpumond.agent.instrument import stacks  # needed after an error only
 
     stack, omitted = stacks.of_caller() if error is None else stacks.of_error(error)
-    return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), live_classes(CLASSES_SECONDS))
+    return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), live_classes(), _live_sites())
 
 
 def _bounded(record: Oom) -> Oom:
     """Remove the largest parts until the record is short enough."""
-    for shorter in ({}, {"threads": ()}, {"recent": None}, {"stack": record.stack[:4]}, {"stack": ()}):
+    steps: tuple[dict[str, Any], ...] = (
+        {},
+        {"threads": ()},
+        {"recent": None},
+        {"sites": record.sites[:2]},
+        {"stack": record.stack[:4]},
+        {"sites": ()},
+        {"stack": ()},
+    )
+    for shorter in steps:
         record = replace(record, **shorter)
         if len(to_json(record)) <= MAX_RECORD_BYTES:
             break
     return record
 
 
-def live_classes(seconds: float) -> tuple[LiveClasses, ...]:
-    """Return the classes of live bytes of all allocators that know them, within a time limit each. Never raises."""
+def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
+    """Return the classes of live bytes of all allocators that know them. Never raises.
+
+    ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
+    """
     found: list[LiveClasses] = []
     for adapter in REGISTRY.known():
         if isinstance(adapter, ClassReporting):
             try:
-                found += adapter.live_classes(seconds)
+                found += adapter.live_classes(search_seconds)
             except Exception:  # a version of the library that is not understood
                 continue
     return tuple(found[:OOM_POOLS])
 
 
-def _shown(pool: PoolUsage, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
+def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
     return OomPool(
         allocator=pool.allocator,
         device_uuid=pool.device_uuid,
-        live_bytes=pool.live_bytes,
-        cached_bytes=max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes),
+        live_bytes=live,
+        cached_bytes=max(0, pool.held_bytes - live - pool.stranded_bytes),
         stranded_bytes=pool.stranded_bytes,
         largest_free_bytes=largest_free.get((pool.allocator, pool.device_uuid)),
     )
@@ -265,6 +317,33 @@ def _largest_free() -> dict[tuple[str, str], int]:
         if isinstance(adapter, LargestFreeReporting):
             found.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
     return found
+
+
+def _live_sites() -> tuple[Site, ...]:
+    """Return the sites that keep most memory, of all allocators whose history is recorded."""
+    adapters = [adapter for adapter in REGISTRY.adapters() if isinstance(adapter, HistoryRecording)]
+    found = [site for adapter in adapters for site in adapter.live_sites()]
+    found.sort(key=lambda site: -site.size_bytes)
+    return tuple(replace(site, calls=site.calls[:SITE_CALLS]) for site in found[:SITES])
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error, its causes and the errors of a group, each after those that it caused."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        cause = waiting.pop()
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            waiting += (cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ()))
+            yield cause
+
+
+def _errors_in_progress() -> Iterator[BaseException | None]:
+    """Yield the errors that threads handle now, and the one that ends the program."""
+    for current in sys._current_exceptions().values():
+        yield current[1] if isinstance(current, tuple) else current  # a tuple before Python 3.12
+    yield getattr(sys, "last_value", None)
 
 
 def _text(error: BaseException) -> str:

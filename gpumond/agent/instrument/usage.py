@@ -35,10 +35,10 @@ Levels = Mapping[str, DeviceLevel]
 
 
 def levels(pools: Iterable[PoolUsage]) -> dict[str, DeviceLevel]:
-    """Return the levels by device. A pool inside another is counted there."""
+    """Return the levels by device. A pool inside another is counted there; one with unknown live bytes has no level."""
     found: dict[str, DeviceLevel] = {}
     for pool in pools:
-        if pool.inside is not None:
+        if pool.inside is not None or pool.live_bytes is None:
             continue
         level = DeviceLevel(pool.live_bytes, pool.stranded_bytes, pool.peak_live_bytes, pool.retries or 0)
         before = found.get(pool.device_uuid)
@@ -70,7 +70,7 @@ RECENT_SECONDS = 60.0
 
 
 class RecentUsage:
-    """Live and held bytes in the last minute, by device, as reports have read them."""
+    """Live and held bytes in the last minute, by device, of the pools whose live bytes reports have."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, dict[str, tuple[int, int]]]] = deque(maxlen=64)
@@ -79,7 +79,7 @@ class RecentUsage:
         """Add the pools of a report; ``now`` in seconds of the monotonic clock."""
         devices: dict[str, tuple[int, int]] = {}
         for pool in pools:
-            if pool.inside is None:
+            if pool.inside is None and pool.live_bytes is not None:
                 live, held = devices.get(pool.device_uuid, (0, 0))
                 devices[pool.device_uuid] = (live + pool.live_bytes, held + pool.held_bytes)
         self._samples.append((now, devices))

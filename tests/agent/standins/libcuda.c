@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define POOLS 32
 #define POINTERS 0x700000000000u
@@ -67,6 +68,19 @@ int cuCtxSynchronize(void) {
     synchronized++;
     for (int i = 0; i < POOLS; i++) pools[i].pending = 0;
     return 0;
+}
+
+/* Waits while the file FAKE_CUDA_SUSPENDED exists, as a suspended process does in the driver. */
+int cuMemGetInfo_v2(size_t *left, size_t *total) {
+    while (getenv("FAKE_CUDA_SUSPENDED") && !access(getenv("FAKE_CUDA_SUSPENDED"), F_OK)) usleep(1000);
+    *left = *total = 0;
+    return depth ? 0 : 201;
+}
+
+/* Locked while the file FAKE_CUDA_LOCKED exists. */
+int cuCheckpointProcessGetState(int pid, int *state) {
+    *state = getenv("FAKE_CUDA_LOCKED") && !access(getenv("FAKE_CUDA_LOCKED"), F_OK);
+    return pid == getpid() ? 0 : 1;
 }
 
 int cuDeviceGetDefaultMemPool(void **pool, int device) { *pool = &pools[device]; return 0; }

@@ -193,4 +193,25 @@ def get_per_device_resource(device: int) -> DeviceMemoryResource:
 
 
 def set_per_device_resource(device: int, mr: DeviceMemoryResource) -> None:
+    if not isinstance(mr, DeviceMemoryResource):
+        raise TypeError(f"expected DeviceMemoryResource, got {type(mr).__name__}")
     _per_device_mrs[device] = mr
+
+
+def set_current_device_resource(mr: DeviceMemoryResource) -> None:
+    """The current device is always the first here."""
+    _set(0, mr)
+
+
+_set = set_per_device_resource
+
+
+def get_log_filenames() -> dict[int, str | None]:
+    return dict.fromkeys(_per_device_mrs)
+
+
+def initialize(pool_allocator: bool, managed_memory: bool, initial_pool_size: int, devices: list[int]) -> None:
+    _per_device_mrs.clear()
+    below = ManagedMemoryResource if managed_memory else CudaMemoryResource
+    for device in devices:
+        _set(device, PoolMemoryResource(below(), initial_pool_size) if pool_allocator else below())
