@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from gpumond.engines.spec import Declaration, Dialogue, EngineSpec, Lever, at, entries, get, name_of, post
+from gpumond.errors import EngineError
 from gpumond.model.engines import EngineState
 from gpumond.model.pools import Expected
 
 
 def read(engine: Declaration) -> Dialogue[EngineState]:
-    queue = (yield get("/queue")).accepted().json
+    """Read the number of prompts, which one worker executes one after the other. ``/queue`` states it, too, with the
+    graphs of all of them.
+    """
+    queue = (yield get("/prompt")).accepted().json
     stats = (yield get("/system_stats")).accepted().json
     held = [at(device, "torch_vram_total", kind=int) for device in entries(stats, "devices")]
     known = [size for size in held if size is not None]
-    history = yield get("/history", max_items="1")
-    last = history.json if history.status == 200 else None
-    counts = [at(queue, name, kind=list) for name in ("queue_running", "queue_pending")]
-    running, waiting = (None if count is None else len(count) for count in counts)
-    return EngineState(running=running, waiting=waiting, held_bytes=sum(known) if known else None, work=_work(last))
+    try:
+        history = yield get("/history", max_items="1")
+        last = history.json if history.status == 200 else None
+    except EngineError:  # the last prompt and its outputs have no limit of size
+        last = None
+    count = at(queue, "exec_info", "queue_remaining", kind=int)
+    if count is None:
+        raise EngineError("its answer has no exec_info.queue_remaining: is the kind of the engine correct?")
+    return EngineState(
+        running=min(count, 1),
+        waiting=max(count - 1, 0),
+        held_bytes=sum(known) if known else None,
+        work=_work(last),
+    )
 
 
 def _work(history: object) -> tuple[str, ...] | None:

@@ -7,41 +7,38 @@ import hashlib
 import hmac
 import json
 import secrets
-import socket
 import ssl
 import time
 from base64 import b64encode
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import BadStatusLine, HTTPException
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 from gpumond import __version__
 from gpumond.engines.spec import Address, Answer, Auth, Call, Declaration, Dialogue, T
 from gpumond.errors import EngineError, EngineTimeout
 from gpumond.host.files import read_text
-from gpumond.host.http_exchange import exchange
+from gpumond.host.http_exchange import Connection, exchange
 from gpumond.protocol.text import has_control_characters
 
-MAX_ANSWER_BYTES = 8 << 20
-CONNECT_SECONDS = 5.0
+MAX_ANSWER_BYTES = 2 << 20
 
 
 async def carry_out(engine: Declaration, dialogue: Dialogue[T], seconds: float) -> T:
     """Return the result of a dialogue. Raises EngineError.
 
     ``seconds`` limits all calls together. When it is over, the dialogue receives EngineTimeout, and the calls with
-    which it responds have their own time limits.
+    which it responds have their own time limits. Answers are decoded in a thread, which delays nothing else.
     """
     deadline = time.monotonic() + seconds
     answer: Answer | None = None
     error: EngineError | None = None
     while True:
-        try:
-            call = dialogue.throw(error) if error else next(dialogue) if answer is None else dialogue.send(answer)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+        call, result = await asyncio.to_thread(_advance, dialogue, answer, error)
+        if call is None:
+            return cast("T", result)
         rest = deadline - time.monotonic()
         limit = call.seconds if error and call.seconds else min(rest, call.seconds or rest)
         answer, error = None, None
@@ -52,6 +49,14 @@ async def carry_out(engine: Declaration, dialogue: Dialogue[T], seconds: float) 
             error = EngineTimeout(f"no answer to {call.method} {path} within {max(0.0, limit):.3g} s")
         except EngineError as failure:
             error = failure
+
+
+def _advance(dialogue: Dialogue[T], answer: Answer | None, error: EngineError | None) -> tuple[Call | None, T | None]:
+    """Return the next call, or the result of the dialogue."""
+    try:
+        return dialogue.throw(error) if error else next(dialogue) if answer is None else dialogue.send(answer), None
+    except StopIteration as done:
+        return None, done.value
 
 
 async def send(engine: Declaration, call: Call) -> Answer:
@@ -67,9 +72,12 @@ async def send(engine: Declaration, call: Call) -> Answer:
         connection = _connection(engine, address)
         answer = await exchange(connection, call.method, target, body, fields, MAX_ANSWER_BYTES + 1)
     except ssl.SSLError as error:
-        raise EngineError(f"no secure connection to {address}: {error.reason or 'failed'}") from None
+        raise EngineError(f"no secure connection to {address}: {error.reason or 'failed'}{_tls_hint(error)}") from None
     except (ConnectionRefusedError, FileNotFoundError):
         raise EngineError(f"nothing listens at {address}") from None
+    except (ConnectionResetError, BadStatusLine) as error:
+        hint = "; if the server uses TLS, declare an https:// url" if address.scheme == "http" else ""
+        raise EngineError(f"no answer from {address}: {type(error).__name__}{hint}") from None
     except (OSError, ValueError, HTTPException) as error:
         raise EngineError(f"no answer from {address}: {type(error).__name__}") from None
     if len(answer.body) > MAX_ANSWER_BYTES:
@@ -77,36 +85,17 @@ async def send(engine: Declaration, call: Call) -> Answer:
     return Answer(answer.status, answer.body)
 
 
-def _connection(engine: Declaration, address: Address) -> HTTPConnection:
+def _tls_hint(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f" ({error.verify_message}); declare ca_file, and server_name if the certificate has another name"
+    return "; if the server has no TLS, declare an http:// url" if error.reason == "WRONG_VERSION_NUMBER" else ""
+
+
+def _connection(engine: Declaration, address: Address) -> Connection:
     if address.scheme == "unix":
-        return _UnixConnection(address.host)
-    if address.scheme == "http":
-        return HTTPConnection(address.host, address.port)
-    context = ssl.create_default_context(cafile=engine.ca_file)
-    return _TlsConnection(address.host, address.port, context, engine.server_name)
-
-
-class _UnixConnection(HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(self._path)
-
-
-class _TlsConnection(HTTPSConnection):
-    """TLS connection whose certificate may be for another name than the address."""
-
-    def __init__(self, host: str, port: int, context: ssl.SSLContext, server_name: str | None) -> None:
-        super().__init__(host, port, context=context)
-        self._tls, self._server_name = context, server_name or host
-
-    def connect(self) -> None:
-        self.sock = socket.create_connection((self.host, self.port), CONNECT_SECONDS)
-        self.sock.settimeout(None)
-        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name)
+        return Connection("localhost", path=address.host)
+    tls = ssl.create_default_context(cafile=engine.ca_file) if address.scheme == "https" else None
+    return Connection(address.host, address.port, tls=tls, server_name=engine.server_name)
 
 
 def _credentials(auth: Auth, method: str, path: str, body: bytes) -> Mapping[str, str]:

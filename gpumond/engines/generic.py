@@ -99,6 +99,7 @@ def lever(engine: Declaration) -> Lever | None:
         serves_again=wakes if generic.wake else "as the engine does by itself",
         estimate=all_of_it if generic.ends_holder else unknown_part,
         undo=undo if generic.wake else None,
+        stops_service=generic.wake is not None,
         ends_holder=generic.ends_holder,
         waits=generic.waits,
         moves_to_host=generic.moves_to_host,

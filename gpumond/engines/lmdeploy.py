@@ -24,18 +24,17 @@ WORK = ("lmdeploy:prompt_tokens_total", "lmdeploy:generation_tokens_total", "lmd
 
 
 def read(engine: Declaration) -> Dialogue[EngineState]:
-    page = Metrics((yield get("/metrics", of_metrics=True)).accepted().text)
-    waiting = [count for name in WAITING if (count := page.count(name)) is not None]
+    page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
     asleep = None
     if ENGINE_STEP in engine.allow:
         answer = yield get("/is_sleeping")
         asleep = at(answer.json, "is_sleeping", kind=bool) if answer.status == 200 else None
     return EngineState(
         running=page.count("lmdeploy:num_requests_running"),
-        waiting=sum(waiting) if waiting else None,
+        waiting=page.sum_of(*WAITING),
         kv_cache_used_ratio=page.mean("lmdeploy:gpu_cache_usage_perc"),
         asleep=asleep,
-        work=tuple(page.total(name) or 0.0 for name in WORK),
+        work=page.counters(*WORK),
     )
 
 
@@ -61,6 +60,7 @@ SPEC = EngineSpec(
             serves_again="gpumond flush --workload NAME --step engine --wake; until then the server answers 503",
             estimate=all_but_contexts,
             undo=undo,
+            stops_service=True,
             moves_to_host=True,
             call_seconds=60.0,
         ),

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import time
+from datetime import datetime
+from typing import Any
+
 from gpumond.engines.spec import (
+    NAME_LENGTH,
     Declaration,
     Dialogue,
     EngineSpec,
@@ -14,6 +20,7 @@ from gpumond.engines.spec import (
     name_of,
     post,
 )
+from gpumond.errors import EngineError, EngineTimeout
 from gpumond.model.engines import EngineModel, EngineState
 from gpumond.model.pools import Expected
 
@@ -22,17 +29,41 @@ PINNED_FROM_YEAR = 2200
 
 
 def read(engine: Declaration) -> Dialogue[EngineState]:
-    """Read ``/api/ps``, which lists what is loaded and neither loads a model nor extends its time."""
+    """Read ``/api/ps``, which lists what is loaded and neither loads a model nor extends its time.
+
+    It does not list requests. The end of a request extends the time of its model, and only a model with a request
+    remains after its time.
+    """
     answer = (yield get("/api/ps")).accepted().json
-    models, expiries = [], []
+    models, expiries, overdue = [], [], []
     for entry in entries(answer, "models"):
         if name := at(entry, "name", kind=str) or at(entry, "model", kind=str):
             expiry = at(entry, "expires_at", kind=str) or ""
             pinned = expiry[:4].isdigit() and int(expiry[:4]) >= PINNED_FROM_YEAR
-            models.append(EngineModel(name_of(name), at(entry, "size_vram", kind=int), pinned))
-            expiries.append(f"{name} {expiry}")  # a request extends the expiry of its model
-    held = sum(model.size_bytes or 0 for model in models)
-    return EngineState(models=tuple(models), held_bytes=held, work=tuple(sorted(expiries)))
+            models.append(
+                EngineModel(
+                    name_of(name),
+                    at(entry, "size_vram", kind=int),
+                    pinned,
+                    at(entry, "context_length", kind=int),
+                )
+            )
+            expiries.append(f"{name} {expiry}"[:NAME_LENGTH])
+            if not pinned and _has_passed(expiry):
+                overdue.append(name_of(name))
+    return EngineState(
+        models=tuple(models),
+        held_bytes=sum(model.size_bytes or 0 for model in models),
+        work=tuple(sorted(expiries)),
+        obstacle=f"{', '.join(overdue)}: a request runs, or it is being unloaded" if overdue else "",
+    )
+
+
+def _has_passed(expiry: str) -> bool:
+    try:
+        return datetime.fromisoformat(re.sub(r"\.\d+", "", expiry).replace("Z", "+00:00")).timestamp() < time.time()
+    except ValueError:
+        return False
 
 
 def releasable(engine: Declaration, state: EngineState) -> tuple[str, ...]:
@@ -51,16 +82,41 @@ def check(engine: Declaration, state: EngineState) -> Dialogue[str]:
 
 
 def release(engine: Declaration, state: EngineState) -> Dialogue[tuple[str, ...]]:
-    """Unload each model. Without a prompt and with a keep_alive of 0, the request loads nothing."""
-    models = releasable(engine, state)
-    for model in models:
-        (yield post("/api/generate", {"model": model, "keep_alive": 0, "stream": False})).accepted()
-    return models
+    """Unload each model, and return each with the options that load it again as it was.
+
+    Without a prompt and with a keep_alive of 0, the request loads nothing.
+    """
+    names, released = releasable(engine, state), []
+    for model in state.models:
+        if model.name in names:
+            (yield post("/api/generate", {"model": model.name, "keep_alive": 0, "stream": False})).accepted()
+            context = f" num_ctx={model.context_length}" if model.context_length else ""
+            released.append(f"{model.name}{context}{' keep_alive=-1' if model.pinned else ''}")
+    return tuple(released)
 
 
-def undo(engine: Declaration, models: tuple[str, ...]) -> Dialogue[None]:
-    for model in models:
-        (yield post("/api/generate", {"model": model, "stream": False})).accepted()
+def undo(engine: Declaration, released: tuple[str, ...]) -> Dialogue[None]:
+    """Load each model with its context and pin. A model that generates no text is loaded by an empty input."""
+    failed = []
+    for text in released:
+        name, *options = text.split(" ")
+        values = dict(option.split("=") for option in options)
+        body: dict[str, Any] = {"model": name, "stream": False}
+        if "num_ctx" in values:
+            body["options"] = {"num_ctx": int(values["num_ctx"])}
+        if "keep_alive" in values:
+            body["keep_alive"] = int(values["keep_alive"])
+        try:
+            answer = yield post("/api/generate", body)
+            if answer.status == 400:
+                answer = yield post("/api/embed", body | {"input": ""})
+            answer.accepted()
+        except EngineTimeout:
+            raise
+        except EngineError as error:
+            failed.append(f"{name}: {error}")
+    if failed:
+        raise EngineError("; ".join(failed))
 
 
 def estimate(engine: Declaration, state: EngineState, used: int) -> Expected:

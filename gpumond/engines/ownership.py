@@ -33,7 +33,7 @@ WITH_PTRACE = (
 
 
 class Owned(NamedTuple):
-    """Processes of an engine. ``problem`` is the reason if they are unknown. ``uid``: the listener's user."""
+    """Processes of an engine. ``problem`` is the reason if they are unknown. ``uid``: the user of all its listeners."""
 
     listeners: frozenset[ProcessKey] = frozenset()
     processes: frozenset[ProcessKey] = frozenset()
@@ -56,6 +56,9 @@ def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc
         where = "in the network namespace of a GPU process" if _is_remote(address) else "on this machine"
         return Owned(problem=f"no socket listens at {address} {where}")
     uid = next(iter(sockets)).uid
+    if uids := sorted({each.uid for each in sockets} - {uid}):
+        others = ", ".join(map(str, uids))
+        return Owned(problem=f"sockets of several users listen at {address}: of uid {uid} and {others}")
     listeners = _holders({each.inode for each in sockets}, proc)
     if not listeners:
         return Owned(uid=uid, problem=f"the process that listens at {address} belongs to uid {uid}, {_hidden(proc)}")
@@ -104,23 +107,31 @@ def _has_address(text: str, host: str) -> bool:
     return re.search(rf"-- {re.escape(host)}\n +/32 host LOCAL", text) is not None
 
 
-def _listening(directory: str, address: Address) -> Iterator[_Socket]:
-    wanted = {_hex(address.host), _hex("0.0.0.0"), _hex("::"), _hex(f"::ffff:{address.host}")}
-    for name in ("tcp", "tcp6"):
-        for line in _text(f"{directory}/{name}").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == LISTEN:
-                host, _, port = fields[1].partition(":")
-                if int(port, 16) == address.port and host in wanted:
-                    yield _Socket(int(fields[9]), int(fields[7]))
+def _listening(directory: str, address: Address) -> list[_Socket]:
+    """Return the sockets that receive connections to the address.
+
+    A socket of IPv4 receives none to an address of IPv6. One of IPv6 receives those to an address of IPv4 only if no
+    socket of IPv4 does: the kernel lets both listen only if the one of IPv6 is limited to its family.
+    """
+    if ip_address(address.host).version == 6:
+        return _in_table(f"{directory}/tcp6", address.port, address.host, "::")
+    return _in_table(f"{directory}/tcp", address.port, address.host, "0.0.0.0") or _in_table(
+        f"{directory}/tcp6", address.port, f"::ffff:{address.host}", "::"
+    )
+
+
+def _in_table(path: str, port: int, *hosts: str) -> list[_Socket]:
+    wanted, found = {f"{_hex(host)}:{port:04X}" for host in hosts}, []
+    for line in _text(path).splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == LISTEN and fields[1] in wanted:
+            found.append(_Socket(int(fields[9]), int(fields[7])))
+    return found
 
 
 def _hex(host: str) -> str:
     """Return an address as /proc/net/tcp writes it: 32-bit words in the byte order of the machine."""
-    try:
-        packed = ip_address(host).packed
-    except ValueError:  # an IPv6 address within another
-        return ""
+    packed = ip_address(host).packed
     words = struct.unpack(f"={len(packed) // 4}I", packed)
     return "".join(f"{word:08X}" for word in words)
 

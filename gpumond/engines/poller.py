@@ -13,6 +13,7 @@ from gpumond.engines.host_memory import available_bytes
 from gpumond.engines.ownership import Owned, owned
 from gpumond.engines.spec import Declaration, Dialogue, Lever, T
 from gpumond.errors import EngineError
+from gpumond.host.event_loop import cancelled
 from gpumond.model.engines import NOT_READ, EngineProcess, EngineReading, EngineState
 from gpumond.model.process import ProcessKey
 from gpumond.sources.process.procfs import user_name
@@ -23,21 +24,30 @@ POLL_SECONDS = 10.0
 FIRST_FRAME_SECONDS = 0.5
 READ_SECONDS = 8.0
 """Limit of one read. Ollama may delay its answer by 5 s while a model is unloaded."""
+MAX_MODELS = 1000
 
-GpuProcesses = Callable[[], Iterable[ProcessKey] | None]
-"""Function that returns the processes that the driver lists; None before its first reading."""
+GpuProcesses = Callable[[], Mapping[ProcessKey, float | None] | None]
+"""Function that returns the processes that the driver lists, with their idle times in seconds, as far as it reports
+their use of a device; None before its first reading.
+"""
 
 
-def idle_seconds(before: EngineState | None, now: EngineState, idle: float | None, seconds: float) -> float | None:
-    """Return the time without a request, ``seconds`` after the state before; None if requests are not observable.
-
-    It is 0 after a request, or a change of the counters.
-    """
-    if now.requests is None and now.work is None:
-        return None
-    if now.requests or before is None or before.work != now.work:
+def quiet_seconds(before: EngineState | None, now: EngineState, quiet: float, seconds: float) -> float:
+    """Return the time without a sign of a request, ``seconds`` after the state before."""
+    if now.requests or now.obstacle or before is None or before.work != now.work:
         return 0.0
-    return (idle or 0.0) + seconds
+    return quiet + seconds
+
+
+def idle_seconds(state: EngineState, quiet: float, by_driver: Sequence[float | None]) -> float | None:
+    """Return the idle time of an engine: the shorter of what it states and of what the driver states for its processes.
+
+    None if the engine does not state its running requests, and the driver not the use of all its processes.
+    """
+    known = [seconds for seconds in by_driver if seconds is not None]
+    if state.requests is None and (not known or len(known) < len(by_driver)):
+        return None
+    return min([quiet, *known])
 
 
 class _Engine:
@@ -49,18 +59,39 @@ class _Engine:
         self.read_at = 0.0
         self.problem = NOT_READ
         self.owned = Owned()
-        self.idle: float | None = None
+        self.quiet = 0.0
+        self.pinned_uid: int | None = None
+        self.returning: tuple[float, str] | None = None
         self.task: asyncio.Task[None] | None = None
+
+    def stranger(self, found: Owned) -> str:
+        """Return the reason why nothing is sent to this listener; empty if it is the one that is meant."""
+        user, uid = self.declaration.user, found.uid
+        if user is None and not self.declaration.trusts_the_first_listener:
+            return ""
+        if uid is None:
+            return found.problem or "its listener is unknown"
+        if user is not None:
+            known = user in (user_name(uid), str(uid))
+            return "" if known else f"its listener belongs to uid {uid}, not to {user}"
+        if self.pinned_uid in (None, uid):
+            return ""
+        return (
+            f"its listener belongs to uid {uid}, and the earlier one to uid {self.pinned_uid}: no secret is sent; "
+            "declare its user:, or reload the configuration after a change"
+        )
 
     def keep(self, state: EngineState, now: float) -> None:
         seconds = now - self.read_at if self.state else 0.0
-        self.idle = idle_seconds(self.state, state, self.idle, seconds)
+        self.quiet = quiet_seconds(self.state, state, self.quiet, seconds)
         self.state, self.read_at, self.problem = state, now, ""
+        if self.declaration.trusts_the_first_listener and self.pinned_uid is None:
+            self.pinned_uid = self.owned.uid
 
     def lose(self, problem: str) -> None:
         if not self.problem:
             log.warning("engine %s: %s", self.declaration.name, problem)
-        self.state, self.idle, self.problem = None, None, problem
+        self.state, self.quiet, self.problem = None, 0.0, problem
 
 
 class Engines:
@@ -91,10 +122,7 @@ class Engines:
             _end(engine)
 
     async def close(self) -> None:
-        tasks = [engine.task for engine in self._engines.values() if engine.task]
-        for engine in self._engines.values():
-            _end(engine)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(engine.task for engine in self._engines.values() if engine.task)
 
     def declaration(self, name: str) -> Declaration | None:
         engine = self._engines.get(name)
@@ -102,8 +130,13 @@ class Engines:
 
     def readings(self) -> tuple[EngineReading, ...]:
         """Return the newest reading of each engine."""
-        now = time.monotonic()
-        return tuple(_reading(engine, now) for engine in self._engines.values())
+        now, by_driver = time.monotonic(), (self._gpu_processes() if self._gpu_processes else None) or {}
+        return tuple(_reading(engine, now, by_driver) for engine in self._engines.values())
+
+    def returning(self, name: str, since: float | None, problem: str = "") -> None:
+        """Note that an engine is being returned to service since a time of the monotonic clock; None: no longer."""
+        if name in self._engines:
+            self._engines[name].returning = None if since is None else (since, problem)
 
     async def read(self, name: str) -> EngineState:
         """Read one engine now. Raises EngineError."""
@@ -114,6 +147,9 @@ class Engines:
         except EngineError as error:
             engine.lose(str(error))
             raise
+        if len(state.models) > MAX_MODELS:
+            engine.lose(f"it lists more than {MAX_MODELS:,} models")
+            raise EngineError(engine.problem)
         engine.keep(state, time.monotonic())
         return state
 
@@ -121,9 +157,8 @@ class Engines:
         """Return the processes of one engine among the candidates."""
         engine = self._engines[name]
         found = await asyncio.to_thread(owned, engine.declaration.address, list(candidates), self._proc)
-        user = engine.declaration.user
-        if user is not None and found.uid is not None and user not in (user_name(found.uid), str(found.uid)):
-            found = Owned(uid=found.uid, problem=f"its listener belongs to uid {found.uid}, not to {user}")
+        if problem := engine.stranger(found):
+            found = Owned(uid=found.uid, problem=problem)
         engine.owned = found
         return found
 
@@ -143,11 +178,11 @@ class Engines:
         name = engine.declaration.name
         while (candidates := gpu_processes()) is None:
             await asyncio.sleep(FIRST_FRAME_SECONDS)
-        while True:
+        while self._engines.get(name) is engine:
             try:
                 found = await self.owned(name, candidates)
-                if engine.declaration.user is not None and found.problem:
-                    engine.lose(found.problem)  # no secret is sent to a listener of another user
+                if problem := engine.stranger(found):
+                    engine.lose(problem)
                 else:
                     await self.read(name)
             except EngineError:
@@ -156,7 +191,7 @@ class Engines:
                 engine.lose("its state could not be read; see the log of the daemon")
                 log.exception("engine %s: the read failed", name)
             await asyncio.sleep(self._poll_seconds)
-            candidates = gpu_processes() or ()
+            candidates = gpu_processes() or {}
 
 
 def _end(engine: _Engine) -> None:
@@ -168,7 +203,7 @@ def lever_of(declaration: Declaration) -> Lever | None:
     return spec_of(declaration.kind).lever(declaration)
 
 
-def _reading(engine: _Engine, now: float) -> EngineReading:
+def _reading(engine: _Engine, now: float, by_driver: Mapping[ProcessKey, float | None]) -> EngineReading:
     declaration, state = engine.declaration, engine.state
     lever = lever_of(declaration)
     known: Mapping[str, object] = {}
@@ -180,6 +215,8 @@ def _reading(engine: _Engine, now: float) -> EngineReading:
             "kv_cache_bytes": state.kv_cache_bytes,
             "kv_cache_used_ratio": state.kv_cache_used_ratio,
             "asleep": state.asleep,
+            "paused": state.paused,
+            "idle_seconds": idle_seconds(state, engine.quiet, [by_driver.get(key) for key in engine.owned.processes]),
             "held_bytes": state.held_bytes,
             "age_seconds": now - engine.read_at,
         }
@@ -188,10 +225,12 @@ def _reading(engine: _Engine, now: float) -> EngineReading:
         kind=declaration.kind,
         up=state is not None,
         problem=engine.problem,
-        idle_seconds=engine.idle,
         processes=tuple(EngineProcess(*key) for key in sorted(engine.owned.processes)),
         processes_problem=engine.owned.problem,
         uid=engine.owned.uid,
+        pinned_uid=engine.pinned_uid,
         levers=(lever.name,) if lever else (),
+        returning_seconds=now - engine.returning[0] if engine.returning else None,
+        returning_problem=engine.returning[1] if engine.returning else "",
         **known,  # type: ignore[arg-type]
     )

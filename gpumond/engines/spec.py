@@ -21,8 +21,8 @@ from gpumond.protocol.messages import clean
 T = TypeVar("T")
 
 Scheme = Literal["http", "https", "unix"]
-CALL_SECONDS = 5.0
 NAME_LENGTH = 200
+MAX_INTEGER = 1 << 63
 
 
 class Address(NamedTuple):
@@ -99,6 +99,11 @@ class Declaration:
     models: tuple[str, ...] = ()
     generic: Generic | None = None
 
+    @property
+    def trusts_the_first_listener(self) -> bool:
+        """True if its secret is sent to a listener that neither ``user`` nor a certificate names."""
+        return self.auth != Auth() and self.user is None and self.address.scheme != "https"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
@@ -115,7 +120,7 @@ class Call:
 
 
 def get(path: str, of_metrics: bool = False, **query: str) -> Call:
-    return Call(method="GET", path=_with(path, query), seconds=CALL_SECONDS, of_metrics=of_metrics)
+    return Call(method="GET", path=_with(path, query), of_metrics=of_metrics)
 
 
 def post(path: str, body: Any = None, seconds: float | None = None, **query: str) -> Call:
@@ -132,21 +137,36 @@ class Answer(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The body. Raises EngineError if it is not JSON."""
+        """The body. Raises EngineError if it is not JSON, or has a number that is not finite or above 2^63."""
         try:
-            return json.loads(self.body)
+            return json.loads(self.body, parse_float=_float, parse_int=_int, parse_constant=_float)
         except (ValueError, RecursionError):
             raise EngineError("its answer is not JSON: is the kind of the engine correct?") from None
-
-    @property
-    def text(self) -> str:
-        return self.body.decode("utf-8", "replace")
 
     def accepted(self) -> Answer:
         """Return the answer. Raises EngineRejected unless its status is 2xx."""
         if not 200 <= self.status < 300:
-            raise EngineRejected(self.status, clean(self.text)[:NAME_LENGTH])
+            text = clean(self.body[: 4 * NAME_LENGTH].decode("utf-8", "replace"))[:NAME_LENGTH]
+            raise EngineRejected(self.status, "; ".join(filter(None, (text, REMEDIES.get(self.status)))))
         return self
+
+
+REMEDIES = {401: "declare its key with auth:", 403: "check the key that auth: declares"}
+"""What resolves a rejection, by status."""
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not abs(value) < MAX_INTEGER:
+        raise ValueError("not finite, or too large")
+    return value
+
+
+def _int(text: str) -> int:
+    value = int(text)
+    if abs(value) >= MAX_INTEGER:
+        raise ValueError("too large")
+    return value
 
 
 Dialogue = Generator[Call, Answer, T]
@@ -182,10 +202,11 @@ class Lever:
     """One way to release an engine's memory.
 
     ``release`` returns the names of what it released, which ``undo`` receives. ``check`` returns the reason why it must
-    not be used now, or nothing. ``ends_holder``: the process that holds the memory ends. ``waits``: the engine itself
-    completes running requests first. ``moves_to_host``: weights move to the memory of the machine. ``serves_again``:
-    the way in which the engine serves again. ``call_seconds``, ``settle_seconds``: limits of the call, and of the time
-    after it until the driver counts the memory as free.
+    not be used now, or nothing. ``stops_service``: from the call on, the engine does not serve until ``undo``, which
+    may be repeated, and ``serves`` states whether it serves again. ``ends_holder``: the process that holds the memory
+    ends. ``waits``: the engine itself completes running requests first. ``moves_to_host``: weights move to the memory
+    of the machine. ``serves_again``: the way in which the engine serves again. ``call_seconds``, ``settle_seconds``:
+    limits of the call, and of the time after it until the driver counts the memory as free.
     """
 
     name: str
@@ -194,6 +215,8 @@ class Lever:
     estimate: Estimate
     undo: Callable[[Declaration, tuple[str, ...]], Dialogue[None]] | None = None
     check: Callable[[Declaration, EngineState], Dialogue[str]] | None = None
+    stops_service: bool = False
+    serves: Callable[[EngineState, tuple[str, ...]], bool] = lambda state, released: state.serves
     ends_holder: bool = False
     waits: bool = False
     moves_to_host: bool = False

@@ -28,18 +28,16 @@ PENDING, DONE = "nv_inference_pending_request_count", ("nv_inference_request_suc
 
 
 def read(engine: Declaration) -> Dialogue[EngineState]:
-    """Read the index and the metrics. The pending requests exclude the running ones, so that an idle server is one
-    whose counters of completed requests do not grow either.
-    """
+    """Read the index and the metrics. The pending requests exclude the running ones, of which only the end is seen."""
     index = (yield _index()).accepted().json
     listed = [entry for entry in entries([index], 0) if at(entry, "name", kind=str)]
     ready = [name_of(entry["name"]) for entry in listed if at(entry, "state") == "READY"]
     busy = [name_of(entry["name"]) for entry in listed if at(entry, "state") in ("LOADING", "UNLOADING")]
     waiting, work = None, None
     if engine.metrics_address is not None:
-        page = Metrics((yield get("/metrics", of_metrics=True)).accepted().text)
+        page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
         waiting = page.count(PENDING)
-        work = tuple(page.total(name) or 0.0 for name in DONE)
+        work = page.counters(*DONE)
     return EngineState(
         models=tuple(EngineModel(name) for name in dict.fromkeys(ready)),
         waiting=waiting,
@@ -49,7 +47,7 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
 
 
 def _index() -> Call:
-    return Call(method="POST", path="/v2/repository/index", body={}, seconds=5.0)
+    return Call(method="POST", path="/v2/repository/index", body={})
 
 
 def releasable(engine: Declaration, state: EngineState) -> tuple[str, ...]:
@@ -102,6 +100,8 @@ SPEC = EngineSpec(
             estimate=unknown_part,
             undo=undo,
             check=check,
+            stops_service=True,
+            serves=lambda state, models: {*models} <= {model.name for model in state.models},
             settle_seconds=60.0,
         ),
     ),

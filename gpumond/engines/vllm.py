@@ -1,8 +1,8 @@
 """vLLM: releases its KV cache, or its KV cache and weights, while the server is paused.
 
 Requests of the lever exist only if the server runs with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. The server is
-paused first, with the mode that completes running requests; until it wakes up, it answers 503. Level 2 of its sleep,
-which discards the weights, is never used.
+paused first, with the mode that completes running requests. Until it wakes up, it answers 503; versions before 0.33
+keep requests waiting. Level 2 of its sleep, which discards the weights, is never used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from functools import partial
 
 from gpumond.engines.prometheus_text import Metrics
 from gpumond.engines.spec import (
-    CALL_SECONDS,
     Call,
     Declaration,
     Dialogue,
@@ -24,7 +23,7 @@ from gpumond.engines.spec import (
     post,
     unknown_part,
 )
-from gpumond.errors import EngineError, EngineRejected, EngineTimeout
+from gpumond.errors import EngineError
 from gpumond.model.engines import EngineModel, EngineState
 from gpumond.model.pools import ENGINE_STEP
 
@@ -35,29 +34,44 @@ DRAIN_SECONDS = 30.0
 
 
 def read(engine: Declaration) -> Dialogue[EngineState]:
-    """Read the metrics; where the lever is allowed also ``/is_sleeping``, which exists in the development mode only."""
-    page = Metrics((yield get("/metrics", of_metrics=True)).accepted().text)
-    asleep: bool | None = None
-    states = [sample for sample in page.samples("vllm:engine_sleep_state") if sample.value > 0]
-    if states:
-        asleep = any(sample.labels.get("sleep_state") != "awake" for sample in states)
-    elif ENGINE_STEP in engine.allow:
-        answer = yield get("/is_sleeping")
-        asleep = at(answer.json, "is_sleeping", kind=bool) if answer.status == 200 else None
+    """Read the metrics; where the lever is allowed also ``/is_sleeping`` and ``/is_paused``, which exist in the
+    development mode only.
+    """
+    page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
+    running = page.count(RUNNING)
+    if running is None:
+        raise EngineError(f"its metrics lack {RUNNING}: start it without --disable-log-stats, or correct the kind")
+    states = page.samples("vllm:engine_sleep_state")
+    awake = [sample.value for sample in states if sample.labels.get("sleep_state") == "awake"]
+    asleep: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
+    paused: bool | None = None
+    if ENGINE_STEP in engine.allow:
+        sleeping, paused = (yield from _flag("is_sleeping")), (yield from _flag("is_paused"))
+        if sleeping is not None and not paused:  # it is true for a mere pause, too
+            asleep = asleep or sleeping
     models = {name_of(sample.labels["model_name"]) for sample in page.samples(RUNNING) if "model_name" in sample.labels}
     busy = page.total("vllm:sleep_mode_operations_in_flight")
     return EngineState(
         models=tuple(map(EngineModel, sorted(models))),
-        running=page.count(RUNNING),
+        running=running,
         waiting=page.count(WAITING),
         kv_cache_used_ratio=page.mean(*KV_CACHE),
         asleep=asleep,
-        work=tuple(page.total(name) or 0.0 for name in WORK),
+        paused=paused,
+        work=page.counters(*WORK),
         obstacle="it falls asleep or wakes up at this moment" if busy else "",
     )
 
 
+def _flag(name: str) -> Dialogue[bool | None]:
+    """Return the value of a route of the development mode; None without it, and in versions that lack the route."""
+    answer = yield get(f"/{name}")
+    found: bool | None = at(answer.json, name, kind=bool) if answer.status == 200 else None
+    return found
+
+
 def check(engine: Declaration, state: EngineState) -> Dialogue[str]:
+    """Read the configuration. The server examines its environment first, which takes several seconds."""
     answer = yield get("/server_info", config_format="json")
     if answer.status == 404:
         return "its development routes are off: start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
@@ -68,46 +82,38 @@ def check(engine: Declaration, state: EngineState) -> Dialogue[str]:
 
 
 def release(engine: Declaration, state: EngineState, call: Call) -> Dialogue[tuple[str, ...]]:
-    """Pause, then release. If the release is rejected, the server resumes."""
-    try:
-        (yield post("/pause", seconds=DRAIN_SECONDS, mode="wait")).accepted()
-    except EngineTimeout:
-        yield from _resume()
-        raise
-    try:
-        (yield call).accepted()
-    except EngineRejected:
-        yield from _resume()
-        raise
+    (yield post("/pause", seconds=DRAIN_SECONDS, mode="wait")).accepted()
+    (yield call).accepted()
     return ()
 
 
-def _resume() -> Dialogue[None]:
-    try:
-        (yield post("/resume", seconds=CALL_SECONDS)).accepted()
-    except EngineError as error:
-        raise EngineError(f"it remains paused, since it did not resume: {error}; call POST /resume") from None
+def undo(engine: Declaration, released: tuple[str, ...]) -> Dialogue[None]:
+    """Map all that is not resident, then end the pause. Neither has an effect on a server that serves.
+
+    ``/resume`` alone would serve requests without the memory of a release that failed halfway.
+    """
+    (yield post("/wake_up")).accepted()
+    (yield post("/resume")).accepted()
 
 
-def undo(engine: Declaration, released: tuple[str, ...], tag: str = "") -> Dialogue[None]:
-    (yield post("/wake_up", tags=tag) if tag else post("/wake_up")).accepted()
-
-
-COMEBACK = "gpumond flush --workload NAME --step engine --wake; until then the server answers 503"
+COMEBACK = (
+    "gpumond flush --workload NAME --step engine --wake; until then requests are answered with 503 (before 0.33: wait)"
+)
 
 SPEC = EngineSpec(
     kind="vllm",
     summary="vLLM",
     read=read,
-    warning="the server answers 503 until it wakes up, and its development routes are open to all that reach its port",
+    warning="it does not serve until it wakes up, and its development routes are open to all that reach its port",
     levers=(
         Lever(
             name="kv_cache",
             release=partial(release, call=post("/release_kv_cache_memory")),
             serves_again=COMEBACK,
             estimate=unknown_part,
-            undo=partial(undo, tag="kv_cache"),
+            undo=undo,
             check=check,
+            stops_service=True,
             waits=True,
             call_seconds=60.0,
         ),
@@ -118,6 +124,7 @@ SPEC = EngineSpec(
             estimate=all_but_contexts,
             undo=undo,
             check=check,
+            stops_service=True,
             waits=True,
             moves_to_host=True,
             call_seconds=120.0,

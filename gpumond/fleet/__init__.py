@@ -21,11 +21,15 @@ _PREFIX = re.compile(r"[A-Za-z0-9._~/-]*")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One daemon. ``name`` is its label ``instance``, ``url`` its address, ``labels`` are the other labels."""
+    """One daemon. ``name`` is its label ``instance``, ``url`` its address, ``labels`` are the other labels.
+
+    ``proven``: the list with this name and address comes from this machine, or from a server that was verified.
+    """
 
     name: str
     url: str
     labels: tuple[tuple[str, str], ...] = ()
+    proven: bool = True
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():

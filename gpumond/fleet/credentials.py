@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpumond.errors import ConfigError
 from gpumond.fleet.connection import Access
+from gpumond.fleet.http import checked
 from gpumond.host.files import open_regular, read_text
 
 
@@ -52,13 +53,6 @@ def secret(file: Path) -> str:
         return checked(read_text(file).strip(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or 'not text'}") from None
-
-
-def checked(token: object, where: str) -> str:
-    """Return a token. Raises ConfigError if it is empty, or has a character that a header must not contain."""
-    if not isinstance(token, str) or not token or not all("!" <= character <= "~" for character in token):
-        raise ConfigError(f"{where}: expected a token: one line of ASCII without spaces")
-    return token
 
 
 def _tokens(file: Path) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,7 +48,9 @@ async def discover(sources: Sources, client: Client) -> Machines:
     if sources.file is not None:
         return Machines(from_file(sources.file, sources.scheme))
     if sources.http_sd is not None:
-        return Machines(from_groups(await client.get_list(sources.http_sd), sources.scheme, sources.http_sd))
+        groups, proven = await client.get_list(sources.http_sd)
+        found = from_groups(groups, sources.scheme, sources.http_sd)
+        return Machines(replace(each, proven=proven) for each in found)
     if sources.kubernetes is not None:
         namespace, slash, service = sources.kubernetes.partition("/")
         if not (namespace and slash and service) or "/" in service:
@@ -61,7 +63,9 @@ async def discover(sources: Sources, client: Client) -> Machines:
     if sources.prometheus is not None:
         selected = DAEMONS if sources.job is None else f"up{{job={json.dumps(sources.job)}}}"
         daemons = await sources.prometheus.query(f"group by (job, instance) ({selected})")
-        return Machines(from_prometheus(await sources.prometheus.targets(), [each.labels for each in daemons]))
+        found = from_prometheus(await sources.prometheus.targets(), [each.labels for each in daemons])
+        proven = await sources.prometheus.proven()
+        return Machines(replace(each, proven=proven) for each in found)
     raise ConfigError("no list of machines: use --targets, --http-sd, --prometheus, --kubernetes or --slurm")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gpumond.errors import DaemonError
 from gpumond.fleet import Machine
 from gpumond.fleet.connection import Client, run_each
-from gpumond.fleet.status import FRAME, MALFORMED, MachineStatus, of_frame
+from gpumond.fleet.status import MachineStatus, of_frame
 
 NO_ANSWER = "check that gpumond runs there (systemctl status gpumond), and its address, certificate and token"
 NO_AGENT = "start them with `gpumond run`, or set GPUMOND_AGENT=1 in their environment; only then can they be flushed"
@@ -35,13 +35,11 @@ async def examine(
 
     async def one(machine: Machine) -> tuple[MachineStatus | None, list[FleetFinding]]:
         try:
-            frame = await client.get(machine, FRAME)
+            frame = await client.frame(machine)
             state = of_frame(machine, frame)
             return state, [*_of_status(state), *_of_frame(machine, frame)]
         except DaemonError as error:
             return None, [FleetFinding(machine.name, "bad", str(error), machine.url, NO_ANSWER)]
-        except (KeyError, TypeError, AttributeError):
-            return None, [FleetFinding(machine.name, "bad", MALFORMED, machine.url, NO_ANSWER)]
 
     answers = await run_each(machines, one, parallel, done)
     found = [finding for _, own in answers for finding in own]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ from gpumond.fleet.connection import Client, run_each
 from gpumond.fleet.prometheus import Prometheus
 from gpumond.fleet.query import SCRAPES, Named, data_seconds, named
 from gpumond.fleet.selection import Criteria, PlannedFlush, select
-from gpumond.fleet.status import FRAME
 from gpumond.fleet.waves import ProcessResult, Result, result_of
 from gpumond.model.pools import ENGINE_STEP
+from gpumond.top.frame import receipts_of
 
 FLUSHES = "/api/v1/flushes"
 MARGIN_SECONDS = 15.0
@@ -87,7 +88,7 @@ async def plan(
     async def one(item: tuple[Machine, Mapping[int, Named] | None]) -> list[PlannedFlush] | Missing:
         machine, own = item
         try:
-            return select(machine, await client.get(machine, FRAME), criteria, own)
+            return select(machine, await client.frame(machine), criteria, own)
         except DaemonError as error:
             return Missing(machine.name, machine.url, str(error))
 
@@ -141,11 +142,9 @@ async def _flush(
         answer = await client.post(
             planned.machine, FLUSHES, request(planned, options), on_machine * each_seconds + client.timeout_seconds
         )
-        return result_of(planned, wave, answer["receipts"])
+        return result_of(planned, wave, receipts_of(answer))
     except DaemonError as error:
         return _rejected(planned, wave, error)
-    except (KeyError, TypeError, AttributeError, ValueError):
-        return ProcessResult(planned=planned, result="failed", wave=wave, reason="its answer contains no receipts")
     finally:
         done()
 
@@ -166,11 +165,9 @@ def request(planned: PlannedFlush, options: FlushOptions) -> dict[str, Any]:
 
 
 def _rejected(planned: PlannedFlush, wave: int, error: DaemonError) -> ProcessResult:
-    try:
+    with suppress(DaemonError):
         if error.problem.get("receipts"):  # a 504: a program did not answer in time
-            return result_of(planned, wave, error.problem["receipts"], str(error))
-    except (KeyError, TypeError, AttributeError, ValueError):
-        pass
+            return result_of(planned, wave, receipts_of(error.problem), str(error))
     gone = error.status == 404 and not planned.engine
     reason = "the process has ended, or has no agent any more" if gone else str(error)
     result: Result = "refused" if error.status in REFUSALS else "failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpumond.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.fleet.connection import decoded, may_receive_token, send
+from gpumond.fleet.connection import decoded_answer, send
+from gpumond.fleet.http import is_proven, may_receive_token
 
 Point = tuple[float, float]
 """Unix time and value."""
@@ -31,6 +33,10 @@ class Prometheus:
     trust: ssl.SSLContext
     token: str | None = field(default=None, repr=False)
     timeout_seconds: float = 30.0
+
+    async def proven(self) -> bool:
+        """Return whether the server is verified, by TLS or by the kernel."""
+        return await asyncio.to_thread(is_proven, self.url, self.timeout_seconds)
 
     async def targets(self) -> Sequence[Mapping[str, Any]]:
         """Return the active targets. Raises DiscoveryError."""
@@ -77,7 +83,9 @@ class Prometheus:
             headers["Authorization"] = f"Bearer {self.token}"
         try:
             url = self.url.rstrip("/") + path
-            answer = decoded(await send(url, method, "", form, headers, self.trust, self.timeout_seconds))
+            answer: Any = await decoded_answer(
+                await send(url, method, "", form, headers, self.trust, self.timeout_seconds)
+            )
         except DaemonError as error:
             kind = ConfigError if error.status in (400, 422) else DiscoveryError  # the expression is not valid
             raise kind(f"{self.url}: {error}") from None

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gpumond.errors import DaemonError
 from gpumond.fleet import Machine
 from gpumond.fleet.query import Named
-from gpumond.fleet.status import MALFORMED
 from gpumond.model.process import TICKS_PER_SECOND
 from gpumond.model.units import human
+from gpumond.top.frame import frame_of
 
 Key = tuple[int, int | None]
 """Pid and start of a process."""
@@ -58,22 +57,21 @@ class PlannedFlush:
     refusal: str = ""
 
 
-def select(machine: Machine, frame: Any, criteria: Criteria, named: Mapping[int, Named] | None) -> list[PlannedFlush]:
-    """Return what matches on a machine. Raises DaemonError if ``frame`` is not a frame.
+def select(
+    machine: Machine, answer: object, criteria: Criteria, named: Mapping[int, Named] | None
+) -> list[PlannedFlush]:
+    """Return what matches on a machine. Raises DaemonError if ``answer`` is not a frame.
 
     ``named``: the processes that a query names; None without a query.
     """
-    try:
-        processes: dict[int, _Process] = {}
-        for each in _processes(frame):
-            if each.report or each.pid not in processes:
-                processes[each.pid] = each
-        if criteria.engines:
-            engines = frame["snapshot"].get("engines", ())
-            return [*_select_engines(machine, engines, processes, criteria, named)]
-        return [*_select(machine, processes, criteria, named)]
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise DaemonError(MALFORMED) from None
+    frame = frame_of(answer)
+    processes: dict[int, _Process] = {}
+    for each in _processes(frame):
+        if each.report or each.pid not in processes:
+            processes[each.pid] = each
+    if criteria.engines:
+        return [*_select_engines(machine, frame["snapshot"]["engines"], processes, criteria, named)]
+    return [*_select(machine, processes, criteria, named)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +198,7 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
     if not engine["up"]:
         return f"it does not answer: {engine['problem']}"
     if criteria.wake:
-        return "it does not sleep" if engine["asleep"] is False else ""
+        return "it does not sleep" if engine["asleep"] is False and not engine.get("paused") else ""
     if not engine["levers"]:
         return "its declaration does not allow it; add allow: [engine]"
     if engine["asleep"]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpumond.errors import DaemonError
 from gpumond.fleet import Machine
 from gpumond.fleet.connection import Client, run_each
-
-FRAME = "/api/v1/frame"
-MALFORMED = "its answer is not that of a gpumond daemon of a compatible version"
+from gpumond.top.frame import frame_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +43,16 @@ async def statuses(
 
     async def one(machine: Machine) -> MachineStatus:
         try:
-            return of_frame(machine, await client.get(machine, FRAME))
+            return of_frame(machine, await client.frame(machine))
         except DaemonError as error:
             return MachineStatus(machine=machine.name, url=machine.url, problem=str(error))
 
     return await run_each(machines, one, parallel, done)
 
 
-def of_frame(machine: Machine, frame: Any) -> MachineStatus:
+def of_frame(machine: Machine, answer: object) -> MachineStatus:
     """Return the state that a frame describes. Raises DaemonError if it is not a frame."""
-    try:
-        return _of_frame(machine, frame)
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise DaemonError(MALFORMED) from None
-
-
-def _of_frame(machine: Machine, frame: Mapping[str, Any]) -> MachineStatus:
+    frame = frame_of(answer)
     snapshot, devices = frame["snapshot"], frame["snapshot"]["devices"]
     source = snapshot["source"]
     reports = {(report["pid"], report["start_ticks"]): report for report in snapshot["reports"]}
@@ -77,7 +68,7 @@ def _of_frame(machine: Machine, frame: Mapping[str, Any]) -> MachineStatus:
     return MachineStatus(
         machine=machine.name,
         url=machine.url,
-        version=str(frame["version"]),
+        version=_version(str(frame["version"]), frame.get("revision")),
         driver_version=source["driver_version"],
         devices=len(devices),
         devices_up=sum(bool(device["up"]) for device in devices),
@@ -89,6 +80,14 @@ def _of_frame(machine: Machine, frame: Mapping[str, Any]) -> MachineStatus:
         faults=dict(faults),
         alerts=dict(Counter(str(alert["rule"]) for alert in frame["alerts"] if alert["phase"] == "firing")),
     )
+
+
+def _version(version: str, revision: object) -> str:
+    """Return the version with the beginning of the commit, if the daemon knows it."""
+    if not isinstance(revision, str) or not revision:
+        return version
+    commit, *modified = revision.split("-", 1)
+    return f"{version}+{'-'.join([commit[:9], *modified])}"
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:

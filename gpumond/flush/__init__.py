@@ -39,7 +39,7 @@ from gpumond.host.event_loop import in_slices
 from gpumond.host.peer_credentials import Identity
 from gpumond.model.cooperative import Steps
 from gpumond.model.engines import EngineReading
-from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, Outcome, Receipt, ordered_steps as ordered_steps
+from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, SUSPENDED, Outcome, Receipt, ordered_steps as ordered_steps
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, Reading
 from gpumond.model.units import human
@@ -150,7 +150,9 @@ class Flusher:
         clock: Callable[[], float] = time.monotonic,
         engines: EngineAccess | None = None,
         engine_timing: Timing = Timing(),
+        keep: Callable[[Receipt], Awaitable[None]] | None = None,
     ) -> None:
+        """``keep`` stores the receipt of a serving engine that was returned to service after its flush."""
         self.receipts: deque[Receipt] = deque(maxlen=RECEIPTS_KEPT)
         self._agents, self._read_driver, self._done, self._clock = agents, read_driver, done, clock
         self.cooldown_seconds, self._settle_seconds = cooldown_seconds, settle_seconds
@@ -158,7 +160,27 @@ class Flusher:
         self._flushed_at: dict[Identity, float] = {}
         self._locks = Locks(neighbour_seconds)
         self._plans = Plans()
-        self._engines = EngineFlusher(engines, read_driver, lambda: self.receipts, engine_timing) if engines else None
+        self._keep = keep
+        self._engines: EngineFlusher | None = None
+        if engines:
+            self._engines = EngineFlusher(
+                engines, read_driver, lambda: self.receipts, engine_timing, returned=self._returned
+            )
+
+    def resume(self) -> None:
+        """Continue to return serving engines to service, as the previous daemon did."""
+        if self._engines:
+            self._engines.resume()
+
+    async def close(self) -> None:
+        if self._engines:
+            await self._engines.close()
+
+    async def _returned(self, receipt: Receipt) -> None:
+        self.receipts.append(receipt)
+        self._done(receipt)
+        if self._keep is not None:
+            await self._keep(receipt)
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         """Flush and return when all is finished. Raises NoSuchTarget, AlreadyUnderWay or CoolingDown if nothing
@@ -223,6 +245,7 @@ class Flusher:
         own = EngineRequest(
             name=name,
             requested_by=requested_by,
+            uid=request.target.uid,
             dry_run=request.dry_run,
             force=request.force,
             wake=request.wake,
@@ -261,6 +284,9 @@ class Flusher:
     async def _process(
         self, report: AgentReport, request: FlushRequest, requested_by: str, promises: Promises
     ) -> list[Receipt]:
+        if report.suspended:
+            self._finish(report, request)
+            return [empty_receipt(report, "deferred", SUSPENDED, requested_by, time.time())]
         receipts: list[Receipt] = []
         functions = ("",) if "hooks" in request.steps else ()  # the program's own, if it has no pool
         for allocator in dict.fromkeys(pool.allocator for pool in report.pools) or functions:
@@ -300,6 +326,9 @@ class Flusher:
             if result is None and not request.dry_run:
                 self._locks.unanswered(report)
         if result is None:
+            now = self._agents.report(identity)
+            if now is not None and now.suspended:
+                return [receipt("deferred", SUSPENDED)]
             return [
                 receipt("timeout", f"the agent did not answer within {request.timeout_seconds:g} s, or disconnected")
             ]

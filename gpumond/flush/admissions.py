@@ -8,14 +8,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from gpumond.engine.admission import Decision, Grant, Plan, Queue, WaitingRequest, available_bytes, decide, plan
+from gpumond.engine.admission import (
+    Decision,
+    Grant,
+    Plan,
+    Queue,
+    WaitingRequest,
+    available_bytes,
+    decide,
+    in_turn,
+    plan,
+)
 from gpumond.engine.rooms import Lending, Started, allocated, rooms
 from gpumond.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.flush import FlushOutcome, FlushRequest, Target
+from gpumond.host.users import counted_name
 from gpumond.model.persisted import KeptAdmission
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import DeviceReading, Snapshot
@@ -29,6 +40,10 @@ GRANT_SECONDS = 120.0
 """Time to allocate the memory, for a program whose process is unknown."""
 PROCESS_GRANT_SECONDS = 600.0
 """The same for a known process. The end of the process ends its grant."""
+LEAST_GRANT_SECONDS = 10.0
+"""A grant that its program does not use halves the time of the user's next ones, down to this."""
+HOLD_SECONDS = 120.0
+"""Time for which a request keeps those of other users back, while flushes or the end of grants make room for it."""
 PER_OWNER, IN_TOTAL = 16, 256
 """Limits of requests, granted ones included."""
 PAUSE_SECONDS = 5.0
@@ -55,7 +70,7 @@ class PlannedFlush:
 class Admission:
     """State of a request for device memory.
 
-    `ahead`: requests for the device that came before. `available_bytes`: free memory that no earlier request and no
+    `ahead`: requests for the device whose turn is before. `available_bytes`: free memory that no earlier request and no
     reserve claims; null if unknown, negative if they claim more. `plan`: the flushes after which the request fits;
     `missing_bytes`: what is missing even then.
     """
@@ -79,6 +94,8 @@ class _Entry:
     device_index: int
     leased_until: float
     granted: bool = False
+    held_from: float | None = None
+    """Time from which it has kept others back."""
 
 
 @dataclass(slots=True)
@@ -120,6 +137,8 @@ class Admissions:
         self._entries: dict[str, _Entry] = {}
         self._pauses: dict[str, _Pause] = {}
         self._lent_to: dict[str, str] = {}
+        self._unused: dict[str, tuple[int, int]] = {}
+        """By user: the number of grants that lapsed unused since one was used, and the largest of them in bytes."""
         self._flushing: dict[str, asyncio.Task[None]] = {}
         self._decision = Decision(Queue())
 
@@ -136,6 +155,7 @@ class Admissions:
                 need_bytes=each.need_bytes,
                 grant_seconds=each.grant_seconds,
                 uid=each.uid,
+                user=counted_name(each.owner),
             )
             entries[each.id] = _Entry(
                 owner=each.owner,
@@ -147,7 +167,7 @@ class Admissions:
             )
             if each.deadline is not None:  # of another clock, if the machine was started again
                 deadline = min(each.deadline, now + each.grant_seconds)
-                grants.append(Grant(each.id, each.device_uuid, each.need_bytes, deadline))
+                grants.append(Grant(each.id, each.device_uuid, each.need_bytes, deadline, request.user))
         waiting = tuple(entry.request for entry in entries.values() if not entry.granted)
         self._entries = entries | self._entries
         self._queue = Queue((*waiting, *self._queue.waiting), (*grants, *self._queue.grants))
@@ -201,7 +221,8 @@ class Admissions:
         program; one of another user is ignored, since a client may have stated any.
         """
         self._expire()
-        own = sum(entry.owner == owner for entry in self._entries.values())
+        user = counted_name(owner)
+        own = sum(entry.request.user == user for entry in self._entries.values())
         if own >= PER_OWNER or len(self._entries) >= IN_TOTAL:
             limit = f"{PER_OWNER} requests of one user" if own >= PER_OWNER else f"{IN_TOTAL} requests"
             raise TooManyAdmissions(f"the limit of {limit} for memory is reached; wait until a program has started")
@@ -212,8 +233,9 @@ class Admissions:
             id=name,
             device_uuid=device.uuid,
             need_bytes=need_bytes,
-            grant_seconds=PROCESS_GRANT_SECONDS if process else GRANT_SECONDS,
+            grant_seconds=self._grant_seconds(user, PROCESS_GRANT_SECONDS if process else GRANT_SECONDS),
             uid=uid if self._lending() == "user" else None,
+            user=user,
         )
         started = Started(process, owner_uid, device.uuid, need_bytes)
         leased_until = now + LEASE_SECONDS
@@ -252,7 +274,8 @@ class Admissions:
             short = {self._device_of(key) for key in self._decision.plans}
             self._pauses = {device: pause for device, pause in self._pauses.items() if device in short}
             for key, found in self._decision.plans.items():
-                if found.flushes and (key not in self._entries or not found.missing_bytes):
+                own = key in self._entries
+                if found.flushes and (not own or (key in self._decision.holders and not found.missing_bytes)):
                     self._lend(key, found)
         else:
             self._pauses.clear()
@@ -272,14 +295,32 @@ class Admissions:
         concerned = {request.device_uuid for request in self._queue.waiting} | snapshot.unused_reserves.keys()
         devices = [device for device in snapshot.devices if device.uuid in concerned]
         own_rooms = rooms(snapshot, started, self._lending(), devices)
-        held = allocated(snapshot, started)
-        self._decision = decide(self._queue, own_rooms, held, ended, self._clock())
+        held, now = allocated(snapshot, started), self._clock()
+        self._count_unused(held, now)
+        times = {name: entry.held_from for name, entry in self._entries.items() if entry.held_from is not None}
+        passed = {name for name, since in times.items() if now - since >= HOLD_SECONDS}
+        self._decision = decide(self._queue, own_rooms, held, ended, now, passed)
         self._queue = self._decision.queue
+        for name in self._decision.holders:
+            self._entries[name].held_from = times.get(name, now)
         for request in self._decision.granted:
             self._entries[request.id].granted = True
         current = {grant.id for grant in self._queue.grants}
         for name in [name for name, entry in self._entries.items() if entry.granted and name not in current]:
             del self._entries[name]
+
+    def _grant_seconds(self, user: str, seconds: float) -> float:
+        times, _ = self._unused.get(user, (0, 0))
+        return max(LEAST_GRANT_SECONDS, seconds / 2.0 ** min(times, 10))
+
+    def _count_unused(self, held: Mapping[str, int], now: float) -> None:
+        """Note which grants were used, and which have lapsed with less than half of their memory allocated."""
+        for grant in self._queue.grants:
+            times, largest = self._unused.get(grant.user, (0, 0))
+            if held.get(grant.id, 0) >= grant.need_bytes >= largest:
+                self._unused.pop(grant.user, None)
+            elif now >= grant.deadline and 2 * held.get(grant.id, 0) < grant.need_bytes:
+                self._unused[grant.user] = times + 1, max(largest, grant.need_bytes)
 
     def _is_alive(self, process: ProcessKey) -> bool:
         found = self._find(process.pid)
@@ -318,18 +359,14 @@ class Admissions:
             return Plan(None)
         started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
         (room,) = rooms(snapshot, started, self._lending(), (device,))
-        available = available_bytes(room, self._queue.grants, allocated(snapshot, started))
+        users = {each.user for each in self._queue.waiting if each.device_uuid == device.uuid}
+        available = available_bytes(room, self._queue.grants, allocated(snapshot, started), request.user, users)
         claimed = sum(each.need_bytes for each in ahead)
         return plan(room, request, None if available is None else available - claimed)
 
     def _ahead(self, name: str, device: str) -> list[WaitingRequest]:
-        ahead: list[WaitingRequest] = []
-        for each in self._queue.waiting:
-            if each.id == name:
-                break
-            if each.device_uuid == device:
-                ahead.append(each)
-        return ahead
+        order = in_turn(self._queue.waiting, self._queue.grants, device)
+        return order[: [each.id for each in order].index(name)]
 
     def _lend(self, key: str, found: Plan) -> None:
         device, now = self._device_of(key), self._clock()

@@ -2,24 +2,27 @@
 
 The engine's answer is not the proof: most engines answer before anything is free, and some if nothing will be. The
 receipt states what the driver counts for the engine's processes before and after. Nothing is sent unless all checks
-pass, and no call is repeated after a timeout.
+pass, and no release is repeated after a timeout. A release that takes the server out of service and returns nothing is
+undone until the server serves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpumond.engines import spec_of
 from gpumond.engines.ownership import Owned
 from gpumond.engines.spec import Declaration, Dialogue, Lever, T
-from gpumond.errors import EngineError, EngineTimeout
+from gpumond.errors import EngineError, EngineRejected, EngineTimeout
 from gpumond.flush import engine_checks as checks
 from gpumond.flush.engine_checks import EngineMemory
 from gpumond.flush.receipts import receipt_without_bytes
+from gpumond.host.event_loop import cancelled
 from gpumond.host.processes import process_start
 from gpumond.model.engines import EngineReading, EngineState
 from gpumond.model.pools import ENGINE_STEP, Expected, Held, Outcome, Receipt, StepResult
@@ -27,11 +30,15 @@ from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Reading
 from gpumond.model.units import human
 
+log = logging.getLogger(__name__)
+
 FAILED_SETTLE_SECONDS = 5.0
 WAKE_SECONDS = 300.0
 """Limit of a wake, which may load a model from disk."""
 
 ENDED_STATES = ("Z", "X")
+KV_CACHE = "kv_cache"
+"""The lever that drops what no other lever moves to the host."""
 
 
 class EngineAccess(Protocol):
@@ -43,25 +50,33 @@ class EngineAccess(Protocol):
     async def owned(self, name: str, candidates: Iterable[ProcessKey]) -> Owned: ...
     async def carry_out(self, name: str, dialogue: Dialogue[T], seconds: float) -> T: ...
     async def host_memory(self, processes: Iterable[ProcessKey]) -> int | None: ...
+    def returning(self, name: str, since: float | None, problem: str = "") -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """``reads`` are spread over ``idle_seconds``. ``settle_seconds`` limits each lever's own time."""
+    """``reads`` are spread over ``idle_seconds``. ``settle_seconds`` limits each lever's own time. A server is returned
+    to service after the pauses ``return_seconds``, the last of which is repeated.
+    """
 
     reads: int = 3
     idle_seconds: float = 10.0
     poll_seconds: float = 0.25
     stable_seconds: float = 1.0
     settle_seconds: float = 60.0
+    return_seconds: tuple[float, ...] = (2.0, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """A flush of one engine. ``timeout_seconds`` limits the release; a lever that takes longer has its own limit."""
+    """A flush of one engine. ``timeout_seconds`` limits the release; a lever that takes longer has its own limit.
+
+    ``uid``: the engine is that of another user's request unless its listener belongs to this user.
+    """
 
     name: str
     requested_by: str
+    uid: int | None = None
     dry_run: bool = False
     force: bool = False
     wake: bool = False
@@ -87,12 +102,25 @@ class EngineFlusher:
         receipts: Callable[[], Iterable[Receipt]],
         timing: Timing = Timing(),
         proc: str = "/proc",
+        returned: Callable[[Receipt], Awaitable[None]] | None = None,
     ) -> None:
-        self.engines = engines
+        self.engines, self._returned = engines, returned
         self._read_driver, self._receipts, self._timing, self._proc = read_driver, receipts, timing, proc
         self._under_way: dict[str, frozenset[ProcessKey]] = {}
         self._unanswered: dict[str, frozenset[ProcessKey]] = {}
         """By name: the listeners of an engine that did not answer its last release in time."""
+        self._returns: dict[str, asyncio.Task[None]] = {}
+        """By name: the return to service of an engine that does not serve yet."""
+
+    def resume(self) -> None:
+        """Continue to return servers to service, as the previous daemon did."""
+        for reading in self.engines.readings():
+            released = checks.outstanding(self._receipts(), reading.name)
+            if checks.useless(released):
+                self._begin_return(reading.name, released)
+
+    async def close(self) -> None:
+        await cancelled(self._returns.values())
 
     async def flush(self, request: EngineRequest) -> list[Receipt]:
         """Release the memory of one engine, or undo the last release, and return a receipt for each device."""
@@ -104,8 +132,7 @@ class EngineFlusher:
             lever = self._lever(engine, request.name)
             draft.lever = lever
             memory = await self._memory(request.name)
-            if memory.problem:
-                raise Refused(memory.problem)
+            _require(memory.problem or _foreign(request, memory))
             assert engine is not None
             with self._held(request, memory):
                 act = self._wake if request.wake else self._release
@@ -134,6 +161,8 @@ class EngineFlusher:
             return _Entry({}, request.name, own)
         if request.name in self._under_way or any(own & other for other in self._under_way.values()):
             raise Refused("another flush of it is in progress; wait for its receipt")
+        if request.name in self._returns and not request.wake:
+            raise Refused("gpumond returns it to service after its last release, and repeats this until it serves")
         if self._unanswered.get(request.name) == memory.listeners and not (request.force or request.wake):
             raise Refused("its last release did not answer, and may still run; read its state, then use --force")
         self._unanswered.pop(request.name, None)
@@ -146,30 +175,36 @@ class EngineFlusher:
         if not before.processes:
             raise Refused("no process of its server is on a device: it has loaded nothing, or the address is a proxy's")
         states = [await self.engines.read(name)]
-        if states[0].asleep:
+        if states[0].asleep and not lever.ends_holder:  # a process that sleeps keeps its context
             raise Refused("it sleeps already", "nothing")
+        if states[0].paused:
+            raise Refused("it is paused, and not by gpumond: resume it first")
         if not before.total:
             raise Refused("the driver counts no memory for it", "nothing")
         expected = lever.estimate(engine, states[0], before.total)
+        if not expected.likely:
+            likely = min(expected.high, checks.last_released(self._receipts(), name, lever.name))
+            expected = replace(expected, likely=likely)
         draft.expected = expected
         if expected.high < request.min_reclaimable_bytes:
             least = human(request.min_reclaimable_bytes)
             raise Refused(f"{human(expected.high)} is reclaimable, less than the {least} asked for", "nothing")
-        _require(checks.obstacle(lever, states))
+        fresh, uses = before, [before.use_ratio]
+        _require(checks.obstacle(lever, states, uses))
         if lever.check is not None:
             _require(await self.engines.carry_out(name, lever.check(engine, states[0]), lever.call_seconds))
-        _require(checks.memory_obstacle(lever, expected, await self.engines.host_memory(before.processes)))
+        dropped = checks.last_released(self._receipts(), name, KV_CACHE)
+        available = await self.engines.host_memory(before.processes)
+        _require(checks.memory_obstacle(lever, max(0, expected.high - dropped), available))
         if request.dry_run:
             return draft.receipts(before, None, "planned", "")
         for _ in range(self._timing.reads - 1):
             await asyncio.sleep(self._timing.idle_seconds / (self._timing.reads - 1))
+            fresh = await self._memory(name)
+            uses.append(fresh.use_ratio)
+            _require(checks.replaced(before, fresh) or _foreign(request, fresh))
             states.append(await self.engines.read(name))
-            _require(checks.obstacle(lever, states))
-        fresh = await self._memory(name)
-        if fresh.listeners != before.listeners:
-            raise Refused("its server was replaced during the check")
-        states.append(await self.engines.read(name))
-        _require(checks.obstacle(lever, states))
+            _require(checks.obstacle(lever, states, uses))
         began = time.monotonic()
         error: EngineError | None = None
         try:
@@ -182,7 +217,12 @@ class EngineFlusher:
         if outcome == "timeout" or isinstance(error, EngineTimeout):
             self._unanswered[name] = fresh.listeners
         step = StepResult(ENGINE_STEP, max(0, fresh.total - after.total), time.monotonic() - began, lever.name)
-        return draft.receipts(fresh, after, outcome, reason, step)
+        receipts = draft.receipts(fresh, after, outcome, reason, step)
+        if lever.stops_service and lever.undo and engine.wake and checks.useless(receipts):
+            self._begin_return(name, receipts)
+            note = "gpumond returns it to service"
+            receipts = [replace(each, reason="; ".join(filter(None, (each.reason, note)))) for each in receipts]
+        return receipts
 
     async def _settled(
         self, name: str, lever: Lever, before: EngineMemory, expected: Expected, error: EngineError | None
@@ -213,37 +253,107 @@ class EngineFlusher:
     async def _wake(
         self, engine: Declaration, lever: Lever, request: EngineRequest, before: EngineMemory, draft: _Draft
     ) -> list[Receipt]:
-        released = checks.outstanding(self._receipts(), engine.name, before.listener)
-        if not released:
+        released = checks.outstanding(self._receipts(), engine.name)
+        if not released or _listener_of(released) != before.listener:
             raise Refused("gpumond has released nothing of it that is not back already", "nothing")
-        used = next((each for each in spec_of(engine.kind).levers if each.name == released[0].lever), lever)
+        used = _used(engine, released) or lever
+        if all(receipt.outcome == "refused" for receipt in released) and not used.stops_service:
+            raise Refused("gpumond has released nothing of it that is not back already", "nothing")
         if used.undo is None or not engine.wake:
             raise Refused(f"it is not woken: {used.serves_again if engine.wake else 'its declaration has wake: false'}")
-        _require(checks.shortage(released, before.free))
+        needed = checks.missing(released, before.used)
+        _require(checks.shortage(needed, before.free))
         draft.lever, draft.models = used, released[0].models
         if request.dry_run:
-            needed = sum(receipt.released_bytes for receipt in released)
-            return [draft.receipt(before, "planned", f"it would take {human(needed)} again")]
-        limit = max(WAKE_SECONDS, request.timeout_seconds)
+            return [draft.receipt(before, "planned", f"it would take {human(sum(needed.values()))} again")]
+        if task := self._returns.get(engine.name):
+            await cancelled([task])
         began = time.monotonic()
+        problem: EngineError | None = None
         try:
-            await self.engines.carry_out(engine.name, used.undo(engine, released[0].models), limit)
-        except EngineTimeout as error:
-            return [
-                draft.receipt(before, "timeout", f"{error}; the call may still be in progress, and is not repeated")
-            ]
+            await self._undo(engine, used, released, max(WAKE_SECONDS, request.timeout_seconds))
         except EngineError as error:
-            return [draft.receipt(before, "failed", str(error))]
-        needed = sum(receipt.released_bytes for receipt in released)
+            problem = error
+        if await self._server_ended(before, problem):
+            return [draft.receipt(before, "failed", "the server ended after the call; see its log")]
+        if problem is not None:
+            outcome: Outcome = "timeout" if isinstance(problem, EngineTimeout) else "failed"
+            note = "the call may still be in progress" if outcome == "timeout" else ""
+            if used.stops_service:
+                self._begin_return(engine.name, released)
+                note = "gpumond repeats it until the server serves"
+            return [draft.receipt(before, outcome, "; ".join(filter(None, (str(problem), note))))]
+        enough = checks.FREED_RATIO * sum(needed.values())
         end = time.monotonic() + min(used.settle_seconds, self._timing.settle_seconds)
         more = (await self._memory(engine.name)).total - before.total
-        while more < checks.FREED_RATIO * needed and time.monotonic() < end:
+        while more < enough and time.monotonic() < end:
             await asyncio.sleep(self._timing.poll_seconds)
             more = (await self._memory(engine.name)).total - before.total
-        outcome: Outcome = "woken" if more >= checks.FREED_RATIO * needed else "nothing"
-        step = StepResult("wake", 0, time.monotonic() - began, used.name)
-        reason = f"the driver counts {human(max(0, more))} more of {human(needed)} released"
-        return [replace(draft.receipt(before, outcome, reason), steps=(step,))]
+        outcome = "woken" if more >= enough or used.stops_service else "nothing"
+        return [draft.woken(before, outcome, used, more, sum(needed.values()), time.monotonic() - began)]
+
+    async def _server_ended(self, before: EngineMemory, problem: EngineError | None) -> bool:
+        """Return whether the server has ended. The kernel closes a process's connections before it reports the end."""
+        lost = problem is not None and not isinstance(problem, (EngineRejected, EngineTimeout))
+        end = time.monotonic() + (min(self._timing.settle_seconds, FAILED_SETTLE_SECONDS) if lost else 0)
+        while not (ended := before.listeners <= self._ended(before)) and time.monotonic() < end:
+            await asyncio.sleep(self._timing.poll_seconds)
+        return ended
+
+    async def _undo(self, engine: Declaration, lever: Lever, released: Sequence[Receipt], seconds: float) -> None:
+        """Undo a release. Raises EngineError, also if the server does not serve afterwards."""
+        assert lever.undo is not None
+        models = released[0].models
+        await self.engines.carry_out(engine.name, lever.undo(engine, models), seconds)
+        if lever.stops_service and not lever.serves(await self.engines.read(engine.name), models):
+            raise EngineError("it answered, and does not serve yet")
+
+    def _begin_return(self, name: str, released: Sequence[Receipt]) -> None:
+        """Return a server to service in the background, unless this is in progress."""
+        if name not in self._returns:
+            self._returns[name] = task = asyncio.ensure_future(self._return(name, released))
+            task.add_done_callback(lambda done: self._returned_to_service(name, done))
+
+    def _returned_to_service(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._returns[name]
+        self.engines.returning(name, None)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("engine %s: its return to service failed", name, exc_info=error)
+
+    async def _return(self, name: str, released: Sequence[Receipt]) -> None:
+        """Undo a release until the server serves, or has ended. No undo is sent to one that serves."""
+        began, pauses, problem = time.monotonic(), list(self._timing.return_seconds), ""
+        self.engines.returning(name, began)
+        while (engine := self.engines.declaration(name)) and (lever := _used(engine, released)):
+            if lever.undo is None or not engine.wake or not self._is_alive(_listener_of(released)):
+                return
+            try:
+                memory = await self._memory(name)
+                _require(memory.problem)
+                if memory.listener != _listener_of(released):
+                    raise Refused("another process listens at its address")
+                serves = lever.serves(await self.engines.read(name), released[0].models)
+                if not serves:
+                    needed = checks.missing(released, memory.used)
+                    _require(checks.shortage(needed, memory.free))
+                    await self._undo(engine, lever, released, WAKE_SECONDS)
+                after = await self._memory(name)
+                self._unanswered.pop(name, None)
+                log.info("engine %s serves again", name)
+                if self._returned is not None:
+                    request = EngineRequest(name=name, requested_by=released[0].requested_by, wake=True)
+                    draft = _Draft(request, engine, time.time(), None)
+                    draft.lever, draft.models = lever, released[0].models
+                    missing = sum(checks.missing(released, after.used).values())
+                    seconds, more = time.monotonic() - began, max(0, after.total - memory.total)
+                    await self._returned(draft.woken(after, "woken", lever, more, more + missing, seconds))
+                return
+            except (EngineError, Refused) as failure:
+                if str(failure) != problem:
+                    log.warning("engine %s does not serve after its release: %s", name, failure)
+                problem = str(failure)
+                self.engines.returning(name, began, problem)
+            await asyncio.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
 
     async def _memory(self, name: str, known: EngineMemory | None = None) -> EngineMemory:
         """Return the engine's processes and the driver's counts. ``known``: processes that are counted in any case."""
@@ -252,10 +362,12 @@ class EngineFlusher:
         found = await self.engines.owned(name, {key for device in devices for key in device.processes_by_key})
         processes = found.processes | (known.processes if known else frozenset())
         used: dict[str, int] = {}
+        listed = []
         for device in devices:
             if known and device.uuid in known.used:
                 used[device.uuid] = 0
             for key, process in device.processes_by_key.items():
+                listed += [process] if key in processes else []
                 if key in processes and process.used_bytes is not None:
                     used[device.uuid] = used.get(device.uuid, 0) + process.used_bytes
         problem = found.problem or ("" if devices else "the driver does not answer")
@@ -264,6 +376,8 @@ class EngineFlusher:
             processes=processes,
             used=used,
             free={device.uuid: device.free_bytes for device in devices if device.free_bytes is not None},
+            uid=found.uid,
+            use_ratio=checks.use_of(listed),
             problem=problem,
         )
 
@@ -279,6 +393,24 @@ class EngineFlusher:
 def _require(reason: str) -> None:
     if reason:
         raise Refused(reason)
+
+
+def _foreign(request: EngineRequest, memory: EngineMemory) -> str:
+    """Return the reason why the engine is not that of the request's user; empty if it is."""
+    if request.uid in (None, memory.uid):
+        return ""
+    return f"its listener does not belong to uid {request.uid}"
+
+
+def _listener_of(released: Sequence[Receipt]) -> ProcessKey:
+    return ProcessKey(released[0].pid, released[0].start_ticks)
+
+
+def _used(engine: Declaration, released: Sequence[Receipt]) -> Lever | None:
+    """Return the lever of a release, which the declaration may not name any more."""
+    spec = spec_of(engine.kind)
+    named = next((each for each in spec.levers if each.name == released[0].lever), None)
+    return named or spec.lever(engine)
 
 
 class _Entry:
@@ -318,6 +450,17 @@ class _Draft:
             models=self.models,
             wake=lever.serves_again.replace("NAME", name) if lever else "",
             wake_seconds=self._wake_seconds,
+        )
+
+    def woken(
+        self, memory: EngineMemory, outcome: Outcome, lever: Lever, more: int, needed: int, seconds: float
+    ) -> Receipt:
+        """Return the receipt of a wake, after which the driver counts ``more`` of the ``needed`` bytes again."""
+        reason = f"the driver counts {human(max(0, more))} more of {human(needed)} released"
+        return replace(
+            self.receipt(memory, outcome, reason),
+            steps=(StepResult("wake", 0, seconds, lever.name),),
+            duration_seconds=seconds,
         )
 
     def receipts(

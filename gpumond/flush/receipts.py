@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpumond.model.pools import Expected, Held, Outcome, PoolUsage, Receipt
 from gpumond.model.process import ProcessKey
+from gpumond.model.remedies import CONDITIONS
 from gpumond.model.snapshot import AgentReport
 from gpumond.model.units import human
 from gpumond.protocol.messages import FlushResult, PoolChange
@@ -66,7 +67,8 @@ def of_reported(
 def had_effect(result: FlushResult) -> bool:
     """Return True if a flush changed anything, so that the cooldown starts."""
     return result.outcome in ("freed", "partial", "failed") or any(
-        change.after.held_bytes < change.before.held_bytes or change.after.live_bytes < change.before.live_bytes
+        change.after.held_bytes < change.before.held_bytes
+        or (change.after.live_bytes or 0) < (change.before.live_bytes or 0)
         for change in result.pools
     )
 
@@ -102,6 +104,8 @@ def verify(
     device = change.before.device_uuid
     stated = change.before.held_bytes - change.after.held_bytes
     driver_before, driver_after = before.used.get(device), after.used.get(device)
+    if change.before.managed:  # not part of the driver's count for the process
+        driver_before = driver_after = None
     driver_released = None if driver_before is None or driver_after is None else driver_before - driver_after
     raced = change.raced or (has_changed and driver_released not in (None, stated))
     outcome, reason = result.outcome, result.reason
@@ -112,6 +116,8 @@ def verify(
     elif outcome == "freed" and driver_released is not None and driver_released < released and not raced:
         counted = human(driver_released)
         outcome, reason = "partial", f"the driver counts only {counted} of {human(released)} as released"
+    if change.before.live_bytes is None:
+        reason = "; ".join(filter(None, (reason, CONDITIONS["live_unknown"])))
     planned = outcome == "planned"
     return replace(
         receipt,

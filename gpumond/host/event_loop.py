@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -52,3 +52,12 @@ async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             await asyncio.wait({task}, timeout=CANCEL_SECONDS)
         if not task.cancelled() and (error := task.exception()):
             log.error("a background task failed", exc_info=error)
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and wait for their end. Before Python 3.12, ``wait_for`` swallows a cancellation at times."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1.0)

@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import struct
+import time
 from dataclasses import dataclass
 
 from gpumond.host.processes import start_ticks
@@ -30,6 +31,8 @@ _SOCKET_ID = struct.Struct("!HH16s16sI8s")
 _OWNER = struct.Struct("=II")
 OWNER_OFFSET = 64
 """Offset of uid and inode in struct inet_diag_msg (linux/inet_diag.h)."""
+UNKNOWN_SECONDS = 0.5
+"""Time after which a connection whose other end the kernel does not find is not of this machine."""
 _connection_numbers = itertools.count(MAX_PID + 1 + int.from_bytes(os.urandom(4), "big") % (1 << 30))
 """Numbers of connections, which remain below 2**31."""
 
@@ -65,10 +68,32 @@ def peer_uid(peer: socket.socket) -> int:
     return uid
 
 
-def loopback_uid(connection: socket.socket) -> int | None:
-    """Return the uid that owns the other end of a local TCP connection, or None if the kernel does not report it.
+def listener_uid(connection: socket.socket, seconds: float) -> int | None:
+    """Return the uid of the server of a local TCP connection, or None if the kernel does not report it.
 
-    Requests that one socket from the kernel (sock_diag(7)), which takes 30 us regardless of the number of sockets.
+    The connection has no owner before the server has accepted it, which may take ``seconds``.
+    """
+    until, known_until = time.monotonic() + seconds, time.monotonic() + min(seconds, UNKNOWN_SECONDS)
+    while True:
+        owner, now = _owner(connection), time.monotonic()
+        if owner is not None and owner[1]:
+            return owner[0]
+        if now > until or (owner is None and now > known_until):
+            return None
+        time.sleep(0.005)
+
+
+def loopback_uid(connection: socket.socket) -> int | None:
+    """Return the uid that owns the other end of a local TCP connection, or None if the kernel does not report it."""
+    owner = _owner(connection)
+    return owner[0] if owner is not None and owner[1] else None
+
+
+def _owner(connection: socket.socket) -> tuple[int, int] | None:
+    """Return uid and inode of the other end of a local TCP connection, or None if the kernel does not report it.
+
+    A socket that its program has closed, or not accepted yet, has no inode, and is reported as root's. Requests that
+    one socket from the kernel (sock_diag(7)), which takes 30 us regardless of the number of sockets.
     """
     try:
         peer, own = connection.getpeername(), connection.getsockname()
@@ -88,7 +113,7 @@ def loopback_uid(connection: socket.socket) -> int | None:
     if _NETLINK_HEADER.unpack_from(answer)[1] != SOCK_DIAG_BY_FAMILY:
         return None
     uid, inode = _OWNER.unpack_from(answer, _NETLINK_HEADER.size + OWNER_OFFSET)
-    return int(uid) if inode else None  # a socket closed by its program has no inode, and is reported as root's
+    return int(uid), int(inode)
 
 
 def peer_pidfd(peer: socket.socket) -> int | None:

@@ -44,9 +44,59 @@ def bind_api_socket(own: Path, mode: int) -> socket.socket:
     return _bound(directory / API_SOCKET, mode, directory, OWN)
 
 
+class AgentSocket:
+    """The socket at ``path`` on which agents connect, as `bind_agent_socket` returns it.
+
+    ``problem``: why no agent can connect, or empty.
+    """
+
+    def __init__(self, path: Path, mode: int, own: Path | None = None) -> None:
+        self.listener = bind_agent_socket(path, mode, own)
+        self._path, self._mode, self._file = path, mode, _file(path)
+        self.problem = ""
+
+    def restored(self) -> bool:
+        """Return True if the file had been removed and ``listener`` is another one now."""
+        found = _file(self._path)
+        if found == self._file:
+            self.problem = ""
+            return False
+        if found is not None or systemd.listens():
+            self.problem = f"{self._path} was removed or replaced by another program"
+            return False
+        try:
+            prepare_directory(self._path.parent)
+            listener = _listening(self._path, self._mode, AGENTS)
+        except ConfigError as error:
+            self.problem = f"{self._path} was removed: {error}"
+            return False
+        self.listener.close()
+        self.listener, self._file, self.problem = listener, _file(self._path), ""
+        return True
+
+    def close(self) -> None:
+        """Close the socket, and remove its file if it is still its own. One of systemd remains."""
+        self.listener.close()
+        if _file(self._path) == self._file and not systemd.listens():
+            self._path.unlink(missing_ok=True)
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file, None if it does not exist."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def _bound(path: Path, mode: int, locks: Path, choice: str) -> socket.socket:
     _claim(locks / f"{path.name}.lock", path, choice)
     _remove_stale(path, choice)
+    return _listening(path, mode, choice)
+
+
+def _listening(path: Path, mode: int, choice: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     previous_umask = os.umask(0o177)
     try:
@@ -59,12 +109,6 @@ def _bound(path: Path, mode: int, locks: Path, choice: str) -> socket.socket:
     os.chmod(path, mode)
     listener.listen(BACKLOG)
     return listener
-
-
-def remove_agent_socket(path: Path) -> None:
-    """Remove the daemon's own socket. A socket of systemd remains, where agents wait for the next daemon."""
-    if not systemd.listens():
-        path.unlink(missing_ok=True)
 
 
 def prepare_directory(directory: Path, choice: str = AGENTS) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpumond.engines.poller import Engines
@@ -18,7 +19,7 @@ from gpumond.protocol.messages import FlushCommand, FlushResult
 from gpumond.sim.device import SimDevice
 from tests.engines.running import reading
 
-FAST = Timing(idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_seconds=3.0)
+FAST = Timing(idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_seconds=3.0, return_seconds=(0.1,))
 
 
 class NoAgents:
@@ -42,14 +43,25 @@ Scenario = Callable[["World"], Awaitable[Any]]
 class World:
     """The daemon's parts that flush one engine."""
 
-    def __init__(self, card: SimDevice, *declarations: Declaration, timing: Timing = FAST) -> None:
-        self.card = card
+    def __init__(
+        self, card: SimDevice, *declarations: Declaration, timing: Timing = FAST, use: float | None = 0.0
+    ) -> None:
+        """``use``: the driver's utilisation of the device by each process."""
+        self.card, self.use = card, use
+        self.kept: list[Receipt] = []
         self.engines = Engines()
         self.engines.configure(declarations)
-        self.flusher = Flusher(NoAgents(), self.read_driver, engines=self.engines, engine_timing=timing)
+        self.flusher = Flusher(
+            NoAgents(), self.read_driver, engines=self.engines, engine_timing=timing, keep=self._keep
+        )
+
+    async def _keep(self, receipt: Receipt) -> None:
+        self.kept.append(receipt)
 
     async def read_driver(self) -> Reading | None:
-        return reading(self.card)
+        (device,) = reading(self.card).devices
+        processes = tuple(replace(each, utilization_ratio=self.use) for each in device.processes or ())
+        return Reading(devices=(replace(device, processes=processes),))
 
     async def flush(self, name: str = "e", **fields: Any) -> Receipt:
         (receipt,) = await self.flush_all(name, **fields)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -25,13 +26,13 @@ from tests.engines.standin_kinds import A1111, ComfyUi, Generic, LmDeploy, SgLan
 
 
 class Ollama(Engine):
+    """Its list of models says nothing about requests; one that has ended extends the time of its model."""
+
     kind = "ollama"
 
     def start(self) -> None:
         self.runners = {"llama3:8b": Holder(self.card, 4 * GIB)}
-        self.expiry = 1
-        if "pinned" in self.faults:
-            self.expiry = -1
+        self.options = {"llama3:8b": {"num_ctx": 8192, "keep_alive": -1 if "pinned" in self.faults else 300}}
 
     def call(self, method: str, path: str, query: dict[str, str], body: Any) -> Response:
         if path == "/api/ps":
@@ -49,22 +50,27 @@ class Ollama(Engine):
             if "hang" in self.faults:
                 threading.Event().wait()
             return 200, {"done": True, "done_reason": "unload", "response": ""}
-        if path == "/api/generate":
-            self.expiry += 1
-            if body["model"] not in self.runners:
-                self.runners[body["model"]] = Holder(self.card, 4 * GIB)
+        if path == "/api/generate" and "embedding" in self.faults:
+            return 400, {"error": f'"{body["model"]}" does not support generate'}
+        if path in ("/api/generate", "/api/embed"):
+            name = body["model"]
+            options = {"num_ctx": body.get("options", {}).get("num_ctx", 4096)}
+            self.options[name] = options | {"keep_alive": body.get("keep_alive", 300)}
+            if name not in self.runners:
+                self.runners[name] = Holder(self.card, 4 * GIB)
             return 200, {"done": True, "done_reason": "load"}
         return 404, {}
 
     def listed(self, name: str) -> dict[str, Any]:
-        year = 2318 if self.expiry < 0 else 2026
+        options = self.options[name]
+        year = 2318 if options["keep_alive"] < 0 else 2000 if "expired" in self.faults else 2126
         return {
             "name": name,
             "model": name,
             "size": 5 * GIB,
             "size_vram": 4 * GIB,
-            "expires_at": f"{year}-11-22T10:00:{abs(self.expiry + self.completed):02}.5+01:00",
-            "context_length": 8192,
+            "expires_at": f"{year}-11-22T10:00:{self.completed:02}.512345678+01:00",
+            "context_length": options["num_ctx"],
         }
 
 
@@ -73,11 +79,15 @@ class LlamaRouter(Engine):
 
     def start(self) -> None:
         self.children = {"qwen": Holder(self.card, 4 * GIB)}
-        self.status = {"qwen": "loading" if "loading" in self.faults else "loaded", "other": "unloaded"}
+        status = next((name for name in ("loading", "sleeping") if name in self.faults), "loaded")
+        self.status = {"qwen": status, "other": "unloaded"}
 
     def call(self, method: str, path: str, query: dict[str, str], body: Any) -> Response:
         if path == "/models" and method == "GET":
-            data = [{"id": name, "status": {"value": value}} for name, value in self.status.items()]
+            data = [
+                {"id": name, "aliases": [f"{name}-alias"], "status": {"value": value}}
+                for name, value in self.status.items()
+            ]
             return 200, {"object": "list", "data": data}
         if path in ("/metrics", "/props", "/slots") and query.get("autoload") != "false":
             self.harms.append(f"{path} loads a model")
@@ -85,6 +95,8 @@ class LlamaRouter(Engine):
         if path == "/metrics":
             if self.status.get(query["model"]) != "loaded":
                 return 400, {"error": "model is not running"}
+            if "no-metrics" in self.faults:
+                return 501, {"error": {"message": "This server does not support metrics endpoint"}}
             running = self.running
             values = {"llamacpp__requests_processing": running, "llamacpp__requests_deferred": 0}
             return 200, self.metrics(**values, llamacpp__tokens_predicted_total=10 * self.completed)
@@ -100,6 +112,8 @@ class LlamaRouter(Engine):
             self.act(unload)
             return 200, {"success": True}
         if path == "/models/load":
+            if body["model"] in self.children:
+                return 400, {"error": {"message": "model is already running"}}
             self.children[body["model"]] = Holder(self.card, 4 * GIB)
             self.status[body["model"]] = "loaded"
             return 200, {"success": True}
@@ -107,27 +121,22 @@ class LlamaRouter(Engine):
 
 
 class Vllm(Engine):
+    """vLLM 0.33. ``released`` are the tags that its executor regards as released, ``unmapped`` those that are."""
+
     kind = "vllm"
     weights, kv_cache, rest = 2 * GIB, 4 * GIB, GIB
 
     def start(self) -> None:
         self.worker = Holder(self.card, self.weights + self.kv_cache + self.rest)
         self.released: set[str] = set()
+        self.unmapped: set[str] = set()
+        self.wakes = 0
+        if "paused" in self.faults:
+            self.paused = True
 
     def call(self, method: str, path: str, query: dict[str, str], body: Any) -> Response:
         if path == "/metrics":
-            awake = not self.released
-            values = {
-                "vllm__num_requests_running": self.running,
-                "vllm__num_requests_waiting": 0,
-                "vllm__kv_cache_usage_perc": 0.04,
-                "vllm__generation_tokens_total": 100 * self.completed,
-            }
-            state = "".join(
-                f'vllm:engine_sleep_state{{engine="0",sleep_state="{name}"}} {float(value)}\n'
-                for name, value in (("awake", awake), ("weights_offloaded", not awake))
-            )
-            return 200, "# HELP x y\n" + self.metrics(**values) + state
+            return 200, self.page()
         if "no-dev-mode" in self.faults:
             return 404, {"detail": "Not Found"}
         if path == "/server_info":
@@ -135,6 +144,8 @@ class Vllm(Engine):
             return 200, {"vllm_config": {"model_config": {"enable_sleep_mode": enabled}}}
         if path == "/is_sleeping":
             return 200, {"is_sleeping": bool(self.released) or self.paused}
+        if path == "/is_paused":
+            return 200, {"is_paused": self.paused}
         if path == "/pause":
             self.paused = True
             if query.get("mode") != "wait":
@@ -144,41 +155,68 @@ class Vllm(Engine):
             self.drained()
             return 200, {"status": "paused"}
         if path == "/resume":
+            if self.running and "data-parallel" in self.faults:
+                return 500, {"error": "Failed to resume generation: a pause is in progress"}
+            if self.unmapped:
+                self.harms.append("resumed without memory")
             self.paused = False
             return 200, {"status": "resumed"}
         if path in ("/release_kv_cache_memory", "/sleep"):
             return self.sleep(path, query)
         if path == "/wake_up":
-            if not self.released:
-                self.harms.append("woken without a sleep")
+            self.wakes += 1
+            if self.wakes <= self.faults.count("wake-fails"):
+                return 500, {"error": {"message": "Call to wake_up method failed: out of memory"}}
+            if "wake-ends" in self.faults:
+                os.kill(os.getpid(), signal.SIGKILL)
             tags = {query["tags"]} if "tags" in query else {"weights", "kv_cache"}
-            for tag in tags & self.released:
+            for tag in tags & self.unmapped:
                 self.worker.allocate(getattr(self, tag))
+            self.unmapped -= tags
             self.released -= tags
-            self.paused = bool(self.released)
-            return 200, {"status": "awake", "tags": None}
+            self.paused = bool(self.released) or (self.paused and bool(self.running))
+            return 200, {"status": "sleeping" if self.released else "awake", "tags": None}
         return 404, {"detail": "Not Found"}
 
+    def page(self) -> str:
+        process = "# HELP x y\nprocess_open_fds 24.0\n"
+        if "no-stats" in self.faults:  # --disable-log-stats
+            return process
+        values = {
+            "vllm__num_requests_running": self.running,
+            "vllm__num_requests_waiting": 0,
+            "vllm__kv_cache_usage_perc": 0.04,
+            "vllm__generation_tokens_total": 100 * self.completed,
+        }
+        slept = {"awake": not self.released, "weights_offloaded": "weights" in self.released, "discard_all": False}
+        return (
+            process
+            + self.metrics(**values)
+            + "".join(
+                f'vllm:engine_sleep_state{{engine="0",sleep_state="{name}"}} {float(value)}\n'
+                for name, value in slept.items()
+            )
+        )
+
     def sleep(self, path: str, query: dict[str, str]) -> Response:
-        if "rejects" in self.faults:
-            return 500, {"error": "release requires a completed pause first"}
-        if path == "/release_kv_cache_memory" and (not self.paused or self.running):
-            return 500, {"error": "release requires a completed pause first"}
+        tags = {"kv_cache"} if path == "/release_kv_cache_memory" else {"weights", "kv_cache"}
+        if path == "/release_kv_cache_memory" and (not self.paused or self.running or self.released):
+            return 500, {"error": "release requires a completed pause, and all executor memory to be resident"}
         if path == "/sleep" and query.get("mode") != "wait":
             self.abort()
-        tags = {"kv_cache"} if path == "/release_kv_cache_memory" else {"weights", "kv_cache"}
         if path == "/sleep" and query.get("level") == "2":
             self.harms.append("weights lost")
-
-        size = sum(getattr(self, tag) for tag in tags - self.released)
+        self.paused = True
+        self.released |= tags
+        if "rejects" in self.faults:  # in the worker: the executor keeps the tags
+            return 500, {"error": {"message": "Call to release_kv_cache_memory method failed"}}
+        size = sum(getattr(self, tag) for tag in tags - self.unmapped)
 
         def release() -> None:
             self.worker.free(size)
+            self.unmapped |= tags
 
         self.act(release)
-        self.released |= tags
-        if "lie" in self.faults:
-            self.released = set()
         return 200, {"status": "kv_cache_released"} if len(tags) == 1 else {"status": "sleeping", "level": 1}
 
 

@@ -15,8 +15,10 @@ class ComfyUi(InProcess):
     kind = "comfyui"
 
     def call(self, method: str, path: str, query: dict[str, str], body: Any) -> Response:
-        if path == "/queue":
-            return 200, {"queue_running": [["prompt"]] * self.running, "queue_pending": []}
+        if path == "/prompt" and method == "GET":
+            return 200, {"exec_info": {"queue_remaining": self.running}}
+        if path == "/queue":  # all prompts with their graphs
+            return 200, {"queue_running": [["prompt", "x" * (9 << 20)]], "queue_pending": []}
         if path == "/system_stats":
             total = self.rest if self.asleep else self.held
             return 200, {"devices": [{"torch_vram_total": total, "torch_vram_free": 0, "vram_free": GIB}]}
@@ -63,9 +65,15 @@ class SgLang(InProcess):
             values = {"sglang__num_running_reqs": self.running, "sglang__num_queue_reqs": 2}
             tokens = {"used": 100, "evictable": 300, "available": 600}
             values |= {f"sglang__kv_{part}_tokens": count for part, count in tokens.items()}
-            return 200, self.metrics(**values, sglang__weight_memory_usage_gb=1.5, sglang__kv_cache_memory_usage_gb=2.5)
-        if path == "/v1/loads":
-            return 200, {"loads": [{"num_running_reqs": self.running, "num_waiting_reqs": 2}]}
+            sizes = {"sglang__weight_memory_usage_gb": 0.75, "sglang__kv_cache_memory_usage_gb": 1.25}
+            ranks = (0, 1) if "all-schedulers" in self.faults else (0,)
+            return 200, "".join(self.metrics(**values, **sizes).replace("}", f',tp_rank="{rank}"}}') for rank in ranks)
+        if path == "/v1/loads":  # the sizes of one rank
+            if "api-key" in self.faults:
+                return 401, {"error": "Unauthorized"}
+            memory = {"weight_gb": 0.75, "kv_cache_gb": 1.25, "graph_gb": 0.0, "token_capacity": 1000}
+            load = {"dp_rank": 0, "num_running_reqs": self.running, "num_waiting_reqs": 2, "token_usage": 0.1}
+            return 200, {"num_accelerators": 2, "loads": [load | {"memory": memory}]}
         if path in ("/release_memory_occupation", "/resume_memory_occupation"):
             os.kill(os.getpid(), signal.SIGKILL)
         return 404, {}
@@ -76,9 +84,10 @@ class TensorRtLlm(InProcess):
     nonces: ClassVar[set[str]] = set()
 
     def call(self, method: str, path: str, query: dict[str, str], body: Any) -> Response:
-        state = "failed" if "failed" in self.faults else "parked" if self.asleep else "running"
+        parked = "parking" if self.running else "parked"
+        state = "failed" if "failed" in self.faults else parked if self.paused else "running"
         if path == "/memory_status":
-            return 200, {"state": state, "parked_tags": ["kv_cache"] if self.asleep else []}
+            return 200, {"state": state, "parked_tags": ["kv_cache"] if self.paused else []}
         if path == "/metrics":
             self.harms.append("statistics removed")
             return 200, []
@@ -106,7 +115,7 @@ class LmDeploy(InProcess):
             values = {"lmdeploy__num_requests_running": self.running, "lmdeploy__num_requests_waiting": 0}
             return 200, self.metrics(**values, lmdeploy__gpu_cache_usage_perc=0.25)
         if path == "/is_sleeping":
-            return 200, {"is_sleeping": self.asleep}
+            return 200, {"is_sleeping": self.paused}
         if path == "/sleep":
             if body is None:
                 return 415, {"error": "expected application/json"}

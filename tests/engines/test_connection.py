@@ -19,6 +19,7 @@ from gpumond.engines.connection import MAX_ANSWER_BYTES, send
 from gpumond.engines.spec import Answer, get, post
 from gpumond.errors import EngineError
 from tests import certificates
+from tests.engines.running import answering
 
 
 class Server(HTTPServer):
@@ -113,7 +114,7 @@ def test_missing_secret_is_an_error(server: Server, tmp_path: Path):
 
 def test_long_answer_is_an_error(server: Server):
     server.body = b"x" * (MAX_ANSWER_BYTES + 1)
-    with pytest.raises(EngineError, match="more than 8 MiB"):
+    with pytest.raises(EngineError, match="more than 2 MiB"):
         ask(server)
 
 
@@ -131,6 +132,26 @@ def test_nothing_at_the_address_is_an_error(server: Server):
         ask(server)
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity", "NaN", "1" * 400, "9" * 5000, "1e300"])
+def test_number_that_is_not_finite_or_too_large_is_an_error(server: Server, number: str):
+    server.body = f'{{"requests": {number}}}'.encode()
+    with pytest.raises(EngineError, match="not JSON"):
+        _ = ask(server).json
+
+
+def test_rejection_names_what_resolves_it():
+    with answering(b"Unauthorized", 401) as url:
+        config = EngineConfig.model_validate({"name": "e", "kind": "ollama", "url": url})
+        with pytest.raises(EngineError, match="it answered 401: Unauthorized; declare its key with auth:"):
+            asyncio.run(send(config.declaration(), get("/x"))).accepted()
+
+
+def test_server_without_tls_is_named(server: Server):
+    with pytest.raises(EngineError, match="if the server has no TLS, declare an http:// url"):
+        ask(server, scheme="https")
+
+
+@pytest.mark.needs("openssl")
 @pytest.mark.parametrize("trusted", [True, False])
 def test_certificate_is_verified(server: Server, tmp_path: Path, trusted: bool):
     directory = certificates.make(tmp_path / "tls")
@@ -141,6 +162,15 @@ def test_certificate_is_verified(server: Server, tmp_path: Path, trusted: bool):
     if trusted:
         assert ask(server, scheme="https", **fields).status == 200
     else:
-        with pytest.raises(EngineError, match="no secure connection"):
+        with pytest.raises(EngineError, match=r"no secure connection.*declare ca_file, and server_name"):
             ask(server, scheme="https", **fields)
         assert server.requests == []
+
+
+def test_server_with_tls_is_named(server: Server, tmp_path: Path):
+    directory = certificates.make(tmp_path / "tls")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "server.crt", directory / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    with pytest.raises(EngineError, match="if the server uses TLS, declare an https:// url"):
+        ask(server)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpumond.config.engines import EngineConfig
 from gpumond.engines import KINDS
-from gpumond.engines.poller import Engines, idle_seconds
-from gpumond.engines.spec import Declaration
+from gpumond.engines.poller import MAX_MODELS, Engines, idle_seconds, quiet_seconds
+from gpumond.engines.spec import Declaration, get
 from gpumond.errors import EngineError, EngineTimeout
 from gpumond.model.engines import EngineModel, EngineReading, EngineState
 from gpumond.testing import GIB
-from tests.engines.running import StandIn, candidates, device, standin
+from tests.engines.running import StandIn, answering, candidates, device, standin
 from tests.engines.standin import KINDS as STANDINS
 from tests.running import until
 
@@ -27,17 +29,27 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 STATES: dict[str, EngineState] = {
     "ollama": EngineState(
-        models=(EngineModel("llama3:8b", 4 * GIB),),
+        models=(EngineModel("llama3:8b", 4 * GIB, False, 8192),),
         held_bytes=4 * GIB,
-        work=("llama3:8b 2026-11-22T10:00:01.5+01:00",),
+        work=("llama3:8b 2126-11-22T10:00:00.512345678+01:00",),
     ),
     "llama-router": EngineState(
-        models=(EngineModel("qwen"),), running=0, waiting=0, asleep=False, work=("qwen", 0.0, 0.0)
+        models=(EngineModel("qwen", aliases=("qwen-alias",)),),
+        running=0,
+        waiting=0,
+        asleep=False,
+        work=("qwen", 0.0, 0.0),
     ),
     "comfyui": EngineState(running=0, waiting=0, held_bytes=4 * GIB, work=("prompt-0",)),
     "a1111": EngineState(running=0, work=("20261122100000",)),
     "vllm": EngineState(
-        models=(EngineModel("m"),), running=0, waiting=0, kv_cache_used_ratio=0.04, asleep=False, work=(0.0, 0.0, 0.0)
+        models=(EngineModel("m"),),
+        running=0,
+        waiting=0,
+        kv_cache_used_ratio=0.04,
+        asleep=False,
+        paused=False,
+        work=(0.0, 0.0, 0.0),
     ),
     "sglang": EngineState(
         running=0,
@@ -45,10 +57,9 @@ STATES: dict[str, EngineState] = {
         kv_cache_bytes=5 * GIB // 2,
         kv_cache_used_ratio=0.1,
         held_bytes=4 * GIB,
-        work=(0.0, 0.0),
     ),
     "tensorrt-llm": EngineState(asleep=False),
-    "lmdeploy": EngineState(running=0, waiting=0, kv_cache_used_ratio=0.25, asleep=False, work=(0.0, 0.0, 0.0)),
+    "lmdeploy": EngineState(running=0, waiting=0, kv_cache_used_ratio=0.25, asleep=False),
     "triton": EngineState(models=(EngineModel("resnet"), EngineModel("pipeline")), waiting=0, work=(0.0, 0.0)),
     "generic": EngineState(models=(EngineModel("m"),), running=0, work=("0",)),
 }
@@ -102,8 +113,57 @@ def test_ollama_names_pinned_models(tmp_path: Path):
 
 def test_sglang_without_metrics_states_its_loads(tmp_path: Path):
     with standin("sglang", device(tmp_path), "no-metrics") as engine:
-        assert asyncio.run(read(declared(engine))) == EngineState(running=0, waiting=2)
+        assert asyncio.run(read(declared(engine))) == EngineState(
+            running=0, waiting=2, kv_cache_bytes=5 * GIB // 2, kv_cache_used_ratio=0.1, held_bytes=4 * GIB
+        )
         assert engine.record()["harms"] == []
+
+
+def test_sglang_counts_a_request_of_all_its_schedulers_once(tmp_path: Path):
+    with standin("sglang", device(tmp_path), "all-schedulers") as engine:
+        assert asyncio.run(read(declared(engine))) == STATES["sglang"]
+
+
+def test_sglang_whose_number_of_ranks_is_unknown_states_no_sizes(tmp_path: Path):
+    with standin("sglang", device(tmp_path), "api-key") as engine:
+        state = asyncio.run(read(declared(engine)))
+        assert (state.waiting, state.kv_cache_bytes, state.held_bytes) == (2, None, None)
+
+
+def test_vllm_without_statistics_is_not_up(tmp_path: Path):
+    with standin("vllm", device(tmp_path), "no-stats") as engine, pytest.raises(EngineError, match="disable-log-stats"):
+        asyncio.run(read(declared(engine)))
+
+
+def test_vllm_that_has_released_its_kv_cache_sleeps_also_without_allow(tmp_path: Path):
+    with standin("vllm", device(tmp_path)) as engine:
+        engine.send("/pause?mode=wait", {})
+        engine.send("/release_kv_cache_memory", {})
+        assert asyncio.run(read(engine.declaration())).asleep
+
+
+def test_vllm_that_is_paused_does_not_sleep(tmp_path: Path):
+    with standin("vllm", device(tmp_path), "paused") as engine:
+        state = asyncio.run(read(declared(engine)))
+        assert (state.asleep, state.paused, state.serves) == (False, True, False)
+
+
+def test_ollama_whose_model_is_past_its_time_is_busy(tmp_path: Path):
+    with standin("ollama", device(tmp_path), "expired") as engine:
+        assert "a request runs" in asyncio.run(read(declared(engine))).obstacle
+
+
+def test_llama_router_without_metrics_names_the_option(tmp_path: Path):
+    with standin("llama-router", device(tmp_path), "no-metrics") as engine:
+        state = asyncio.run(read(declared(engine)))
+        assert (state.requests, state.work, state.without_counts) == (None, None, "start the router with --metrics")
+
+
+def test_comfyui_with_a_long_queue_is_read(tmp_path: Path):
+    """The answer to /queue, with the graphs of all prompts, is larger than any answer that is read."""
+    with standin("comfyui", device(tmp_path)) as engine:
+        asyncio.run(read(declared(engine)))
+        assert "GET /queue" not in engine.record()["calls"]
 
 
 def test_vllm_that_may_not_be_released_is_asked_for_metrics_only(tmp_path: Path):
@@ -156,10 +216,13 @@ def test_engine_on_a_unix_socket_is_read_and_owned(tmp_path: Path):
         assert len(found.processes) == 1
 
 
-async def poll(declarations: list[Declaration], card: Any, done: Any) -> tuple[EngineReading, ...]:
+async def poll(
+    declarations: list[Declaration], card: Any, done: Any, use: float | None = None
+) -> tuple[EngineReading, ...]:
+    """Poll the engines until ``done``. ``use``: the idle time of each process, as the driver states it."""
     engines = Engines(poll_seconds=0.05)
     engines.configure(declarations)
-    engines.start(lambda: candidates(card))
+    engines.start(lambda: dict.fromkeys(candidates(card), use))
     while not done(engines.readings()):
         await asyncio.sleep(0.01)
     await engines.close()
@@ -192,7 +255,7 @@ def test_engine_that_ends_loses_its_values(tmp_path: Path):
     async def scenario(engine: StandIn) -> EngineReading:
         engines = Engines(poll_seconds=0.05)
         engines.configure([engine.declaration()])
-        engines.start(lambda: candidates(card))
+        engines.start(lambda: dict.fromkeys(candidates(card)))
         while not engines.readings()[0].up:
             await asyncio.sleep(0.01)
         engine.process.kill()
@@ -230,13 +293,66 @@ def test_hanging_read_ends_at_its_deadline(tmp_path: Path):
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
-        (EngineState(), EngineState(), None),
-        (EngineState(running=0), EngineState(running=0), 12.0),
+        (EngineState(), EngineState(), 12.0),
         (EngineState(running=0), EngineState(running=1), 0.0),
+        (EngineState(running=0), EngineState(running=0, obstacle="loading"), 0.0),
         (EngineState(running=0, work=(1,)), EngineState(running=0, work=(2,)), 0.0),
-        (EngineState(work=("a",)), EngineState(work=("a",)), 12.0),
         (None, EngineState(running=0), 0.0),
     ],
 )
-def test_idle_time_ends_with_a_request(before: EngineState | None, now: EngineState, expected: float | None):
-    assert idle_seconds(before, now, 2.0, 10.0) == expected
+def test_quiet_time_ends_with_a_sign_of_a_request(before: EngineState | None, now: EngineState, expected: float):
+    assert quiet_seconds(before, now, 2.0, 10.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "by_driver", "expected"),
+    [
+        (EngineState(running=0), [], 12.0),
+        (EngineState(running=0), [None], 12.0),
+        (EngineState(running=0), [0.0, None], 0.0),
+        (EngineState(waiting=0), [None], None),  # Triton: the running requests are not among those that wait
+        (EngineState(work=("a",)), [], None),
+        (EngineState(work=("a",)), [30.0, None], None),
+        (EngineState(work=("a",)), [30.0], 12.0),
+        (EngineState(), [5.0, 9.0], 5.0),
+    ],
+)
+def test_idle_time_is_unknown_unless_engine_or_driver_states_it(
+    state: EngineState, by_driver: list[float | None], expected: float | None
+):
+    assert idle_seconds(state, 12.0, by_driver) == expected
+
+
+def test_ollama_is_idle_only_as_far_as_the_driver_states_it(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("ollama", card) as engine:
+        request = engine.begin_request()
+        until(lambda: engine.record()["running"] == 1)
+
+        for use, expected in ((None, None), (0.0, 0.0)):
+            before = engine.record()["calls"].count("GET /api/ps")
+
+            def read_twice(seen: tuple[EngineReading, ...], before: int = before) -> bool:
+                reads = engine.record()["calls"].count("GET /api/ps") - before
+                return reads > 2 and seen[0].up and bool(seen[0].processes)
+
+            (found,) = asyncio.run(poll([engine.declaration()], card, read_twice, use))
+            assert found.idle_seconds == expected
+        request.finish()
+
+
+def test_engine_that_lists_too_many_models_is_not_read():
+    engines = Engines()
+    names = {f"m{number}": 1 for number in range(MAX_MODELS + 1)}
+    with answering(json.dumps({"models": names}).encode()) as url:
+        state = {"get": "/", "models": "/models"}
+        fields = {"name": "e", "kind": "generic", "url": url, "state": state}
+        engines.configure([EngineConfig.model_validate(fields).declaration()])
+        with pytest.raises(EngineError, match="more than 1,000 models"):
+            asyncio.run(engines.read("e"))
+    assert not engines.readings()[0].up
+
+
+def test_read_has_the_time_of_the_whole_dialogue():
+    """Ollama delays its list by 5 s while it unloads a model, and vLLM its server information at the first call."""
+    assert get("/api/ps").seconds is None

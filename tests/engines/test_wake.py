@@ -53,6 +53,36 @@ def test_wake_waits_for_free_memory(tmp_path: Path):
         assert "it needs 5.0 GiB on device SIM-0" in refused.reason
 
 
+@pytest.mark.parametrize("fault", ["pinned", "embedding"])
+def test_wake_of_ollama_restores_context_and_pin(fault: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin("ollama", card, fault) as engine:
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine, models=["llama3:8b"]))
+            before = engine.send("/api/ps")
+            await world.flush()
+            return before, await world.flush(wake=True)
+
+        before, woken = asyncio.run(scenario())
+        assert woken.outcome == "woken"
+        assert engine.send("/api/ps") == before
+
+
+def test_wake_of_llama_models_that_a_request_has_loaded_does_nothing(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("llama-router", card) as engine:
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            await world.flush()
+            engine.send("/models/load", {"model": "qwen"})
+            return await world.flush(wake=True)
+
+        assert asyncio.run(scenario()).outcome == "woken"
+        assert engine.record()["calls"].count("POST /models/load") == 1
+
+
 def test_wake_of_a_restarted_server_does_nothing(tmp_path: Path):
     card = device(tmp_path)
     with standin("vllm", card) as engine, standin("vllm", card) as other:

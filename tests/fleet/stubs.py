@@ -25,6 +25,14 @@ Answer = tuple[int, Any] | None
 """Status and JSON; None is never sent."""
 
 
+def receipt(outcome: str, **fields: Any) -> dict[str, Any]:
+    """Return the JSON of a receipt."""
+    nothing = dict.fromkeys(("device_uuid", "allocator", "expected", "driver_released_bytes", "before", "after"))
+    texts = {"workload": "train", "outcome": outcome, "reason": "", "requested_by": "token"}
+    times = {"started_at": 1.0, "duration_seconds": 0.1}
+    return {"pid": 1, "released_bytes": 5, "steps": [], "raced": False, **nothing, **texts, **times, **fields}
+
+
 class Stub:
     """``requests``: path, Authorization and body of each request."""
 

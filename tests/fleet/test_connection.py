@@ -12,14 +12,16 @@ import pytest
 
 from gpumond.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.fleet import Machine, machine
-from gpumond.fleet.connection import Access, Client, may_receive_token, run_each
+from gpumond.fleet.connection import Access, Client, run_each
 from gpumond.fleet.credentials import CredentialFiles, access
+from gpumond.fleet.http import may_receive_token
 from gpumond.fleet.prometheus import Prometheus
 from tests import certificates
-from tests.fleet.stubs import stub
+from tests.fleet.stubs import fleet, stub
 from tests.running import free_port
 
 TRUST = ssl.create_default_context()
+SERIES = {"metric": {"job": "gpumond", "instance": "gpu-1"}, "value": [1.0, "1"]}
 
 
 def client(trust: ssl.SSLContext = TRUST, seconds: float = 10.0) -> Client:
@@ -30,6 +32,7 @@ def get(address: str, own: Client | None = None, name: str = "a", scheme: str = 
     return asyncio.run((own or client()).get(machine(address, {"instance": name}, scheme=scheme), "/api/v1/frame"))
 
 
+@pytest.mark.needs("openssl")
 def test_token_is_sent_to_a_loopback_address_and_over_tls_only(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
     trust = ssl.create_default_context(cafile=place / "ca.crt")
@@ -73,6 +76,50 @@ def test_token_of_a_machine_is_by_name_or_host():
     assert access.token_of(Machine("b", "http://b:1")) == "secret"
 
 
+def test_machine_of_a_list_without_tls_receives_only_the_token_of_its_host():
+    access = client().access
+    assert access.token_of(Machine("own", "https://a:1", proven=False)) is None
+    assert access.token_of(Machine("own", "https://10.0.0.7:9917", proven=False)) == "host-secret"
+    assert access.token_of(Machine("b", "https://b:1", proven=False)) is None
+
+
+@pytest.mark.needs("openssl")
+def test_list_without_tls_decides_of_no_token(tmp_path: Path):
+    """Whoever answers for the list, or is on its way, could give any address the name of another machine."""
+    place = certificates.make(tmp_path / "certificates")
+    (tmp_path / "tokens.yaml").write_text("gpu-1: secret-of-gpu-1\n")
+    (tmp_path / "tokens.yaml").chmod(0o600)
+    environ = {"GPUMOND_CA_FILE": str(place / "ca.crt"), "GPUMOND_TOKEN": "secret"}
+    refusal = (401, {"detail": "reads require a token"})
+    with stub(lambda path, body: refusal, place / "server.crt") as other:
+        target = [{"targets": [other.address], "labels": {"instance": "gpu-1", "__scheme__": "https"}}]
+        series = {"status": "success", "data": {"resultType": "vector", "result": [SERIES]}}
+        scraped = {"labels": {"job": "gpumond", "instance": "gpu-1"}, "scrapeUrl": f"https://{other.address}/metrics"}
+        listed = {"status": "success", "data": {"activeTargets": [scraped]}}
+        answers = {"/sd": target, "/api/v1/query": series, "/api/v1/targets": listed}
+        with stub(lambda path, body: (200, answers[path])) as service:
+            remote = service.address.replace("127.0.0.1", "0.0.0.0")  # the same server, at an address like another's
+            for source in (("--http-sd", f"http://{remote}/sd"), ("--prometheus", f"http://{remote}")):
+                for tokens in ((), ("--tokens", str(tmp_path / "tokens.yaml"))):
+                    failed = fleet("status", *source, *tokens, **environ)
+                    assert "the token was not sent, since the list of machines came without TLS" in failed.stdout
+            assert {token for _, token, _ in other.requests} == {None}
+            other.requests.clear()
+            (tmp_path / "tokens.yaml").write_text("127.0.0.1: secret-of-the-host\n")
+            fleet("status", "--http-sd", f"http://{remote}/sd", "--tokens", str(tmp_path / "tokens.yaml"), **environ)
+            fleet("status", "--http-sd", f"http://{service.address}/sd", **environ)  # a list of this user
+            assert [token for _, token, _ in other.requests] == ["Bearer secret-of-the-host", "Bearer secret"]
+
+
+def test_frame_of_more_than_its_limit_is_refused():
+    with (
+        stub(lambda path, body: (200, [[]] * (1 << 22))) as served,
+        pytest.raises(DaemonError, match="more than 8 MiB"),
+    ):
+        asyncio.run(client().frame(machine(served.address, {})))
+
+
+@pytest.mark.needs("openssl")
 def test_certificate_for_another_name_is_refused_and_no_token_is_sent(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
     trust = ssl.create_default_context(cafile=place / "ca.crt")
@@ -177,6 +224,7 @@ def test_token_of_the_daemons_is_not_sent_to_prometheus():
         asyncio.run(Prometheus(url="http://prometheus:9090", trust=TRUST, token="its-own").targets())
 
 
+@pytest.mark.needs("openssl")
 def test_client_certificate_is_presented(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
     files = CredentialFiles(certificate=place / "client.crt", key=place / "client.key")

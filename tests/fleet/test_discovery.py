@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -102,7 +101,7 @@ def test_daemons_of_prometheus_are_those_of_any_job_or_of_a_named_one(
     assert [group["labels"]["instance"] for group in json.loads(shown.stdout)] == names
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+@pytest.mark.needs("promtool")
 def test_daemons_in_prometheus_are_those_that_the_rules_find(tmp_path: Path):
     """A daemon of each kind: one whose job is named so, one with metrics of gpumond, one that was such a daemon."""
     series = {

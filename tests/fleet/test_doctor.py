@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gpumond.api.whole_frame import StatedCondition, StatedFault
 from gpumond.fleet import Machine, machine
 from gpumond.fleet.connection import Access, Client
 from gpumond.fleet.doctor import FleetFinding, by_subject, examine
 from gpumond.model.remedies import remedy
+from gpumond.model.whole_frame import StatedCondition, StatedFault
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from gpumond.top.frame import MALFORMED
 from tests.fleet.stubs import fleet, stub, write_targets
 from tests.running import free_port
 from tests.top.frames import make_frame
@@ -60,10 +61,17 @@ def test_each_problem_has_a_state_and_a_remedy():
         ("node-1", "note", "unmapped_inferred"),
         ("node-2", "bad", "nothing listens at its address"),
         ("node-3", "note", "programs without an agent"),
-        ("node-5", "bad", "its answer is not that of a gpumond daemon of a compatible version"),
+        ("node-5", "bad", f"{MALFORMED} (frame.host: expected a value)"),
         ("node-4", "note", "another version of gpumond"),
     ]
     assert all(each.remedy for each in found)
+
+
+def test_another_build_of_the_same_version_is_named():
+    builds = [frame() | {"revision": f"{commit:040x}"} for commit in (1 << 140, 1 << 140, 2 << 140)]
+    (found,) = examined(*builds, frame() | {"revision": f"{1 << 140:040x}"})
+    assert (found.machine, found.subject) == ("node-2", "another version of gpumond")
+    assert found.detail == "1.0.0+000020000; most machines have 1.0.0+000010000"
 
 
 def test_same_problem_of_several_machines_is_one_group():

@@ -17,7 +17,7 @@ from gpumond.fleet.selection import Criteria, PlannedFlush
 from gpumond.fleet.waves import ProcessResult
 from gpumond.model.engines import EngineProcess, EngineReading
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from tests.fleet.stubs import Answer, fleet, stub, write_targets
+from tests.fleet.stubs import Answer, fleet, receipt, stub, write_targets
 from tests.top.frames import make_frame
 
 CLIENT = Client(Access(trust=ssl.create_default_context()), 60.0)
@@ -50,8 +50,7 @@ def answers(failing: set[int]) -> Any:
 
     def answer(path: str, body: str) -> Answer:
         outcome = "failed" if json.loads(body)["target"]["pid"] in failing else "freed"
-        numbers = {"released_bytes": 0, "driver_released_bytes": None, "duration_seconds": 0.1, "expected": None}
-        return 200, {"receipts": [{"outcome": outcome, **numbers}]}
+        return 200, {"receipts": [receipt(outcome, released_bytes=0)]}
 
     return answer
 
@@ -88,12 +87,11 @@ def serving(asleep: bool) -> dict[str, Any]:
     [("sleep", False, "freed", "2.0 GiB released"), ("wake", True, "woken", "0 B released")],
 )
 def test_engines_sleep_and_wake(tmp_path: Path, verb: str, asleep: bool, outcome: str, total: str):
-    released = {"released_bytes": 0 if asleep else GIB, "driver_released_bytes": None, "duration_seconds": 0.1}
 
     def answer(path: str, body: str) -> Answer:
         if not body:
             return 200, serving(asleep)
-        return 200, {"receipts": [{"outcome": outcome, "expected": None, **released}]}
+        return 200, {"receipts": [receipt(outcome, released_bytes=0 if asleep else GIB)]}
 
     with stub(answer) as first, stub(answer) as second:
         file = write_targets(tmp_path / "targets.json", {"node-1": first.address, "node-2": second.address})
@@ -125,7 +123,7 @@ def test_top_shows_several_machines_in_one_table(tmp_path: Path):
         file = write_targets(tmp_path / "targets.json", {**addresses, "other": other.address})
         failed = fleet("top", "--targets", str(file), "--once")
         assert failed.returncode == 1
-        assert failed.stdout.splitlines()[-1].endswith("not that of a gpumond daemon of a compatible version")
+        assert failed.stdout.splitlines()[-1].endswith("incompatible version (frame.version: expected a value)")
         document = json.loads(fleet("top", "--targets", str(file), "--once", "--json").stdout)
         assert [(each["machine"], each["frame"] is None) for each in document] == [
             ("node-1", False),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -33,7 +32,7 @@ def test_report_reads_series_that_the_rules_record():
         assert {f"{level.series}:{metric}:sum" for metric in (level.used, *MEASURES.values())} <= recorded
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+@pytest.mark.needs("promtool")
 def test_expression_is_the_sum_of_the_hours_in_prometheus(tmp_path: Path):
     """Two owners of one user hold 1 and 3 GiB for an hour, a third one 2 GiB for half an hour; another job does not
     count."""
@@ -96,6 +95,28 @@ def test_report_has_several_formats(url: str):
     assert markdown[3].startswith(r"| a\|b | 25.0 |")
     (first,) = json.loads(fleet(*command, "--format", "json", "--limit", "1").stdout)
     assert (first["name"], first["wasted"], first["cost"]) == ("train", 40.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_csv", "in_markdown"),
+    [
+        ('=HYPERLINK("http://x")', """'=HYPERLINK("http://x")""", r'=HYPERLINK\("http\://x"\)'),
+        ("-1+1", "'-1+1", "-1+1"),
+        ("@SUM(1)", "'@SUM(1)", r"\@SUM\(1\)"),
+        ("\t=1", "'?=1", "?=1"),
+        ("<img src=x onerror=y>", "<img src=x onerror=y>", r"\<img src=x onerror=y\>"),
+        ("[a](http://x) **b** `c` | d", "[a](http://x) **b** `c` | d", r"\[a\]\(http\://x\) \*\*b\*\* \`c\` \| d"),
+    ],
+)
+def test_name_of_a_workload_is_text_in_each_format(name: str, in_csv: str, in_markdown: str):
+    metrics = ("gpumond_process_memory_used_bytes", *MEASURES.values())
+    queries = [expression("namespace_user_workload", metric, "workload", None, 604800) for metric in metrics]
+    with prometheus_stub({query: [({"workload": name}, 1.0, 5.0)] for query in queries}) as url:
+        command = ("report", "--prometheus", url, "--by", "workload")
+        rows = [*csv.reader(io.StringIO(fleet(*command, "--format", "csv").stdout))]
+        markdown = fleet(*command, "--format", "markdown").stdout.splitlines()
+    assert rows[1][0] == in_csv
+    assert markdown[2].startswith(f"| {in_markdown} | 5.0 |")
 
 
 def test_report_without_recorded_series_names_the_rules():

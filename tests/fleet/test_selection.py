@@ -109,9 +109,9 @@ def test_query_and_labels_both_select():
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"snapshot": None}, {"snapshot": {"devices": 1}}, "text"])
 def test_answer_of_another_service_is_refused(answer: Any):
-    with pytest.raises(DaemonError, match="not that of a gpumond daemon"):
+    with pytest.raises(DaemonError, match="the server is not gpumond"):
         select(MACHINE, answer, Criteria(), None)
-    with pytest.raises(DaemonError, match="not that of a gpumond daemon"):
+    with pytest.raises(DaemonError, match="the server is not gpumond"):
         of_frame(MACHINE, answer)
 
 

@@ -14,6 +14,7 @@ from gpumond.errors import CoolingDown, NoSuchAdmission, StoreUnavailable, TooMa
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.flush.admissions import (
     GRANT_SECONDS,
+    HOLD_SECONDS,
     IN_TOTAL,
     LEASE_SECONDS,
     PAUSE_SECONDS,
@@ -312,3 +313,32 @@ async def test_place_is_kept_before_the_first_snapshot():
     assert (answer.state, answer.available_bytes) == ("waiting", None)
     world.now = 2 * LEASE_SECONDS
     assert world.state(asked) == "waiting"
+
+
+@in_event_loop
+async def test_grant_that_its_program_does_not_use_halves_the_time_of_the_next():
+    world = World()
+    for seconds in (GRANT_SECONDS, GRANT_SECONDS / 2, GRANT_SECONDS / 4):
+        assert world.ask(8, wait=False).state == "granted"
+        world.now += seconds - 1
+        assert world.ask(8, wait=False).state == "refused"
+        world.now += 1
+        await world.tick(10)
+    assert world.ask(8, wait=False, owner="uid:1001").state == "granted"
+    world.now += GRANT_SECONDS - 1
+    assert world.ask(8, wait=False).state == "refused", "grants of another user have their whole time"
+
+
+@in_event_loop
+async def test_request_keeps_other_users_back_for_a_limited_time():
+    world = World()
+    first = world.ask(20)
+    second = world.ask(5, owner="uid:1001")
+    assert (first.state, second.state) == ("waiting", "waiting")
+    for _ in range(int(HOLD_SECONDS // LEASE_SECONDS)):
+        world.now += LEASE_SECONDS
+        assert world.state(first) == "waiting"
+        assert world.state(second, owner="uid:1001") == "waiting"
+        await world.tick(10)
+    assert world.state(second, owner="uid:1001") == "granted"
+    assert world.state(first) == "waiting"

@@ -16,6 +16,7 @@ from gpumond.host.peer_credentials import Identity
 from gpumond.model.cooperative import Steps
 from gpumond.model.pools import Expected, Outcome, StepResult
 from gpumond.model.program import Program
+from gpumond.model.remedies import CONDITIONS
 from gpumond.model.snapshot import AgentReport, Reading
 from gpumond.protocol.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
@@ -360,6 +361,35 @@ def test_impossible_release_counts_as_zero(before: int, after: int, driver: int 
     (receipt,) = answer.receipts
     assert (receipt.outcome, receipt.released_bytes, answer.released_bytes) == ("nothing", 0, 0)
     assert text in receipt.reason
+
+
+def test_release_of_managed_memory_is_not_compared_with_the_drivers_count():
+    def free(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+        before = make_pool(allocator="managed", live=GIB, cached=60 * GIB, managed=True)
+        after = make_pool(allocator="managed", live=GIB, managed=True)
+        change = PoolChange(before, after, Expected(0, 60 * GIB, 60 * GIB))
+        return FlushResult(request.id, "freed", "", (change,), ())
+
+    pool = make_pool(allocator="managed", live=GIB, cached=60 * GIB, managed=True)
+    scripted = ScriptedPrograms(make_report(pools=(pool,)), respond=free)
+    scripted.driver_counts = {(10, "GPU-a"): GIB // 2}
+    (receipt,) = scripted.run().receipts
+    assert (receipt.outcome, receipt.released_bytes, receipt.driver_released_bytes) == ("freed", 60 * GIB, None)
+
+
+def test_receipt_of_a_pool_with_unknown_live_bytes_names_the_remedy():
+    def keep(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+        (pool,) = next(report for report in scripted.programs if report.pid == identity.pid).pools
+        change = PoolChange(pool, pool, Expected(0, 0, 0, "not_releasable"))
+        return FlushResult(request.id, "planned" if request.dry_run else "nothing", "", (change,), ())
+
+    unknown = make_pool(allocator="rmm", live_bytes=None, held_bytes=4 * GIB)
+    scripted = ScriptedPrograms(make_report(pools=(unknown,)), respond=keep)
+    for dry_run in (True, False):
+        (receipt,) = scripted.run(dry_run=dry_run).receipts
+        assert receipt.before is not None
+        assert (receipt.before.live_bytes, receipt.before.held_bytes) == (None, 4 * GIB)
+        assert receipt.reason == CONDITIONS["live_unknown"]
 
 
 def test_receipts_contain_reported_pools_once_and_requested_steps_only():

@@ -72,16 +72,16 @@ def daemon(place: Path) -> Iterator[RunningDaemon]:
     """Daemon with its agent socket in ``agents`` and its own files in ``own``."""
     (place / "cards").mkdir()
     (place / "gpumond.yaml").write_text('socket_mode: "0666"\n')
-    daemon = RunningDaemon(
+    with RunningDaemon(
         place / "daemon",
         *("--source", "sim", "--config", str(place / "gpumond.yaml")),
         *("--socket", str(place / "agents" / "agent.sock"), "--runtime-dir", str(place / "own")),
         environ={"GPUMOND_SIM_DIR": str(place / "cards"), "GPUMOND_RUNTIME_DIR": str(place / "own")},
-    )
-    until(lambda: daemon.request("/api/v1/status")[0] == 200)
-    yield daemon
-    assert daemon.stop() == 0
-    assert not (place / "own" / "api.sock").exists()
+    ) as daemon:
+        until(lambda: daemon.request("/api/v1/status")[0] == 200)
+        yield daemon
+        assert daemon.stop() == 0
+        assert not (place / "own" / "api.sock").exists()
 
 
 def names(directory: Path) -> set[str]:

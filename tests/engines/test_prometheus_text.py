@@ -1,0 +1,84 @@
+"""Metrics pages of engines: what is read, and what a page of any content costs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import tracemalloc
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from gpumond.config.engines import EngineConfig
+from gpumond.engines import vllm
+from gpumond.engines.connection import MAX_ANSWER_BYTES, carry_out
+from gpumond.engines.prometheus_text import MAX_LINES, Metrics
+from gpumond.engines.spec import Dialogue, get
+from gpumond.errors import EngineError
+from tests.engines.running import answering
+
+NAME = b"vllm:num_requests_running"
+
+
+def test_samples_of_a_name_are_summed():
+    page = Metrics(b'# HELP a x\na{x="1"} 2\na{x="2"} 3.5 1700000000\nab 7\na_total 1\n')
+    assert (page.total("a"), page.count("a"), page.mean("missing", "a")) == (5.5, 5, 2.75)
+    assert [sample.labels for sample in page.samples("a")] == [{"x": "1"}, {"x": "2"}]
+    assert (page.total("missing"), page.sum_of("missing", "ab", "a_total")) == (None, 8)
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"1e999", b"1e300", b"-1e19", b"x", b"1.2.3", b""])
+def test_value_that_is_no_usable_number_is_absent(value: bytes):
+    page = Metrics(b"a " + value + b"\nb 1\n")
+    assert (page.total("a"), page.total("b")) == (None, 1.0)
+
+
+def test_counters_are_unknown_only_if_all_are_absent():
+    page = Metrics(b"a 1\n")
+    assert (page.counters("a", "b"), page.counters("b", "c")) == ((1.0, 0.0), None)
+
+
+def test_page_of_too_many_lines_is_an_error():
+    with pytest.raises(EngineError, match="more than 20,000 lines"):
+        Metrics(b"\n" * (MAX_LINES + 1))
+
+
+def test_line_with_a_long_label_is_skipped():
+    page = Metrics(b'a{x="' + b"y" * 2000 + b'"} 1\na 2\n')
+    assert page.total("a") == 2.0
+
+
+PAGES = {
+    "line ends": b"\n" * MAX_ANSWER_BYTES,
+    "one label": NAME + b'{a="' + b"\\x" * (MAX_ANSWER_BYTES // 2 - 100),
+    "many labels": (NAME + b"{" + b"a" * 900 + b"} 1\n") * (MAX_ANSWER_BYTES // 1024),
+    "many samples": (NAME + b'{model_name="m"} 1\n') * MAX_LINES,
+    "random": bytes(range(256)) * (MAX_ANSWER_BYTES // 256),
+}
+
+
+def carried_out(url: str, dialogue: Any) -> Any:
+    engine = EngineConfig.model_validate({"name": "e", "kind": "vllm", "url": url}).declaration()
+    return asyncio.run(carry_out(engine, dialogue, 60.0))
+
+
+@pytest.mark.parametrize("content", PAGES)
+def test_page_of_any_content_takes_bounded_memory(content: str):
+    engine = EngineConfig.model_validate({"name": "e", "kind": "vllm", "url": "http://127.0.0.1:1"}).declaration()
+    with answering(PAGES[content]) as url:
+        tracemalloc.start()
+        with suppress(EngineError):
+            carried_out(url, vllm.read(engine))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 64 << 20
+
+
+def test_answers_are_decoded_off_the_event_loop():
+    def dialogue() -> Dialogue[bool]:
+        yield get("/")
+        return threading.current_thread() is threading.main_thread()
+
+    with answering(b"{}") as url:
+        assert carried_out(url, dialogue()) is False

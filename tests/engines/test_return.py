@@ -1,0 +1,218 @@
+"""A server that a release took out of service for nothing serves again, by gpumond alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.flush import engine_checks as checks
+from gpumond.model.pools import Receipt
+from gpumond.testing import GIB
+from tests.engines.flushing import World
+from tests.engines.running import StandIn, device, standin, used_bytes
+from tests.engines.test_flush import Short, allowed
+
+SECONDS = 30.0
+
+
+async def reached(condition: Callable[[], bool]) -> bool:
+    """Return True once the condition holds, which a thread examines."""
+    end = time.monotonic() + SECONDS
+    while not await asyncio.to_thread(condition):
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+def serves(engine: StandIn) -> bool:
+    return engine.begin_request().finish() == {"text": "done"}
+
+
+@pytest.mark.parametrize(
+    ("faults", "outcome"),
+    [
+        (["lie"], "nothing"),
+        (["rejects"], "refused"),
+        (["rejects", "wake-fails", "wake-fails"], "refused"),
+    ],
+)
+@pytest.mark.parametrize("lever", ["kv_cache", "sleep"])
+def test_release_without_effect_returns_vllm_to_service(lever: str, faults: list[str], outcome: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card, *faults) as engine:
+        before = used_bytes(card)
+
+        async def scenario() -> Receipt:
+            world = World(card, allowed(engine, lever=lever))
+            receipt = await world.flush()
+            assert await reached(lambda: bool(world.kept))
+            (woken,) = world.kept
+            assert (woken.outcome, woken.requested_by, world.flusher.receipts[-1]) == ("woken", "test", woken)
+            assert (await world.flush(wake=True)).outcome == "nothing"
+            await world.flusher.close()
+            return receipt
+
+        receipt = asyncio.run(scenario())
+        assert receipt.outcome == outcome
+        assert receipt.reason.endswith("; gpumond returns it to service")
+        assert not engine.record()["paused"]
+        assert engine.send("/is_sleeping") == {"is_sleeping": False}
+        assert serves(engine)
+        assert used_bytes(card) == before
+        assert engine.record()["harms"] == []
+
+
+@pytest.mark.parametrize("kind", ["lmdeploy", "tensorrt-llm", "triton"])
+def test_release_without_effect_returns_each_kind_to_service(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card, "lie") as engine:
+
+        async def scenario() -> None:
+            world = World(card, allowed(engine))
+            assert (await world.flush()).outcome == "nothing"
+            assert await reached(lambda: bool(world.kept))
+            await world.flusher.close()
+
+        asyncio.run(scenario())
+        assert not engine.record()["paused"]
+
+
+@pytest.mark.parametrize("fault", ["hang", "pause-hangs"])
+def test_server_that_does_not_answer_in_time_is_returned_to_service(fault: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card, fault) as engine:
+
+        async def scenario() -> None:
+            world = Short(card, allowed(engine))
+            assert (await world.flush()).outcome == "timeout"
+            assert await reached(lambda: bool(world.kept))
+            await world.flusher.close()
+
+        asyncio.run(scenario())
+        assert not engine.record()["paused"]
+        assert serves(engine)
+
+
+def test_pause_that_drains_for_long_is_ended_when_it_has_drained(tmp_path: Path):
+    """Data parallel: a resume during the drain is an error, and the server would stay paused after it."""
+    card = device(tmp_path)
+    with standin("vllm", card, "data-parallel", "pause-hangs") as engine:
+
+        async def scenario() -> None:
+            world = Short(card, allowed(engine))
+            flushing = asyncio.ensure_future(world.flush())
+            assert await reached(lambda: "POST /pause?mode=wait" not in engine.record()["calls"])
+            assert (await flushing).outcome == "timeout"
+            assert await reached(lambda: bool(world.kept))
+            await world.flusher.close()
+
+        asyncio.run(scenario())
+        assert not engine.record()["paused"]
+
+
+def test_reading_states_that_a_server_does_not_serve_yet(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card, "lie", *["wake-fails"] * 1000) as engine:
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            await world.flush()
+            assert await reached(lambda: "500" in world.engines.readings()[0].returning_problem)
+            (reading,) = world.engines.readings()
+            refused = await world.flush()
+            await world.flusher.close()
+            return reading, refused, world.engines.readings()[0]
+
+        reading, refused, after = asyncio.run(scenario())
+        assert (reading.paused, reading.up) == (True, True)
+        assert reading.returning_seconds > 0
+        assert refused.reason.startswith("gpumond returns it to service after its last release")
+        assert after.returning_seconds is None
+
+
+def test_return_waits_for_free_memory(tmp_path: Path):
+    """A release that was answered too late has freed the memory, and another program has taken it."""
+    card = device(tmp_path)
+    with standin("vllm", card, "late") as engine:
+
+        async def scenario() -> None:
+            world = World(card, allowed(engine))
+            receipt = await world.flush()
+            card.attach().allocate(9 * GIB)
+            world.flusher.receipts[-1] = replace(receipt, outcome="timeout")
+            world.flusher.resume()
+            assert await reached(lambda: "it needs 5.0 GiB" in world.engines.readings()[0].returning_problem)
+            assert "POST /wake_up" not in engine.record()["calls"]
+            card.attach().free(9 * GIB)
+            assert await reached(lambda: bool(world.kept))
+            await world.flusher.close()
+
+        asyncio.run(scenario())
+        assert serves(engine)
+        assert engine.record()["harms"] == []
+
+
+def test_return_ends_with_the_server(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card, "lie", "wake-ends") as engine:
+
+        async def scenario() -> None:
+            world = World(card, allowed(engine))
+            await world.flush()
+            assert await reached(lambda: world.engines.readings()[0].returning_seconds is None)
+            assert world.kept == []
+
+        asyncio.run(scenario())
+
+
+def test_next_daemon_continues_the_return(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card, "lie", "wake-fails") as engine:
+
+        async def scenario() -> None:
+            first = World(card, allowed(engine))
+            await first.flush()
+            await first.flusher.close()
+            assert engine.record()["paused"]
+            second = World(card, allowed(engine))
+            second.flusher.receipts.extend(first.flusher.receipts)
+            second.flusher.resume()
+            assert await reached(lambda: bool(second.kept))
+            await second.flusher.close()
+
+        asyncio.run(scenario())
+        assert serves(engine)
+
+
+def test_useful_release_stays(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card) as engine:
+
+        async def scenario() -> None:
+            world = World(card, allowed(engine))
+            receipt = await world.flush()
+            assert not checks.useless([receipt])
+            assert world.engines.readings()[0].returning_seconds is None
+
+        asyncio.run(scenario())
+        assert engine.record()["paused"]
+
+
+def test_server_that_ends_during_a_wake_is_a_failure(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card, "wake-ends") as engine:
+
+        async def scenario() -> Receipt:
+            world = World(card, allowed(engine))
+            await world.flush()
+            return await world.flush(wake=True)
+
+        receipt = asyncio.run(scenario())
+        assert (receipt.outcome, receipt.reason) == ("failed", "the server ended after the call; see its log")

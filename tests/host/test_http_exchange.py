@@ -1,0 +1,109 @@
+"""An exchange that is given up leaves neither a thread nor a connection, wherever the server stalls."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gpumond.host.http_exchange import Connection, exchange
+from tests.running import until
+
+STALLS = {
+    "before the headers": b"",
+    "in the headers": b"HTTP/1.1 200 OK\r\nConnection: close\r\n",
+    "in the body": b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{",
+    "in a body of known length": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{",
+}
+
+
+class Stalling:
+    """A server that sends its beginning of an answer and keeps the connection."""
+
+    def __init__(self, listener: socket.socket, beginning: bytes) -> None:
+        self.listener, self.beginning = listener, beginning
+        self.connections: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                self.connections.append(connection)
+                connection.sendall(self.beginning)
+
+    def ended(self) -> int:
+        """Connections that the client has ended."""
+        return sum(map(_ended, self.connections))
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        for each in (self.listener, *self.connections):
+            each.close()
+
+
+def _ended(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        while connection.recv(65536):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def threads() -> int:
+    return sum(thread.name == "gpumond-http" for thread in threading.enumerate())
+
+
+async def give_up(connection: Connection, seconds: float = 0.1) -> None:
+    with pytest.raises((asyncio.TimeoutError, TimeoutError)):
+        await asyncio.wait_for(exchange(connection, "GET", "/", None, {"Connection": "close"}, 1 << 20), seconds)
+
+
+@pytest.mark.parametrize("where", STALLS)
+def test_stalled_answer_leaves_no_thread_and_no_connection(listener: socket.socket, where: str):
+    server = Stalling(listener, STALLS[where])
+    for _ in range(3):
+        asyncio.run(give_up(Connection("127.0.0.1", listener.getsockname()[1])))
+    until(lambda: threads() == 0 and server.ended() == 3)
+    server.close()
+
+
+def test_stalled_tls_handshake_leaves_no_thread_and_no_connection(listener: socket.socket):
+    server = Stalling(listener, b"")
+    port, tls = listener.getsockname()[1], ssl.create_default_context()
+    for _ in range(3):
+        asyncio.run(give_up(Connection("127.0.0.1", port, tls=tls)))
+    until(lambda: threads() == 0 and server.ended() == 3)
+    server.close()
+
+
+def test_stalled_answer_over_a_unix_socket_leaves_no_thread(tmp_path: Path):
+    path = str(tmp_path / "s")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    server = Stalling(listener, STALLS["in the body"])
+    asyncio.run(give_up(Connection("localhost", path=path)))
+    until(lambda: threads() == 0 and server.ended() == 1)
+    server.close()
+
+
+def test_default_port_is_not_a_part_of_the_host():
+    assert (Connection("a").port, Connection("a", tls=ssl.create_default_context()).port) == (80, 443)
+    assert Connection("::1", 8000).host == "::1"
