@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from gpumond import __version__
+from gpumond import __version__, revision
 from gpumond.cli import help
 from gpumond.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
 
@@ -89,10 +89,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         return _missing_extra(error)
     except (ConfigError, NoSuchDevice, AmbiguousDevice) as error:
-        print(f"gpumond: {error}", file=sys.stderr)
+        print_error(f"gpumond: {error}")
         return WRONG_USE
     except GpumondError as error:
-        print(f"gpumond: {error}", file=sys.stderr)
+        print_error(f"gpumond: {error}")
+        return FAILED
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        client = sys.modules.get("gpumond.cli.client")
+        if client is None or not client.answered:
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        print_error(f"gpumond: the server is not gpumond, or has an incompatible version ({reason:.200}); check --url")
         return FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of standard output has closed it
@@ -101,13 +108,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _version() -> str:
+    commit = revision()
+    return f"gpumond {__version__} (revision {commit})" if commit else f"gpumond {__version__}"
+
+
+def print_error(message: str) -> None:
+    """Print a message to standard error. It may contain text of a daemon: no character of it changes the terminal."""
+    from gpumond.cli.table import safe
+
+    print("\n".join(map(safe, message.split("\n"))), file=sys.stderr, flush=True)
+
+
 def make_parser(complete: Collection[str]) -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
     """Return the parser, and those of the verbs ``complete`` with their arguments, or those of all verbs without.
 
     Raises ImportError if a library of such a verb is not installed.
     """
     parser = Parser(prog="gpumond")
-    parser.add_argument("--version", action="version", version=f"gpumond {__version__}")
+    parser.add_argument("--version", action="version", version=_version())
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name in complete or VERBS:
         description = VERBS[name][:1].upper() + VERBS[name][1:] + "."
@@ -125,5 +144,5 @@ def _load(name: str) -> Verb:
 def _missing_extra(error: ImportError) -> int:
     if error.name is None or error.name.startswith("gpumond"):
         raise error
-    print(f"gpumond: {error.name} is not installed: pip install 'gpumond[daemon]'", file=sys.stderr)
+    print_error(f"gpumond: {error.name} is not installed: pip install 'gpumond[daemon]'")
     return WRONG_USE

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from gpumond.cli import client
+from gpumond.cli import client, print_error
 from gpumond.cli.table import safe
 from gpumond.errors import ConfigError, DaemonError
 from gpumond.model import units
@@ -56,14 +56,14 @@ def admitted(url: str, need_bytes: int, device: str | None, seconds: float) -> I
     try:
         while answer["state"] == "waiting" and time.monotonic() < end:
             if (text := explained(answer)) != shown:
-                print(f"gpumond run: waiting: {text}", file=sys.stderr, flush=True)
+                print_error(f"gpumond run: waiting: {text}")
                 shown = text
             time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
             answer = _renewed(url, answer, body)
         if answer["state"] == "granted":
             yield str(answer["id"])
             return
-        print(f"gpumond run: {explained(answer)}", file=sys.stderr)
+        print_error(f"gpumond run: {explained(answer)}")
         if answer["state"] == "refused" and not answer["missing_bytes"]:
             print("gpumond run: with --wait 10m, gpumond flushes them and starts the program", file=sys.stderr)
         yield None

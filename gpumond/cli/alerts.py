@@ -9,7 +9,9 @@ from typing import Any
 
 from gpumond.cli import DONE, client
 from gpumond.cli.table import moment, table
+from gpumond.model.frame import Alert
 from gpumond.rules.built_in import RUNBOOKS
+from gpumond.top.frame import checked_as
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    found = client.get(arguments.url, "/api/v1/alerts" + ("/history" if arguments.past else ""))
+    answer = client.get(arguments.url, "/api/v1/alerts" + ("/history" if arguments.past else ""))
+    found = checked_as(tuple[Alert, ...], answer, "alerts")
     if arguments.json:
         print(json.dumps(found, indent=2))
     elif found:

@@ -16,6 +16,23 @@ def duration(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r:.80}: {error}") from None
 
 
+def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = True) -> argparse._ActionsContainer:
+    """Add the options that select programs, of which one is required, and return their group.
+
+    ``purpose``: what happens to a selected program, such as ``flush``. ``device``: add the option for a device.
+    """
+    target = parser.add_mutually_exclusive_group(required=device)
+    target.add_argument("--pid", type=int, metavar="N", help=f"{purpose} one process")
+    if device:
+        target.add_argument(
+            "--device",
+            metavar="NAME",
+            help=f"{purpose} every process with an agent on one device: index, UUID or its prefix, or PCI address",
+        )
+    target.add_argument("--workload", metavar="NAME", help=f"{purpose} every process of one workload")
+    return target
+
+
 def address(text: str) -> str:
     """Return the address of a daemon. ``HOST:PORT`` and ``:PORT`` are over HTTP. Raises ArgumentTypeError."""
     url = text if "://" in text else f"http://{'127.0.0.1' if text.startswith(':') else ''}{text}"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import gpumond
 from gpumond.agent import POLICIES, workload_name
-from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
+from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
 from gpumond.cli.arguments import duration
 from gpumond.errors import GpumondError
 from gpumond.protocol.messages import clean
@@ -167,5 +167,5 @@ def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"gpumond {message}", file=sys.stderr)
+    print_error(f"gpumond {message}")
     return status

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
-from gpumond.cli import DONE, FAILED, client, html_report
+from gpumond.cli import DONE, FAILED, client, html_report, print_error
 from gpumond.cli.table import table
 from gpumond.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.model.units import GIB, human, seconds
@@ -111,7 +111,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         html_report.write(arguments.html, _page(comparison))
     failures = list(_failures(comparison.differences, thresholds))
     for failure in failures:
-        print(f"gpumond: {failure}", file=sys.stderr)
+        print_error(f"gpumond: {failure}")
     return FAILED if failures else DONE
 
 

@@ -10,6 +10,11 @@ from gpumond.cli import DONE
 from gpumond.config.loading import read
 from gpumond.config.tokens import check_subjects, read_tokens
 
+FIRST_LISTENER = (
+    "the user who listens first at its address receives its secret; declare user:, the user of the server, so that no "
+    "other does"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="configuration file")
@@ -28,4 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         active = settings.active_rules()
         print(f"{arguments.file}: valid; rules in the file: {len(settings.rules)}, active rules: {len(active)}")
+        for engine in settings.engines:
+            if engine.trusts_the_first_listener:
+                print(f"note: engines: {engine.name}: {FIRST_LISTENER}")
     return DONE

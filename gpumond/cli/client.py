@@ -1,47 +1,79 @@
 """HTTP client that the verbs use to reach the daemon. Not a verb.
 
-Requests that modify state carry the token in $GPUMOND_TOKEN, or the token file of a daemon on this machine. Without a
-readable token they use the daemon's Unix socket, where the kernel identifies the user. Token file and socket are in
-$GPUMOND_RUNTIME_DIR, else in the default runtime directory of this user's or the machine's daemon.
+A daemon of this machine is asked over its Unix socket, where the kernel names both sides, if the address is the default
+one. Another address is asked as it is: a change carries the token in $GPUMOND_TOKEN, or the token file of a daemon on
+this machine, and a read does if it is refused without one. Without a readable token, a change goes over the socket.
+Token file and socket are in $GPUMOND_RUNTIME_DIR, else in the default runtime directory of this user's or the machine's
+daemon. `gpumond.fleet.http` decides who may receive a token.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
-import socket
 import ssl
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
+from gpumond import __version__
+from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, print_error
 from gpumond.cli.arguments import address
-from gpumond.errors import DaemonError, GpumondError
+from gpumond.errors import ConfigError, DaemonError, GpumondError
+from gpumond.fleet import http
+from gpumond.fleet.http import (
+    MAX_ANSWER_BYTES,
+    UnixConnection,
+    UntrustedListener,
+    checked,
+    connection,
+    decoded,
+    is_loopback,
+    may_receive_token,
+)
 from gpumond.model.device_names import device_uuid
 from gpumond.model.snapshot import DeviceReading
 from gpumond.protocol.sockets import SERVICE_SOCKET, default_socket
+from gpumond.top.frame import FRAME, CheckedFrame, checked_as, frame_of
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 LOCAL = ("127.0.0.1", "localhost", "::1")
+"""Hosts whose daemon may have written the token file."""
 DOWNLOAD_SECONDS = 60.0
 """Longest wait for the next bytes of a download."""
 CHUNK_BYTES = 1 << 20
-UNAUTHORIZED = 401
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
+MAX_AT_ONCE = 16
+"""Number of programs that are asked at the same time."""
 SERVICE_RUNTIME_DIRECTORY = "/run/gpumond-api"
 """Runtime directory of the system service; deploy/systemd/gpumond.service sets the same path."""
 
 
-class Origin(NamedTuple):
-    """Address and source of the token of a request, for messages. The source is empty without a token."""
+answered = False
+"""Whether a daemon, or another server, has sent content to this process."""
 
-    address: str
+
+class Route(NamedTuple):
+    """A connection to the daemon, and the token that the request carries, with its source; both may be empty."""
+
+    connection: HTTPConnection
+    prefix: str
+    token: str
     token_source: str
+
+
+class Program(NamedTuple):
+    pid: int
+    workload: str
+
+    def __str__(self) -> str:
+        return f"{self.workload} (pid {self.pid})" if self.workload else f"pid {self.pid}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,19 +95,100 @@ def default_url() -> str:
 
 
 def is_local(url: str) -> bool:
-    return url.startswith("unix://") or urlsplit(url).hostname in LOCAL
+    return url.startswith("unix://") or is_loopback(urlsplit(url).hostname)
+
+
+def is_proven(url: str) -> bool:
+    """Return True if the server at an http:// or https:// address is verified, by TLS or by the kernel."""
+    return http.is_proven(url, 10.0, map(str, runtime_directories()))
 
 
 def device(url: str, name: str) -> str:
     """Return the UUID of the device that a name matches. Raises DaemonError, NoSuchDevice, AmbiguousDevice."""
-    known = get(url, "/api/v1/devices")
+    known = checked_as(tuple[DeviceReading, ...], get(url, "/api/v1/devices"), "devices")
     fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
     return device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
 
 
+def ask_programs(
+    arguments: argparse.Namespace, request: str, body: Mapping[str, object], timeout: float, one_for: str | None = None
+) -> tuple[list[tuple[Program, Any]], int]:
+    """Send a request to each program that the arguments select, at the same time, and print the errors.
+
+    ``one_for``: the option that only one program can have. Returns the answers, and the exit code. Raises GpumondError.
+    """
+    programs = _selected(arguments)
+    if one_for is not None and len(programs) > 1:
+        names = ", ".join(map(str, programs))
+        raise ConfigError(f"{one_for} is for one program, and {len(programs)} match: {names}; select one with --pid")
+
+    def ask(program: Program) -> Any:
+        try:
+            return post(arguments.url, f"/api/v1/agents/{program.pid}/{request}", body, timeout)
+        except DaemonError as error:
+            return error
+
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+        answers = list(zip(programs, pool.map(ask, programs), strict=True))
+    refused = [(program, answer) for program, answer in answers if isinstance(answer, DaemonError)]
+    for program, error in refused:
+        print_error(f"gpumond: {error}" if len(programs) == 1 else f"gpumond: {program}: {error}")
+    nothing = all(error.status == NOT_FOUND for _, error in refused)
+    status = FAILED if not nothing else NOTHING_TO_DO if len(refused) == len(programs) else DONE
+    return [(program, answer) for program, answer in answers if not isinstance(answer, DaemonError)], status
+
+
+def as_json(arguments: argparse.Namespace, answers: Sequence[tuple[Program, Any]], name: str | None = None) -> str:
+    """Return the answer of the program that ``--pid`` selects, else a list with each program and its answer.
+
+    ``name``: the key of an answer that is no object.
+    """
+    if arguments.pid is not None:
+        return json.dumps(answers[0][1] if answers else None)
+    return json.dumps([{**program._asdict(), **({name: found} if name else found)} for program, found in answers])
+
+
+def _selected(arguments: argparse.Namespace) -> list[Program]:
+    """Return the programs with an agent that ``--pid``, ``--workload`` and ``--device`` select, by pid.
+
+    Prints a message if there is none.
+    """
+    if arguments.pid is not None:
+        return [Program(arguments.pid, "")]
+    uuid = None if arguments.device is None else device(arguments.url, arguments.device)
+    found = [
+        Program(agent["pid"], agent["workload"])
+        for agent in get(arguments.url, "/api/v1/agents")
+        if arguments.workload in (None, agent["workload"])
+        and (uuid is None or uuid in {pool["device_uuid"] for pool in agent["pools"]})
+    ]
+    if not found:
+        names = (("workload", arguments.workload), ("device", arguments.device))
+        target = " and ".join(f"{name} {value}" for name, value in names if value is not None)
+        print_error(f"gpumond: no connected agent matches {target}; `gpumond status` lists the agents")
+    return sorted(found)
+
+
 def get(url: str, path: str, headers: Mapping[str, str] = {}) -> Any:
-    """Return the decoded response to GET. Raises DaemonError."""
-    return _call(url, path, None, dict(headers), 10.0)
+    """Return the decoded response to GET. Raises DaemonError.
+
+    Without TLS, a token is sent only if the daemon refuses the request without one.
+    """
+    proven = url.startswith("https://")
+    try:
+        return _exchange("GET", url, path, None, headers, 10.0, proven)
+    except DaemonError as error:
+        if proven or error.status not in (UNAUTHORIZED, FORBIDDEN) or not _token(url)[0]:
+            raise
+        if not is_local(url):
+            note = "the token was not sent, since the connection is without TLS"
+            raise DaemonError(f"{error}; {note}", error.status, error.problem) from None
+    return _exchange("GET", url, path, None, headers, 10.0, True)
+
+
+def frame(url: str) -> CheckedFrame:
+    """Return the daemon's frame. Raises DaemonError."""
+    return frame_of(get(url, FRAME))
 
 
 def post(url: str, path: str, body: object, timeout: float) -> Any:
@@ -93,8 +206,7 @@ def delete(url: str, path: str) -> None:
 
 def download(url: str, path: str, file: BinaryIO) -> int:
     """Write the response to GET, which is sent as a change is, to a file. Return its size. Raises GpumondError."""
-    request, opener, origin = _request(url, path, None, {}, "GET", authorised=True)
-    with _errors(origin), opener.open(request, timeout=DOWNLOAD_SECONDS) as answer:
+    with _answer("GET", url, path, None, {}, DOWNLOAD_SECONDS, secret=True) as answer:
         size = int(answer.headers.get("Content-Length", -1))
         received = 0
         while chunk := answer.read(CHUNK_BYTES):
@@ -109,84 +221,120 @@ def download(url: str, path: str, file: BinaryIO) -> int:
 
 
 def _change(method: str, url: str, path: str, body: object, timeout: float) -> Any:
+    encoded = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
-    return _call(url, path, None if body is None else json.dumps(body).encode(), headers, timeout, method)
+    return _exchange(method, url, path, encoded, headers, timeout, True)
 
 
-def _call(url: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float, method: str = "GET") -> Any:
-    request, opener, origin = _request(url, path, body, headers, method, authorised=method != "GET")
-    with _errors(origin), opener.open(request, timeout=timeout) as answer:
-        empty = answer.status == 204 or answer.headers.get("Content-Type", "").startswith("text/plain")
-        return None if empty else json.load(answer)
-
-
-def _request(
-    url: str, path: str, body: bytes | None, headers: dict[str, str], method: str, authorised: bool
-) -> tuple[urllib.request.Request, urllib.request.OpenerDirector, Origin]:
-    """Return a request, its opener, and its origin. ``authorised``: it requires a token or the socket."""
-    if not url.startswith(("http://", "https://", "unix:///")):
-        raise DaemonError(f"{url}: expected an http:// or https:// address, or unix:///DIRECTORY/api.sock")
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # the daemon is on this machine
-    (token, source), named = _token(url), url
-    if url.startswith("unix://"):
-        url, handlers = "http://localhost", [*handlers, _OverUnix(url.removeprefix("unix://"))]
-    if token:
-        headers = headers | {"Authorization": f"Bearer {token}"}
-    elif authorised and urlsplit(url).hostname in LOCAL and (api := _api_socket()):
-        url, handlers = "http://localhost", [*handlers, _OverUnix(api)]
-    if url.startswith("https://"):
-        handlers.append(urllib.request.HTTPSHandler(context=_trust()))
-    request = urllib.request.Request(url.rstrip("/") + path, body, headers, method=method)
-    return request, urllib.request.build_opener(*handlers), Origin(named, source)
+def _exchange(
+    method: str,
+    url: str,
+    path: str,
+    body: bytes | None,
+    headers: Mapping[str, str],
+    seconds: float,
+    secret: bool,
+) -> Any:
+    deadline = time.monotonic() + seconds
+    content = bytearray()
+    with _answer(method, url, path, body, headers, seconds, secret) as answer:
+        while chunk := answer.read1(CHUNK_BYTES):
+            content += chunk
+            if len(content) > MAX_ANSWER_BYTES:
+                raise DaemonError(f"the daemon's answer has more than {MAX_ANSWER_BYTES >> 20} MiB")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no complete answer within {seconds:g} s")
+        if answer.headers.get("Content-Type", "").startswith("text/plain"):
+            return None
+        global answered
+        answered = True
+        return decoded(answer.status, bytes(content))
 
 
 @contextmanager
-def _errors(origin: Origin) -> Iterator[None]:
-    """Raise DaemonError for refusals, and for an address without a daemon."""
+def _answer(
+    method: str,
+    url: str,
+    path: str,
+    body: bytes | None,
+    headers: Mapping[str, str],
+    seconds: float,
+    secret: bool,
+) -> Iterator[HTTPResponse]:
+    """Yield the response to a request, if its status is 2xx. Raises DaemonError.
+
+    ``secret``: the request carries a token, or goes over the socket.
+    """
+    if not url.startswith(("http://", "https://", "unix:///")):
+        raise DaemonError(f"{url}: expected an http:// or https:// address, or unix:///DIRECTORY/api.sock")
     try:
-        yield
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _refusal(error, origin.token_source) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
+        route = _route(url, seconds, secret)
+        fields = {"User-Agent": f"gpumond/{__version__}", "Connection": "close", **headers}
+        if route.token:
+            fields["Authorization"] = f"Bearer {route.token}"
+        try:
+            route.connection.request(method, route.prefix + path, body, fields)
+            answer = route.connection.getresponse()
+            if not 200 <= answer.status < 300:
+                raise _refusal(answer, route.token_source)
+            yield answer
+        finally:
+            route.connection.close()
+    except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, "strerror", None) or error
         raise DaemonError(
-            f"no daemon answers at {origin.address} ({reason}); "
-            "start one with `gpumond serve`, or pass its address with --url"
+            f"no daemon answers at {url} ({reason}); start one with `gpumond serve`, or pass its address with --url"
         ) from None
 
 
-def _refusal(error: urllib.error.HTTPError, token_source: str) -> DaemonError:
-    sent = f" (the token is from {token_source})" if error.code == UNAUTHORIZED and token_source else ""
+def _refusal(answer: HTTPResponse, token_source: str) -> DaemonError:
+    sent = f" (the token is from {token_source})" if answer.status == UNAUTHORIZED and token_source else ""
     try:
-        problem = json.load(error)
-        return DaemonError(f"{problem['detail']}{sent}", error.code, problem)
-    except (OSError, ValueError, KeyError, TypeError):
-        return DaemonError(f"the daemon answered {error.code} {error.reason}{sent}", error.code)
+        decoded(answer.status, answer.read(CHUNK_BYTES))
+    except DaemonError as error:
+        detail = str(error) or f"the daemon answered {answer.status} {answer.reason}"
+        return DaemonError(f"{detail}{sent}", answer.status, error.problem)
+    raise AssertionError(answer.status)  # a refusal is never decoded
+
+
+def _route(url: str, seconds: float, secret: bool) -> Route:
+    """Return the way to the daemon. Raises DaemonError if it carries a token to somebody whom it must not reach."""
+    token, source = _token(url) if secret else ("", "")
+    if url.startswith("unix://"):
+        return Route(UnixConnection(url.removeprefix("unix://"), seconds), "", token, source)
+    parts, named = urlsplit(url), os.environ.get("GPUMOND_TOKEN")
+    if parts.scheme == "http" and is_local(url) and (url.rstrip("/") == DEFAULT_URL or (secret and not token)):
+        for directory in runtime_directories():
+            over_socket = UnixConnection(str(directory / "api.sock"), seconds)
+            try:
+                over_socket.connect()
+            except (OSError, UntrustedListener):
+                continue
+            return Route(over_socket, "", token if named else "", source if named else "")
+    if token and not may_receive_token(url):
+        raise DaemonError(f"{url}: the token is not sent without TLS; give the daemon a web_config and use https")
+    places = map(str, runtime_directories())
+    return Route(connection(parts, seconds, _trust, bool(token), places), parts.path.rstrip("/"), token, source)
 
 
 def _token(url: str) -> tuple[str, str]:
     """Return $GPUMOND_TOKEN, else, for a daemon on this machine, the first readable token file's content, and its
     source.
 
-    Both are empty without a token.
+    Both are empty without a token. Raises ConfigError for a token with a space or a control character.
     """
-    if token := os.environ.get("GPUMOND_TOKEN"):
-        return token, "$GPUMOND_TOKEN"
+    if token := os.environ.get("GPUMOND_TOKEN", "").strip():
+        return checked(token, "$GPUMOND_TOKEN"), "$GPUMOND_TOKEN"
     if urlsplit(url).hostname not in LOCAL:
         return "", ""
     for directory in runtime_directories():
         try:
-            return (directory / "token").read_text().strip(), str(directory / "token")
-        except OSError:
-            pass
+            token = (directory / "token").read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if token:
+            return checked(token, str(directory / "token")), str(directory / "token")
     return "", ""
-
-
-def _api_socket() -> str | None:
-    """Return the first API socket on this machine that this user may connect to."""
-    sockets = (str(directory / "api.sock") for directory in runtime_directories())
-    return next((path for path in sockets if os.access(path, os.W_OK)), None)
 
 
 def runtime_directories(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
@@ -203,32 +351,9 @@ def runtime_directories(environ: Mapping[str, str] = os.environ) -> Iterator[Pat
 
 
 def _trust() -> ssl.SSLContext:
-    """Return a TLS context with the authorities in $GPUMOND_CA_FILE, else those of the system."""
+    """Return a TLS context with the authorities in $GPUMOND_CA_FILE, else those of the system. Raises DaemonError."""
     named = os.environ.get("GPUMOND_CA_FILE") or None
     try:
         return ssl.create_default_context(cafile=named)
     except OSError as error:
         raise DaemonError(f"GPUMOND_CA_FILE {named}: {error.strerror or error}") from None
-
-
-class _OverUnix(urllib.request.HTTPHandler):
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self._path = path
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        def connection(host: str, **options: Any) -> http.client.HTTPConnection:
-            return _UnixConnection(self._path, **options)
-
-        return self.do_open(connection, req)
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, **options: Any) -> None:
-        super().__init__("localhost", **options)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)

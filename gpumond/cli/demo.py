@@ -14,8 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gpumond.cli.client import DEFAULT_URL
-from gpumond.cli.forked import call_in_fork
-from gpumond.cli.serve import add_common_arguments, flags, import_daemon, serve
+from gpumond.cli.serve import add_common_arguments, flags, serve
 from gpumond.config import Settings
 from gpumond.model.units import MIB
 from gpumond.sim.device import Spec, create
@@ -75,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             own = {} if arguments.config or arguments.device else {"rules": RULES, "interval": INTERVAL_SECONDS}
             return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
-        settings = call_in_fork(reload, import_daemon)
+        settings = reload()
         devices = arguments.device or Path(directory)
         if not (devices / "card0").exists():
             create(devices / "card0", DEVICE)

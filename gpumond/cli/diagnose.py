@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from io import TextIOWrapper
 from pathlib import Path
 
-from gpumond.cli import DONE, html_report
+from gpumond.cli import DONE, html_report, print_error
 from gpumond.cli.findings import Findings
 from gpumond.diagnosis import Diagnosis, diagnose
 from gpumond.errors import ConfigError
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         sized = _diagnose(read, findings, arguments.json)
     finally:
         for remark in remarks:
-            print(f"gpumond: {lines.name}: {remark}", file=sys.stderr)
+            print_error(f"gpumond: {lines.name}: {remark}")
     if not sized:
         print(
             f"gpumond: {lines.name}: the log has no device capacity, so time to OOM and memory pressure are unknown;"

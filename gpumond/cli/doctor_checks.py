@@ -237,6 +237,11 @@ def _engine(engine: Mapping[str, Any]) -> Finding:
         advice = WITH_PTRACE if problem.endswith(WITH_PTRACE) else ""
         detail = f"it answers, but its memory is unknown and cannot be released: {problem.removesuffix(advice)}"
         return Finding(subject, "note", detail.rstrip(": "), advice)
+    if engine.get("returning_seconds") is not None:
+        return Finding(subject, "bad", f"it does not serve after a release: {engine['returning_problem']}")
+    if (uid := engine.get("pinned_uid")) is not None:
+        detail = f"{engine['kind']} answers; its secret is sent to uid {uid}, the first that listened at its address"
+        return Finding(subject, "note", detail, "declare user:, the user of the server")
     return Finding(subject, "good", f"{engine['kind']} answers")
 
 

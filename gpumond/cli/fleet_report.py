@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,10 @@ from gpumond.model.units import duration, level, seconds
 
 NO_NAME = "(none)"
 WASTED = "WASTED: memory of idle programs, returnable and stranded memory of the others"
+_MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|&~@:]")
+"""Characters that Markdown interprets, in links and mentions too."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of a formula in a spreadsheet."""
 FIELDS = ("used", "idle_held", "returnable", "wasted", "cost")
 
 
@@ -80,16 +85,21 @@ def _table(by: str, rows: Sequence[Usage]) -> None:
 
 
 def _markdown(by: str, rows: Sequence[Usage]) -> None:
-    header, *cells = _cells(by, rows)
+    header, *cells = ([_MARKUP.sub(r"\\\g<0>", safe(cell)) for cell in line] for line in _cells(by, rows))
     for line in (header, ["---", *("---:" for _ in header[1:])], *cells):
-        print("| " + " | ".join(safe(cell).replace("|", r"\|") for cell in line) + " |")
+        print("| " + " | ".join(line) + " |")
 
 
 def _csv(by: str, rows: Sequence[Usage]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     fields = [name for name in FIELDS if name != "cost" or any(row.cost is not None for row in rows)]
     writer.writerow([by, *(f"{name}_gibibyte_hours" if name != "cost" else name for name in fields)])
-    writer.writerows([safe(row.name), *(f"{getattr(row, name):.6g}" for name in fields)] for row in rows)
+    writer.writerows([_cell(row.name), *(f"{getattr(row, name):.6g}" for name in fields)] for row in rows)
+
+
+def _cell(name: str) -> str:
+    """Return text that a spreadsheet shows, and does not calculate."""
+    return "'" * name.startswith(_FORMULA) + safe(name)
 
 
 def _json(by: str, rows: Sequence[Usage]) -> None:

@@ -17,7 +17,7 @@ from gpumond.cli.top import page
 from gpumond.errors import ConfigError, DaemonError
 from gpumond.fleet import Machine
 from gpumond.fleet.connection import Client, run_each
-from gpumond.fleet.status import FRAME, MALFORMED
+from gpumond.top.frame import CheckedFrame
 from gpumond.top.lines import colours_of
 from gpumond.top.rows import plain
 from gpumond.top.view import View, merged, view
@@ -33,6 +33,9 @@ class MachineDaemon:
     def __init__(self, client: Client, machine: Machine) -> None:
         self.url = machine.url
         self._client, self._machine = client, machine
+
+    def frame(self) -> CheckedFrame:
+        return asyncio.run(self._client.frame(self._machine))
 
     def get(self, path: str) -> Any:
         return asyncio.run(self._client.get(self._machine, path))
@@ -77,13 +80,10 @@ def _show(client: Client, machines: Sequence[Machine]) -> None:
 async def _print_once(arguments: argparse.Namespace, client: Client, machines: Sequence[Machine]) -> int:
     async def read(machine: Machine) -> tuple[Any, View] | DaemonError:
         try:
-            frame = await client.get(machine, FRAME)
+            frame = await client.frame(machine)
         except DaemonError as error:
             return error
-        try:
-            return frame, view(frame)
-        except DaemonError:
-            return DaemonError(MALFORMED)
+        return frame, view(frame)
 
     answers = await run_each(machines, read, arguments.parallel)
     read_each = [*zip(machines, answers, strict=True)]

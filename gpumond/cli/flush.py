@@ -8,23 +8,17 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, client
-from gpumond.cli.arguments import duration
+from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, client, print_error
+from gpumond.cli.arguments import add_target, duration
 from gpumond.cli.table import size, table
 from gpumond.errors import DaemonError
 from gpumond.model.pools import ALL_STEPS, ENGINE_STEP
 from gpumond.model.units import level
+from gpumond.top.frame import receipts_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--pid", type=int, metavar="N", help="flush one process")
-    target.add_argument(
-        "--device",
-        metavar="NAME",
-        help="flush every process with an agent on one device: index, UUID or its prefix, or PCI address",
-    )
-    target.add_argument("--workload", metavar="NAME", help="flush every process of one workload")
+    target = add_target(parser, "flush")
     target.add_argument("--all", action="store_true", help="flush every process with an agent")
     parser.add_argument(
         "--step",
@@ -75,13 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
     except DaemonError as error:
-        print(f"gpumond: {error}", file=sys.stderr)
+        print_error(f"gpumond: {error}")
         if "receipts" not in error.problem:
             return {404: NOTHING_TO_DO, 422: WRONG_USE}.get(error.status, FAILED)
         answer = error.problem
     shown = plan_table if arguments.dry_run else receipt_table
-    print(json.dumps(answer, indent=2) if arguments.json else shown(answer["receipts"]))
-    return _exit_code(answer["receipts"])
+    receipts = receipts_of(answer)
+    print(json.dumps(answer, indent=2) if arguments.json else shown(receipts))
+    return _exit_code(receipts)
 
 
 def _exit_code(receipts: Iterable[dict[str, Any]]) -> int:

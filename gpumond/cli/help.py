@@ -33,7 +33,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "gpumond flush --pid 4242",
         "gpumond flush --device 0 --step gc --step cache --min-reclaimable 1GiB",
     ),
-    "limit": ("gpumond limit --pid 4242 40GiB", "gpumond limit --pid 4242 none"),
+    "limit": ("gpumond limit --pid 4242 40GiB", "gpumond limit --workload train --device 0 none"),
     "alerts": ("gpumond alerts", "gpumond alerts --past"),
     "silence": (
         "gpumond silence add rule=leak 'workload=~train.*' --for 1h --reason 'a known leak'",
@@ -47,7 +47,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "gpumond run --workload train -- torchrun --nproc-per-node 8 train.py",
         "gpumond run --need 40GiB --wait 10m -- python train.py",
     ),
-    "why": ("gpumond why --pid 4242", "gpumond why --pid 4242 --record 60 --html sites.html"),
+    "why": ("gpumond why --workload train", "gpumond why --pid 4242 --record 60 --html sites.html"),
     "snapshot": ("gpumond snapshot --pid 4242 --out memory.pickle",),
     "attach": ("gpumond attach 4242 --workload train",),
     "load": ("gpumond load --list", "gpumond load leak-linear --seed 1 --duration 5m"),

@@ -7,6 +7,8 @@ import json
 
 from gpumond.cli import DONE, client
 from gpumond.cli.flush import receipt_table
+from gpumond.model.pools import Receipt
+from gpumond.top.frame import checked_as
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    found = client.get(arguments.url, "/api/v1/receipts")[-arguments.limit :] if arguments.limit else []
+    receipts = checked_as(tuple[Receipt, ...], client.get(arguments.url, "/api/v1/receipts"), "receipts")
+    found = receipts[-arguments.limit :] if arguments.limit else []
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from gpumond.cli import DONE, client
+from gpumond.cli import DONE, client, print_error
 from gpumond.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.importers.csv_recording import HEADER, csv_lines
 from gpumond.model.snapshot import Snapshot
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass
     summary = f"{count} snapshots recorded" + (f", {missed} missed between two requests" if missed else "")
-    print(f"gpumond: {summary}", file=sys.stderr)
+    print_error(f"gpumond: {summary}")
     return DONE
 
 
@@ -84,7 +84,7 @@ def taken(url: str, duration: float) -> Iterator[Snapshot]:
             if last is None and error.status != NOT_YET:
                 raise
             if not away:
-                print(f"gpumond: {error}; waiting for the daemon", file=sys.stderr)
+                print_error(f"gpumond: {error}; waiting for the daemon")
             away = True
             time.sleep(LONGEST_SECONDS)
             continue

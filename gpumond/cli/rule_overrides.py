@@ -10,7 +10,8 @@ from typing import Any
 
 from gpumond.cli import DONE, client
 from gpumond.cli.table import table
-from gpumond.rules import Unit, readable
+from gpumond.quantities import Unit
+from gpumond.rules import readable
 from gpumond.rules.schema import UNITS
 
 ACTIONS = ("list", "override", "restore")

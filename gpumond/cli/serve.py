@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpumond.cli import DONE
-from gpumond.cli.forked import call_in_fork
 from gpumond.collector.start import Worker, start_worker
 from gpumond.sources import SOURCES, detected
 
 if TYPE_CHECKING:
     from gpumond.config import Settings
+    from gpumond.config.file import Kept
 
 ACCESS = ("insecure", "web_config", "tokens_file")
 SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval", "log_format", "log_level", *ACCESS)
@@ -67,7 +66,6 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    gc.disable()  # nothing is to be collected during the imports of the start; `server.serve` collects after them
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would read the metadata of all packages
     worker: Worker | None = None
     with suppress(OSError):  # such as a limit of processes; the collector tries again
@@ -76,30 +74,18 @@ def run(arguments: argparse.Namespace) -> int:
     if worker and named:
         worker.open(arguments.source)
 
-    def reload() -> Settings:
-        from gpumond.config.loading import load
+    try:
+        from gpumond.config.file import ConfigurationFile
 
-        return load(arguments.config, flags(arguments))
-
-    def load_and_open() -> tuple[Settings, str]:
-        settings = reload()
+        file = ConfigurationFile(arguments.config, flags(arguments))
+        settings, kept = file.load_or_keep()
         source = choose_source(settings.source)
         if worker and not named:
             worker.open(source)
-        return settings, source
-
-    try:
-        import gpumond.config  # noqa: F401  # before the fork: both processes need it
-
-        settings, source = call_in_fork(load_and_open, import_daemon)
-        return serve(settings, source, reload, worker=worker)
+        return serve(settings, source, file.load, worker=worker, kept=kept, without_port=True)
     finally:
         if worker and worker.process.poll() is None:
             worker.end()
-
-
-def import_daemon() -> None:
-    import gpumond.daemon.server  # noqa: F401
 
 
 def flags(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -113,11 +99,15 @@ def serve(
     pace: float = 1.0,
     bound: Callable[[str], None] = lambda address: None,
     worker: Worker | None = None,
+    kept: Kept | None = None,
+    without_port: bool = False,
 ) -> int:
     """Run the daemon in this process until a signal stops it.
 
     ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the page's address when the
-    port accepts connections. ``worker``: the process that reads the source, if it has been started.
+    port accepts connections. ``worker``: the process that reads the source, if it has been started. ``kept``: the
+    settings are not those of the present configuration file. ``without_port``: do not end if another program uses the
+    port.
     """
     import asyncio
 
@@ -126,7 +116,7 @@ def serve(
     log_limit = logs.configure(settings.log_format, settings.log_level)
     from gpumond.daemon import server
 
-    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, worker))
+    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, worker, kept, without_port))
     return DONE
 
 

@@ -1,14 +1,14 @@
-"""``gpumond snapshot --pid PID``: make a program write its framework's memory snapshot, and fetch the file."""
+"""``gpumond snapshot``: make programs write their framework's memory snapshot, and fetch the file of one."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from contextlib import suppress
 from typing import Any
 
-from gpumond.cli import DONE, client
+from gpumond.cli import client
+from gpumond.cli.arguments import add_target
 from gpumond.errors import ConfigError, DaemonError, GpumondError
 from gpumond.model.units import human, seconds
 
@@ -17,13 +17,13 @@ ANSWER_SECONDS = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    parser.add_argument("--out", metavar="FILE", help="fetch the snapshot, and write it to this file")
+    add_target(parser, "write the snapshot of")
+    add_recording(parser)
+    parser.add_argument("--out", metavar="FILE", help="fetch the snapshot of one program, and write it to this file")
     client.add_arguments(parser)
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pid", required=True, type=int, metavar="PID", help="pid of the program")
+def add_recording(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record",
         metavar="DURATION",
@@ -33,16 +33,18 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     body = recording(arguments.record)
-    path = f"/api/v1/agents/{arguments.pid}"
-    dump = client.post(arguments.url, f"{path}/snapshot", body, timeout=duration(body) + ANSWER_SECONDS)
-    if arguments.out is not None:
-        fetch(arguments.url, path, dump, arguments.out)
-    if arguments.json:
-        print(json.dumps(dump))
-    else:
-        where = arguments.out or f"{dump['path']} on the program's machine (--out FILE fetches it)"
-        print(f"{human(dump['size_bytes'])} of {dump['allocator']} in {where}")
-    return DONE
+    one_for = None if arguments.out is None else "--out"
+    answers, status = client.ask_programs(arguments, "snapshot", body, duration(body) + ANSWER_SECONDS, one_for)
+    for program, dump in answers:
+        if arguments.out is not None:
+            fetch(arguments.url, program.pid, dump, arguments.out)
+        if not arguments.json:
+            where = arguments.out or f"{dump['path']} on the program's machine (--out FILE fetches it)"
+            subject = "" if arguments.pid is not None else f"{program}: "
+            print(f"{subject}{human(dump['size_bytes'])} of {dump['allocator']} in {where}")
+    if arguments.json and answers:
+        print(client.as_json(arguments, answers))
+    return status
 
 
 def recording(text: str | None) -> dict[str, float]:
@@ -59,14 +61,14 @@ def duration(body: dict[str, float]) -> float:
     return body.get("record_seconds", 0.0)
 
 
-def fetch(url: str, path: str, dump: dict[str, Any], out: str) -> None:
+def fetch(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
     """Write a snapshot's file to ``out``, which is complete or absent. Raises GpumondError."""
     if dump.get("id") is None:
         raise DaemonError("the program's agent is too old to send the file")
     partial = f"{out}.{os.getpid()}.partial"
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            client.download(url, f"{path}/snapshots/{dump['id']}", file)
+            client.download(url, f"/api/v1/agents/{pid}/snapshots/{dump['id']}", file)
         os.replace(partial, out)
     except OSError as error:
         raise GpumondError(f"{out}: {error.strerror}") from None

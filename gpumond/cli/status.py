@@ -27,7 +27,12 @@ ENGINE_HIDEABLE = (">IDLE", ">WAITING", ">RUNNING", "KIND")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--healthy", action="store_true", help="only check that the daemon responds, for health checks")
-    parser.add_argument("-v", "--verbose", action="store_true", help="also show the UUID and PCI address of devices")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also show the UUID and PCI address of devices, and the parts of the overhead of programs",
+    )
     parser.add_argument("-w", "--wide", action="store_true", help="show complete tables, wider than the terminal")
     client.add_arguments(parser)
 
@@ -36,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.healthy:
         client.get(arguments.url, "/-/healthy")
         return DONE
-    frame = client.get(arguments.url, "/api/v1/frame")
+    frame = client.frame(arguments.url)
     if arguments.json:
         print(json.dumps(_combined(frame, client.get(arguments.url, "/api/v1/status")), indent=2))
         return DONE
@@ -47,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         process_table(content, limit),
         engine_table(frame["snapshot"], limit),
     )
-    sections = (*tables, *notes(content))
+    sections = (*tables, overheads(content) if arguments.verbose else "", *notes(content))
     print("\n\n".join(section for section in sections if section))
     return DONE
 
@@ -137,6 +142,15 @@ def process_table(content: View, width: int | None = None) -> str:
     return fitting_table(header, rows, width, PROCESS_HIDEABLE) if rows else ""
 
 
+def overheads(content: View) -> str:
+    """Return the parts of each overhead that are known, one process on a line."""
+    return "\n".join(
+        f"overhead of {process.program} (pid {process.pid}) on GPU {process.gpu}: {process.overhead_parts}"
+        for process in content.processes
+        if process.overhead_parts
+    )
+
+
 def engine_table(snapshot: Mapping[str, Any], width: int | None = None) -> str:
     """Return a table of the declared serving engines; empty without one."""
     header = ("ENGINE", "KIND", "STATE", ">USED", ">KV CACHE IN USE", ">RUNNING", ">WAITING", ">IDLE", "MODELS")
@@ -162,12 +176,18 @@ def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], i
     total = sum(sizes) if sizes else None
     kv_cache = kv_cache_bytes(engine, total)
     yield from (engine["name"], engine["kind"])
-    yield engine["problem"] or ("asleep" if engine["asleep"] else "up")
+    yield engine["problem"] or _service(engine)
     yield size(total)
     yield "-" if ratio is None else f"{ratio:.0%}" + (f" of {human(kv_cache)}" if kv_cache else "")
     yield from ("-" if engine[name] is None else str(engine[name]) for name in ("running", "waiting"))
     yield "-" if idle is None else duration(idle)
     yield ", ".join(model["name"] for model in engine["models"]) or "-"
+
+
+def _service(engine: Mapping[str, Any]) -> str:
+    if engine.get("returning_seconds") is not None:
+        return f"out of service for {duration(engine['returning_seconds'])}: {safe(engine['returning_problem'])}"
+    return "asleep" if engine["asleep"] else "paused" if engine.get("paused") else "up"
 
 
 def notes(content: View) -> Iterator[str]:

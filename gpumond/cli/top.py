@@ -14,6 +14,7 @@ from gpumond.cli.arguments import address
 from gpumond.cli.status import notes, process_table
 from gpumond.cli.table import output_width
 from gpumond.top.connection import names
+from gpumond.top.frame import CheckedFrame
 from gpumond.top.ledger import device_lines
 from gpumond.top.lines import ansi, colours_of, plain_text
 from gpumond.top.view import View, merged, of_device, view
@@ -24,6 +25,9 @@ class Daemon:
 
     def __init__(self, url: str) -> None:
         self.url = url
+
+    def frame(self) -> CheckedFrame:
+        return client.frame(self.url)
 
     def get(self, path: str) -> Any:
         return client.get(self.url, path)
@@ -50,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _wrong_use("--device requires a single --url")
     device = None if arguments.device is None else client.device(urls[0], arguments.device)
     if arguments.once:
-        frames = [client.get(url, "/api/v1/frame") for url in urls]
+        frames = [client.frame(url) for url in urls]
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
         if arguments.json:

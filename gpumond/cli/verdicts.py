@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    frame = client.get(arguments.url, "/api/v1/frame")
+    frame = client.frame(arguments.url)
     found = [each for each in frame["verdicts"] if arguments.all or each["kind"] not in SHAPES]
     if arguments.json:
         print(json.dumps(found, indent=2))

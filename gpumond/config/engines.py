@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from gpumond.engines import KINDS, spec_of
-from gpumond.engines.spec import CALL_SECONDS, Address, Auth, Call, Declaration, Generic, Pointers
+from gpumond.engines.spec import Address, Auth, Call, Declaration, Generic, Pointers
 from gpumond.model.pools import ENGINE_STEP
 from gpumond.rules.config import Strict
 
@@ -68,11 +68,10 @@ class RequestConfig(Strict):
             raise ValueError("body belongs to post")
         return self
 
-    def call(self, reads: bool = False) -> Call:
-        seconds = CALL_SECONDS if reads else None
+    def call(self) -> Call:
         if self.get is not None:
-            return Call(method="GET", path=self.get, seconds=seconds)
-        return Call(method="POST", path=self.post or "/", body=self.body, seconds=seconds)
+            return Call(method="GET", path=self.get)
+        return Call(method="POST", path=self.post or "/", body=self.body)
 
 
 class StateConfig(RequestConfig):
@@ -212,7 +211,7 @@ class EngineConfig(Strict):
             return None
         release = self.release or ReleaseConfig(post="/")
         return Generic(
-            read=self.state.call(reads=True),
+            read=self.state.call(),
             pointers=self.state.pointers(),
             release=self.release.call() if self.release else None,
             wake=self.wake.call() if isinstance(self.wake, RequestConfig) else None,

@@ -9,6 +9,12 @@ from typing import Any
 from pydantic import BaseModel
 
 
+def key_at(location: Sequence[object]) -> str:
+    """Return the text of a location, such as ``rules[0].above``."""
+    named = location if location[:1] != ("receivers",) else (*location[:2], *location[3:])  # without the type
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).lstrip(".")
+
+
 def explain(
     error: Any,
     origin: Mapping[str, str],
@@ -23,8 +29,7 @@ def explain(
     """
     location = error["loc"]
     place = origin.get(str(location[0]), where) if location else where
-    named = location if location[:1] != ("receivers",) else (*location[:2], *location[3:])  # without the type
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).lstrip(".")
+    key = key_at(location)
     if error["type"] == "extra_forbidden":
         own = model(location)
         known = [field.alias or name for name, field in own.model_fields.items()]

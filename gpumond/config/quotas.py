@@ -35,6 +35,11 @@ Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=MAX_BYTES), WithJso
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 
 
+def _names(pattern: str | None) -> bool:
+    """Return True for a pattern that does not match every text."""
+    return bool(pattern) and not set(pattern or "") <= {"*", "?"}
+
+
 class QuotaMatch(Strict):
     """Patterns with ``*``, ``?`` and ``[...]`` for the attributes of a process. All that are given must match."""
 
@@ -61,7 +66,10 @@ class QuotaConfig(Strict):
     match: QuotaMatch = Field(description="the processes that the quota applies to")
     soft: Size | None = Field(None, description="memory above which the alert `quota-exceeded` is active")
     limit: Size | None = Field(None, description="limit that the daemon sets in programs that allow it")
-    reserve: Size | None = Field(None, description="memory that the daemon keeps available for the process")
+    reserve: Size | None = Field(
+        None,
+        description="memory that the daemon keeps available for the processes together; requires a user or namespace",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> QuotaConfig:
@@ -69,6 +77,10 @@ class QuotaConfig(Strict):
             raise ValueError("expected at least one of soft, limit and reserve")
         if self.soft is not None and self.limit is not None and self.soft > self.limit:
             raise ValueError("soft: expected at most the limit")
+        if self.reserve is not None and not any(map(_names, (self.match.user, self.match.namespace))):
+            raise ValueError(
+                "reserve: add match.user or match.namespace, and not *; any program can take the name of a workload"
+            )
         if self.reserve is not None and self.limit is not None and self.reserve > self.limit:
             raise ValueError("reserve: expected at most the limit")
         return self

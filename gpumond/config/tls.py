@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import ssl
@@ -86,10 +87,22 @@ def certificate_subjects(peercert: dict[str, Any] | None) -> frozenset[str]:
     """
     subjects = set()
     for kind, name in (peercert or {}).get("subjectAltName", ()):
-        forms = ("URI",) if "://" in name else ("email",) if "@" in name else ("DNS", "IP Address")
-        if kind in forms:
+        if kind == _kind_of(name):
             subjects.add(f"certificate:{name}")
     return frozenset(subjects)
+
+
+def _kind_of(name: str) -> str:
+    """Return the type of a subject alternative name with this form."""
+    if "://" in name:
+        return "URI"
+    if "@" in name:
+        return "email"
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "DNS"
+    return "IP Address"
 
 
 def _load(context: ssl.SSLContext, cert: str, key: str) -> None:

@@ -22,6 +22,7 @@ PREFIX = "gpm_"
 MAX_BYTES = 1 << 20
 EXAMPLE = "nightly flush,read 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
+_EMPTY = hashlib.sha256(b"").digest()
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _CERTIFICATE, _ACCOUNT = "certificate:", "service-account:"
@@ -69,6 +70,8 @@ def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
             raise ConfigError(f"tokens_file {where}, line {number}: the name {token.name!r} is used twice")
         if token.subject and token.subject in {other.subject for other in tokens.values()}:
             raise ConfigError(f"tokens_file {where}, line {number}: {token.subject} is in two lines")
+        if token.digest and token.digest in {other.digest for other in tokens.values()}:
+            raise ConfigError(f"tokens_file {where}, line {number}: {token.name} has the hash of another line")
         tokens[token.name] = token
     return tuple(tokens.values())
 
@@ -109,7 +112,10 @@ def _token(words: list[str], place: str) -> Token:
             f"{place}: {name}: expected a SHA-256 of 64 hexadecimal digits, certificate:NAME or "
             "service-account:NAMESPACE/NAME"
         )
-    return Token(name, frozenset(scopes.split(",")), bytes.fromhex(hashed))
+    hash_bytes = bytes.fromhex(hashed)
+    if hash_bytes == _EMPTY:
+        raise ConfigError(f"{place}: {name}: the hash is that of an empty token; was the variable with the token set?")
+    return Token(name, frozenset(scopes.split(",")), hash_bytes)
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from gpumond.baselines.statistics import Baseline
 from gpumond.errors import StoreUnavailable
 from gpumond.history import Coarse
+from gpumond.host.users import counted_name
 from gpumond.model.frame import Alert
 from gpumond.model.persisted import Heartbeat, KeptAlert, Notice
 from gpumond.model.pools import Receipt
@@ -174,7 +175,7 @@ class Store:
         return await self._run(lambda db: audit_table.newest(db, limit, users))
 
     async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
-        rows = [(receipt.started_at, to_text(receipt), receipt.requested_by) for receipt in receipts]
+        rows = [(receipt.started_at, to_text(receipt), counted_name(receipt.requested_by)) for receipt in receipts]
 
         def add(db: sqlite3.Connection) -> None:
             db.executemany("INSERT INTO receipts (at, body, owner) VALUES (?, ?, ?)", rows)
@@ -380,7 +381,7 @@ class Store:
 def _owner(alert: Alert) -> str:
     """Return the owner of a past alert's share: a user where a label names one, else its rule."""
     uid = dict(alert.labels).get("uid")
-    return f"uid:{uid}" if uid else alert.rule
+    return counted_name(f"uid:{uid}") if uid else alert.rule
 
 
 def _full(directory: Path) -> bool:

@@ -17,12 +17,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from gpumond.host.users import counted_name
 from gpumond.store import audit_ends
 from gpumond.store.audit_chain import MISSING, TRIM, AuditEntry, canonical, next_entry, verify
 from gpumond.store.database import LOCK_SECONDS, lossless
 
 ADMINISTRATORS = ""
-"""Name of the administrators' chain. A user's chain has the user's name, as in ``uid:1000``."""
+"""Name of the administrators' chain. A user's chain has the name of the person, as in ``uid:1000``."""
 OTHER_USERS = "uid:*"
 MAX_CHAINS = 256
 """Number of users with a chain of their own; the others share one."""
@@ -165,8 +166,9 @@ def _append(db: sqlite3.Connection, chain: str, actor: str, action: str, detail:
 def _chain_of(db: sqlite3.Connection, actor: str) -> str:
     if not is_user(actor):
         return ADMINISTRATORS
-    known = db.execute("SELECT 1 FROM user_audit WHERE chain = ? LIMIT 1", (actor,)).fetchone()
-    return actor if known or len(_chains(db)) < MAX_CHAINS else OTHER_USERS
+    chain = counted_name(actor)
+    known = db.execute("SELECT 1 FROM user_audit WHERE chain = ? LIMIT 1", (chain,)).fetchone()
+    return chain if known or len(_chains(db)) < MAX_CHAINS else OTHER_USERS
 
 
 def _chains(db: sqlite3.Connection) -> list[str]:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from gpumond.errors import DaemonError
 from gpumond.model.units import duration
+from gpumond.top.frame import CheckedFrame
 from gpumond.top.notices import FrameNotice
 from gpumond.top.rows import plain
 from gpumond.top.view import View, merged, view
@@ -28,10 +29,11 @@ T = TypeVar("T")
 
 
 class DaemonClient(Protocol):
-    """The HTTP API of a daemon. Both methods raise DaemonError."""
+    """The HTTP API of a daemon. All methods raise DaemonError."""
 
     url: str
 
+    def frame(self) -> CheckedFrame: ...
     def get(self, path: str) -> Any: ...
     def post(self, path: str, body: object, timeout: float) -> Any: ...
 
@@ -54,7 +56,7 @@ class Requests:
                 answer = error
             except (HTTPException, OSError) as error:
                 answer = DaemonError(f"the daemon closed the connection: {type(error).__name__}")
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 answer = DaemonError(f"the response is not from gpumond ({type(error).__name__}: {error}); check --url")
             self._answers.put(lambda: then(answer))
             self._wake()
@@ -140,7 +142,7 @@ class Connection:
                 self.view = answer
             then()
 
-        requests.ask(lambda: view(self.daemon.get("/api/v1/frame")), receive)
+        requests.ask(lambda: view(self.daemon.frame()), receive)
 
     def shown(self, now: float) -> View | None:
         """Return the latest view, None if it is too old to show."""

@@ -21,7 +21,9 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
         lines += wrapped([Piece(sentence, "bold" if row.notable else "")], width)
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     holder, kv_cache = row.kv_cache or ("", "")
-    more = {holder: f", {kv_cache}"}
+    more = {holder: f", {kv_cache}"} if kv_cache else {}
+    if row.overhead_parts:
+        more["overhead"] = f"{more.get('overhead', '')}: {row.overhead_parts}"
     terms = [(share, human(size) + more.get(share, "")) for share, size in shares if size is not None]
     terms += [("user", row.user)] if row.user else []
     for term, value in (*terms, *row.facts):

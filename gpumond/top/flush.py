@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from gpumond.errors import DaemonError
 from gpumond.model.units import human
 from gpumond.top.connection import DaemonClient, Requests
+from gpumond.top.frame import receipts_of
 from gpumond.top.lines import Line, Piece, wrapped
 from gpumond.top.panels import Hints, Panel
 from gpumond.top.rows import plain
@@ -137,8 +138,9 @@ def _request(target: FlushTarget, dry_run: bool, plan: str) -> Answer:
             remedy = "; set a token with GPUMOND_TOKEN" if error.status == UNAUTHORIZED else ""
             return Answer(target, problem=plain(f"{error}{remedy}", 600))
         answer = error.problem  # only some of the programs answered in time
-    receipts = [_receipt(each) for each in answer["receipts"]]
-    return Answer(target, receipts, answer["released_bytes"], str(answer.get("id", "")))
+    receipts = receipts_of(answer)
+    released = sum(receipt["released_bytes"] for receipt in receipts)
+    return Answer(target, [*map(_receipt, receipts)], released, str(answer.get("id", "")))
 
 
 def _receipts(answers: Iterable[Answer]) -> Iterator[Receipt]:
@@ -146,7 +148,6 @@ def _receipts(answers: Iterable[Answer]) -> Iterator[Receipt]:
 
 
 def _receipt(receipt: Mapping[str, Any]) -> Receipt:
-    """Convert a receipt. Raises KeyError and TypeError if it is not one."""
     expected, driver = receipt["expected"], receipt["driver_released_bytes"]
     program = f"{plain(receipt['workload'] or '?', 64)} {plain(receipt['allocator'] or '', 20)}".rstrip()
     subject, outcome = (str(receipt["pid"]), program), plain(receipt["outcome"], 20)

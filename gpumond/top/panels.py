@@ -84,9 +84,9 @@ SHARES = (
     ("live", "holds tensors or arrays in use"),
     ("cached", "an allocator keeps it for reuse; a flush releases it"),
     ("stranded", "an allocator keeps it in partly used segments; a flush cannot release it"),
-    ("overhead", "contexts, libraries and other memory outside of the allocators"),
-    ("opaque", "all memory of a program without the agent"),
-    ("unclaimed", "used memory that no process accounts for"),
+    ("overhead", "context, libraries, NCCL, imported memory, caches without an adapter"),
+    ("opaque", "parts unknown: no agent, or a pool without a count"),
+    ("unclaimed", "used memory that no process accounts for; it may be managed memory"),
 )
 KEY = 24
 

@@ -69,8 +69,8 @@ class ProcessSources(NamedTuple):
 class ProcessRow:
     """One process on one device. ``verdicts`` are sentences.
 
-    ``container`` is the pod or container. ``kv_cache``: the share that contains the KV cache of a serving engine, and a
-    text about it; None if it is unknown.
+    ``container`` is the pod or container. ``overhead_parts``: a text, empty if they are unknown. ``kv_cache``: the
+    share that contains the KV cache of a serving engine, and a text about it; None if it is unknown.
     """
 
     key: ProcessLife
@@ -85,6 +85,7 @@ class ProcessRow:
     shares: Mapping[str, int | None]
     unmapped_bytes: int | None
     limit_bytes: int | None
+    overhead_parts: str
     kv_cache: tuple[str, str] | None
     verdict: str
     notable: bool
@@ -198,6 +199,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
             unmapped_bytes=process.get("unmapped_bytes"),
             limit_bytes=process.get("limit_bytes"),
+            overhead_parts=overhead_sentence(process),
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
             notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in SHAPES,
@@ -206,6 +208,11 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),
             sources=ProcessSources(process, report, engines.get(key[1])),
         )
+
+
+def overhead_sentence(process: Mapping[str, Any]) -> str:
+    """Return the parts of the overhead, such as ``context 0.5 GiB, with NCCL 1.2 GiB``; empty if they are unknown."""
+    return ", ".join(f"{plain(name, 60)} {human(size)}" for name, size in process.get("overhead_parts") or () if size)
 
 
 def _process_state(process: Mapping[str, Any]) -> str:

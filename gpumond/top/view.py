@@ -5,11 +5,10 @@ All numbers of a view are from one frame. Text from programs is sanitised here, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from gpumond.errors import DaemonError
+from gpumond.top.frame import frame_of
 from gpumond.top.notices import FrameNotice, alerts, notices, once, verdicts
 from gpumond.top.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, returnable
 from gpumond.top.stuck_processes import stuck
@@ -41,17 +40,9 @@ class View:
     refused_bytes: int
 
 
-def view(frame: Any) -> View:
+def view(answer: object) -> View:
     """Convert a response to a view. Raises DaemonError if the response is not a frame."""
-    try:
-        return _view(frame)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DaemonError(
-            f"the server is not gpumond, or is an incompatible version ({type(error).__name__}: {error}); check --url"
-        ) from None
-
-
-def _view(frame: Mapping[str, Any]) -> View:
+    frame = frame_of(answer)
     snapshot, lines = frame["snapshot"], frame["ledger"]["lines"]
     about_itself = tuple(notices(frame))
     refusing = {process_of(report) for report in snapshot["reports"] if report["flush_policy"] == "never"}

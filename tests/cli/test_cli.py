@@ -95,12 +95,12 @@ def one_line(refused: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def test_port_in_use_is_one_line_with_the_remedy(tmp_path: Path):
+def test_port_in_use_ends_the_demo_in_one_line_with_the_remedy():
+    """`gpumond serve` serves agents and rules without the port (tests/daemon/test_lost_places.py)."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        refused = gpumond("serve", "--source", "sim", "--listen", f"127.0.0.1:{port}", "--socket", f"{tmp_path}/s")
+        refused = gpumond("demo", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
     assert refused.returncode == 2
     assert "--listen" in one_line(refused)
 

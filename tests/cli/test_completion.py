@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+SHELLS = ("bash", "zsh", "fish")
 SHOW = {
     "bash": """
 source {script}
@@ -31,8 +31,6 @@ autoload -U compinit; compinit -D -u; source {script}; PS1=; clear
 
 def completed(shell: str, line: str, directory: Path) -> str:
     """Return the only word that a shell offers for the last word of a line."""
-    if shutil.which(shell) is None:
-        pytest.skip(f"needs {shell}")
     command = [sys.executable, "-m", "gpumond", "completion", shell]
     script = directory / f"gpumond.{shell}"
     script.write_text(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
@@ -62,7 +60,9 @@ def typed(keys: str) -> str:
     return shown.decode().rpartition("exit")[0]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    "shell", [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("bash", "zsh", "fish")]
+)
 @pytest.mark.parametrize(
     ("line", "word"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -35,10 +34,8 @@ def demo(serve: Callable[..., RunningDaemon]) -> RunningDaemon:
 @pytest.fixture(scope="module")
 def common_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     """The demo of several tests, the last of which ends it."""
-    daemon = RunningDaemon(tmp_path_factory.mktemp("demo") / "daemon", verb="demo")
-    yield ready(daemon)
-    if daemon.process.poll() is None:
-        daemon.stop()
+    with RunningDaemon(tmp_path_factory.mktemp("demo") / "daemon", verb="demo") as daemon:
+        yield ready(daemon)
 
 
 def demo_on(listen: str, directory: Path) -> list[str]:
@@ -88,7 +85,7 @@ def test_port_in_use_prints_the_error_only_and_starts_no_program(tmp_path: Path)
     ]
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.needs("make")
 def test_make_announces_long_steps_before_they_begin(tmp_path: Path):
     command = ["make", "--dry-run", "run", f"VENV={tmp_path / 'venv'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

@@ -61,6 +61,12 @@ def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     found = findings(engines=[hidden])["engine chat"]
     assert found.detail.endswith("the daemon lacks CAP_SYS_PTRACE")
     assert "AmbientCapabilities=CAP_SYS_PTRACE" in found.remedy
+    pinned = findings(engines=[own | {"pinned_uid": 7}])["engine chat"]
+    assert (pinned.state, pinned.remedy) == ("note", "declare user:, the user of the server")
+    out = own | {"returning_seconds": 12.0, "returning_problem": "it answered 500"}
+    assert findings(engines=[out])["engine chat"] == Finding(
+        "engine chat", "bad", "it does not serve after a release: it answered 500"
+    )
     silent = findings(engines=[own | {"problem": "nothing listens"}])["engine chat"]
     assert (silent.state, silent.detail) == ("note", "nothing listens")
 

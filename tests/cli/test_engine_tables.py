@@ -55,6 +55,21 @@ def test_status_states_why_an_engine_is_unknown():
     assert "nothing listens at http://127.0.0.1:1" in engine_table({"engines": [engine], "devices": [DEVICE]})
 
 
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"paused": True}, "paused"),
+        ({"paused": True, "asleep": True}, "asleep"),
+        (
+            {"paused": True, "returning_seconds": 75.0, "returning_problem": "it answered 500"},
+            "out of service for 1 min 15 s: it answered 500",
+        ),
+    ],
+)
+def test_status_states_that_an_engine_does_not_serve(fields: dict[str, Any], shown: str):
+    assert shown in engine_table({"engines": [ENGINE | fields], "devices": [DEVICE]})
+
+
 @pytest.mark.parametrize(("stated", "shown"), [(40 * GIB, "4% of 40.0 GiB"), (90 * GIB, "4%  "), (None, "4%  ")])
 def test_status_states_the_size_of_a_kv_cache_that_the_engine_can_hold(stated: int | None, shown: str):
     table = engine_table({"engines": [ENGINE | {"kv_cache_bytes": stated}], "devices": [DEVICE]})

@@ -87,20 +87,19 @@ def test_targets_of_slurm(tmp_path: Path):
     assert "sinfo: No such file" in missing.stderr
 
 
+@pytest.mark.needs("prometheus")
 def test_targets_of_prometheus(tmp_path: Path):
     addresses = {"node-1": f"127.0.0.1:{free_port()}", "node-2": f"127.0.0.1:{free_port()}"}
     named = [{"targets": [address], "labels": {"instance": name}} for name, address in addresses.items()]
     other = {"static_configs": [{"targets": [addresses["node-1"]]}]}
-    prometheus = Prometheus(tmp_path / "prometheus", {"gpumond": {"static_configs": named}, "other": other})
-    try:
+    with Prometheus(tmp_path / "prometheus", {"gpumond": {"static_configs": named}, "other": other}) as prometheus:
         until(lambda: len(prometheus.instant("up")) == 3, 60)
         shown = fleet("targets", "--prometheus", prometheus.url, "--json")
         found = {group["labels"]["instance"]: group["targets"][0] for group in json.loads(shown.stdout)}
         assert found == addresses
-    finally:
-        prometheus.stop()
 
 
+@pytest.mark.needs("openssl")
 def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
     with (
@@ -128,7 +127,7 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path:
             "down": "nothing listens at its address",
             "refusing": "it answered 401: reads require a token",
             "wrong": reasons["wrong"].partition("): ")[2],
-            "other": "its answer is not that of a gpumond daemon of a compatible version",
+            "other": "the server is not gpumond, or has an incompatible version (frame.version: expected a value)",
         }
         assert "certificate is not valid" in reasons["wrong"]
         assert wrong.requests == []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpumond import __version__
+from gpumond import __version__, revision
 from tests import certificates
 from tests.fleet.stubs import SimulatedMachine, fleet, prometheus_stub, simulated, stub, write_targets
 from tests.grafana.prometheus import Prometheus
@@ -66,7 +66,8 @@ def test_status_of_machines_that_answer(tmp_path: Path, machines: list[Simulated
     assert shown.returncode == 0, shown.stderr
     header, first, second, _, totals = shown.stdout.splitlines()
     assert header.split()[:4] == ["MACHINE", "VERSION", "DRIVER", "GPUS"]
-    assert first.split()[:4] == ["node-1", __version__, "580.65.06", "1"]
+    commit = f"+{revision()[:9]}" if revision() else ""
+    assert first.split()[:4] == ["node-1", f"{__version__}{commit}", "580.65.06", "1"]
     assert "2 of 3" in first
     assert "1 of 2" in second
     assert totals == "2 of 2 machines answer; 3 of 5 programs have an agent"
@@ -91,12 +92,12 @@ def test_flush_of_a_workload_has_one_receipt_for_each_process(tmp_path: Path, ma
     assert [each.flushed() for each in machines] == [["train"], ["train"]]
 
 
+@pytest.mark.needs("prometheus")
 def test_flush_selected_by_promql_reaches_exactly_the_selected_processes(
     tmp_path: Path, machines: list[SimulatedMachine]
 ):
     scraped = [{"targets": [each.address], "labels": {"instance": f"{each.name}:metrics"}} for each in machines]
-    prometheus = Prometheus(tmp_path / "prometheus", {"gpumond": {"static_configs": scraped}})
-    try:
+    with Prometheus(tmp_path / "prometheus", {"gpumond": {"static_configs": scraped}}) as prometheus:
         tokens = options(tmp_path, machines)[2:]
         expression = f'{QUERY}{{workload="train", instance=~"node-1.*"}} > {GIB}'
         until(lambda: prometheus.instant(expression) and prometheus.instant(SCRAPES))
@@ -116,10 +117,9 @@ def test_flush_selected_by_promql_reaches_exactly_the_selected_processes(
         aggregated = fleet(*command[:-3], f"sum({QUERY})", "--yes")
         assert aggregated.returncode == 2
         assert "by (instance, pid)" in aggregated.stderr
-    finally:
-        prometheus.stop()
 
 
+@pytest.mark.needs("openssl")
 def test_machines_that_fail_are_reported_and_the_others_are_flushed(tmp_path: Path, machines: list[SimulatedMachine]):
     place = certificates.make(tmp_path / "certificates")
     with stub(lambda path, body: (200, {}), place / "client.crt") as wrong:

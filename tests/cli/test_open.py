@@ -18,8 +18,7 @@ def run(daemon: RunningDaemon, *options: str) -> subprocess.CompletedProcess[str
 
 
 def test_printed_address_signs_in_once(tmp_path: Path):
-    daemon = RunningDaemon(tmp_path, "--source", "nvml")
-    try:
+    with RunningDaemon(tmp_path, "--source", "nvml") as daemon:
         done = run(daemon, "--print", "--url", daemon.url)
         assert done.returncode == 0, done.stderr
         address, hint = done.stdout.splitlines()
@@ -27,10 +26,8 @@ def test_printed_address_signs_in_once(tmp_path: Path):
         assert hint == "The address signs one browser in, within 1 min."
         body = json.dumps({"code": address.partition("#code=")[2]}).encode()
         headers = {"Content-Type": "application/json"}
-        with urlopen(Request(f"{daemon.url}/api/v1/sessions", body, headers), timeout=10) as answer:
+        with urlopen(Request(f"{daemon.url}/api/v1/sessions", body, headers), timeout=60) as answer:
             assert json.load(answer)["token"].startswith("gpm_")
-    finally:
-        daemon.stop()
 
 
 def test_address_of_a_socket_is_refused(tmp_path: Path):

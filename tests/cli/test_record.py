@@ -109,7 +109,7 @@ def test_record_writes_snapshots_of_a_real_daemon_until_it_is_interrupted(
     recorder = subprocess.Popen(command, env=daemon.environ, stderr=subprocess.PIPE)
     until(lambda: file.exists() and file.read_bytes().count(b"\n") > 5)
     recorder.send_signal(signal.SIGINT)
-    _, errors = recorder.communicate(timeout=20)
+    _, errors = recorder.communicate(timeout=60)
     snapshots = recorded(file.read_bytes())
     assert recorder.returncode == 0
     assert errors.decode().splitlines()[-1].startswith(f"gpumond: {len(snapshots)} snapshots recorded")

@@ -48,20 +48,19 @@ def daemon(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon
 @pytest.fixture
 def restarted(daemon: RunningDaemon) -> Iterator[Callable[[], RunningDaemon]]:
     """Kill the daemon, and start it again with the same directory and port; stop it after the test."""
-    started: list[RunningDaemon] = []
+    with ExitStack() as running:
 
-    def restart() -> RunningDaemon:
-        daemon.process.kill()
-        daemon.process.wait()
-        environ = {"GPUMOND_SIM_DIR": daemon.environ["GPUMOND_SIM_DIR"]}
-        options = ("--source", "sim", "--interval", "0.1")
-        started.append(RunningDaemon(daemon.directory, *options, environ=environ, url=daemon.url))
-        until(lambda: started[-1].request("/-/ready")[0] == 200)
-        return started[-1]
+        def restart() -> RunningDaemon:
+            daemon.process.kill()
+            daemon.process.wait()
+            environ = {"GPUMOND_SIM_DIR": daemon.environ["GPUMOND_SIM_DIR"]}
+            options = ("--source", "sim", "--interval", "0.1")
+            again = RunningDaemon(daemon.directory, *options, environ=environ, url=daemon.url)
+            running.enter_context(again)
+            until(lambda: again.request("/-/ready")[0] == 200)
+            return again
 
-    yield restart
-    for each in started:
-        each.stop()
+        yield restart
 
 
 @pytest.fixture
@@ -192,7 +191,7 @@ def test_grants_and_places_are_kept_over_a_kill_of_the_daemon(start: Start, rest
 
 def test_reserve_of_a_quota_is_restored_by_flushes(daemon: RunningDaemon, start: Start):
     token = (daemon.directory / "token").read_text().strip()
-    quota = {"name": "owner", "match": {"workload": "owner"}, "reserve": "800MiB"}
+    quota = {"name": "owner", "match": {"workload": "owner", "user": str(os.getuid())}, "reserve": "800MiB"}
     assert daemon.request("/api/v1/quotas/owner", quota, "PUT", Authorization=f"Bearer {token}")[0] == 200
     owner, neighbour = start("--workload", "owner"), start("--workload", "neighbour")
     for process in (owner, neighbour):

@@ -1,4 +1,4 @@
-"""``gpumond why``: its text, and the requests that it sends."""
+"""``gpumond why``: its text, the requests that it sends, and the selection of programs by all of its kind."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from gpumond.api.agents import WHY, WHY_EXAMPLE, Why
 from gpumond.api.examples import GIB, LIVE_CLASSES
@@ -23,10 +26,14 @@ def shown(why: Why) -> list[str]:
     return [" ".join(line.split()) for line in lines(WHY.dump_python(why, mode="json"))]
 
 
-def run(fake: FakeDaemon, *options: str) -> subprocess.CompletedProcess[str]:
+def gpumond(fake: FakeDaemon, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "GPUMOND_TOKEN": "secret"}
-    line = [sys.executable, "-m", "gpumond", "why", "--pid", "4242", "--url", fake.url, *options]
+    line = [sys.executable, "-m", "gpumond", *arguments, "--url", fake.url]
     return subprocess.run(line, env=environ, capture_output=True, text=True, timeout=60)
+
+
+def run(fake: FakeDaemon, *options: str) -> subprocess.CompletedProcess[str]:
+    return gpumond(fake, "why", "--pid", "4242", *options)
 
 
 def test_classes_have_their_size_and_their_part_of_the_live_bytes():
@@ -42,12 +49,28 @@ def test_classes_have_their_size_and_their_part_of_the_live_bytes():
     ]
 
 
-def test_inexact_classes_and_parts_of_others_are_stated():
-    inexact = replace(CLASSES, classes=(replace(LIVE_CLASSES, exactness="sampled", excess_bytes=GIB),))
-    text = "\n".join(shown(replace(inexact, kv_cache_bytes=GIB)))
-    assert "40.0 GiB live, sampled: not every tensor was visited in time" in text
+def test_parts_of_others_and_the_age_and_the_pause_are_stated():
+    found = replace(CLASSES, classes=(replace(LIVE_CLASSES, excess_bytes=GIB),), kv_cache_bytes=GIB)
+    text = "\n".join(shown(replace(found, age_seconds=0.42, paused_seconds=0.105)))
+    assert "40.0 GiB live, 0.4 s ago" in text
     assert "1.0 GiB of these are KV cache" in text
     assert "1.0 GiB of these belong to another allocator" in text
+    assert "the program paused for at most 105 ms" in text
+
+
+@pytest.mark.parametrize(
+    ("unknown", "rest"),
+    [
+        (("tensors", "activations"), "24.0 GiB 60% other tensors and activations"),
+        (("gradients", "optimizer", "buffers", "tensors", "activations"), "36.0 GiB 90% unknown"),
+    ],
+)
+def test_unknown_classes_are_not_shown_as_others(unknown: Sequence[str], rest: str):
+    without: dict[str, Any] = {f"{name}_bytes": None for name in unknown}
+    why = replace(CLASSES, classes=(replace(LIVE_CLASSES, **without),), reason="too many objects")
+    _, *classes, last = shown(why)
+    assert len(classes) == 6 - len(unknown) + 1
+    assert (classes[-1], last) == (rest, "too many objects")
 
 
 def test_sites_of_a_recording_and_advice_follow_the_classes():
@@ -78,3 +101,76 @@ def test_refusal_of_the_program_is_the_message():
     assert (done.returncode, done.stdout) == (1, "")
     assert refusal["detail"] in done.stderr
     assert (wrong.returncode, "--record 'soon'" in wrong.stderr) == (2, True)
+
+
+DEVICES = [
+    {"uuid": f"GPU-{name}", "index": index, "pci_bus_id": "", "parent_uuid": None} for index, name in enumerate("ab")
+]
+AGENTS = [
+    {"pid": pid, "workload": workload, "pools": [{"device_uuid": f"GPU-{device}"}]}
+    for pid, workload, device in ((3, "train", "b"), (1, "train", "a"), (2, "serve", "a"))
+]
+ANSWERS: dict[str, Any] = {
+    "why": WHY.dump_python(CLASSES, mode="json"),
+    "snapshot": {"allocator": "torch", "path": "/a", "size_bytes": 5, "reason": "", "id": 1},
+    "limit": [{"allocator": "torch", "device_uuid": "GPU-a", "limit_bytes": GIB, "applied": True, "reason": ""}],
+}
+
+
+@pytest.mark.parametrize("verb", ANSWERS)
+@pytest.mark.parametrize(
+    ("options", "pids"),
+    [
+        (["--pid", "2"], [2]),
+        (["--workload", "train"], [1, 3]),
+        (["--device", "0"], [1, 2]),
+        (["--device", "GPU-b"], [3]),
+    ],
+)
+def test_programs_are_selected_by_pid_workload_and_device(verb: str, options: Sequence[str], pids: Sequence[int]):
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers |= {"/api/v1/agents": (200, AGENTS), "/api/v1/devices": (200, DEVICES)}
+        fake.answers |= {f"/api/v1/agents/{pid}/{verb}": (200, ANSWERS[verb]) for pid in (1, 2, 3)}
+        size = ["1GiB"] if verb == "limit" else []
+        done = gpumond(fake, verb, *size, *options)
+        as_json = gpumond(fake, verb, *size, *options, "--json")
+    assert (done.returncode, done.stderr, as_json.returncode) == (0, "", 0)
+    asked = [path for path, _ in fake.requests if path.endswith(verb)]
+    assert sorted(asked) == sorted(2 * [f"/api/v1/agents/{pid}/{verb}" for pid in pids])
+    found = json.loads(as_json.stdout)
+    if "--pid" in options:
+        assert found == ANSWERS[verb]
+    else:
+        assert [one["pid"] for one in found] == pids
+        assert all(f"train (pid {pid})" in done.stdout for pid in pids if pid != 2 and verb != "limit")
+
+
+@pytest.mark.parametrize("verb", ANSWERS)
+def test_selection_without_a_program_is_nothing_to_do(verb: str):
+    size = ["1GiB"] if verb == "limit" else []
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers |= {"/api/v1/agents": (200, AGENTS), "/api/v1/devices": (200, DEVICES)}
+        none = gpumond(fake, verb, *size, "--workload", "other")
+        device = gpumond(fake, verb, *size, "--device", "7")
+        missing = gpumond(fake, verb, *size)
+    assert (none.returncode, "no connected agent matches workload other" in none.stderr) == (3, True)
+    assert (device.returncode, missing.returncode) == (2, 2)
+    assert "--workload" in missing.stderr
+
+
+@pytest.mark.parametrize(("verb", "option"), [("why", "--html"), ("snapshot", "--out")])
+def test_file_of_several_programs_is_refused_with_their_names(tmp_path: Path, verb: str, option: str):
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers["/api/v1/agents"] = (200, AGENTS)
+        done = gpumond(fake, verb, "--workload", "train", option, os.fspath(tmp_path / "file"))
+    assert done.returncode == 2
+    assert f"{option} is for one program, and 2 match: train (pid 1), train (pid 3)" in done.stderr
+
+
+def test_program_that_refuses_does_not_hide_the_answers_of_others():
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers["/api/v1/agents"] = (200, AGENTS)
+        fake.answers |= {"/api/v1/agents/1/why": (409, {"detail": "no"}), "/api/v1/agents/3/why": (200, ANSWERS["why"])}
+        done = gpumond(fake, "why", "--workload", "train")
+    assert (done.returncode, done.stderr) == (1, "gpumond: train (pid 1): no\n")
+    assert done.stdout.startswith("train (pid 3):\n")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gpumond.cli import main
 from gpumond.config import Settings
 from gpumond.config.loading import load
 from gpumond.engines import KINDS
@@ -117,3 +118,23 @@ def test_secrets_are_not_shown(tmp_path: Path):
 def test_engines_are_reloaded_without_a_restart(tmp_path: Path):
     engine = {"name": "e", "kind": "ollama", "url": "http://127.0.0.1:1"}
     assert settings(tmp_path, engine).differs(settings(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "noted"),
+    [
+        ({"auth": {"bearer_token_file": "/s"}}, True),
+        ({"auth": {"bearer_token_file": "/s"}, "user": "llama"}, False),
+        ({"auth": {"bearer_token_file": "/s"}, "url": "https://127.0.0.1:1"}, False),
+        ({}, False),
+    ],
+)
+def test_check_notes_a_secret_for_whoever_listens_first(
+    tmp_path: Path, fields: dict[str, Any], noted: bool, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "gpumond.yaml"
+    file.write_text(
+        yaml.safe_dump({"engines": [{"name": "e", "kind": "ollama", "url": "http://127.0.0.1:1"} | fields]})
+    )
+    assert main(["check-config", str(file)]) == 0
+    assert ("note: engines: e: the user who listens first" in capsys.readouterr().out) == noted

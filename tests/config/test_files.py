@@ -22,6 +22,8 @@ from tests.running import RunningDaemon, until
 UNUSABLE = {
     "deep": "[" * 20_000,
     "deep_rules": "rules: " + "[" * 400 + "]" * 400,
+    "deep_in_brackets": "rules: " + "[" * 3000 + "]" * 3000,
+    "deep_in_braces": "rules: " + "{a: " * 3000,
     "long_integer": f"interval: {'9' * 5000}",
     "large_integer": f"interval: {'9' * 400}",
     "long_text": f"interval: '{'9' * 5000}'",

@@ -9,16 +9,17 @@ import pytest
 from gpumond.config.tokens import check_subjects, digest, parse_tokens, read_tokens
 from gpumond.errors import ConfigError
 
-DIGEST = hashlib.sha256(b"gpm_x").hexdigest()
+OTHER = hashlib.sha256(b"gpm_y").hexdigest()
+DIGEST, EMPTY = hashlib.sha256(b"gpm_x").hexdigest(), hashlib.sha256(b"").hexdigest()
 
 
 def test_line_is_a_name_scopes_and_a_hash():
-    tokens = parse_tokens(f"# who may what\n\nnightly flush,read {DIGEST}  # cron\nops admin {DIGEST.upper()}\n", "f")
+    tokens = parse_tokens(f"# who may what\n\nnightly flush,read {DIGEST}  # cron\nops admin {OTHER.upper()}\n", "f")
     assert [(token.name, token.scopes) for token in tokens] == [
         ("nightly", frozenset({"flush", "read"})),
         ("ops", frozenset({"admin"})),
     ]
-    assert {token.digest for token in tokens} == {digest("gpm_x")}
+    assert [token.digest for token in tokens] == [digest("gpm_x"), digest("gpm_y")]
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,8 @@ def test_line_is_a_name_scopes_and_a_hash():
         (f"night/ly flush {DIGEST}", "line 1: expected a name of 1 to 64 characters from A-Za-z0-9._-"),
         (f"a read {DIGEST}\na admin {DIGEST}", "line 2: the name 'a' is used twice"),
         ("a flush service-account:argo", "line 1: a: expected a SHA-256 of 64 hexadecimal digits, certificate:NAME or"),
+        (f"a read {DIGEST}\nb admin {DIGEST.upper()}", "line 2: b has the hash of another line"),
+        (f"a read {EMPTY}", "line 1: a: the hash is that of an empty token; was the variable with the token set?"),
         ("a read certificate:x\nb flush certificate:x", "line 2: certificate:x is in two lines"),
     ],
 )

@@ -144,12 +144,14 @@ def read(place: Path, text: str) -> Web:
     return read_web(place / "web.yml")
 
 
+@pytest.mark.needs("openssl")
 @pytest.mark.parametrize("case", GOOD)
 def test_valid_configuration_is_accepted(place: Path, case: str):
     web = read(place, GOOD[case])
     assert (web.tls is not None) == ("tls_server_config" in GOOD[case])
 
 
+@pytest.mark.needs("openssl")
 @pytest.mark.parametrize("case", BAD)
 def test_invalid_configuration_names_place_and_expectation(place: Path, case: str):
     text, says = BAD[case]
@@ -161,6 +163,7 @@ def test_invalid_configuration_names_place_and_expectation(place: Path, case: st
     assert "wonder" not in message
 
 
+@pytest.mark.needs("openssl")
 def test_configuration_takes_effect(place: Path):
     web = read(place, "\n".join(GOOD[case] for case in ("mutual", "users", "rate")))
     assert web.tls is not None
@@ -177,6 +180,7 @@ def test_configuration_takes_effect(place: Path):
     }
 
 
+@pytest.mark.needs("openssl")
 def test_certificates_may_be_inline(place: Path):
     def block(name: str) -> str:
         return "|\n" + "".join(f"    {line}\n" for line in (place / name).read_text().splitlines())
@@ -188,6 +192,7 @@ def test_certificates_may_be_inline(place: Path):
     assert not list(place.glob("tls*"))
 
 
+@pytest.mark.needs("openssl")
 def test_non_loopback_address_requires_tls(place: Path):
     config = place / "gpumond.yaml"
     config.write_text(f"listen: 0.0.0.0:9917\nweb_config: {place / 'web.yml'}\n")
@@ -201,6 +206,7 @@ def test_non_loopback_address_requires_tls(place: Path):
         load(None, {"listen": "0.0.0.0:9917"}, environ={})
 
 
+@pytest.mark.needs("openssl")
 def test_changed_file_is_reloaded_and_an_invalid_one_is_not(place: Path, caplog: pytest.LogCaptureFixture):
     now = [0.0]
     path = place / "web.yml"

@@ -48,8 +48,11 @@ def slow_readers(port: int, paths: list[str], connections: int, sources: int, re
         time.sleep(PAUSE_SECONDS)
 
 
-def silent_agents(path: str, connections: int) -> None:
-    """Keep silent connections to the agents' socket, as many as its backlog accepts. Closed ones are replaced."""
+def silent_agents(path: str, connections: int, first: str = "") -> None:
+    """Keep silent connections to the agents' socket, as many as its backlog accepts. Closed ones are replaced.
+
+    ``first``: what each connection sends before it is silent.
+    """
     held: dict[int, socket.socket] = {}
     poll, opened = select.poll(), 0
     while True:
@@ -61,6 +64,8 @@ def silent_agents(path: str, connections: int) -> None:
                 _ready()  # the backlog is full
                 break
             opened += 1
+            with contextlib.suppress(OSError):
+                connection.sendall(first.encode())
             held[connection.fileno()] = connection
             poll.register(connection, select.POLLRDHUP)
             if opened >= connections:

@@ -32,9 +32,9 @@ def start_machine(_users: None, library: Path) -> Iterator[Callable[..., Machine
     """Start machines, and stop them after the module's tests."""
     with contextlib.ExitStack() as stack:
 
-        def start(settings: str = "", **environ: str) -> Machine:
+        def start(settings: str = "", around: tuple[str, ...] = (), **environ: str) -> Machine:
             place = tempfile.TemporaryDirectory(prefix="gpumond-", ignore_cleanup_errors=True)
-            machine = Machine(Path(stack.enter_context(place)), library, settings, **environ)
+            machine = Machine(Path(stack.enter_context(place)), library, settings, around, **environ)
             stack.callback(machine.close)
             return machine
 

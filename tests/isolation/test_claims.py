@@ -63,11 +63,20 @@ def test_ooms_of_a_program_on_another_device_flush_no_other_user(machine: Machin
     assert alerts(machine, "wasted") == []
 
 
-def test_ooms_of_a_program_on_the_device_flush_the_others(machine: Machine):
-    """Claims that the driver confirms take effect."""
+def test_ooms_of_a_program_on_the_device_flush_programs_of_its_user_only(machine: Machine):
+    """The alert states the waste; what one user's programs claim moves no other user's."""
     victim = machine.agents(VICTIM, listed=True, workload=WORKLOAD, cached_bytes=30 * GIB)
-    until(lambda: machine.report(victim.pid))
+    other = machine.agents(ATTACKER, listed=True, cached_bytes=30 * GIB)
+    until(lambda: machine.report(victim.pid) and machine.report(other.pid))
     run_out_of_memory(machine, ATTACKER, listed=True)
+    until(other.flushes)
+    until(lambda: alerts(machine, "wasted"))
+    machine.frames(FRAMES)
+    assert victim.flushes() == 0
+
+
+def test_nearly_full_device_flushes_programs_of_all_users(machine: Machine):
+    victim = machine.agents(VICTIM, listed=True, workload=WORKLOAD, live_bytes=90 * GIB, cached_bytes=30 * GIB)
     until(victim.flushes)
 
 

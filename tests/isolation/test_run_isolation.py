@@ -31,9 +31,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return venv
 
 
-def python(installed: Path, path: Path, *prefix: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def python(
+    installed: Path, path: Path, *prefix: str, begin: str = "", **environ: str
+) -> subprocess.CompletedProcess[str]:
     """Run a program of the virtual environment's Python in ``path``, with ``path`` in PYTHONPATH."""
-    code = "import sys; print('gpumond.agent' in sys.modules)"
+    code = f"{begin}import sys; print('gpumond.agent' in sys.modules)"
     command = [*prefix, os.fspath(installed / "bin" / "python"), "-c", code]
     environ = {**ENVIRON, "PYTHONPATH": os.fspath(path), "GPUMOND_SOCKET": "/nowhere/agent.sock", **environ}
     return subprocess.run(command, env=environ, cwd=path, capture_output=True, text=True, timeout=60)
@@ -71,6 +73,60 @@ def test_pth_line_is_silent_about_a_module_gpumond_of_the_program(installed: Pat
     (tmp_path / "gpumond.py").write_text(source)
     done = python(installed, tmp_path, GPUMOND_AGENT="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+@pytest.mark.parametrize("file", ["__init__", "inject", "agent/__init__", "agent/autostart"])
+@pytest.mark.parametrize("started", ["by run", "by the pth line", "by the start file"])
+def test_package_gpumond_of_the_program_is_not_imported(installed: Path, tmp_path: Path, file: str, started: str):
+    (tmp_path / "gpumond" / "agent").mkdir(parents=True)
+    for name in ("__init__", "inject", "agent/__init__", "agent/autostart"):
+        (tmp_path / "gpumond" / f"{name}.py").write_text("")
+    (tmp_path / "gpumond" / f"{file}.py").write_text("print('mine')\nraise SystemExit(1)\n")
+    if started == "by run":
+        assert run(installed, tmp_path) == (0, "False\n", "")
+        return
+    begin = "from _gpumond_start import start; start(); " if started == "by the start file" else ""
+    done = python(installed, tmp_path, begin=begin, GPUMOND_AGENT="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(3)", "import os, sys; sys.exit('threading of the program')"])
+@pytest.mark.parametrize("started", ["by run", "by the pth line", "by the start file"])
+def test_module_of_the_program_that_exits_does_not_end_the_program(
+    installed: Path, tmp_path: Path, end: str, started: str
+):
+    (tmp_path / "threading.py").write_text(f"{end}\n")
+    if started == "by run":
+        assert run(installed, tmp_path) == (0, "True\n", "")
+        return
+    begin = "from _gpumond_start import start; start(); " if started == "by the start file" else ""
+    done = python(installed, tmp_path, begin=begin, GPUMOND_AGENT="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_interrupt_during_the_start_of_the_agent_reaches_the_program(installed: Path, tmp_path: Path):
+    (tmp_path / "threading.py").write_text("raise KeyboardInterrupt\n")
+    done = python(installed, tmp_path, begin="from _gpumond_start import start; start(); ", GPUMOND_AGENT="1")
+    assert done.returncode != 0
+    assert done.stdout == ""
+
+
+def test_package_gpumond_next_to_the_program_is_the_programs(installed: Path, tmp_path: Path):
+    program, elsewhere = tmp_path / "program", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (program / "gpumond").mkdir(parents=True)
+    (program / "gpumond" / "__init__.py").write_text("mine = True\n")
+    (program / "train.py").write_text("import gpumond; print(gpumond.mine)\n")
+    command = [os.fspath(installed / "bin" / name) for name in ("gpumond", "python")]
+    done = subprocess.run(
+        [command[0], "run", "--", command[1], os.fspath(program / "train.py")],
+        env=ENVIRON,
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
 @pytest.mark.parametrize("module", ["sitecustomize", "usercustomize"])

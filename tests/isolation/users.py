@@ -1,7 +1,6 @@
 """Processes of other users of the machine, without capabilities.
 
-As root each user is a real uid. Without root a user is a uid of this user's range in ``/etc/subuid``, which
-``newuidmap`` maps into a user namespace; the daemon then runs as this user.
+Each is a real uid, which requires root: the uids of a range in ``/etc/subuid`` count as one user.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SERVICE, ATTACKER, VICTIM = 41_001, 41_002, 41_003
 ADMINISTRATOR = None
-"""User who runs the tests: root, or the user of the daemon."""
+"""User who runs the tests: root."""
 
 REQUEST = """
 import http.client, json, socket, sys
@@ -39,23 +38,7 @@ def as_user(uid: int | None) -> tuple[str, ...]:
     if uid is ADMINISTRATOR:
         return ()
     ids = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
-    drop = ("setpriv", *ids, "--inh-caps=-all", "--bounding-set=-all", "--")
-    if os.geteuid() == 0:
-        return drop
-    return () if uid == SERVICE else ("unshare", "--user", "--map-root-user", "--map-auto", *drop)
-
-
-def uid_of(uid: int) -> int:
-    """Return the uid by which the daemon knows this user."""
-    probe = subprocess.Popen([*as_user(uid), "sleep", "60"])
-    try:
-        while True:
-            status = Path(f"/proc/{probe.pid}")
-            if (status / "comm").read_text().strip() == "sleep":
-                return status.stat().st_uid
-    finally:
-        probe.kill()
-        probe.wait()
+    return ("setpriv", *ids, "--inh-caps=-all", "--bounding-set=-all", "--")
 
 
 @cache
@@ -77,6 +60,8 @@ def python_path() -> dict[str, str]:
 
 def obstacle() -> str:
     """Return the reason why this machine cannot run processes of other users, or an empty string."""
+    if os.geteuid() != 0:
+        return "needs root, to run programs of several users"
     agent = "gpumond.protocol.messages"
     for uid, module in ((SERVICE, "gpumond.daemon.server"), (ATTACKER, agent), (VICTIM, agent)):
         try:
@@ -85,10 +70,9 @@ def obstacle() -> str:
                 command, env={**os.environ, **python_path()}, cwd="/", capture_output=True, text=True, timeout=60
             )
         except OSError as error:
-            return f"setpriv or unshare: {error.strerror}"
+            return f"setpriv: {error.strerror}"
         if done.returncode != 0:
-            how = "root" if os.geteuid() == 0 else "root, or newuidmap and a range of this user in /etc/subuid,"
-            return f"needs {how} and a Python that every user may run: {(done.stderr.splitlines() or ['?'])[-1]}"
+            return f"needs a Python that every user may run: {(done.stderr.splitlines() or ['?'])[-1]}"
     return ""
 
 

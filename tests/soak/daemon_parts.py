@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -25,6 +25,7 @@ from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Alert
 from gpumond.model.persisted import Heartbeat
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, ProgramEnd, Reading, SourceState
 from gpumond.protocol.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.rules.config import RuleConfig
@@ -89,6 +90,12 @@ class SimulatedAgents:
 
     def report(self, identity: Identity) -> AgentReport | None:
         return next((report for report in self.reports() if report.pid == identity.pid), None)
+
+    def silent(self) -> tuple[AgentReport, ...]:
+        return ()
+
+    def keep(self, suspended: Collection[ProcessKey]) -> None:
+        pass
 
     def ends(self) -> tuple[ProgramEnd, ...]:
         return ()

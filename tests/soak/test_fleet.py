@@ -27,6 +27,7 @@ SECONDS = "30"
 
 pytestmark = [
     pytest.mark.soak,
+    pytest.mark.needs("openssl"),
     pytest.mark.timeout(3000),
     pytest.mark.skipif(not os.access(LAST_PID, os.W_OK), reason="needs root, to choose the pid of a process"),
 ]

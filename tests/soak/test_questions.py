@@ -20,12 +20,9 @@ GROWTH_MIB = 5.0
 @pytest.mark.skipif(bool(openapi_requests.MISSING), reason=openapi_requests.MISSING)
 @pytest.mark.timeout(3000)
 def test_responses_are_as_documented_and_memory_does_not_grow(tmp_path: Path):
-    daemon = openapi_requests.demo(tmp_path)
     memory = []
-    try:
+    with openapi_requests.demo(tmp_path) as daemon:
         for seed in range(ROUNDS):
             openapi_requests.ask_all(daemon, tmp_path, EXAMPLES, seed)
             memory.append(rss(daemon.process.pid))
-    finally:
-        daemon.stop()
     assert memory[-1] - memory[WARM_UP - 1] <= GROWTH_MIB * 2**20, memory

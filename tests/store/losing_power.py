@@ -100,7 +100,7 @@ def record(directory: Path, library: Path, number: int) -> list[Event]:
 def _edit(daemon: RunningDaemon, log: Log, todo: Iterable[Edit]) -> None:
     token = (daemon.directory / "token").read_text().strip()
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
     for edit in todo:
         rule = {"name": edit.name, "scope": "device", "value": "used_bytes", "above": edit.above}
         method, body = ("DELETE", None) if edit.above is None else ("PUT", json.dumps(rule))

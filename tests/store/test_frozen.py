@@ -32,14 +32,13 @@ int fdatasync(int descriptor) { return synced(SYS_fdatasync, descriptor); }
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler (cc)")
     source = tmp_path / "freeze.c"
     source.write_text(FREEZE)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "freeze.so", source], check=True)
     return tmp_path / "freeze.so"
 
 
+@pytest.mark.needs("cc")
 def test_sigterm_ends_a_daemon_with_a_hanging_disk(serve: Callable[..., RunningDaemon], library: Path, tmp_path: Path):
     frozen = tmp_path / "frozen"
     daemon = serve("--source", "sim", environ={"LD_PRELOAD": str(library), "FROZEN": str(frozen)})

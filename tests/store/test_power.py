@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from random import Random
 
 import pytest
@@ -17,16 +16,16 @@ LOSSES = 60
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
     """Events of three daemon processes."""
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler (cc) to build the library that logs writes")
     directory = tmp_path_factory.mktemp("power")
     return record(directory, build(directory), EDITS)
 
 
+@pytest.mark.needs("cc")
 def test_acknowledged_rules_and_audit_entries_survive_a_loss_of_power(events: list[Event]):
     assert losses(events, LOSSES) == []
 
 
+@pytest.mark.needs("cc")
 def test_synchronous_normal_would_lose_changes_but_not_consistency(events: list[Event]):
     lost = losses(without_commit_syncs(events), LOSSES)
     assert len(lost) > LOSSES / 4
@@ -34,6 +33,7 @@ def test_synchronous_normal_would_lose_changes_but_not_consistency(events: list[
     assert all(any(one in each for one in errors) for each in lost)
 
 
+@pytest.mark.needs("cc")
 def test_disk_that_never_syncs_would_lose_changes(events: list[Event]):
     assert len(losses(without_syncs(events), LOSSES)) > LOSSES / 4
 

@@ -12,10 +12,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gpumond.api.holdings import holdings
-from gpumond.api.whole_frame import StatedCondition, StatedFault, WholeFrame
 from gpumond.engine.attribution import attribute
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.snapshot import DeviceReading
+from gpumond.model.whole_frame import StatedCondition, StatedFault, WholeFrame
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 FRAME = TypeAdapter(WholeFrame)
@@ -34,6 +34,7 @@ def make_frame(
     processes = tuple(holdings(frame))
     whole = WholeFrame(
         version="0",
+        revision=None,
         host="gpu-17",
         snapshot=snapshot,
         ledger=frame.ledger,

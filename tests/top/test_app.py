@@ -9,16 +9,16 @@ import pytest
 from pydantic import TypeAdapter
 
 from gpumond.api.examples import RECEIPT
-from gpumond.api.whole_frame import StatedFault
 from gpumond.model.frame import Verdict
+from gpumond.model.whole_frame import StatedFault
 from gpumond.testing import GIB, make_device, make_process
+from tests.fleet.stubs import receipt
 from tests.running import until
 from tests.top.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.top.screens import Session, top
 
-PLANNED: dict[str, Any] = {"pid": 10, "workload": "train", "allocator": "torch", "driver_released_bytes": None}
-PLANNED |= {"expected": {"low": 12 * GIB, "likely": 12 * GIB, "high": 12 * GIB}, "released_bytes": 0}
-PLANNED |= {"outcome": "planned", "reason": "", "raced": False, "duration_seconds": 0.5}
+PROMISE = {"low": 12 * GIB, "likely": 12 * GIB, "high": 12 * GIB}
+PLANNED = receipt("planned", pid=10, allocator="torch", expected=PROMISE, released_bytes=0, duration_seconds=0.5)
 PLAN = {"id": "1", "receipts": [PLANNED], "released_bytes": 0}
 FREED = PLANNED | {"outcome": "freed", "released_bytes": 12 * GIB, "driver_released_bytes": 11 * GIB}
 RECEIPTS = {"id": "2", "receipts": [FREED], "released_bytes": 12 * GIB}

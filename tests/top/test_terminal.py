@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpumond.api.whole_frame import StatedFault
 from gpumond.model.frame import Alert
 from gpumond.model.snapshot import SourceState
 from gpumond.model.units import human
+from gpumond.model.whole_frame import StatedFault
 from gpumond.testing import GIB, make_device, make_process
 from tests.running import RunningDaemon, until
 from tests.top.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
@@ -27,11 +27,10 @@ BLOCKED = ("pydantic", "fastapi", "uvicorn", "yaml", "prometheus_client", "textu
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    daemon = RunningDaemon(tmp_path_factory.mktemp("top") / "demo", "--interval", "0.2", verb="demo")
-    until(lambda: daemon.request("/-/ready")[0] == 200)
-    until(lambda: reclaimable(daemon) > GIB, 60)
-    yield daemon
-    daemon.stop()
+    with RunningDaemon(tmp_path_factory.mktemp("top") / "demo", "--interval", "0.2", verb="demo") as daemon:
+        until(lambda: daemon.request("/-/ready")[0] == 200)
+        until(lambda: reclaimable(daemon) > GIB, 60)
+        yield daemon
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpumond.api.whole_frame import StatedCondition, StatedFault
 from gpumond.cli.status import process_table
 from gpumond.model.engines import EngineProcess, EngineReading
 from gpumond.model.frame import Alert, Verdict
 from gpumond.model.program import PoolLimit
 from gpumond.model.snapshot import SourceState
+from gpumond.model.whole_frame import StatedCondition, StatedFault
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_quotas, make_report
 from gpumond.top.details import described as details
 from gpumond.top.ledger import device_lines, flush_estimate

@@ -1,0 +1,166 @@
+"""Frames of daemons: whatever a server answers, a frame has the types of its fields, or the answer is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from contextlib import redirect_stdout
+from typing import Any
+
+import pytest
+
+from gpumond.cli.fleet import status_table, summary
+from gpumond.cli.status import device_table, engine_table, notes, process_table
+from gpumond.cli.top import page
+from gpumond.errors import DaemonError
+from gpumond.fleet import Machine
+from gpumond.fleet.doctor import _of_frame as findings_of
+from gpumond.fleet.http import decoded
+from gpumond.fleet.selection import Criteria, select
+from gpumond.fleet.status import of_frame
+from gpumond.model.engines import EngineModel, EngineProcess, EngineReading
+from gpumond.model.frame import Alert, Fit, RefusedKind, Verdict
+from gpumond.model.whole_frame import StatedCondition, StatedFault
+from gpumond.testing import GIB
+from gpumond.top.frame import MALFORMED, MAX_TEXT, frame_of
+from gpumond.top.view import merged, view
+from tests.fuzzing import fuzzed
+from tests.top.frames import busy_frame
+
+MACHINE = Machine("node-1", "https://node-1:9917")
+FIT = Fit(
+    points=((1.0, 2.0), (2.0, 3.0)),
+    at=2.0,
+    level_bytes=3.0,
+    slope_bytes_per_second=1.0,
+    slope_low_bytes_per_second=0.5,
+    slope_high_bytes_per_second=1.5,
+    band_bytes=1.0,
+    full_at=None,
+    full_at_earliest=None,
+    full_at_latest=None,
+    refused=(RefusedKind("load", "follows requests", 0.9),),
+)
+ENGINE = EngineReading(
+    name="chat",
+    kind="vllm",
+    up=True,
+    models=(EngineModel("m", GIB),),
+    running=1,
+    kv_cache_bytes=GIB,
+    kv_cache_used_ratio=0.5,
+    asleep=False,
+    idle_seconds=3.0,
+    processes=(EngineProcess(10, 1000),),
+)
+
+
+def full_frame() -> dict[str, Any]:
+    """Return a frame with something in each of its lists."""
+    return busy_frame(
+        verdicts=(
+            Verdict(
+                device_uuid="GPU-a",
+                pid=10,
+                start_ticks=1000,
+                kind="leak",
+                since=5.0,
+                evidence=(("ratio", 0.5),),
+                summary="it leaks",
+                fit=FIT,
+            ),
+        ),
+        alerts=(
+            Alert(
+                rule="leak",
+                phase="firing",
+                labels=(("severity", "critical"),),
+                annotations=(("summary", "it leaks"),),
+                value=1.0,
+                active_at=1.0,
+                fired_at=2.0,
+            ),
+        ),
+        faults=(StatedFault("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),),
+        conditions=(StatedCondition(None, "private_pid_namespace", "share it"),),
+        engines=(ENGINE,),
+    )
+
+
+def show(frame: Any) -> str:
+    """Return all that the command line, `top` and `fleet` make of a frame."""
+    content, state = view(frame), of_frame(MACHINE, frame)
+    checked = frame_of(frame)
+    parts = [
+        device_table(content, True, 80, True),
+        process_table(content, 80),
+        engine_table(checked["snapshot"], 80),
+        *notes(content),
+        page(merged([("node-1", content), ("node-2", content)])),
+        *(str(row.facts) + row.words for row in content.processes),
+        status_table([state]),
+        summary([state]),
+        json.dumps(checked, allow_nan=False),
+    ]
+    for engines in (False, True):
+        parts.append(str(select(MACHINE, frame, Criteria(engines=engines), None)))
+    parts += [str(each) for each in findings_of(MACHINE, checked)]
+    return "\n".join(parts)
+
+
+def test_frame_of_a_daemon_is_unchanged():
+    frame = full_frame()
+    assert frame_of(frame) == frame
+    assert show(frame)
+
+
+def test_frame_of_an_earlier_version_has_defaults_and_one_of_a_later_version_no_unknown_keys():
+    frame = full_frame()
+    del frame["snapshot"]["engines"], frame["processes"][0]["quota"]
+    frame["invented"] = frame["processes"][0]["invented"] = 1e300
+    checked = frame_of(frame)
+    assert (checked["snapshot"]["engines"], checked["processes"][0]["quota"]) == ([], None)
+    assert "invented" not in checked
+    assert "invented" not in checked["processes"][0]
+
+
+@pytest.mark.parametrize("value", ["Infinity", "1e999", "NaN", "9" * 4000, "1" + "0" * 400, "1.5", '"8"', "true", "{}"])
+@pytest.mark.parametrize("path", ["size_bytes", "taken_at", "driver_version"])
+def test_number_that_is_not_finite_or_text_is_refused(path: str, value: str):
+    frame = full_frame()
+    holder = {"size_bytes": frame["snapshot"]["devices"][0], "taken_at": frame["snapshot"]}
+    holder.get(path, frame["snapshot"]["source"])[path] = "HERE"
+    body = json.dumps(frame).replace('"HERE"', value).encode()
+    valid = {"taken_at": ("1.5",), "driver_version": ('"8"',)}.get(path, ())
+    if value in valid:
+        show(decoded(200, body))
+        return
+    with pytest.raises(DaemonError) as refused:
+        frame_of(decoded(200, body))
+    assert MALFORMED in str(refused.value) or "finite" in str(refused.value)
+
+
+def test_long_text_is_cut():
+    frame = full_frame()
+    frame["version"] = "v" * 1_000_000
+    assert len(frame_of(frame)["version"]) == MAX_TEXT
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_answer_is_shown_or_refused(seed: int):
+    rng = random.Random(seed)
+    original = json.dumps(full_frame()).encode()
+    refused = 0
+    for _ in range(25):
+        answer = fuzzed(rng, original)
+        with redirect_stdout(io.StringIO()):
+            try:
+                shown = show(decoded(200, answer))
+            except DaemonError:
+                refused += 1
+                continue
+        shown.encode()
+        assert "\x1b" not in shown
+        assert "\x00" not in shown
+    assert refused
