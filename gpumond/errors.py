@@ -61,9 +61,12 @@ FaultKind = Literal[
     "corrupt",
     "row_unreadable",
     "not_writable",
+    "not_loaded",
     "damaged",
     "unset",
     "missing",
+    "socket_lost",
+    "port_in_use",
 ]
 """Kinds of faults, each with a remedy in ``FAULTS``."""
 
@@ -111,9 +114,14 @@ FAULTS: Mapping[str, str] = {
     "replaced (docs/reference/store.md)",
     "not_writable": "free space in the state directory, and check that the daemon's user owns it; writing is retried "
     "automatically",
+    "not_loaded": "correct the file, check it with `gpumond check-config FILE`, then reload it (systemctl reload "
+    "gpumond, or SIGHUP); until then its last valid content is in effect",
     "damaged": "remove the simulated device's directory, or replace its `card.json`",
     "unset": "set GPUMOND_SIM_DIR to a directory of simulated devices, or run `gpumond demo`",
     "missing": "create it, or run `gpumond demo`",
+    "socket_lost": "remove the other file, or correct the directory; the socket is then bound again automatically",
+    "port_in_use": "stop the program that listens there (ss -ltnp), or set `listen` to another port; it is tried again "
+    "automatically, and api.sock answers meanwhile",
 }
 """Remedy of each kind of fault, in one line; docs/how-to/troubleshoot.md has a row for each."""
 
@@ -126,7 +134,14 @@ class GpumondError(Exception):
 
 
 class ConfigError(GpumondError):
-    """A value from a file, the environment or the command line cannot be used."""
+    """A value from a file, the environment or the command line cannot be used.
+
+    ``place`` is the file, the line and the key, without the value, which may be a secret; empty if it is unknown.
+    """
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class SourceUnavailable(GpumondError):

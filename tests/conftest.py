@@ -4,7 +4,10 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import hypothesis
 import pytest
 
 from tests.fakenvml import FakeDriver, build
-from tests.running import RunningDaemon
+from tests.running import RunningDaemon, until
 
 hypothesis.settings.register_profile(
     "gpumond", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], derandomize=True
@@ -21,6 +24,9 @@ hypothesis.settings.load_profile("gpumond")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited by the children of a background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+MARK = "GPUMOND_TEST_PROCESS"
+"""Variable in the environment of each process that a test starts."""
 
 ANOTHER_PYTHON = re.compile(r"Skipped: \S* ?(needs|requires) Python \d")
 
@@ -45,13 +51,33 @@ LONG = (
 """Beginnings of the paths of files that take half a minute or more, those that mostly wait first."""
 
 
+PACKAGES = {
+    "amtool": "prometheus-alertmanager",
+    "cc": "gcc",
+    "man": "man-db",
+    "node": "nodejs",
+    "promtool": "prometheus",
+}
+"""Debian's packages of programs, where they have another name."""
+
+COMPILED = {"nvml_library": "cc", "library": "cc"}
+"""Fixtures that compile a library."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the files that take longest, so that no worker finishes long after the others."""
+    """Start with the files that take longest, and skip tests whose programs are not installed."""
 
     def place(item: pytest.Item) -> int:
         return next((i for i, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG))
 
-    items.sort(key=place)
+    items.sort(key=place)  # no worker finishes long after the others
+    for item in items:
+        needed = {program for mark in item.iter_markers("needs") for program in mark.args}
+        needed |= {COMPILED[name] for name in getattr(item, "fixturenames", ()) if name in COMPILED}
+        absent = sorted(program for program in needed if shutil.which(program) is None)
+        if absent:
+            packages = ", ".join(sorted({PACKAGES.get(program, program) for program in absent}))
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(absent)} (Debian: {packages})"))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -67,11 +93,37 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             reporter.write_line(f"GPUMOND_TEST_SKIPS=forbidden, but skipped: {report.nodeid}: {report.longrepr}")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Fail after the last test of a module if a process that they started still runs, and end it."""
+    os.environ[MARK] = f"{os.getpid()}-{time.monotonic_ns()}"
+    yield
+    mark = f"{MARK}={os.environ.pop(MARK)}".encode()
+    try:
+        until(lambda: not marked(mark), 10)
+    except AssertionError:
+        left = marked(mark)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        pytest.fail("processes were left: " + "; ".join(f"{pid} {command}" for pid, command in left.items()))
+
+
+def marked(mark: bytes) -> dict[int, str]:
+    """Return the other running processes that have this variable in their environment."""
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (directory / "environ").read_bytes().split(b"\0") and int(directory.name) != os.getpid():
+                found[int(directory.name)] = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except OSError:  # it has ended, or belongs to another user
+            continue
+    return found
+
+
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of the fake libnvidia-ml.so.1."""
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler (cc) to build the fake NVML library")
     return build(tmp_path_factory.mktemp("fakenvml"))
 
 
@@ -84,13 +136,11 @@ def driver(nvml_library: Path, tmp_path: Path) -> FakeDriver:
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., RunningDaemon]]:
     """Start daemons, and stop them after the test."""
-    started: list[RunningDaemon] = []
+    numbers = count()
+    with ExitStack() as running:
 
-    def start(*options: str, **fields: Any) -> RunningDaemon:
-        started.append(RunningDaemon(tmp_path / f"daemon{len(started)}", *options, **fields))
-        return started[-1]
+        def start(*options: str, **fields: Any) -> RunningDaemon:
+            directory = tmp_path / f"daemon{next(numbers)}"
+            return running.enter_context(RunningDaemon(directory, *options, **fields))
 
-    yield start
-    for daemon in started:
-        if daemon.process.poll() is None:
-            daemon.stop()
+        yield start

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+D = TypeVar("D", bound="RunningDaemon")
 START_SECONDS = 60.0
+END_SECONDS = 60.0
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -133,5 +135,18 @@ class RunningDaemon:
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60)
 
     def stop(self) -> int:
+        """End the daemon and return its exit status. It is killed if it does not end."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=20)
+        try:
+            return self.process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def __enter__(self: D) -> D:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.stop()

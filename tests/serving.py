@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.running import RunningDaemon
+from tests.running import RunningDaemon, until
 
 SIM = ("--source", "sim")
 
@@ -30,7 +30,14 @@ def start_daemon(
     cards = directory / "cards"
     cards.mkdir(parents=True)
     variables = {"GPUMOND_SIM_DIR": str(cards), **(environ or {})}
-    return kind(directory / "daemon", *SIM, *options, environ=variables, around=around)
+    daemon = kind(directory / "daemon", *SIM, *options, environ=variables, around=around)
+    if kind is RunningDaemon:
+        try:
+            until(lambda: daemon.value("gpumond_store_writable"))  # before, a change is refused with 503
+        except BaseException:
+            daemon.stop()
+            raise
+    return daemon
 
 
 def connect(daemon: RunningDaemon, source: str = "127.0.0.1") -> socket.socket:
@@ -41,17 +48,26 @@ def connect(daemon: RunningDaemon, source: str = "127.0.0.1") -> socket.socket:
 
 
 def exchange(daemon: RunningDaemon, raw: bytes) -> bytes:
-    """Send raw bytes and return the answer until the daemon closes the connection or is silent for a second."""
+    """Send raw bytes and return the answer until the daemon closes the connection or is silent for half a
+    second after it has answered on another connection: on a loaded machine, any answer may take a second.
+    """
     with connect(daemon) as connection:
         connection.sendall(raw)
-        connection.settimeout(1.0)
-        received = b""
-        try:
-            while chunk := connection.recv(65536):
-                received += chunk
-        except (TimeoutError, ConnectionError):
-            pass
-        return received
+        connection.settimeout(0.5)
+        received, silent = b"", False
+        while True:
+            try:
+                chunk = connection.recv(65536)
+            except ConnectionError:
+                return received
+            except TimeoutError:
+                if silent:
+                    return received
+                silent = daemon.healthy()
+                continue
+            if not chunk:
+                return received
+            received, silent = received + chunk, False
 
 
 def statuses(received: bytes) -> list[int]:

@@ -1,4 +1,4 @@
-"""Layout of the package: layers, the place of each library, and the size of files."""
+"""Layout of the package: layers and the place of each library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -28,6 +27,7 @@ LAYERS = (
     "sim",
     "sources",
     "diagnosis",
+    "quantities",
     "rules",
     "baselines",
     "engine",
@@ -51,8 +51,7 @@ LAYERS = (
 )
 """A package imports only from itself and from packages before it."""
 
-WITHOUT_IO = ("model", "history", "diagnosis", "rules", "engine")
-KEYWORDS_ONLY = ("model", "engines", "history", "diagnosis", "rules", "engine", "flush", "api")
+WITHOUT_IO = ("model", "history", "diagnosis", "quantities", "rules", "engine")
 IO_MODULES = {"os", "socket", "time", "asyncio", "threading", "subprocess", "pathlib", "io", "logging", "random"}
 
 LIBRARIES = {
@@ -106,10 +105,7 @@ ACROSS_PACKAGES = {
 FORBIDDEN = ("pickle", "marshal", "shelve", "multiprocessing")
 PICKLES = {
     ("pickle", "agent.administration"),  # writes a snapshot in the format of memory_viz, and reads none
-    ("pickle", "cli.forked"),  # reads from a process that it has forked
 }
-MAX_LINES = 400
-MEDIAN_LINES = 130
 
 
 def module_name(path: Path) -> str:
@@ -210,14 +206,6 @@ def test_random_numbers_come_from_a_seeded_generator(module: str):
     }
 
 
-@pytest.mark.parametrize("module", [name for name in FILES if within(name, KEYWORDS_ONLY)])
-def test_constructors_of_more_than_five_fields_take_keywords(module: str):
-    for node in ast.walk(parsed(module)):
-        decorators = [ast.unparse(each) for each in node.decorator_list] if isinstance(node, ast.ClassDef) else []
-        if any("dataclass" in text and "kw_only=True" not in text for text in decorators):
-            assert sum(isinstance(each, ast.AnnAssign) for each in node.body) <= 5, node.name
-
-
 def test_imports_have_no_cycle():
     graph = {module: own_imports(module, types=False) - {module} for module in FILES}
     done: set[str] = set()
@@ -234,49 +222,9 @@ def test_imports_have_no_cycle():
         visit(module, ())
 
 
-def test_packages_hold_more_than_one_file():
-    packages = {path.parent for path in FILES.values() if path.name == "__init__.py"} - {PACKAGE}
-    files = {package: [path for path in package.iterdir() if path.name != "__pycache__"] for package in packages}
-    assert not [package for package, contents in files.items() if len(contents) < 2]
-
-
-def test_module_with_one_importer_is_in_its_package():
-    """A module that imports nothing of its package, and that only one other package's module imports, belongs there."""
-    uses = {module: own_imports(module) - {module} for module in FILES}
-    for module, path in FILES.items():
-        importers = [other for other, used in uses.items() if module in used]
-        if "." in module and path.name != "__init__.py" and len(importers) == 1:
-            own = {name for name in (*importers, *uses[module]) if layer(name) == layer(module)}
-            assert own, f"{module} is imported by {importers[0]} only"
-
-
-def test_files_are_short():
-    folders = ("gpumond", "tests", "tools", "bench", "grafana")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".js")]
-    lengths = {path: len(path.read_text().splitlines()) for path in files}
-    assert not [path for path, lines in lengths.items() if lines > MAX_LINES]
-    for folder in ("gpumond", "tests"):
-        assert median(lines for path, lines in lengths.items() if path.is_relative_to(ROOT / folder)) <= MEDIAN_LINES
-
-
 def test_folders_of_tests_are_packages():
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders - ACROSS_PACKAGES <= set(LAYERS)
-
-
-def test_module_names_are_specific():
-    drawers = {"utils", "helpers", "common", "manager", "misc"}
-    assert not [module for module in FILES if drawers & set(module.split("."))]
-
-
-def test_root_holds_entry_points_only():
-    assert {path.name for path in PACKAGE.glob("*.py")} == {
-        "__init__.py",
-        "__main__.py",
-        "errors.py",
-        "inject.py",  # the import name in environments that an earlier version prepared
-        "testing.py",
-    }
 
 
 def test_core_runs_without_extras(tmp_path: Path):
@@ -290,3 +238,17 @@ def test_core_runs_without_extras(tmp_path: Path):
         timeout=60,
     )
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_digests_are_compared_in_constant_time():
+    tree = ast.parse((PACKAGE / "api/auth.py").read_text())
+    names = {"digest", "presented"}
+    compared = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and any(isinstance(each, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for each in node.ops)
+        and names & {getattr(each, "attr", getattr(each, "id", "")) for each in ast.walk(node)}
+    ]
+    assert compared == []
+    assert "hmac.compare_digest(presented, entry.digest)" in ast.unparse(tree)

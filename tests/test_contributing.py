@@ -128,7 +128,7 @@ assert "/api/v1/version" in app.openapi()["paths"]
 """
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git, which applies the diffs")
+@pytest.mark.needs("git")
 @pytest.mark.parametrize(
     ("section", "program"),
     [

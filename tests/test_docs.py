@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -87,7 +86,7 @@ def test_manual_page_is_current():
     assert (ROOT / "deploy/man/gpumond.1").read_text() == document, "run `make docs`"
 
 
-@pytest.mark.skipif(shutil.which("man") is None, reason="needs man (Debian: man-db)")
+@pytest.mark.needs("man")
 def test_manual_page_is_rendered_without_a_warning():
     command = ["man", "--warnings", "--local-file", ROOT / "deploy/man/gpumond.1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)

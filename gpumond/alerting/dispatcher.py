@@ -123,10 +123,15 @@ class AlertDispatcher:
         snapshot: Snapshot,
         activities: Mapping[str, Activities],
         resolved: Sequence[Alert] = (),
+        short_users: Mapping[str, frozenset[int]] = {},
     ) -> Dispatch:
-        """Return the consequences of one frame's alerts. Changes nothing: ``execute`` does."""
+        """Return the consequences of one frame's alerts. Changes nothing: ``execute`` does. ``short_users``: as in
+        ``rules.actions.decide``.
+        """
         elapsed = snapshot.elapsed_seconds
-        orders, tracks = decide(rules, alerts, snapshot.reports, self._tracks, elapsed, snapshot.engine_devices)
+        orders, tracks = decide(
+            rules, alerts, snapshot.reports, self._tracks, elapsed, snapshot.engine_devices, short_users
+        )
         flushing = {alert.labels: alert for alert in self._flushing.values()}
         ended = {**self._ended, **{alert.labels: alert for alert in resolved}}
         complete = annotate([alert for labels, alert in ended.items() if labels not in flushing], tracks)

@@ -6,15 +6,16 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gpumond.errors import ConfigError, NoSuchSilence, TooManySilences
 from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Alert
 from gpumond.model.persisted import Labels
 from gpumond.model.silences import Matcher, Silence, State
-from gpumond.model.units import DAY_SECONDS
+from gpumond.model.units import DAY_SECONDS, human
 
 MAX_SILENCES = 100
 """Silences of one creator that have not ended."""
@@ -22,12 +23,19 @@ MAX_SECONDS = 366 * DAY_SECONDS
 """Latest end of a silence, from now."""
 MAX_EXPRESSIONS = 256
 """Characters of all regular expressions of a silence."""
+MAX_COMPILED_OF_CREATOR, MAX_COMPILED_IN_TOTAL = 4 << 20, 16 << 20
+"""Bytes of the compiled regular expressions of the silences that have not ended."""
 KEEP_ENDED, KEEP_ENDED_SECONDS = 100, 5 * DAY_SECONDS
 """Ended silences of one creator that are listed, and for how long."""
 MAX_KNOWN = 20_000
 """Alerts whose silences are remembered."""
 
-Test = Callable[[Mapping[str, str]], bool]
+
+class Test(NamedTuple):
+    """Test of the labels of an alert, and the bytes of its compiled regular expressions."""
+
+    matches: Callable[[Mapping[str, str]], bool]
+    compiled_bytes: int = 0
 
 
 class SilenceStore(Protocol):
@@ -50,15 +58,17 @@ class Silences:
 
     async def load(self) -> list[str]:
         """Load the stored silences. Returns those that this version cannot use; they remain in the store."""
-        invalid, tests = [], {}
-        stored = {silence.id: silence for silence in await self._store.silences()}
-        for silence in stored.values():
+        invalid: list[str] = []
+        self._tests, self._silences = {}, {}
+        for silence in await self._store.silences():
             try:
-                tests[silence.id] = _test(silence.matchers)
-            except ConfigError as error:
+                if silence.state(self._clock()) != "ended":
+                    self._tests[silence.id] = self._test(silence.matchers, silence.created_by)
+            except (ConfigError, TooManySilences) as error:
                 invalid.append(f"{silence.id}: {error}")
-        self._tests = tests
-        self._use({id: silence for id, silence in stored.items() if id in tests})
+            else:
+                self._silences[silence.id] = silence
+        self._use(self._silences)
         self.loaded = True
         return invalid
 
@@ -71,7 +81,7 @@ class Silences:
     def current(self) -> tuple[Silence, ...]:
         """Return the silences that have not ended."""
         now = self._clock()
-        return tuple(silence for silence in self._silences.values() if silence.state(now) != "ended")
+        return tuple(each for each in self._silences.values() if each.state(now) != "ended" and each.id in self._tests)
 
     def state(self, silence: Silence) -> State:
         return silence.state(self._clock())
@@ -97,7 +107,7 @@ class Silences:
 
         Raises ConfigError, TooManySilences, StoreUnavailable.
         """
-        test, now = _test(matchers), self._clock()
+        now = self._clock()
         starts_at = max(now, starts_at or now)
         end = ends_at if ends_at is not None else starts_at + (for_seconds or 0.0)
         if end <= starts_at:
@@ -117,7 +127,7 @@ class Silences:
         async with self._lock:
             if sum(each.created_by == by for each in self.current()) >= MAX_SILENCES:
                 raise TooManySilences(f"the limit of {MAX_SILENCES} silences by {by} is reached; delete one first")
-            await self._put(silence, by, "silence.create", test)
+            await self._put(silence, by, "silence.create", self._test(matchers, by))
         return silence
 
     async def expire(self, id: str, by: str) -> None:
@@ -126,7 +136,7 @@ class Silences:
             silence, now = self.get(id), self._clock()
             if silence.state(now) != "ended":
                 over = replace(silence, starts_at=min(silence.starts_at, now), ends_at=now)
-                await self._put(over, by, "silence.expire", self._tests[id])
+                await self._put(over, by, "silence.expire")
 
     def silencing(self, alert: Alert) -> tuple[str, ...]:
         """Return the ids of the active silences that match an alert."""
@@ -149,16 +159,32 @@ class Silences:
         found = self._known.get(alert.labels)
         if found is None:
             labels = {**dict(alert.labels), "rule": alert.rule}
-            found = tuple(silence for silence in self.current() if self._tests[silence.id](labels))
+            found = tuple(silence for silence in self.current() if self._tests[silence.id].matches(labels))
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[alert.labels] = found
         return found
 
-    async def _put(self, silence: Silence, by: str, action: str, test: Test) -> None:
+    def _test(self, matchers: Sequence[Matcher], creator: str) -> Test:
+        """Return the test of a new silence. Raises ConfigError, TooManySilences."""
+        most = dict.fromkeys((creator, ""), 0)
+        for silence in self.current():
+            for name in {silence.created_by, ""} & most.keys():
+                most[name] += self._tests[silence.id].compiled_bytes
+        room = min(MAX_COMPILED_OF_CREATOR - most[creator], MAX_COMPILED_IN_TOTAL - most[""])
+        size = _compiled_bytes(matchers)
+        if size > room:
+            raise TooManySilences(
+                f"the regular expressions of all silences need {human(size - room)} more memory than they may; shorten "
+                "repetitions, or delete a silence with a regular expression"
+            )
+        return _test(matchers, size)
+
+    async def _put(self, silence: Silence, by: str, action: str, test: Test | None = None) -> None:
         removed = set(self._excess(silence.created_by))
         await self._store.put_silence(silence, sorted(removed), by, action)
-        self._tests[silence.id] = test
+        if test is not None:
+            self._tests[silence.id] = test
         self._use({id: each for id, each in self._silences.items() if id not in removed} | {silence.id: silence})
 
     def _excess(self, creator: str) -> Iterator[str]:
@@ -171,15 +197,28 @@ class Silences:
 
     def _use(self, silences: dict[str, Silence]) -> None:
         self._silences, self._known = silences, {}
-        self._tests = {id: test for id, test in self._tests.items() if id in silences}
+        current = {silence.id for silence in self.current()}  # the memory of an ended one is free for others
+        self._tests = {id: test for id, test in self._tests.items() if id in current}
 
 
 def _end(silence: Silence) -> float:
     return silence.ends_at
 
 
-def _test(matchers: Sequence[Matcher]) -> Test:
-    """Return a function that tests the labels of an alert. Raises ConfigError."""
+def _compiled_bytes(matchers: Sequence[Matcher]) -> int:
+    """Return the memory of the compiled regular expressions. Raises ConfigError."""
+    sizes = 0
+    for number, matcher in enumerate(matchers):
+        if "~" in matcher.operator:
+            from gpumond.alerting.expressions import compiled_bytes  # it imports pydantic
+
+            with _about(number, matcher):
+                sizes += compiled_bytes(matcher.value)
+    return sizes
+
+
+def _test(matchers: Sequence[Matcher], compiled_bytes: int) -> Test:
+    """Return the test of the labels of an alert. Raises ConfigError."""
     tests = [_matcher_test(number, matcher) for number, matcher in enumerate(matchers)]
     if sum(len(each.value) for each in matchers if "~" in each.operator) > MAX_EXPRESSIONS:
         raise ConfigError(
@@ -189,10 +228,10 @@ def _test(matchers: Sequence[Matcher]) -> Test:
         raise ConfigError(
             "matchers: all of them match an empty text; expected at least one that does not, for example rule=leak"
         )
-    return lambda labels: all(test(labels) for test in tests)
+    return Test(lambda labels: all(test(labels) for test in tests), compiled_bytes)
 
 
-def _matcher_test(number: int, matcher: Matcher) -> Test:
+def _matcher_test(number: int, matcher: Matcher) -> Callable[[Mapping[str, str]], bool]:
     name, value = matcher.name, matcher.value
     if matcher.operator == "=":
         return lambda labels: labels.get(name, "") == value
@@ -200,10 +239,17 @@ def _matcher_test(number: int, matcher: Matcher) -> Test:
         return lambda labels: labels.get(name, "") != value
     from gpumond.alerting.expressions import compiled  # it imports pydantic, and most daemons have no expression
 
-    try:
+    with _about(number, matcher):
         expression = compiled(value)
-    except ConfigError as error:
-        raise ConfigError(f"matchers.{number}: {matcher!s:.200}: {error}") from None
     if matcher.operator == "=~":
         return lambda labels: expression(labels.get(name, ""))
     return lambda labels: not expression(labels.get(name, ""))
+
+
+@contextmanager
+def _about(number: int, matcher: Matcher) -> Iterator[None]:
+    """Name the matcher in a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"matchers.{number}: {matcher!s:.200}: {error}") from None

@@ -150,11 +150,30 @@ def _training(case: Case) -> bool:
     return any(one.gradients_bytes or one.optimizer_bytes for one in case.live_classes())
 
 
-def _part(case: Case, *names: str) -> float:
-    """Return the part of live bytes that classes have; 0 if they are unknown."""
+def _activations(case: Case) -> float:
+    """Return the part of live bytes that are activations, with other tensors if these are not distinguished."""
+    return _part(case, lambda one: _undistinguished(one) + (one.activations_bytes or 0))
+
+
+def _of_the_batch(case: Case) -> float:
+    """Return the part of live bytes that are activations or other tensors."""
+    return _part(case, lambda one: _undistinguished(one) + (one.activations_bytes or 0) + (one.tensors_bytes or 0))
+
+
+def _undistinguished(one: LiveClasses) -> int:
+    """Return the bytes of other tensors and activations as far as they are unknown; 0 while another class is."""
+    return 0 if one.buffers_bytes is None else one.unknown_bytes
+
+
+def _part(case: Case, size: Callable[[LiveClasses], int]) -> float:
     found = list(case.live_classes())
     live = sum(one.live_bytes for one in found)
-    return sum(getattr(one, f"{name}_bytes") for one in found for name in names) / live if live else 0.0
+    return sum(map(size, found)) / live if live else 0.0
+
+
+def _kinds(case: Case) -> str:
+    unknown = any(_undistinguished(one) for one in case.live_classes())
+    return "activations and other tensors" if unknown else "activations"
 
 
 def _short_of_memory(case: Case) -> bool:
@@ -169,7 +188,7 @@ def _unused(case: Case, allocator: str) -> list[tuple[AgentReport, int]]:
     found = []
     for report in case.reports or (case.report,):
         pools = _pools(report, allocator, case.device_uuid)
-        live, held = sum(pool.live_bytes for pool in pools), sum(pool.held_bytes for pool in pools)
+        live, held = sum(pool.live_bytes or 0 for pool in pools), sum(pool.held_bytes for pool in pools)
         if pools and not all(pool.held_known for pool in pools) and case.device is not None:
             process = case.device.processes_by_key.get(report.key)
             held = max(held, process.used_bytes or 0) if process is not None else held
@@ -206,22 +225,22 @@ ADVICE = (
     Advice(
         "gradient-checkpointing",
         "short of memory while training, and half of the live bytes or more are activations",
-        lambda case: _short_of_memory(case) and _training(case) and _part(case, "activations") >= LARGE,
+        lambda case: _short_of_memory(case) and _training(case) and _activations(case) >= LARGE,
         lambda case: (
             "use gradient checkpointing (torch.utils.checkpoint): "
-            f"{_part(case, 'activations'):.0%} of the live bytes are activations"
+            f"{_activations(case):.0%} of the live bytes are {_kinds(case)}"
         ),
     ),
     Advice(
         "mixed-precision",
         "short of memory while training, and half of the live bytes or more are activations",
-        lambda case: _short_of_memory(case) and _training(case) and _part(case, "activations") >= LARGE,
+        lambda case: _short_of_memory(case) and _training(case) and _activations(case) >= LARGE,
         lambda case: "use mixed precision (torch.autocast) if the program does not, which halves most activations",
     ),
     Advice(
         "smaller-batch",
         "short of memory, and half of the live bytes or more depend on the batch: activations, inputs and results",
-        lambda case: _short_of_memory(case) and _part(case, "activations", "tensors") >= LARGE,
+        lambda case: _short_of_memory(case) and _of_the_batch(case) >= LARGE,
         lambda case: (
             "use a smaller batch, with gradient accumulation to keep its effect"
             if _training(case)

@@ -38,6 +38,10 @@ MAX_DISAGREEMENTS = 3
 """Consecutive minutes with another shape after which a shape's verdict ends."""
 
 
+DEAD = ("gone", "zombie")
+"""States of processes that have ended."""
+
+
 class Classifier:
     """State of all tracked series and events, and their verdicts."""
 
@@ -278,7 +282,7 @@ class Classifier:
         else:
             self._flat.pop(tracked.key, None)
         for process in device.processes:
-            if process.state in ("gone", "zombie") and process.used_bytes is not None:
+            if process.state in DEAD and process.used_bytes is not None:
                 own = self._tracker.tracked_series.get((device.uuid, process.key))
                 if own is not None:
                     self._check_orphan(own, device, float(process.used_bytes), process)
@@ -296,10 +300,11 @@ class Classifier:
         holders = [one for one in device.processes or () if "holder" in one.kinds]
         holder = messages.program(holders[0].comm or "", holders[0].pid, "") if len(holders) == 1 else ""
         who = "" if process is None else messages.program(process.comm or tracked.name, process.pid, "")
+        programs = sum("holder" not in one.kinds and one.state not in DEAD for one in device.processes or ())
         evidence = (("unclaimed_bytes" if process is None else "held_bytes", size), ("unchanged_seconds", seconds))
         since = self._since(tracked, "orphan", flat_period.since)
         tracked.verdicts["orphan"] = tracked.verdict(
-            "orphan", since, evidence, messages.orphan(_label(device), size, seconds, who, holder)
+            "orphan", since, evidence, messages.orphan(_label(device), size, seconds, who, holder, programs)
         )
 
     def _explain(self, fall: Fall, snapshot: Snapshot) -> None:

@@ -68,11 +68,18 @@ def fragmentation(who: str, device: str, ratio: float, kept: float, live: float)
     )
 
 
-def orphan(device: str, size: float, seconds: float, who: str, holder: str) -> str:
+def orphan(device: str, size: float, seconds: float, who: str, holder: str, programs: int) -> str:
+    """Describe memory without an owner. ``programs``: number of programs on the device, one of which may own it: the
+    driver counts managed memory for no process.
+    """
     since = f"unchanged for {duration(seconds)}"
     if who:
         return f"{who} has ended, but {device} still holds {human(size)} of its memory, {since}"
     named = f"; {holder} keeps the device open" if holder else ""
+    if programs:
+        owner = "the program" if programs == 1 else f"one of the {programs} programs"
+        managed = f"managed memory (cudaMallocManaged) of {owner} on the device, or memory of an ended process"
+        return f"{device} holds {human(size)} that the driver counts for no process, {since}: {managed}{named}"
     return f"{device} holds {human(size)} that no visible process owns, {since}{named}"
 
 

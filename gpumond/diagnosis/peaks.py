@@ -38,7 +38,7 @@ class Peaks:
     def add(self, report: AgentReport, device_uuid: str, now: float) -> None:
         live = kept = ooms = retries = highest = 0
         for pool in report.pools:
-            if pool.device_uuid == device_uuid and not pool.inside:
+            if pool.device_uuid == device_uuid and not pool.inside and pool.live_bytes is not None:
                 live += pool.live_bytes
                 kept += kept_bytes(pool) if pool.live_bytes else 0  # an empty pool is not fragmented
                 highest += pool.peak_live_bytes or 0
@@ -77,11 +77,14 @@ FRAGMENTED_FROM = 0.05
 def kept_bytes(pool: PoolUsage) -> int:
     """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
 
-    An arena that never returns memory is no sign of fragmentation: it keeps its memory in any case.
+    An arena that never returns memory is no sign of fragmentation: it keeps its memory in any case. Nor is a pool with
+    unknown live bytes.
     """
-    if pool.reclaimable.exactness == "not_releasable":
-        return pool.live_bytes
     live, kept = pool.live_bytes, pool.held_bytes - pool.reclaimable.likely
+    if live is None:
+        return kept
+    if pool.reclaimable.exactness == "not_releasable":
+        return live
     return kept if kept > live else live  # each tick calls it for each pool, and `max` is slower
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import nan
 from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS
 from gpumond.diagnosis.tracked_series import TrackedSeries
 from gpumond.history import History, ProcessSeriesKey, SeriesKey
-from gpumond.model.claims import complete_lists, is_confirmed, outermost
+from gpumond.model.claims import complete_lists, held_by_device, is_confirmed, outermost
 from gpumond.model.cooperative import Steps
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
@@ -22,7 +23,7 @@ the device, and of its own) in one sample, or to EMPTY of the device.
 RETURNED_RATIO = 0.5
 
 
-_Report = tuple[AgentReport, int, int, int | None]
+_Report = tuple[AgentReport, int | None, int, int | None]
 """Report with live bytes, held bytes and the number of live allocations, summed over its pools on one device."""
 _Reports = dict[ProcessKey, _Report]
 
@@ -74,7 +75,7 @@ class Tracker:
                 self._device(device, _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete))
                 answered.add(device.uuid)
                 yield
-        self._end(answered)
+        self._end(answered, snapshot.suspended)
         yield
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
@@ -85,9 +86,16 @@ class Tracker:
         used = device.used_bytes or 0
         self._returned[uuid] = self._used.get(uuid, used) - used
         self._used[uuid] = used
-        all_live = sum(live for _, live, _, _ in reports.values()) if reports else nan
-        all_held = sum(held for _, _, held, _ in reports.values()) if reports else nan
+        counted = [(live, held) for _, live, held, _ in reports.values() if live is not None]
+        all_live = sum(live for live, _ in counted) if counted else nan
+        all_held = sum(held for _, held in counted) if counted else nan
         known = 0
+        managed = sum(
+            pool.held_bytes
+            for report, *_ in reports.values()
+            for pool in outermost(report.pools)
+            if pool.managed and pool.device_uuid == uuid
+        )
         for process, usage in device.processes_by_key.items():
             known += self._process((uuid, process), usage, reports.pop(process, None) if reports else None, size)
         for process, report in reports.items():
@@ -98,7 +106,7 @@ class Tracker:
         if now - tracked.sampled_at > IDLE_GAP_SECONDS * history.pace:
             self.idle_at.pop(uuid, None)
         tracked.sampled_at = now
-        unclaimed = float(max(0, used - known))
+        unclaimed = float(max(0, used - known - managed))
         if device.processes is None:
             self._record_fall(tracked, unclaimed, size)
             self.unclaimed.pop(uuid, None)
@@ -119,13 +127,18 @@ class Tracker:
         own = process.used_bytes if process is not None else None
         if own is None and report is None:
             return 0
+        held = report[2] if report is not None else 0
+        if report is not None and report[1] is None:  # only the driver's count shows how its memory grows
+            if own is None:
+                return held
+            report = None
         tracked = self.tracked_series.get(key) or self._begin(key, process, report)
         if tracked is None:
             return own or 0
         now = self.history.now
         tracked.sampled_at = now
         if report is None:
-            used, held = float(own or 0), 0
+            used = float(own or 0)
             if key[1].start_ticks is None:
                 self._record_fall(tracked, used, size)
             tracked.counted = False
@@ -133,20 +146,22 @@ class Tracker:
             tracked.used = used
             closed = tracked.series.add((now, used, nan, nan))
         else:
-            full, live, held, allocations = report
+            full, live, _, allocations = report
             if not tracked.counted and tracked.born < now:
                 tracked.restart(now)  # another signal is used from now on
             tracked.counted = True
             tracked.name = full.workload or tracked.name
-            tracked.used = float(live)
+            tracked.used = nan if live is None else float(live)
             tracked.peaks.add(full, key[0], now)
             step = full.program.step
             tracked.steps.add(step, step is not None and len({pool.device_uuid for pool in full.pools}) == 1)
-            closed = tracked.series.add((now, nan if own is None else own, live, held))
+            closed = tracked.series.add((now, nan if own is None else own, tracked.used, held))
             tracked.allocations.add(allocations, closed > 0)
         if closed:
             self.due.append((tracked, closed))
-        return own if own is not None else held
+        if own is not None:
+            return own
+        return held_by_device(report[0].pools).get(key[0], 0) if report is not None else held
 
     def _begin(
         self, key: ProcessSeriesKey, process: ProcessUsage | None, report: _Report | None
@@ -163,13 +178,13 @@ class Tracker:
         tracked = self.tracked_series[key] = TrackedSeries(key, name, series)
         return tracked
 
-    def _end(self, devices: set[str]) -> None:
-        """End the processes on those devices that the snapshot does not contain."""
+    def _end(self, devices: set[str], suspended: Collection[ProcessKey]) -> None:
+        """End the processes on those devices that the snapshot does not contain, except suspended ones."""
         now = self.history.now
         gone = [
             tracked
             for (uuid, process), tracked in self.tracked_series.items()
-            if tracked.sampled_at != now and process is not None and uuid in devices
+            if tracked.sampled_at != now and process is not None and uuid in devices and process not in suspended
         ]
         for tracked in gone:
             del self.tracked_series[tracked.key]
@@ -232,5 +247,6 @@ def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
             else:
                 number, more = before[3], pool.live_allocations
                 number = None if number is None or more is None else number + more
-                own[process] = (report, before[1] + pool.live_bytes, before[2] + pool.held_bytes, number)
+                live = None if before[1] is None or pool.live_bytes is None else before[1] + pool.live_bytes
+                own[process] = (report, live, before[2] + pool.held_bytes, number)
     return table

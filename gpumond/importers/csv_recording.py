@@ -13,7 +13,7 @@ from gpumond.model.snapshot import DeviceReading, Snapshot
 
 HEADER = ",".join(COLUMNS) + "\n"
 
-Amounts = tuple[int, int | None]
+Amounts = tuple[int | None, int | None]
 """Live bytes of one program on one device, and its held bytes; None if an allocator does not know them."""
 
 
@@ -35,7 +35,7 @@ def _rows(device: DeviceReading, amounts: Mapping[ProcessKey, Amounts]) -> Itera
     for key in dict.fromkeys((*listed, *amounts)):
         used = listed[key].used_bytes if key in listed else None
         live, held = amounts.get(key, (None, None))
-        if used is not None or live is not None:
+        if used is not None or live is not None or held is not None:
             yield key.pid, used, live, held, None, None
 
 
@@ -45,5 +45,6 @@ def _amounts(snapshot: Snapshot, uuid: str) -> dict[ProcessKey, Amounts]:
         own = [pool for pool in outermost(report.pools) if pool.device_uuid == uuid]
         if own:
             held = sum(pool.held_bytes for pool in own) if all(pool.held_known for pool in own) else None
-            found[report.key] = sum(pool.live_bytes for pool in own), held
+            live = [pool.live_bytes for pool in own if pool.live_bytes is not None]
+            found[report.key] = sum(live) if len(live) == len(own) else None, held
     return found

@@ -23,14 +23,13 @@ from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import DeviceReading
 from gpumond.model.units import duration, human
+from gpumond.quantities import Unit
 
 Scope = Literal["device", "process", "pool", "workload", "engine", "daemon"]
 Labels = tuple[tuple[str, str], ...]
 Texts = Mapping[str, str | Callable[[], str]]
 """Texts of placeholders. A text that takes time is a function, which is called if an annotation contains it."""
 Row = TypeVar("Row")
-Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean", "celsius", "hertz", "watts", "joules"]
-"""Unit of a value; a boolean is 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,9 @@ BUILT_IN: tuple[Rule, ...] = (
         "device",
         "unclaimed_ratio",
         "warning",
-        "GPU {gpu} ({name}): {unclaimed} is used, but no visible process owns it; gpumond status lists the holders",
+        "GPU {gpu} ({name}): {unclaimed} is used, but the driver counts it for no process: managed memory "
+        "(cudaMallocManaged) of a running program without the agent, or memory of an ended process; gpumond status "
+        "lists programs and holders",
         above=0.05,
         for_seconds=300,
     ),
@@ -260,6 +262,15 @@ BUILT_IN: tuple[Rule, ...] = (
         "check whether the program hangs or was stopped",
         above=0,
         for_seconds=60,
+    ),
+    _rule(
+        "engine-out-of-service",
+        "engine",
+        "returning_seconds",
+        "critical",
+        "gpumond has released memory of {engine} ({kind}) without effect, and it has not served again for {value}: "
+        "{reason}; gpumond repeats the attempt; otherwise restart the server",
+        above=10,
     ),
     _rule(
         "store-not-writable",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpumond.rules import Scope, Unit
+from gpumond.quantities import Unit
+from gpumond.rules import Scope
 from gpumond.rules.scopes import SCOPES
 
 VALUES: Mapping[Scope, Mapping[str, str]] = {

@@ -14,25 +14,8 @@ from gpumond.model.process import ProcessKey
 from gpumond.model.program import Program
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, Snapshot
+from gpumond.quantities import DEVICE_COUNTERS
 from gpumond.rules.counters import BUCKET_SECONDS, WINDOW_SECONDS, CounterHistory, Counts, first
-
-DEVICE_COUNTERS = (
-    "energy_joules",
-    "pcie_replays",
-    "ecc_corrected_volatile",
-    "ecc_corrected_aggregate",
-    "ecc_uncorrected_volatile",
-    "ecc_uncorrected_aggregate",
-    "retired_pages_single_bit",
-    "retired_pages_double_bit",
-    "remapped_rows_correctable",
-    "remapped_rows_uncorrectable",
-    "nvlink_crc_flit_errors",
-    "nvlink_crc_data_errors",
-    "nvlink_replay_errors",
-    "nvlink_recovery_errors",
-)
-"""Counters of Sensors whose increase is a value of rules."""
 
 POOL_COUNTERS = ("device_allocations", "device_frees", "thrashes")
 PROGRAM_COUNTERS = ("steps", "step_retries", "oom_retries", "oom_rescues", "refusals")
@@ -162,7 +145,8 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
             yield
         for usage in report.pools:
             pool = pool_of(process, usage)
-            pools[pool] = _track(before.pools.get(pool), usage, elapsed)
+            track = before.pools.get(pool)
+            pools[pool] = track if track and process in snapshot.suspended else _track(track, usage, elapsed)
         if report.program.oom_retries:
             base = Growth(0 if process in before.agents else report.program.oom_retries)
             retried[process] = _grown(before.retried.get(process, base), report.program.oom_retries, elapsed)
@@ -239,7 +223,7 @@ def unlisted(snapshot: Snapshot) -> frozenset[str]:
 
 
 def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> CounterTrack:
-    peak, live = pool.peak_live_bytes, pool.live_bytes
+    peak, live = pool.peak_live_bytes, kept_bytes(pool) if pool.live_bytes is None else pool.live_bytes
     if peak is not None and peak > live and (before is None or peak != before.reported):
         live = peak  # a peak that rose was reached within this step, however short it was
     kept = max(live, kept_bytes(pool))

@@ -112,6 +112,11 @@ class CachingAllocator:
     def attached(self) -> bool:
         return self._context is not None
 
+    def wait(self) -> None:
+        """Return when the process is not suspended."""
+        if self._context is not None:
+            self._context.wait()
+
     def malloc(self, size_bytes: int) -> int:
         """Return the address of a block of at least that size. Raises OutOfMemory."""
         if size_bytes < 0:

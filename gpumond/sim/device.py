@@ -4,6 +4,7 @@
     DIRECTORY/used                  its flock guards the device; a sum of bytes that is never below the true one
     DIRECTORY/processes/PID-TICKS   bytes held by one process, and the sensor values that it publishes
     DIRECTORY/orphans/PID-TICKS     bytes without an owner, until the file is removed
+    DIRECTORY/suspended/PID-TICKS   this process is suspended: not listed, without bytes, and its calls wait
 
 An ended process holds nothing: the next reader of the device removes its file. All users of a device must be in one PID
 namespace, and be the same user.
@@ -15,7 +16,8 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ from gpumond.model.units import MIB
 from gpumond.protocol.messages import from_json, to_json
 
 RECORD_BYTES = 128
+SUSPENDED_SECONDS = 0.01
+"""Time between two looks of a suspended process whether it was resumed."""
 
 
 class OutOfMemory(MemoryError):
@@ -101,6 +105,15 @@ class SimDevice:
             sensors=_sensors(spec, [record.sensors for record in records]),
         )
 
+    def suspend(self, pid: int) -> None:
+        """Suspend a process as cuCheckpointProcessCheckpoint does: its bytes are free, and its next call waits."""
+        directory = self.directory / "suspended"
+        directory.mkdir(exist_ok=True)
+        (directory / f"{pid}-{start_if_running(pid)}").touch()
+
+    def resume(self, pid: int) -> None:
+        (self.directory / "suspended" / f"{pid}-{start_if_running(pid)}").unlink()
+
     @contextmanager
     def _open(self) -> Iterator[int]:
         """Open and lock the device's lock file."""
@@ -114,11 +127,13 @@ class SimDevice:
     def _recount(self, lock: int) -> list[_Record]:
         """Return every running process, remove the files of ended ones, and correct the sum. The lock must be held."""
         records = []
-        directory = str(self.directory / "processes")
+        directory, suspended = str(self.directory / "processes"), self._suspended()
         for name in os.listdir(directory):
             pid, _, ticks = name.partition("-")
             path = f"{directory}/{name}"
             if start_if_running(int(pid)) == int(ticks):
+                if name in suspended:
+                    continue
                 used_bytes, *sensors = json.loads(read_head(path))
                 records.append(_Record(int(pid), int(ticks), used_bytes, sensors))
             else:
@@ -126,6 +141,12 @@ class SimDevice:
         records.sort(key=lambda record: record.pid)
         _write(lock, sum(record.used_bytes for record in records) + self._orphaned())
         return records
+
+    def _suspended(self) -> Sequence[str]:
+        try:
+            return os.listdir(f"{self.directory}/suspended")
+        except FileNotFoundError:
+            return ()
 
     def _orphaned(self) -> int:
         directory = f"{self.directory}/orphans"
@@ -173,6 +194,11 @@ class Context:
             self.used_bytes += size_bytes
             self._save()
 
+    def wait(self) -> None:
+        """Return when this process is not suspended."""
+        while self._path.name in self.device._suspended():
+            time.sleep(SUSPENDED_SECONDS)
+
     def free(self, size_bytes: int) -> None:
         with self._held() as lock:
             if size_bytes > self.used_bytes - self.spec.context_bytes:
@@ -214,6 +240,7 @@ class Context:
 
     @contextmanager
     def _held(self) -> Iterator[int]:
+        self.wait()
         with self._mutex:  # an flock does not exclude threads that share its descriptor
             if self._lock < 0:
                 raise ValueError(

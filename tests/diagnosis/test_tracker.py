@@ -12,7 +12,7 @@ import pytest
 from gpumond.diagnosis import Diagnosis, diagnose
 from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import Snapshot
-from gpumond.testing import make_fault, make_process
+from gpumond.testing import make_fault, make_pool, make_process, make_report
 from tests.diagnosis.curves import (
     GIB,
     HOUR,
@@ -164,6 +164,17 @@ def test_agent_that_starts_late_or_disconnects_makes_no_verdict():
     with_agent = list(by_agent(leaking(64 * MIB, onset=20), lambda at: 40 * GIB, steps_of(90)))
     mixed = [replace(s, reports=()) if not 600 < s.elapsed_seconds < 4800 else s for s in with_agent]
     assert first(each_onset(mixed), "leak")
+
+
+def test_growth_of_a_pool_with_unknown_live_bytes_is_that_of_the_drivers_count():
+    """A pool of RMM that grows is a leak all the same, whether its agent counts or not."""
+
+    def with_uncounted_pool(snapshot: Snapshot) -> Snapshot:
+        pool = make_pool(allocator="rmm", live_bytes=None, held_bytes=GIB)
+        return replace(snapshot, reports=(make_report(pools=(pool,)),))
+
+    assert first(each_onset(leaking_snapshots()), "leak")
+    assert first(each_onset(map(with_uncounted_pool, leaking_snapshots())), "leak")
 
 
 @pytest.mark.parametrize("pace", [1.0, 12.0])

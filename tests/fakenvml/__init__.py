@@ -151,6 +151,17 @@ class FakeDriver:
             "FAKENVML_FILE": str(self.path),
         }
         self._faults: list[str] = []
+        self._checkpointed: list[tuple[Device, Process]] = []
+        self.write()
+
+    def allocate(self, pid: int, size: int, *, managed: bool = False) -> None:
+        """Allocate memory of the first device for a process that it lists. ``managed``: the driver counts it as used,
+        and for no process.
+        """
+        device = self.devices[0]
+        device.used_bytes += size
+        if not managed:
+            next(each for each in device.processes if each.pid == pid).used_bytes += size
         self.write()
 
     def write(self) -> None:
@@ -168,6 +179,23 @@ class FakeDriver:
         now = time.time_ns()
         os.utime(written, ns=(now, now))  # the kernel's own timestamp is too coarse to distinguish two quick writes
         written.replace(self.path)
+
+    def checkpoint(self, pid: int) -> None:
+        """Suspend a process as cuCheckpointProcessCheckpoint does: it is not listed, and its memory is free."""
+        for device in self.devices:
+            for process in [each for each in device.processes if each.pid == pid]:
+                device.processes.remove(process)
+                device.used_bytes -= process.used_bytes
+                self._checkpointed.append((device, process))
+        self.write()
+
+    def restore(self, pid: int) -> None:
+        """Resume a process."""
+        for device, process in [each for each in self._checkpointed if each[1].pid == pid]:
+            self._checkpointed.remove((device, process))
+            device.processes.append(process)
+            device.used_bytes += process.used_bytes
+        self.write()
 
     def fail(
         self, function: str, device: int | str | None = None, *, code: int, after: int = 0, times: int = 0

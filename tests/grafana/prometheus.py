@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import time
 import urllib.error
@@ -14,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.running import free_port, until
@@ -41,8 +39,6 @@ class Prometheus:
         rules: Path | None = None,
         evaluation: str = "1s",
     ) -> None:
-        if shutil.which("prometheus") is None:
-            pytest.skip("needs prometheus (Debian: prometheus)")
         directory.mkdir()
         configs = [{"job_name": name, **job} for name, job in jobs.items()]
         config: dict[str, Any] = {
@@ -61,7 +57,11 @@ class Prometheus:
         command += [f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address={address}"]
         self._log = (directory / "log").open("wb")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-        until(self._ready)
+        try:
+            until(self._ready)
+        except AssertionError:
+            self.stop()
+            raise
 
     def _ready(self) -> bool:
         try:
@@ -71,9 +71,15 @@ class Prometheus:
             return False
 
     def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait(20)
+        self._process.kill()  # its data is that of one test
+        self._process.wait()
         self._log.close()
+
+    def __enter__(self) -> Prometheus:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     def ask(self, route: str, **parameters: str | float) -> Any:
         data = urllib.parse.urlencode(parameters).encode()

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,27 +67,29 @@ class Session(NamedTuple):
 @contextmanager
 def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
     (directory / "demo.yaml").write_text(CONFIG.format(port=free_port()))
-    programs: list[subprocess.Popen[bytes]] = []
-
-    def start(daemon: RunningDaemon, workload: str, rank: int, *card: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.grafana.program", workload, *card]
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "GPUMOND_JOB": "night/1"}
-        programs.append(subprocess.Popen(command, env={**daemon.environ, **place}, cwd=ROOT))
-        return programs[-1]
-
     (directory / "cards").mkdir()
     own = {"TMPDIR": str(directory / "cards")}
     options = ("--config", str(directory / "demo.yaml"))
-    demo = RunningDaemon(directory / "demo", *options, verb="demo", environ=own)
     driver = FakeDriver(directory, nvml_library)
     driver.write()
-    node = RunningDaemon(directory / "node", "--source", "nvml", "--interval", "0.2", environ=driver.env)
-    everything = {
-        "gpumond": {"static_configs": [{"targets": [address(demo), address(node)]}]},
-        "dcgm": {"params": {"compat": ["dcgm-4.7"]}, "static_configs": [{"targets": [address(node)]}]},
-    }
-    prometheus = Prometheus(directory / "prometheus", everything, ROOT / "deploy/prometheus/gpumond.rules.yaml")
-    try:
+    with ExitStack() as running:
+
+        def start(daemon: RunningDaemon, workload: str, rank: int, *card: str) -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", "tests.grafana.program", workload, *card]
+            place = {"RANK": str(rank), "WORLD_SIZE": "2", "GPUMOND_JOB": "night/1"}
+            program = running.enter_context(subprocess.Popen(command, env={**daemon.environ, **place}, cwd=ROOT))
+            running.callback(program.kill)
+            return program
+
+        demo = running.enter_context(RunningDaemon(directory / "demo", *options, verb="demo", environ=own))
+        serving = ("--source", "nvml", "--interval", "0.2")
+        node = running.enter_context(RunningDaemon(directory / "node", *serving, environ=driver.env))
+        everything = {
+            "gpumond": {"static_configs": [{"targets": [address(demo), address(node)]}]},
+            "dcgm": {"params": {"compat": ["dcgm-4.7"]}, "static_configs": [{"targets": [address(node)]}]},
+        }
+        rules = ROOT / "deploy/prometheus/gpumond.rules.yaml"
+        prometheus = running.enter_context(Prometheus(directory / "prometheus", everything, rules))
         (card,) = (directory / "cards").glob("gpumond-demo-*/card0")
         start(demo, "blocks", 0, str(card))
         holder = start(node, "holder", 1)
@@ -99,13 +101,6 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
         until(lambda: prometheus.instant('gpumond_verdict{kind="leak"} == 1'))
         until(lambda: prometheus.instant("gpumond_flush_released_bytes_total > 0"), 120, every=0.5)
         yield Session(prometheus, demo)
-    finally:
-        prometheus.stop()
-        for program in programs:
-            program.kill()
-            program.wait()
-        demo.stop()
-        node.stop()
 
 
 def address(daemon: RunningDaemon) -> str:

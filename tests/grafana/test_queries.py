@@ -18,7 +18,7 @@ from tests.grafana.drawn import LEFT, Drawer, drawer, drawing_input, needs_drawe
 from tests.grafana.prometheus import fill
 from tests.grafana.session import Session, running
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.needs("prometheus"), pytest.mark.timeout(420)]
 TRIES = 10
 
 EMPTY = {

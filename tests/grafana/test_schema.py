@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from typing import Any
 
@@ -44,11 +43,18 @@ def without(part: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: value for key, value in part.items() if key not in keys}
 
 
+pytestmark = [
+    pytest.mark.needs("node"),
+    pytest.mark.skipif(
+        not (CACHE / "node_modules/@grafana/schema").is_dir(),
+        reason=f"needs typescript and @grafana/schema in {CACHE} (see CACHE)",
+    ),
+]
+
+
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The compiler's messages about the dashboards and about wrong ones, which are compiled at once."""
-    if shutil.which("node") is None or not (CACHE / "node_modules/@grafana/schema").is_dir():
-        pytest.skip(f"needs node, and typescript and @grafana/schema in {CACHE} (see CACHE)")
     directory = tmp_path_factory.mktemp("schema")
     wrong = source().replace('"displayMode": "table"', '"displayMode": "tabel"').replace('"gridPos"', '"gridPose"')
     (directory / "boards.ts").write_text(source())

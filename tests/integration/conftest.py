@@ -22,10 +22,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    daemon = RunningDaemon(tmp_path_factory.mktemp("page") / "demo", "--interval", "0.5", verb="demo")
-    ready(daemon, PROGRAMS)
-    yield daemon
-    daemon.stop()
+    with RunningDaemon(tmp_path_factory.mktemp("page") / "demo", "--interval", "0.5", verb="demo") as daemon:
+        ready(daemon, PROGRAMS)
+        yield daemon
 
 
 @pytest.fixture

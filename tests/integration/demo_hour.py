@@ -107,8 +107,7 @@ def wrong(summary: dict[str, Any]) -> list[str]:
 
 
 def observe(directory: Path, minutes: float) -> dict[str, Any]:
-    daemon = RunningDaemon(directory / "demo", verb="demo")
-    try:
+    with RunningDaemon(directory / "demo", verb="demo") as daemon:
         ready(daemon, PROGRAMS)
         with chromium() as browser, open_page(browser, daemon) as session, serving_frame(daemon) as fake:
             session.shows_content()
@@ -123,8 +122,6 @@ def observe(directory: Path, minutes: float) -> dict[str, Any]:
             summary = observations.summary(session)
             session.complaints.clear()  # the summary contains them
             return summary
-    finally:
-        daemon.stop()
 
 
 def main() -> int:

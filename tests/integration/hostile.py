@@ -29,7 +29,7 @@ def holding(device: Path) -> Iterator[None]:
         yield
     finally:
         program.stdin.close()
-        program.wait(10)
+        program.wait(60)
         program.stdout.close()
 
 

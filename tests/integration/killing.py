@@ -129,7 +129,7 @@ class Killing:
         """Change rules and request flushes until the daemon no longer answers; record what was acknowledged."""
         token = (daemon.directory / "token").read_text().strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
 
         def send(method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
             connection.request(method, path, None if body is None else json.dumps(body), headers)

@@ -105,12 +105,8 @@ def _no_driver(browser: Browser, root: Path) -> None:
 
 @contextmanager
 def _daemon(directory: Path, *options: str, **fields: Any) -> Iterator[RunningDaemon]:
-    daemon = RunningDaemon(directory, *options, **fields)
-    try:
+    with RunningDaemon(directory, *options, **fields) as daemon:
         yield daemon
-    finally:
-        if daemon.process.poll() is None:
-            daemon.stop()
 
 
 def _open_first(session: PageSession) -> None:

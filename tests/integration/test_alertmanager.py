@@ -52,7 +52,7 @@ class Alertmanager:
     def stop(self) -> None:
         if self.process:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(20)
+            self.process.wait(60)
         self.process = None
 
     def lose_everything(self) -> None:

@@ -264,6 +264,7 @@ def test_configuration_is_valid_for_gpumond(tmp_path: Path):
     assert settings.interval == 2
 
 
+@pytest.mark.needs("openssl")
 @pytest.mark.parametrize(("case", "users"), [("TLS", set()), ("TLS and users", {"prometheus"})])
 def test_web_configuration_is_valid_for_gpumond(tmp_path: Path, case: str, users: set[str]):
     """A certificate in the mounted volume allows the daemon to start on a network address."""
@@ -276,6 +277,7 @@ def test_web_configuration_is_valid_for_gpumond(tmp_path: Path, case: str, users
     assert settings.insecure == (not users)
 
 
+@pytest.mark.needs("openssl")
 def test_callers_of_the_chart_are_valid_for_gpumond(tmp_path: Path):
     found = objects("access")
     pod = only(found, "DaemonSet")["spec"]["template"]["spec"]

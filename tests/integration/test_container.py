@@ -1,4 +1,4 @@
-"""The image and compose.yaml, built and run on a base image of Debian files."""
+"""The image and docker-compose.yml, built and run on a base image of Debian files."""
 
 from __future__ import annotations
 
@@ -264,8 +264,8 @@ def stand_in(engine: Engine, image: str, program: str, directory: str) -> None:
 @pytest.mark.skipif(util.find_spec("podman_compose") is None, reason="needs podman-compose (pip)")
 @pytest.mark.skipif(bool(missing("prometheus", "prometheus-alertmanager")), reason="needs prometheus and alertmanager")
 def test_compose_file_scrapes_and_notifies_alertmanager(engine: Engine):
-    compose = (sys.executable, "-m", "podman_compose", "-f", str(ROOT / "compose.yaml"), "--profile=demo")
-    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    compose = (sys.executable, "-m", "podman_compose", "-f", str(ROOT / "docker-compose.yml"), "--profile=demo")
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     engine("podman", "tag", IMAGE, services["demo"]["image"])
     stand_in(engine, services["prometheus"]["image"], "prometheus", "/prometheus")
     stand_in(engine, services["alertmanager"]["image"], "prometheus-alertmanager", "/alertmanager")

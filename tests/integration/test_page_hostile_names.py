@@ -27,9 +27,8 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     create(directory / "cards" / "card0", Spec("GPU-hostile", 0, NAME, 24 * GIB))
     environ = {"GPUMOND_SIM_DIR": str(directory / "cards")}
     daemon = RunningDaemon(directory / "daemon", "--source", "sim", environ=environ)
-    with holding(directory / "cards" / "card0"):
+    with daemon, holding(directory / "cards" / "card0"):
         yield daemon
-    daemon.stop()
 
 
 def add_hostile_text(frame: Any) -> None:

@@ -24,9 +24,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     directory = tmp_path_factory.mktemp("silences")
     config = directory / "config.yaml"
     config.write_text(RULE)
-    daemon = RunningDaemon(directory / "demo", "--config", str(config), "--interval", "0.5", verb="demo")
-    yield daemon
-    daemon.stop()
+    with RunningDaemon(directory / "demo", "--config", str(config), "--interval", "0.5", verb="demo") as daemon:
+        yield daemon
 
 
 def test_refusal_of_a_silence_is_shown(browser: Browser, daemon: RunningDaemon):
@@ -34,6 +33,7 @@ def test_refusal_of_a_silence_is_shown(browser: Browser, daemon: RunningDaemon):
         page = session.page
         page.get_by_role("button", name="Silence present").click(timeout=60_000)
         dialog = page.get_by_role("dialog", name="Silence present")
+        dialog.get_by_role("checkbox").first.wait_for()  # all() does not wait
         for box in dialog.get_by_role("checkbox").all():
             box.uncheck()
         dialog.get_by_label("Reason").fill("maintenance")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ def test_refusal_of_a_program_is_shown(browser: Browser, demo: RunningDaemon):
         page.get_by_role("button", name="Memory of leak").click()
         sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of leak")
-        dialog.get_by_text("no allocator of this program has live memory that can be classified").wait_for()
+        dialog.get_by_text("live memory can be classified for PyTorch only").wait_for()
         until(session.fits)
         dialog.get_by_role("button", name="Close").click()
         page.locator("dialog#why").wait_for(state="hidden")
@@ -71,6 +72,24 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
             page.evaluate(AXE.read_text())
             assert page.evaluate(CHECK) == []
         assert session.fits()
+
+
+def test_unknown_classes_are_not_shown_as_others(browser: Browser, demo: RunningDaemon):
+    classes = replace(WHY_EXAMPLE.classes[0], tensors_bytes=None, activations_bytes=None)
+    why = replace(WHY_EXAMPLE, classes=(classes,), reason="too many objects", age_seconds=0.42)
+
+    with open_page(browser, demo) as session:
+        page = session.page
+        page.route("**/why", lambda route: route.fulfill(status=200, json=WHY.dump_python(why, mode="json")))
+        page.get_by_role("button", name="leak", exact=True).click(timeout=60_000)
+        page.get_by_role("button", name="Memory of leak").click()
+        sign_in(session, demo)
+        dialog = page.get_by_role("dialog", name="Memory of leak")
+        dialog.get_by_text("too many objects; use a smaller batch; the program paused for at most 105 ms").wait_for()
+        assert dialog.get_by_text("as of 0.4 s ago").is_visible()
+        assert dialog.get_by_text("24.0 GiB (60 %)").is_visible()
+        assert dialog.get_by_text("other tensors and activations").is_visible()
+        assert not dialog.get_by_text("other leaf tensors").is_visible()
 
 
 def test_snapshot_is_saved(browser: Browser, demo: RunningDaemon):

@@ -125,7 +125,7 @@ def test_signal_during_the_run_frees_everything(tmp_path: Path, engine: str, by:
     with device.start("steady", "--engine", engine, "--max", "1GiB", "--speed", "50", "--json") as process:
         time.sleep(1.5)
         process.send_signal(by)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     summary = json.loads(out)
     assert summary["outcome"] == "stopped"

@@ -12,7 +12,7 @@ from gpumond.agent.instrument.oom import MAX_RECORD_BYTES
 from gpumond.agent.registry import FLUSHES
 from gpumond.agents.limits import Limits
 from gpumond.alerting import silences
-from gpumond.alerting.expressions import MAX_EXPRESSION
+from gpumond.alerting.expressions import MAX_COMPILED_BYTES, MAX_EXPRESSION
 from gpumond.alerting.hook import REMEMBERED
 from gpumond.alerting.outbox import QUEUE_LIMIT
 from gpumond.api.hooks import MAX_ALERTS, MAX_LABEL, MAX_LABELS
@@ -66,15 +66,15 @@ def number(value: float) -> str:
 
 STATED = {
     "a message of an agent": f"{MAX_MESSAGE_BYTES // KIB} KiB",
-    "agents of one uid": f"{LIMITS.peers_per_uid}",
+    "agents of one user": f"{LIMITS.peers_per_uid}",
     "agents in all": f"{LIMITS.peers}",
-    "connections without a hello message": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
+    "connections without a hello message": f"{LIMITS.pending_per_uid} of one user, {LIMITS.pending} in all",
     "time for a hello message; for the rest of a message": f"{LIMITS.hello_seconds:g} s, "
-    f"{LIMITS.shared_hello_seconds:g} s while the uid has other connections without one; {LIMITS.message_seconds:g} s",
+    f"{LIMITS.shared_hello_seconds:g} s while the user has other connections without one; {LIMITS.message_seconds:g} s",
     "age of a report; time without a message": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
-    "messages and bytes of one uid": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
+    "messages and bytes of one user": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools of one agent": f"{MAX_POOLS}",
-    "pools of all agents of one uid": f"{MAX_POOLS_OF_UID:,}, then an equal share for each agent",
+    "pools of all agents of one user": f"{MAX_POOLS_OF_UID:,}, then an equal share for each agent",
     "the record of an out-of-memory error": f"{MAX_RECORD_BYTES // KIB} KiB, {number(OOMS)} in a report; 50 ms",
     "snapshots of one program for requests": f"one in {number(snapshots.REQUEST_SECONDS)} seconds, the newest "
     f"{number(snapshots.KEPT)}, {snapshots.MAX_BYTES // MIB} MiB each",
@@ -108,7 +108,10 @@ STATED = {
     "silences of one caller; ended silences of one caller": f"{silences.MAX_SILENCES}; {silences.KEEP_ENDED}, "
     f"for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
     "a silence": f"{MAX_MATCHERS} matchers, {MAX_VALUE} characters of a value, {MAX_EXPRESSION} of a regular "
-    f"expression and {silences.MAX_EXPRESSIONS} of all, {silences.MAX_SECONDS / 86400:g} days",
+    f"expression and {silences.MAX_EXPRESSIONS} of all, {MAX_COMPILED_BYTES // MIB} MiB for a compiled one, "
+    f"{silences.MAX_SECONDS / 86400:g} days",
+    "compiled regular expressions of silences": f"{silences.MAX_COMPILED_OF_CREATOR // MIB} MiB of one caller, "
+    f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in all",
     "changes of silences by one caller; test messages": f"{SILENCES_PER_MINUTE} a minute; {RECEIVER_TESTS_PER_MINUTE}",
     "quotas over the API": f"{MAX_QUOTAS}",
     "baselines": f"{MAX_BASELINES}",

@@ -32,8 +32,7 @@ def test_daemon_runs_with_the_lowest_versions(tmp_path: Path):
     python = str(tmp_path / "env/bin/python")
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
     subprocess.run([*install, *requirements], check=True, timeout=600)
-    daemon = RunningDaemon(tmp_path / "daemon", "--interval", "0.2", verb="demo", python=python)
-    try:
+    with RunningDaemon(tmp_path / "daemon", "--interval", "0.2", verb="demo", python=python) as daemon:
         until(lambda: daemon.request("/-/ready")[0] == 200, 120)
         until(lambda: daemon.get("agents"), 120)
         for route in ("frame", "devices", "alerts", "rules", "receipts", "audit", "status"):
@@ -41,5 +40,3 @@ def test_daemon_runs_with_the_lowest_versions(tmp_path: Path):
         assert daemon.request("/")[0] == daemon.request("/openapi.json")[0] == 200
         assert daemon.value("gpumond_device_memory_used_bytes")
         assert daemon.flush(target={"all": True}, dry_run=True)[0] == 200
-    finally:
-        daemon.stop()

@@ -6,7 +6,6 @@ The statements are executed on all metrics of the daemon by the part of OTTL tha
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,7 +136,7 @@ def test_other_metrics_keep_their_names_and_units():
     assert all((metric.name, metric.unit) == (metric.before, "") for metric in others)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+@pytest.mark.needs("promtool")
 def test_prometheus_accepts_the_configuration_of_the_receiver(tmp_path: Path):
     file = tmp_path / "prometheus.yaml"
     file.write_text(yaml.safe_dump(CONFIG["receivers"]["prometheus"]["config"]))

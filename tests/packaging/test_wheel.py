@@ -24,7 +24,8 @@ pytestmark = pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchlin
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", os.fspath(directory)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    environ = {**os.environ, "GPUMOND_REVISION": "c0ffee"}
+    subprocess.run(command, cwd=ROOT, env=environ, check=True, capture_output=True, timeout=100)
     (built,) = directory.glob("*.whl")
     return built
 
@@ -38,7 +39,13 @@ def test_wheel_contains_every_file_and_the_pth_line(wheel: Path) -> None:
         for path in (ROOT / "gpumond").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert names - scripts == package | {"gpumond.pth", "gpumond.start", "_gpumond_start.py", MANUAL}
+    assert names - scripts == package | {
+        "gpumond.pth",
+        "gpumond.start",
+        "_gpumond_start.py",
+        MANUAL,
+        "gpumond/REVISION",
+    }
     assert {os.path.basename(name) for name in scripts} == {"gpumond", "gpumond-python"}
 
 
@@ -59,6 +66,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pip", "--python", commands / "python", "--quiet", "install", "--no-deps"]
     subprocess.run([*command, "--no-index", wheel], check=True, timeout=100)
     return commands
+
+
+def test_installation_states_the_commit_of_its_build(installed: Path) -> None:
+    done = subprocess.run([installed / "gpumond", "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"gpumond {__version__} (revision c0ffee)\n"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +152,7 @@ def test_installation_starts_the_agent_by_variable_and_its_removal_leaves_no_fil
 
     def shows(**more: str) -> str:
         command = [python, "-W", "error", "-c", SHOW]
-        done = subprocess.run(command, env=environ | more, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, env=environ | more, cwd=tmp_path, capture_output=True, text=True, timeout=30)
         return done.stdout + done.stderr
 
     pip("install", "--no-deps", "--no-index", os.fspath(wheel))

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.model.process import ProcessKey
-from gpumond.rules import Labels, Subjects, Unit
+from gpumond.quantities import Unit
+from gpumond.rules import Labels, Subjects
 
 
 class Row(NamedTuple):

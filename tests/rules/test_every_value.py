@@ -15,17 +15,18 @@ from gpumond.model.process import TICKS_PER_SECOND
 from gpumond.model.program import Program, StepUsage
 from gpumond.model.sensors import THROTTLE_REASONS, Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, Excess, ProcessUsage, Snapshot
+from gpumond.quantities import DEVICE_COUNTERS
 from gpumond.rules import Scope
 from gpumond.rules.counters import WINDOW_SECONDS
 from gpumond.rules.schema import UNITS, VALUES
 from gpumond.rules.scopes import RuleContext, subjects
-from gpumond.rules.window import DEVICE_COUNTERS, POOL_COUNTERS, PROGRAM_COUNTERS, RuleWindow, remember
+from gpumond.rules.window import POOL_COUNTERS, PROGRAM_COUNTERS, RuleWindow, remember
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 NO_NUMBERS = {"compute_mode", "virtualization_mode", "addressing_mode", "numa_node", "throttle_reasons"}
 """Sensors that are names; each throttle reason is a value."""
 
-IDENTITY = {"index", "gpu_instance_id", "pid", "rank", "start_ticks", "uid", "world_size"}
+IDENTITY = {"index", "gpu_instance_id", "pid", "pinned_uid", "rank", "start_ticks", "uid", "world_size"}
 OTHER_NAMES = {
     DeviceReading: {"missed": "missed_readings"},
     StepUsage: {
@@ -41,8 +42,8 @@ OTHER_NAMES = {
     PoolUsage: {},
     EngineReading: {"running": "running_requests", "waiting": "waiting_requests", "age_seconds": "state_age_seconds"},
 }
-SETTINGS = {"unified", "distributed", "uses_device", "held_known", "allows_limit"}
-"""Facts that do not change while a subject exists."""
+SETTINGS = {"unified", "distributed", "uses_device", "held_known", "managed", "allows_limit", "suspended"}
+"""Facts that do not change while a subject exists. A suspended process is none: its alerts do not change."""
 
 NUMBERS = {"int", "float", "bool", "int | None", "float | None", "bool | None"}
 SCOPES_OF: tuple[tuple[type, Scope], ...] = (

@@ -67,7 +67,7 @@ def changed(daemon: RunningDaemon, method: str, route: str, body: object = None)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{daemon.url}/api/v1/{route}", data, headers, method=method)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return int(answer.status)
 
 
@@ -153,7 +153,7 @@ def test_resolved_alerts_survive_a_crash(
     until(lambda: "no-agents" in firing(daemon))
     token = {"Authorization": f"Bearer {(daemon.directory / 'token').read_text().strip()}"}
     request = urllib.request.Request(f"{daemon.url}/api/v1/rules/no-agents", method="DELETE", headers=token)
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=60).close()
     (before,) = until(lambda: daemon.get("alerts/history"))
     assert request_json(daemon, "/api/v1/rules", NO_AGENTS | {"name": "other", "below": 0})[0] == 201
     daemon.process.kill()

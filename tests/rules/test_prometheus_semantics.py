@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from itertools import pairwise
@@ -61,9 +60,8 @@ def test_states_of_ten_thousand_random_series_equal_those_of_prometheus():
     assert len(reached) == 8  # of nine; pending never follows firing directly
 
 
+@pytest.mark.needs("promtool")
 def test_states_equal_those_of_promtool(tmp_path: Path):
-    if shutil.which("promtool") is None:
-        pytest.skip("needs promtool (Debian: prometheus)")
     rng = Random(42)
     chosen = {f"a{number}": random_series(rng, 30, regular=True) for number in range(40)}
     rules = [

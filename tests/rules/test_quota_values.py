@@ -27,13 +27,24 @@ def snapshot(used: int | None = 12 * GIB, soft: int | None = 10 * GIB, *limits: 
     return replace(make_snapshot(device, reports=(report,)), quotas=quotas)
 
 
-def reserving(free: int | None, *used: int | None, reserve: int = 20, missed: int = 0) -> Snapshot:
-    """Processes from pid 42 on, each with this reserve, and the memory that each uses; sizes in GiB."""
-    quota = EffectiveQuota(reserve_bytes=reserve * GIB, reserve_quota="team")
+def reserving(
+    free: int | None, *used: int | None, reserve: int = 20, missed: int = 0, together: bool = False
+) -> Snapshot:
+    """Processes from pid 42 on, each with a quota of this reserve, or with one ``together``, and the memory that each
+    uses; sizes in GiB."""
     processes = tuple(make_process(42 + n, None if size is None else size * GIB) for n, size in enumerate(used))
     free_bytes = None if free is None else free * GIB
     device = make_device(used_bytes=None, free_bytes=free_bytes, processes=processes, missed=missed)
-    quotas = tuple(ProcessQuota(pid=each.pid, start_ticks=each.start_ticks, quota=quota) for each in processes)
+    quotas = tuple(
+        ProcessQuota(
+            pid=each.pid,
+            start_ticks=each.start_ticks,
+            quota=EffectiveQuota(
+                reserve_bytes=reserve * GIB, reserve_quota=f"team{'' if together or not number else number}"
+            ),
+        )
+        for number, each in enumerate(processes)
+    )
     return replace(make_snapshot(device), quotas=quotas)
 
 
@@ -78,6 +89,8 @@ def test_process_without_a_limit_has_no_value():
         (reserving(0, 25), [0]),  # it uses more than its reserve
         (reserving(10, 5, 10), [15 * GIB]),  # the free memory serves both reserves
         (reserving(10, 15, 5), [5 * GIB]),  # at most the unused part of its own
+        (reserving(10, 5, 2, together=True), [3 * GIB]),  # a quota has one reserve
+        (reserving(0, 15, 10, together=True), [0]),
         (reserving(None, 5), []),
         (reserving(10, 5, missed=1), []),
         (reserving(10, None), []),

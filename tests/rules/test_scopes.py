@@ -12,7 +12,8 @@ from gpumond.engine.attribution import attribute
 from gpumond.model.engines import NOT_READ, EngineModel, EngineProcess, EngineReading
 from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import MISSED_LIMIT, Snapshot
-from gpumond.rules import Rule, Scope, Unit, readable
+from gpumond.quantities import Unit
+from gpumond.rules import Rule, Scope, readable
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.schema import LABELS, PLACEHOLDERS, UNITS, VALUES
 from gpumond.rules.scopes import RuleContext, subjects
@@ -32,6 +33,7 @@ ENGINE = EngineReading(
     held_bytes=70 * GIB,
     age_seconds=0.5,
     asleep=False,
+    paused=False,
     idle_seconds=1800.0,
     processes=(EngineProcess(42, 100),),
 )
@@ -196,13 +198,16 @@ def test_values_of_an_engine():
         "models": 1.0,
         "state_age_seconds": 0.5,
         "asleep": 0.0,
+        "paused": 0.0,
+        "returning_seconds": 0.0,
     }
+    assert values_of(replace(ENGINE, returning_seconds=12.0))["returning_seconds"] == 12.0
     assert values_of(replace(ENGINE, kv_cache_used_ratio=0.5))["kv_cache_idle_used_bytes"] == 0.0
 
 
 def test_values_of_an_engine_that_is_not_read_are_unknown():
     silent = EngineReading(name="chat", kind="vllm", up=False, problem="nothing listens")
-    assert {name for name, value in values_of(silent).items() if value is not None} == {"up"}
+    assert {name for name, value in values_of(silent).items() if value is not None} == {"up", "returning_seconds"}
     assert values_of(silent)["up"] == 0.0
     assert values_of(replace(silent, problem=NOT_READ))["up"] is None
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
@@ -24,7 +24,7 @@ from gpumond import __version__
 from gpumond.alerting.receivers import Rejected, Retry
 from gpumond.alerting.receivers.receiver_type import ReceiverType
 from gpumond.host.files import read_text
-from gpumond.host.http_exchange import exchange
+from gpumond.host.http_exchange import Connection, exchange
 from gpumond.host.machine_name import MACHINE_NAME
 from gpumond.model.frame import Alert
 from gpumond.protocol.text import has_control_characters
@@ -156,12 +156,9 @@ async def _exchange(
     return answer.status, answer.headers.get("Retry-After")
 
 
-def _connection(receiver: HttpReceiver, url: SplitResult) -> HTTPConnection:
-    host = url.hostname or ""
-    if url.scheme == "http":
-        return HTTPConnection(host, url.port or 80, timeout=TIMEOUT_SECONDS)
-    context = ssl.create_default_context(cafile=receiver.ca_file)
-    return HTTPSConnection(host, url.port or 443, timeout=TIMEOUT_SECONDS, context=context)
+def _connection(receiver: HttpReceiver, url: SplitResult) -> Connection:
+    tls = ssl.create_default_context(cafile=receiver.ca_file) if url.scheme == "https" else None
+    return Connection(url.hostname or "", url.port, tls=tls)
 
 
 def _check_status(status: int, retry_after: str | None) -> None:

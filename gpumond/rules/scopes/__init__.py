@@ -37,11 +37,13 @@ def subjects(scope: Scope, context: RuleContext) -> Subjects[Any]:
 
 
 def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
-    """Return devices that were not read completely, processes whose agent is silent, and connected processes."""
+    """Return devices that were not read completely, processes whose agent is silent or that are suspended, and
+    connected processes.
+    """
     silent, failed = recent.silent, unlisted(snapshot)
     return Hidden(
         frozenset(each.uuid for each in snapshot.devices if each.missed >= MISSED_LIMIT or each.uuid in failed),
-        silent,
+        silent | snapshot.suspended,
         frozenset((str(uid), name) for uid, name in (recent.agents[process] for process in silent)),
         snapshot.reports_by_process.keys(),
     )

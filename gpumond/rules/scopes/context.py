@@ -12,7 +12,8 @@ from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.model.units import human
 from gpumond.model.verdicts import PROBLEMS
-from gpumond.rules import Labels, Subjects, Texts, Unit
+from gpumond.quantities import Unit
+from gpumond.rules import Labels, Subjects, Texts
 from gpumond.rules.counters import WINDOW_SECONDS
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, ActiveVerdicts
 from gpumond.rules.window import RuleWindow

@@ -13,6 +13,7 @@ from gpumond.model.snapshot import RELEASED, DeviceReading, Snapshot
 from gpumond.model.units import counted
 from gpumond.rules import Texts
 from gpumond.rules.counters import WINDOW_SECONDS
+from gpumond.rules.scopes import sensors
 from gpumond.rules.scopes.context import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
@@ -28,7 +29,6 @@ from gpumond.rules.scopes.context import (
     size,
     values_without_verdict,
 )
-from gpumond.rules.scopes.sensors import SENSOR_PLACEHOLDERS, SENSORS, sensor_texts
 from gpumond.rules.verdicts import texts, values
 from gpumond.rules.window import RuleWindow
 
@@ -122,6 +122,20 @@ def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKe
     return short
 
 
+def short_users(recent: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[int]]:
+    """Return the users whose programs ran short of memory, for each device that is not nearly full.
+
+    There, `wasted_ratio` has no other evidence than what these programs state.
+    """
+    short = _short(recent, snapshot)
+    ratios = {device.uuid: ratio(device.used_bytes, device.size_bytes) for device in snapshot.devices}
+    return {
+        uuid: frozenset(recent.agents[process].uid for process in short[uuid] if process in recent.agents)
+        for uuid, used in ratios.items()
+        if used is None or used < NEARLY_FULL
+    }
+
+
 def _wasted(row: _Device) -> int | None:
     if row.cached is None or row.used_ratio is None or row.used_ratio >= NEARLY_FULL:
         return row.cached
@@ -146,7 +160,7 @@ def _device_texts(row: _Device) -> Texts:
         "top_process": lambda: _top_process(row),
         "top_cache": lambda: _top_cache(row),
         "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
-        **sensor_texts(device.sensors),
+        **sensors.texts(device.sensors),
         **texts(row.verdicts),
     }
 
@@ -253,7 +267,7 @@ DEVICE = ScopeSpec(
             "consecutive readings without new values of the device",
             lambda row: float(row.device.missed),
         ),
-        *SENSORS,
+        *sensors.VALUES,
         *VERDICTS,
     ),
     labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
@@ -268,7 +282,7 @@ DEVICE = ScopeSpec(
         "top_process": "the largest process: name, pid, size",
         "top_cache": "the program with the largest cache: name, pid, size",
         "xids": "XID errors of the window, by number",
-        **SENSOR_PLACEHOLDERS,
+        **sensors.PLACEHOLDERS,
         **VERDICT_TEXTS,
     },
     texts=_device_texts,

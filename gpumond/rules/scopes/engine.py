@@ -55,7 +55,7 @@ def _texts(row: _Engine) -> dict[str, str]:
         "kv_cache": "an unknown part" if ratio is None else readable("ratio", ratio),
         "idle": "an unknown time" if idle is None else duration(idle),
         "models": ", ".join(model.name for model in engine.models) or "no known model",
-        "reason": engine.problem,
+        "reason": engine.problem or engine.returning_problem,
     }
 
 
@@ -105,8 +105,21 @@ ENGINE = ScopeSpec(
         RuleAttribute(
             "asleep",
             "boolean",
-            "1 while it sleeps or is paused, else 0",
+            "1 while it sleeps, else 0",
             lambda row: number(row.engine.asleep),
+        ),
+        RuleAttribute(
+            "paused",
+            "boolean",
+            "1 while it processes no requests, else 0",
+            lambda row: number(row.engine.paused),
+        ),
+        RuleAttribute(
+            "returning_seconds",
+            "seconds",
+            "time for which gpumond has tried to return it to service after a release, and it does not serve; 0 "
+            "otherwise",
+            lambda row: row.engine.returning_seconds or 0.0,
         ),
     ),
     labels={"engine": "name of the engine", "kind": "kind of the engine, such as vllm"},
@@ -118,7 +131,7 @@ ENGINE = ScopeSpec(
         "kv_cache": "part of its KV cache that requests use",
         "idle": "time without a request",
         "models": "its loaded models",
-        "reason": "why it cannot be read; empty if it can",
+        "reason": "why it cannot be read, or does not serve yet; otherwise empty",
     },
     texts=_texts,
 )

@@ -10,7 +10,8 @@ from gpumond.diagnosis.advice import case_of, sentence, torch_setting
 from gpumond.diagnosis.peaks import FRAGMENTED_FROM
 from gpumond.model.pools import PoolUsage
 from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.rules import Labels, Unit
+from gpumond.quantities import Unit
+from gpumond.rules import Labels
 from gpumond.rules.scopes.context import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
@@ -61,6 +62,10 @@ def _fragmentation(device: DeviceReading | None, recent: RuleWindow, track: Coun
     return recent.fragmentation(track) if track.kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
 
 
+def _stranded(row: _Pool) -> int | None:
+    return None if row.pool.live_bytes is None else row.pool.stranded_bytes
+
+
 def _pool_texts(row: _Pool) -> dict[str, str]:
     device, pool = row.device, row.pool
     retried = bool(row.recent.increase(row.track.retries, row.track.since))
@@ -72,7 +77,7 @@ def _pool_texts(row: _Pool) -> dict[str, str]:
         "live": size(pool.live_bytes),
         "held": size(pool.held_bytes),
         "reclaimable": size(pool.reclaimable.likely),
-        "stranded": size(pool.stranded_bytes),
+        "stranded": size(_stranded(row)),
         "torch_setting": torch_setting(row.report.frameworks),
         "advice": sentence(case_of(row.report, pool.device_uuid, row.snapshot, retried)),
     }
@@ -97,14 +102,12 @@ def _counter(name: str, meaning: str) -> tuple[RuleAttribute[_Pool], RuleAttribu
 POOL = ScopeSpec(
     rows=pools,
     values=(
-        RuleAttribute("live_bytes", "bytes", "allocated to the program", lambda row: row.pool.live_bytes),
+        _field("live_bytes", "bytes", "allocated to the program; unknown if nothing counts it"),
         RuleAttribute("held_bytes", "bytes", "held by the pool", lambda row: row.pool.held_bytes),
         RuleAttribute(
             "reclaimable_bytes", "bytes", "bytes that a flush would release", lambda row: row.pool.reclaimable.likely
         ),
-        RuleAttribute(
-            "stranded_bytes", "bytes", "held and free, but not released by a flush", lambda row: row.pool.stranded_bytes
-        ),
+        RuleAttribute("stranded_bytes", "bytes", "held and free, but not released by a flush", _stranded),
         RuleAttribute(
             "unmapped_bytes",
             "bytes",
@@ -115,14 +118,14 @@ POOL = ScopeSpec(
             "stranded_ratio",
             "ratio",
             "stranded bytes over held bytes, at this moment",
-            lambda row: ratio(row.pool.stranded_bytes, row.pool.held_bytes),
+            lambda row: ratio(_stranded(row), row.pool.held_bytes),
         ),
         RuleAttribute(
             "fragmentation_ratio",
             "ratio",
             f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both "
             f"{IN_WINDOW}; 0 for pools below 5 % of their device; unknown for the first minute",
-            lambda row: _fragmentation(row.device, row.recent, row.track),
+            lambda row: None if row.pool.live_bytes is None else _fragmentation(row.device, row.recent, row.track),
         ),
         RuleAttribute("ooms", "count", "out-of-memory errors since the program started", lambda row: row.pool.ooms),
         RuleAttribute(

@@ -10,7 +10,7 @@ from gpumond.model.claims import outermost
 from gpumond.model.pools import PoolUsage
 from gpumond.model.program import StepUsage
 from gpumond.model.snapshot import AgentReport, DeviceReading
-from gpumond.rules import Unit
+from gpumond.quantities import Unit
 from gpumond.rules.scopes.context import FROM_A_FULL_WINDOW, IN_WINDOW, RuleAttribute, number
 from gpumond.rules.window import PROGRAM_COUNTERS, RuleWindow, program_counts
 

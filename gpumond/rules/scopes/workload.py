@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.model.claims import outermost
-from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec, size
+from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec, number, size
 from gpumond.rules.window import Workload
 
 
 class _Workload(NamedTuple):
     workload: Workload
-    sums: Mapping[str, int]
+    sums: Mapping[str, int | None]
     programs: int
     known: bool
 
@@ -22,23 +22,35 @@ def workloads(context: RuleContext) -> Sequence[_Workload]:
     snapshot, recent = context.snapshot, context.recent
     partly = {recent.agents[identity] for identity in recent.silent}
     named: defaultdict[Workload, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))
+    uncounted: set[Workload] = set()
     programs = Counter(Workload(report.uid, report.workload) for report in snapshot.reports)
     for report in snapshot.reports:
         if report.workload:
-            sums = named[Workload(report.uid, report.workload)]
+            workload = Workload(report.uid, report.workload)
+            sums = named[workload]
             for pool in outermost(report.pools):
-                sums["live_bytes"] += pool.live_bytes
+                if pool.live_bytes is None:
+                    uncounted.add(workload)
+                sums["live_bytes"] += pool.live_bytes or 0
                 sums["held_bytes"] += pool.held_bytes
                 sums["reclaimable_bytes"] += pool.reclaimable.likely
                 sums["stranded_bytes"] += pool.stranded_bytes
-    return [_Workload(workload, sums, programs[workload], workload not in partly) for workload, sums in named.items()]
+    return [
+        _Workload(
+            workload,
+            {**sums, "live_bytes": None, "stranded_bytes": None} if workload in uncounted else sums,
+            programs[workload],
+            workload not in partly,
+        )
+        for workload, sums in named.items()
+    ]
 
 
 _SUMS = ("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes")
 
 
 def _sum(name: str, meaning: str) -> RuleAttribute[_Workload]:
-    return RuleAttribute(name, "bytes", meaning, lambda row: float(row.sums[name]) if row.known else None)
+    return RuleAttribute(name, "bytes", meaning, lambda row: number(row.sums[name]) if row.known else None)
 
 
 def _workload_texts(row: _Workload) -> dict[str, str]:

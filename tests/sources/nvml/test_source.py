@@ -267,6 +267,7 @@ def unloadable(directory: Path, how: str) -> None:
     library.write_bytes(content)
 
 
+@pytest.mark.needs("cc")
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
@@ -287,6 +288,7 @@ def test_library_that_cannot_be_loaded_has_the_loaders_reason(tmp_path: Path, ho
     assert "install the NVIDIA driver or" not in answer.message
 
 
+@pytest.mark.needs("cc")
 def test_serve_does_not_advise_to_install_a_driver_that_cannot_be_loaded(tmp_path: Path) -> None:
     unloadable(tmp_path, "symbol")
     command = [sys.executable, "-m", "gpumond", "serve", "--config", os.devnull, "--state-dir", str(tmp_path / "state")]

@@ -1,0 +1,59 @@
+"""What conftest.py promises: nothing starts without the programs that a test needs, and no process is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.running import until
+
+MODULE = """
+import subprocess
+import pytest
+
+@pytest.fixture
+def started():
+    subprocess.Popen(["sleep", "601"])
+    raise AssertionError("a fixture was set up")
+
+@pytest.mark.needs("promtool", "no-such-program")
+def test_that_needs_a_program(started):
+    pass
+
+def test_that_leaves_a_process():
+    subprocess.Popen(["setsid", "sh", "-c", "sleep 602 & echo $! > pid"]).wait()
+"""
+
+
+def test_absent_program_skips_before_a_start_and_a_left_process_fails_and_ends(tmp_path: Path):
+    (tmp_path / "test_module.py").write_text(MODULE)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-rs",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        "test_module.py",
+    ]
+    environ = {**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parents[1]), "PATH": "/usr/bin:/bin"}
+    environ.pop("GPUMOND_TEST_SKIPS", None)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+    pid = int((tmp_path / "pid").read_text())
+    assert "no-such-program" in done.stdout
+    assert "1 passed, 1 skipped" in done.stdout
+    assert "1 error" in done.stdout
+    assert f"processes were left: {pid} sleep 602" in done.stdout
+    until(lambda: not running(pid))
+
+
+def running(pid: int) -> bool:
+    """Return whether a process has not ended; one that nothing has waited for has."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except FileNotFoundError:
+        return False
