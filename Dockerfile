@@ -1,17 +1,18 @@
-# The daemon: docker build -t gpumond . For Docker, Podman and Kubernetes: docs/how-to/install.md
+# The daemon: docker build -t gpumond --build-arg REVISION=$(git rev-parse HEAD) . For Docker, Podman and Kubernetes: docs/how-to/install.md
 FROM python:3.13.7-slim-trixie AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY deploy/requirements deploy/requirements
 COPY deploy/man deploy/man
 COPY deploy/scripts deploy/scripts
 COPY deploy/site-packages deploy/site-packages
 COPY docs/how-to/runbooks.md docs/how-to/runbooks.md
 COPY gpumond gpumond
+ARG REVISION=
 RUN python3 -m pip download --no-cache-dir --disable-pip-version-check --require-hashes --only-binary=:all: \
       --dest /tmp/wheels -r deploy/requirements/daemon.txt -r deploy/requirements/build.txt \
  && python3 -m venv --without-pip /opt/gpumond \
- && python3 -m pip --python /opt/gpumond/bin/python3 install --no-cache-dir --no-compile --disable-pip-version-check \
+ && GPUMOND_REVISION=$REVISION python3 -m pip --python /opt/gpumond/bin/python3 install --no-cache-dir --no-compile --disable-pip-version-check \
       --no-index --find-links /tmp/wheels ".[daemon,kubernetes]" \
  && python3 -m compileall -q /opt/gpumond/lib
 

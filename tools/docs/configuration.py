@@ -87,7 +87,14 @@ of `/run/gpumond`.
 ## Reload
 
 SIGHUP and `POST /-/reload` load a changed file. If the file is invalid, nothing changes; the response and the log state
-the error. If a setting that requires a restart has changed, the response names it.
+the error, `gpumond_config_last_reload_successful` is 0, and the fault `not_loaded` (`gpumond doctor`) names the line.
+If a setting that requires a restart has changed, the response names it.
+
+The daemon keeps a copy of the last valid content, `last-configuration.yaml` in the state directory, which only its user
+can read. If the file is invalid when the daemon starts, the copy is used, with the same fault. Without a copy of this
+file, the daemon exits with status 2. It looks for the copy in the directory of `--state-dir`, of `GPUMOND_STATE_DIR` or
+the default, not in a `state_dir` of the file. The files that `web_config` and `tokens_file` name have no copy: if one
+of them is invalid at the start, the daemon exits with status 2.
 
 Changed contents of the files that `web_config` and `tokens_file` name, and of certificates, apply within a second,
 without a reload.

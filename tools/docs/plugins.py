@@ -34,8 +34,8 @@ def adapters() -> Iterator[str]:
     yield "[The agent](agent.md) describes each. The agent reads the libraries that a program has imported, and flushes"
     yield "them in this order.\n"
     yield "| library | packages |\n|---|---|"
-    for spec in ADAPTERS:
-        yield f"| `{spec.library}` | {', '.join(f'`{package}`' for package in spec.packages)} |"
+    rows = (f"| `{spec.library}` | {', '.join(f'`{package}`' for package in spec.packages)} |" for spec in ADAPTERS)
+    yield from dict.fromkeys(rows)
 
 
 def engines() -> Iterator[str]:
