@@ -72,6 +72,8 @@ class Session:
         self.resize(*size)
         self.before = termios.tcgetattr(self.terminal)
         self.written = ""
+        self._readable = select.poll()  # not select.select, which refuses descriptors above 1,023
+        self._readable.register(self.keyboard, select.POLLIN)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         inherited = {
             name: value
@@ -98,7 +100,7 @@ class Session:
 
     def read_once(self, seconds: float = 0.05) -> bool:
         """Read what is written within the next ``seconds``. Returns whether there was any."""
-        if not select.select([self.keyboard], [], [], seconds)[0]:
+        if not self._readable.poll(1000 * seconds):
             return False
         written = self._decoder.decode(os.read(self.keyboard, 65536))
         self.written += written
