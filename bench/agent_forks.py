@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.result import publish
-from gpumond.protocol.messages import FlushCommand, encode
+from gpumond.facts.messages import FlushCommand, encode
 
 FORKS, EXITS = 10_000, 8
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,4 +1,4 @@
-"""Verdicts scored on the planned loads of gpumond.loadgen; docs/explanation/diagnosis.md describes the protocol.
+"""Verdicts scored on the planned loads of the load generator; docs/explanation/diagnosis.md describes the protocol.
 
 python -m bench.diagnosis [--seeds N] [--first SEED] [--scenario NAME ...] [--save]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.result import publish
 from bench.scenario_runs import QUIET_BYTES, Episode, episode
-from gpumond.loadgen import SCENARIOS
+from gpumond.features.loadgen import SCENARIOS
 
 MIB_A_MINUTE = (1 << 20) / 60
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0

@@ -1,6 +1,6 @@
 """Processor time of diagnosis in a tick with 64 devices and 500 processes.
 
-tests/history/test_history.py measures its memory.
+tests/tick/test_history.py measures its memory.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import gc
 import time
 
 from bench.result import publish, spread
-from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import Snapshot
+from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 DEVICES, PROCESSES, TICKS, WARM = 64, 500, 900, 400

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.result import publish
-from gpumond.agents.limits import Limits
-from gpumond.host.fd_limits import MAX_CONNECTIONS, http_connections_of_user
+from gpumond.host.machine import MAX_CONNECTIONS, http_connections_of_user
+from gpumond.programs.connection import Limits
 from tests.fakenvml import FakeDriver, build, machine
 from tests.running import RunningDaemon, until
 

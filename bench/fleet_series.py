@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import publish, spread
-from gpumond.engine import EngineState, advance
-from gpumond.metrics import Exposition, Form
+from gpumond.facts.sensors import Sensors
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model.sensors import Sensors
-from gpumond.rules.built_in import BUILT_IN
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.observe import EngineState, advance
 from tests.grafana.boards import ROOT, Target, targets
 from tests.grafana.prometheus import Prometheus, fill
 from tests.running import series_of, until

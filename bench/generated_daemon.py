@@ -14,11 +14,11 @@ from typing import Any, cast
 import uvicorn
 
 from bench.live import Machine
-from gpumond.api.auth import Tokens
-from gpumond.api.deferred import DeferredApi
-from gpumond.api.event_log import EventLog
-from gpumond.api.view import DaemonView
 from gpumond.host.event_loop import background
+from gpumond.serve.auth import Tokens
+from gpumond.serve.deferred import DeferredApi
+from gpumond.serve.event_log import EventLog
+from gpumond.serve.view import DaemonView
 
 CHANGING = 0.1
 """Share of the processes whose memory changes in a second."""

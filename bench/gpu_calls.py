@@ -19,8 +19,8 @@ from typing import Any
 
 from bench.peers import card_setting
 from bench.result import publish, spread
-from gpumond.sources.nvml import NvmlSource
-from gpumond.sources.process.metadata import ProcessMetadata
+from gpumond.devices.nvml.source import NvmlSource
+from gpumond.devices.process.metadata import ProcessMetadata
 
 
 class Calls:

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from bench.result import publish
-from gpumond.model.pools import Receipt
+from gpumond.facts.pools import Receipt
 
 HISTORIES = 30
 STEPS = 400

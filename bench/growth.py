@@ -3,8 +3,8 @@
     python -m bench.growth [--seeds N] [--hours H] [--save]
 
 Staircases keep 64 to 600 MiB a minute in blocks of 2 MiB: after a plateau of 10 to 20 minutes, from the start of a
-program that counts steps, and from the start of one that does not. Each ordinary shape of gpumond.loadgen runs with N
-seeds (24) for H hours (6), in virtual time at one sample a second.
+program that counts steps, and from the start of one that does not. Each ordinary shape of the load generator runs
+with N seeds (24) for H hours (6), in virtual time at one sample a second.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from bench.diagnosis import NEVER
 from bench.result import publish
-from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.loadgen import plan
-from gpumond.model.program import StepUsage
-from gpumond.model.snapshot import Snapshot
+from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.facts.program import StepUsage
+from gpumond.facts.snapshot import Snapshot
+from gpumond.features.loadgen import plan
 from gpumond.testing import make_pool, make_process, make_report
 from tests.diagnosis.curves import GIB, MIB, at_moment, of_device
 from tests.simulator.snapshots import snapshots

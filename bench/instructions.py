@@ -36,7 +36,7 @@ FEW = 4
 def tick() -> Callable[[], object]:
     """Observe and advance: 8 devices, 512 processes with agents, the built-in rules and four others."""
     from bench.tick import CALM, UP, facts, rules
-    from gpumond.engine import EngineState, advance, observe
+    from gpumond.tick.observe import EngineState, advance, observe
 
     state, snapshot, active = EngineState(), None, rules(CALM)
     prepared, numbers = cycle([facts(number) for number in range(4)]), iter(range(1_000_000))
@@ -53,9 +53,9 @@ def tick() -> Callable[[], object]:
 def render() -> Callable[[], object]:
     """Render the metrics of a new frame with 8 devices and 512 processes."""
     from bench.tick import CALM, UP, facts, rules
-    from gpumond.engine import EngineState, advance, observe
-    from gpumond.metrics import Exposition, Form
+    from gpumond.metrics.exposition import Exposition, Form
     from gpumond.metrics.telemetry import Telemetry
+    from gpumond.tick.observe import EngineState, advance, observe
 
     state, snapshot, frames = EngineState(), None, []
     for number in range(2):
@@ -69,8 +69,8 @@ def render() -> Callable[[], object]:
 
 def decode() -> Callable[[], object]:
     """Decode 50 reports of agents."""
-    from gpumond.protocol.messages import Report, encode
-    from gpumond.protocol.validator import decode as decoded
+    from gpumond.facts.messages import Report, encode
+    from gpumond.programs.validator import decode as decoded
     from gpumond.testing import GIB, make_pool
 
     lines = [encode(Report(pools=(make_pool("GPU-0", live=GIB + number, cached=GIB),))) for number in range(50)]
@@ -83,8 +83,8 @@ def report() -> Callable[[], object]:
     import torch
     from torch.world import ACTIVE, FREE, Segment
 
-    from gpumond.agent.adapters.torch import adapter
-    from gpumond.protocol.messages import Report, encode
+    from gpumond.agent.allocators.torch.adapter import adapter
+    from gpumond.facts.messages import Report, encode
 
     def statistics(mib: int) -> list[object]:
         segments = [Segment([(mib << 20, ACTIVE), (14 << 20, FREE)], device) for device in range(8)]
@@ -105,7 +105,7 @@ def report() -> Callable[[], object]:
 
 def reading() -> Callable[[], object]:
     """Read 8 devices with 8 processes each from the stand-in of the driver's library."""
-    from gpumond.sources.nvml import NvmlSource
+    from gpumond.devices.nvml.source import NvmlSource
 
     source = NvmlSource()
     source.open()

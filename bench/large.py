@@ -24,7 +24,7 @@ POLLS, SCRAPERS, SECONDS = 40, 20, 60
 
 def poll() -> None:
     """Run in a separate process, because the library is selected at its start."""
-    from gpumond.sources.nvml import NvmlSource
+    from gpumond.devices.nvml.source import NvmlSource
 
     source, wall, processor = NvmlSource(), [], []
     source.open()

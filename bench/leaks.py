@@ -28,8 +28,7 @@ from typing import NamedTuple
 from bench.result import publish
 from gpumond.diagnosis.leak import LeakCase
 from gpumond.diagnosis.serving import SERVING, ServingTest, UpperQuartiles, find
-from gpumond.history import USED
-from gpumond.history.series import FIVE_MINUTES, MAX, MINUTE, Series, highest
+from gpumond.tick.history import FIVE_MINUTES, MAX, MINUTE, USED, Series, highest
 
 MIB, HOUR, DAY = 1 << 20, 3600.0, 86400.0
 RATES = (16, 32, 64, 128, 256)

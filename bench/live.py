@@ -15,16 +15,15 @@ import time
 from pydantic_core import to_json
 
 from bench.result import publish
-from gpumond.api.frame_changes import changes, live_frame
-from gpumond.api.live_frames import WHOLE, encoded
-from gpumond.api.whole_frame import whole_frame
-from gpumond.engine.attribution import attribute
-from gpumond.model.cooperative import run_to_end
-from gpumond.model.frame import Frame
-from gpumond.model.sensors import Sensors
-from gpumond.model.units import MIB
-from gpumond.model.whole_frame import WholeFrame
+from gpumond.facts.cooperative import run_to_end
+from gpumond.facts.frame import Frame
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.units import MIB
+from gpumond.facts.whole_frame import WholeFrame
+from gpumond.serve.live_frames import WHOLE, changes, encoded, live_frame
+from gpumond.serve.whole_frame import whole_frame
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.ledger import attribute
 
 SIZES = ((1, 4), (8, 64), (64, 50))
 """Devices, and processes of each."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpumond.model.pools import PoolUsage, Reclaimable
-from gpumond.model.program import Program, ScopeUsage
-from gpumond.protocol.messages import Hello, Report, encode
+from gpumond.facts.messages import Hello, Report, encode
+from gpumond.facts.pools import PoolUsage, Reclaimable
+from gpumond.facts.program import Program, ScopeUsage
 
 
 def hello(fresh: Iterator[int]) -> bytes:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.live import SIZES
 from bench.result import publish
-from gpumond.api.page import PAGE
+from gpumond.page.files import PAGE
 from tests.integration.browser import chromium
 from tests.integration.test_page_many import NODES
 from tests.running import RunningDaemon, free_port, until

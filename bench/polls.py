@@ -18,7 +18,7 @@ POLLS, WARM = 100_000, 5_000
 
 def poll() -> None:
     """Run in a separate process, because the library is selected at its start."""
-    from gpumond.sources.nvml import NvmlSource
+    from gpumond.devices.nvml.source import NvmlSource
 
     source = NvmlSource()
     source.open()

@@ -22,7 +22,7 @@ LAXER_MOMENTS = 400
 
 
 def main() -> None:
-    logging.getLogger("gpumond.store").setLevel(logging.CRITICAL)  # stores that sync less are sometimes corrupt
+    logging.getLogger("gpumond.store.store").setLevel(logging.CRITICAL)  # stores that sync less are sometimes corrupt
     with tempfile.TemporaryDirectory() as directory:
         events = record(Path(directory), build(Path(directory)), EDITS)
     publish(

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from gpumond.protocol.messages import Bye, Hello, Report, encode
+from gpumond.facts.messages import Bye, Hello, Report, encode
 
 CONNECTED_SECONDS = 0.03
 TIMEOUT_SECONDS = 10.0

@@ -8,11 +8,10 @@ import time
 from collections.abc import Sequence
 
 from bench.many_agents import Program, ProgramConnection
-from gpumond.agent.transport import Transport
-from gpumond.agent.wakeup import identity
-from gpumond.model.pools import PoolUsage, Reclaimable
-from gpumond.model.program import Program as ReportedProgram, StepUsage
-from gpumond.protocol.messages import Hello, Report, encode
+from gpumond.agent.transport import Transport, identity
+from gpumond.facts.messages import Hello, Report, encode
+from gpumond.facts.pools import PoolUsage, Reclaimable
+from gpumond.facts.program import Program as ReportedProgram, StepUsage
 from tests.fakenvml import GIB, MIB, machine
 
 DEVICES = 8

@@ -28,9 +28,9 @@ from bench.scrape import sleepers
 from bench.swarm import start_agents
 from bench.tables import exponents, scaling_table, super_linear
 from bench.tick import CALM, UP, facts, rules
-from gpumond.engine import EngineState, advance, observe
-from gpumond.metrics import Exposition, Form
+from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
+from gpumond.tick.observe import EngineState, advance, observe
 from tests.fakenvml import FakeDriver, build, machine
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)

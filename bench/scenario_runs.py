@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.loadgen import Truth, plan
-from gpumond.model.frame import Verdict
+from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.facts.frame import Verdict
+from gpumond.features.loadgen import Truth, plan
 from tests.simulator.snapshots import snapshots
 
 QUIET_BYTES = 0.1 * (1 << 30)

@@ -14,9 +14,9 @@ from typing import Any
 
 from bench.result import publish, spread
 from bench.tick import STORM, UP, facts, rules
-from gpumond.engine import EngineState, advancing, observing
+from gpumond.facts.cooperative import Steps, run_to_end
 from gpumond.host.event_loop import in_slices
-from gpumond.model.cooperative import Steps, run_to_end
+from gpumond.tick.observe import EngineState, advancing, observing
 
 TICKS = 100
 

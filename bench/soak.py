@@ -24,7 +24,9 @@ def main() -> None:
     parser.add_argument("--churn", type=int, default=CHURN, help="programs that begin on a device every ten seconds")
     parser.add_argument("--save", action="store_true", help="keep the result")
     arguments = parser.parse_args()
-    logging.getLogger("gpumond.alerting.receivers").setLevel(logging.ERROR)  # such a receiver is part of the test
+    logging.getLogger("gpumond.features.alerts.receivers").setLevel(
+        logging.ERROR
+    )  # such a receiver is part of the test
     with tempfile.TemporaryDirectory() as directory:
         publish("soak", run_week(Path(directory), arguments.days, churn=arguments.churn))
 

@@ -84,12 +84,12 @@ class Clocks:
 
 def run_driver(place: int) -> int:
     """Run the process that reads the driver, with clocks."""
-    from gpumond.collector import worker
-    from gpumond.collector.changes import ReadingChanges
-    from gpumond.sources.nvml import NvmlSource
-    from gpumond.sources.nvml.library import Library
-    from gpumond.sources.process.metadata import ProcessMetadata
-    from gpumond.sources.process.procfs import ProcessTable
+    from gpumond.devices.child import worker
+    from gpumond.devices.child.pipe import ReadingChanges
+    from gpumond.devices.nvml.library import Library
+    from gpumond.devices.nvml.source import NvmlSource
+    from gpumond.devices.process.metadata import ProcessMetadata
+    from gpumond.devices.process.procfs import ProcessTable
 
     clocks = Clocks()
     clocks.measure("driver calls", Library, "query")
@@ -104,22 +104,24 @@ def run_driver(place: int) -> int:
 
 def run_daemon(arguments: list[str]) -> int:
     """Run ``gpumond`` with clocks; the process that reads the driver runs with clocks, too."""
-    from gpumond import cli
+    from gpumond.cli import main as cli
 
     start = subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        return start(["bench.stages" if part == "gpumond.collector.worker" else part for part in command], **options)
+        return start(
+            ["bench.stages" if part == "gpumond.devices.child.worker" else part for part in command], **options
+        )
 
     subprocess.Popen = popen  # type: ignore[assignment, misc]
     cli._load("serve")  # what the start imports before its process of the driver
     clocks = Clocks()
     signal.signal(signal.SIGURG, lambda *_: clocks.write("main"))
-    from gpumond.agents.server import AgentServer
-    from gpumond.collector.process import Child
-    from gpumond.daemon import parts, tick
-    from gpumond.daemon.http_protocol import HttpProtocol
+    from gpumond.daemon import kernel as parts, tick
+    from gpumond.devices.child.process import Child
     from gpumond.host import event_loop
+    from gpumond.programs.server import AgentServer
+    from gpumond.serve.http import HttpProtocol
 
     def in_slices(work: Any, share: float = 1.0) -> Any:
         return event_loop.in_slices(Stepped(work, clocks), share)

@@ -9,12 +9,12 @@ import gc
 import time
 
 from bench.result import publish, spread
-from gpumond.engine import EngineState, advance, observe
-from gpumond.model.snapshot import AgentReport, Reading, SourceState
-from gpumond.rules import Rule, Scope
-from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.schema import VALUES
+from gpumond.facts.snapshot import AgentReport, Reading, SourceState
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.evaluation import Rule, Scope
+from gpumond.features.rules.settings import VALUES
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from gpumond.tick.observe import EngineState, advance, observe
 
 DEVICES, PROCESSES, OWN_RULES, TICKS = 8, 64, 4, 300
 CALM, STORM = 60 * GIB, 0

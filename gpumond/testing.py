@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumond.errors import FaultKind, ReturnCode
-from gpumond.model.pools import PoolUsage, Reclaimable
-from gpumond.model.quota import EffectiveQuota
-from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessQuota, ProcessUsage, Snapshot, SourceState
-from gpumond.model.units import GIB as GIB
+from gpumond.facts.errors import FaultKind, ReturnCode
+from gpumond.facts.pools import PoolUsage, Reclaimable
+from gpumond.facts.quota import EffectiveQuota
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, ProcessQuota, ProcessUsage, Snapshot, SourceState
+from gpumond.facts.units import GIB as GIB
 
 
 def make_process(pid: int = 10, used_bytes: int | None = GIB, **fields: Any) -> ProcessUsage:

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from grafana.columns import DEVICE, GPU, MACHINE, PID
 from grafana.frames import Marks, board, flushes, machine, ooms, workload
-from grafana.parts import (
-    ANY,
-    BAD,
-    GOOD,
-    PER_SECOND,
-    WARNING,
-    YES,
-    Column,
-    Query,
-    figure,
-    ledger,
-    listing,
-    series,
-)
+from grafana.parts import ANY, BAD, GOOD, PER_SECOND, WARNING, YES, Column, Query, figure, ledger, listing, series
 from grafana.queries import FLEET, PROCESS, SHARES, WORKLOAD, happening, processes, quantile, share
 
 

@@ -230,7 +230,7 @@ def test_folders_of_tests_are_packages():
 def test_core_runs_without_extras(tmp_path: Path):
     """The agent and the command line need the standard library alone."""
     (tmp_path / "gpumond").symlink_to(PACKAGE)
-    program = "import gpumond.agent as a, gpumond.cli; a.start(workload='x'); a.flush(); a.stop(); print('done')"
+    program = "import gpumond.agent as a, gpumond.cli.main; a.start(workload='x'); a.flush(); a.stop(); print('done')"
     done = subprocess.run(
         [sys.executable, "-S", "-E", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {program}"],
         capture_output=True,
@@ -241,7 +241,7 @@ def test_core_runs_without_extras(tmp_path: Path):
 
 
 def test_digests_are_compared_in_constant_time():
-    tree = ast.parse((PACKAGE / "api/auth.py").read_text())
+    tree = ast.parse((PACKAGE / "serve/auth.py").read_text())
     names = {"digest", "presented"}
     compared = [
         ast.unparse(node)

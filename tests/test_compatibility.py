@@ -21,8 +21,8 @@ from threading import Thread
 from typing import Any
 
 from gpumond.sim.device import MIB, Spec, create
-from gpumond.store import verify_audit
 from gpumond.store.database import STEPS
+from gpumond.store.store import verify_audit
 from tests.agent.daemon import STANDINS, environment, finished, host
 from tests.agent.test_flush import program
 from tests.running import RunningDaemon, until

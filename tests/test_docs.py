@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from gpumond.cli import VERBS
+from gpumond.cli.main import VERBS
 from gpumond.config.loading import load
 from gpumond.config.schema import SettingsConfig
 

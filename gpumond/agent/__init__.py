@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, TypeVar, overload
 
-    from gpumond.agent.instrument.scopes import Scope
+    from gpumond.agent.measure.scopes import Scope
     from gpumond.agent.thread import AgentThread
-    from gpumond.model.pools import FlushPolicy, PoolUsage, Receipt
-    from gpumond.model.program import AppliedLimit, Dump, Program
+    from gpumond.facts.pools import FlushPolicy, PoolUsage, Receipt
+    from gpumond.facts.program import AppliedLimit, Dump, Program
 
     Hook = TypeVar("Hook", bound=Callable[[], int | None])
     Estimate = int | Callable[[], int | None] | None
@@ -113,7 +113,7 @@ def step() -> None:
     """
     global _mark_step
     if _mark_step is None:
-        from gpumond.agent.instrument.steps import STEPS
+        from gpumond.agent.measure.steps import STEPS
 
         _mark_step = STEPS.mark
     _mark_step()
@@ -184,7 +184,7 @@ def scope(name: str, flush: bool = False, gc: bool = False) -> Scope:
             raise TypeError(f"scope: {argument}: expected bool, got {type(value).__name__}")
     if gc and not flush:
         raise ValueError("scope: gc=True has no effect without flush=True")
-    from gpumond.agent.instrument.scopes import Scope
+    from gpumond.agent.measure.scopes import Scope
 
     return Scope(name, (_collect_and_flush if gc else _flush_all) if flush else None)
 
@@ -215,7 +215,7 @@ def retry_on_oom(  # noqa: F811
         raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
     if not isinstance(gc, bool):
         raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
-    from gpumond.agent.instrument.retry import wrap
+    from gpumond.agent.measure.retry import wrap
 
     last = _collect_and_flush if gc else _flush_all
     if function is None:
@@ -248,7 +248,7 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
         raise TypeError("snapshot: path: expected text, got bytes")
     if not name or "\0" in name:
         raise ValueError("snapshot: path: expected the path of a file to write")
-    from gpumond.agent.instrument import snapshots
+    from gpumond.agent.measure import snapshots
 
     return snapshots.write(name)
 

@@ -37,13 +37,13 @@ def start() -> None:
 
 
 def _count_rmm(rmm: object) -> None:
-    from gpumond.agent.adapters.rmm_counting import count
+    from gpumond.agent.allocators.rmm import count
 
     count(rmm)
 
 
 def _track_aimdo(module: object) -> None:
-    from gpumond.agent.adapters.aimdo import track
+    from gpumond.agent.allocators.aimdo import track
 
     track(module)
 

@@ -12,14 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpumond.agent.instrument.oom import OOMS
-from gpumond.agent.instrument.usage import levels
-from gpumond.model.pools import PoolUsage
-from gpumond.model.program import MAX_RANKS, SILENT, Program, Retainer
+from gpumond.agent.measure.oom import OOMS
+from gpumond.agent.measure.usage import levels
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.program import MAX_RANKS, SILENT, Program, Retainer
 
 if TYPE_CHECKING:
-    from gpumond.agent.instrument.scopes import Scopes
-    from gpumond.agent.instrument.steps import StepCounter
+    from gpumond.agent.measure.scopes import Scopes
+    from gpumond.agent.measure.steps import StepCounter
 
 
 def sample(pools: Sequence[PoolUsage], last: bool = False) -> None:
@@ -53,11 +53,11 @@ def program_report(distributed: bool, refusals: int = 0, retainers: tuple[Retain
 
 def _scopes() -> Scopes | None:
     # The program may be importing the module in another thread: it then has no such attribute yet.
-    return getattr(sys.modules.get("gpumond.agent.instrument.scopes"), "SCOPE_TOTALS", None)
+    return getattr(sys.modules.get("gpumond.agent.measure.scopes"), "SCOPE_TOTALS", None)
 
 
 def _steps() -> StepCounter | None:
-    return getattr(sys.modules.get("gpumond.agent.instrument.steps"), "STEPS", None)
+    return getattr(sys.modules.get("gpumond.agent.measure.steps"), "STEPS", None)
 
 
 SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")

@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from gpumond.agent.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, Limitable, capture_guards, loaded
-from gpumond.agent.allocator_flush import (
+from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter, FlushRefused, Limitable, capture_guards, loaded
+from gpumond.agent.flush import (
     Hook,
     Permissions,
     StrandedEstimate,
@@ -26,11 +26,11 @@ from gpumond.agent.allocator_flush import (
     outcome_of,
     released_bytes,
 )
-from gpumond.agent.daemon_trust import RateLimit
-from gpumond.agent.instrument.thrash import Thrash
-from gpumond.model.pools import STEPS, PoolUsage, Receipt
-from gpumond.model.program import AppliedLimit, PoolLimit
-from gpumond.protocol.messages import FlushCommand, FlushResult, clean
+from gpumond.agent.measure.thrash import Thrash
+from gpumond.agent.transport import RateLimit
+from gpumond.facts.messages import FlushCommand, FlushResult, clean
+from gpumond.facts.pools import STEPS, PoolUsage, Receipt
+from gpumond.facts.program import AppliedLimit, PoolLimit
 
 FLUSHES = (16, 6.0)
 PLANS = (60, 1.0)

@@ -6,16 +6,21 @@ moments, between which it keeps weak references only.
 
 from __future__ import annotations
 
+import gc
+import os
+import re
+import sys
+import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType
+from typing import Any, NamedTuple
 
-from gpumond.model.program import Retainer
-from gpumond.protocol.messages import clean
-
-if TYPE_CHECKING:
-    from gpumond.agent.referrers import Place
+from gpumond.agent.measure.stacks import MAX_DEPTH, OWN
+from gpumond.facts.messages import clean
+from gpumond.facts.program import Retainer
 
 INTERVAL_SECONDS = 20.0
 MAX_TENSORS = 50_000
@@ -83,9 +88,9 @@ class RetentionSearch:
 
 
 def _places(objects: Sequence[Any]) -> list[Place | None]:
-    from gpumond.agent import referrers  # few programs need it
+    # few programs need it
 
-    return referrers.places(objects)
+    return places(objects)
 
 
 def _retainers(kept: Sequence[Tracked], graphs: Sequence[Tracked]) -> tuple[Retainer, ...]:
@@ -130,3 +135,275 @@ def _retainer(place: Place, size: int, tensors: int) -> Retainer:
         size_bytes=size,
         tensors=tensors,
     )
+
+
+LEVELS = 7
+"""Number of objects of one level whose referrers are searched: the collector compares each with every reference."""
+MAX_REFERRERS = 2000
+MAX_EXTRA = 16
+"""Number of further calls of the collector."""
+MAX_SOURCE_BYTES = 1 << 20
+MAX_LINES = 400
+"""Number of lines of a function that are searched for the line where a variable grows."""
+OPTIMIZED = 0x1
+"""Flag of code whose variables are not in a dictionary of their own."""
+READS_VARIABLES = frozenset(("locals", "vars", "dir", "eval", "exec"))
+GROWS = r"(?:\.(?:append|appendleft|add|extend|insert|update|setdefault|put)\s*\(|\s*\[[^\]]*\]\s*=(?!=)|\s*\+=)"
+SET = r"\s*(?::[^=]+)?=(?!=)"
+
+
+class Place(NamedTuple):
+    """A variable or attribute that refers to an object, and the line where it grows or is set."""
+
+    file: str
+    line: int
+    function: str
+    name: str
+
+
+class Budget:
+    """The number of further calls of the collector for dictionaries and closures."""
+
+    def __init__(self, calls: int) -> None:
+        self._left = calls
+
+    def referrers(self, one: Any) -> list[Any]:
+        if not self._left:
+            return []
+        self._left -= 1
+        return gc.get_referrers(one)
+
+
+def places(objects: Sequence[Any]) -> list[Place | None]:
+    """Return for each object the nearest variable, attribute or closure that keeps it; None if there is none."""
+    found: list[Place | None] = [None] * len(objects)
+    variables = _running_variables()
+    budget = Budget(MAX_EXTRA)
+    level: dict[int, tuple[Any, set[int]]] = {}
+    for number, one in enumerate(objects):
+        level.setdefault(id(one), (one, set()))[1].add(number)
+    ignored = {id(level), id(objects)}
+    visited: set[int] = set()
+    for _ in range(LEVELS):
+        for key, (_, numbers) in list(level.items()):
+            if key in variables:
+                _set(found, numbers, _of_code(*variables[key]))
+        level = {key: entry for key, entry in level.items() if any(found[n] is None for n in entry[1])}
+        visited.update(level)
+        if not level:
+            break
+        level = _next_level(level, visited, found, ignored, budget)
+    return found
+
+
+def _next_level(
+    level: dict[int, tuple[Any, set[int]]],
+    visited: set[int],
+    found: list[Place | None],
+    ignored: set[int],
+    budget: Budget,
+) -> dict[int, tuple[Any, set[int]]]:
+    """Return the objects that refer to those of a level. Named ones set the place of the objects that they keep."""
+    following: dict[int, tuple[Any, set[int]]] = {}
+    targets = [one for one, _ in islice(level.values(), MAX_OBJECTS)]
+    entries = [id(entry) for entry in level.values()]
+    ours = {id(targets), id(level), id(sys._getframe()), id(sys._getframe(1)), *entries, *ignored}
+    for referrer in gc.get_referrers(*targets)[:MAX_REFERRERS]:
+        if id(referrer) in ours or id(referrer) in visited or _is_own(referrer):
+            continue
+        numbers: set[int] = set()
+        for target in gc.get_referents(referrer):
+            if id(target) in level:
+                numbers |= level[id(target)][1]
+                place = _place(referrer, target, budget)
+                if place is not None:
+                    _set(found, level[id(target)][1], place)
+        left = {number for number in numbers if found[number] is None}
+        if left:
+            following.setdefault(id(referrer), (referrer, set()))[1].update(left)
+    return following
+
+
+def _set(found: list[Place | None], numbers: Iterable[int], place: Place) -> None:
+    for number in numbers:
+        if found[number] is None:
+            found[number] = place
+
+
+def _is_own(referrer: Any) -> bool:
+    frame = referrer if type(referrer) is FrameType else None
+    return frame is not None and frame.f_code.co_filename.startswith(OWN)
+
+
+def _place(referrer: Any, target: Any, budget: Budget) -> Place | None:
+    """Return the place that a referrer names, None for a container."""
+    kind = type(referrer)
+    if kind is FrameType:
+        return _of_code(referrer.f_code, referrer.f_lineno or 0, _variable(referrer, target))
+    if kind is GeneratorType or kind.__name__ in ("coroutine", "async_generator"):
+        code = getattr(referrer, "gi_code", None) or getattr(referrer, "cr_code", None)
+        code = code or getattr(referrer, "ag_code", None)
+        return None if code is None else _of_code(code, code.co_firstlineno, "")
+    if kind is FunctionType:
+        return None
+    if kind is CellType:
+        return _of_cell(referrer, budget)
+    if kind is dict:
+        return _of_dict(referrer, target, budget)
+    wrapped = getattr(kind, "__name__", "") == "_lru_cache_wrapper" and getattr(referrer, "__wrapped__", None)
+    if type(wrapped) is FunctionType:
+        return _of_code(wrapped.__code__, wrapped.__code__.co_firstlineno, "its cache")
+    return _of_attribute(referrer, target)
+
+
+def _of_cell(cell: CellType, budget: Budget) -> Place | None:
+    """Return the variable of a closure, in the function that refers to it."""
+    for closure in budget.referrers(cell):
+        for owner in budget.referrers(closure) if type(closure) is tuple else ():
+            if type(owner) is FunctionType and owner.__closure__ is closure:
+                names = owner.__code__.co_freevars
+                name = next((n for n, each in zip(names, owner.__closure__ or (), strict=False) if each is cell), "")
+                return _of_code(owner.__code__, owner.__code__.co_firstlineno, name)
+    return None
+
+
+def _of_dict(holder: dict[Any, Any], target: Any, budget: Budget) -> Place | None:
+    """Return a module's variable or an object's attribute; None for other dictionaries."""
+    name = _key(holder, target)
+    if name is None:
+        return None
+    file, module = holder.get("__file__"), holder.get("__name__")
+    if type(module) is str and "__builtins__" in holder:
+        source = file if type(file) is str else f"<{module}>"
+        return Place(source, _grows(source, re.escape(name), 1, None) or 1, "<module>", name)
+    if name.isidentifier():
+        for owner in budget.referrers(holder):
+            if _dictionary(owner) is holder:
+                return attribute_place(type(owner), name)
+    return None
+
+
+def _of_attribute(owner: Any, target: Any) -> Place | None:
+    kind = type(owner)
+    attributes = None if kind.__module__ == "builtins" else _dictionary(owner)
+    name = None if attributes is None or attributes is target else _key(attributes, target)
+    return None if name is None else attribute_place(kind, name)
+
+
+def _dictionary(owner: Any) -> dict[Any, Any] | None:
+    """Return the attributes of an object that is no class and no module, without running its code."""
+    if isinstance(owner, (type, ModuleType)):
+        return None
+    try:
+        attributes = object.__getattribute__(owner, "__dict__")
+    except Exception:
+        return None
+    return attributes if type(attributes) is dict else None
+
+
+def attribute_place(kind: type, name: str) -> Place | None:
+    """Return the line of a class, or of one that it derives from, at which an attribute grows, else is set."""
+    codes = [
+        code
+        for base in type.__getattribute__(kind, "__mro__")
+        for function in list(vars(base).values())
+        if type(code := getattr(getattr(function, "__func__", function), "__code__", None)) is CodeType
+    ]
+    pattern, shown = rf"\w+\.{re.escape(name)}", f"{kind.__name__}.{name}"
+    for suffix in (GROWS, SET):
+        for code in codes:
+            line = _line(code.co_filename, pattern + suffix, code.co_firstlineno, _end(code))
+            if line is not None:
+                return Place(code.co_filename, line, getattr(code, "co_qualname", code.co_name), shown)
+    return Place(codes[0].co_filename, codes[0].co_firstlineno, kind.__name__, shown) if codes else None
+
+
+def _key(holder: dict[Any, Any], target: Any) -> str | None:
+    for key, value in list(holder.items()):
+        if value is target and type(key) is str:
+            return key
+    return None
+
+
+def _variable(frame: FrameType, target: Any) -> str:
+    """Return the name of a variable of a frame that does not run, which is safe to read."""
+    try:
+        return _key(dict(frame.f_locals), target) or ""
+    except Exception:
+        return ""
+
+
+def _of_code(code: CodeType, line: int, name: str) -> Place:
+    """Return the place of a function's variable. ``line`` is used if the source does not show where it grows."""
+    function = getattr(code, "co_qualname", code.co_name)
+    found = _grows(code.co_filename, re.escape(name), code.co_firstlineno, _end(code)) if name else None
+    return Place(code.co_filename, line if found is None else found, function, name)
+
+
+def _end(code: CodeType) -> int:
+    """Return the last line of a function."""
+    lines = [line for _, _, line in islice(code.co_lines(), 10 * MAX_LINES) if line is not None]
+    return max(lines, default=code.co_firstlineno)
+
+
+def _grows(file: str, pattern: str, first: int, last: int | None) -> int | None:
+    """Return the first line of a part of a file where a variable grows, else where it is set, best from itself."""
+    own = rf"{SET}.*(?<![\w.]){pattern}(?!\w)"
+    lines = (_line(file, pattern + suffix, first, last) for suffix in (GROWS, own, SET))
+    return next((line for line in lines if line is not None), None)
+
+
+def _line(file: str, pattern: str, first: int, last: int | None) -> int | None:
+    searched = re.compile(rf"(?<![\w.]){pattern}")
+    part = enumerate(_lines(file)[first - 1 : last], first)
+    return next((number for number, line in part if searched.search(line)), None)
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        if not os.path.isfile(file) or os.path.getsize(file) > MAX_SOURCE_BYTES:
+            return []
+        with open(file, encoding="utf-8", errors="replace") as source:
+            return source.read().splitlines()
+    except OSError:
+        return []
+
+
+def _running_variables() -> dict[int, tuple[CodeType, int, str]]:
+    """Return the variables of all running functions, by the identity of their values: code, present line and name.
+
+    Before Python 3.13, reading the variables of a running function creates a dictionary that refers to their values
+    until the function ends; it is emptied at once. Functions are left out that read this dictionary themselves, or that
+    a debugger traces.
+    """
+    found: dict[int, tuple[CodeType, int, str]] = {}
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    for innermost in frames.values():
+        frame: FrameType | None = innermost
+        for _ in range(MAX_DEPTH):
+            if frame is None:
+                break
+            for key, name in _variables_of(frame):
+                found.setdefault(key, (frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno, name))
+            frame = frame.f_back
+    return found
+
+
+def _variables_of(frame: FrameType) -> Iterator[tuple[int, str]]:
+    code = frame.f_code
+    if not code.co_flags & OPTIMIZED or code.co_filename.startswith(OWN) or not _is_program(code):
+        return
+    fast = sys.version_info < (3, 13)
+    if fast and (frame.f_trace is not None or READS_VARIABLES.intersection(code.co_names)):
+        return
+    variables: Any = frame.f_locals
+    try:
+        yield from [(id(value), name) for name, value in variables.items() if gc.is_tracked(value)]
+    finally:
+        if fast:
+            variables.clear()
+
+
+def _is_program(code: CodeType) -> bool:
+    return not any(part in code.co_filename for part in ("/site-packages/", "/dist-packages/", "/lib/python3"))

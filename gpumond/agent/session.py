@@ -14,14 +14,14 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from gpumond import __version__
-from gpumond.agent.adapters import AllocatorAdapter, capture_guards, find_older_objects, host_pools
-from gpumond.agent.administration import STEP_SECONDS, CommandHandler, answers
-from gpumond.agent.instrument.oom import OOMS, causes, is_oom
+from gpumond.agent.allocators import AllocatorAdapter, capture_guards, find_older_objects, host_pools
+from gpumond.agent.measure.oom import OOMS, causes, is_oom
 from gpumond.agent.program_report import components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY
+from gpumond.agent.requests import STEP_SECONDS, CommandHandler, answers
 from gpumond.agent.transport import Transport
-from gpumond.model.program import Ending
-from gpumond.protocol.messages import (
+from gpumond.facts.messages import (
+    SERVICE_SOCKET,
     AgentRequest,
     AgentResponse,
     Bye,
@@ -31,8 +31,9 @@ from gpumond.protocol.messages import (
     Hello,
     Report,
     clean,
+    own_socket,
 )
-from gpumond.protocol.sockets import SERVICE_SOCKET, own_socket
+from gpumond.facts.program import Ending
 
 if TYPE_CHECKING:
     from gpumond.agent.thread import AgentThread

@@ -14,18 +14,18 @@ import threading
 import time
 
 from gpumond.agent import POLICIES, workload_name
-from gpumond.agent.torch_objects import TORCH_OBJECTS
-from gpumond.agent.wakeup import WakeupPipe
+from gpumond.agent.allocators.torch.objects import TORCH_OBJECTS
+from gpumond.agent.transport import WakeupPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from gpumond.agent.allocator_flush import Hook
+    from gpumond.agent.flush import Hook
     from gpumond.agent.session import Session
-    from gpumond.model.pools import FlushPolicy
-    from gpumond.protocol.messages import AgentRequest, FlushCommand
+    from gpumond.facts.messages import AgentRequest, FlushCommand
+    from gpumond.facts.pools import FlushPolicy
 
 WARNS = sys.version_info >= (3, 12)
 """Whether Python warns of a fork with threads."""

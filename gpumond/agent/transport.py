@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import struct
 from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
-from gpumond.agent.daemon_trust import RateLimit, trusted_uids
-from gpumond.agent.wakeup import identity
-from gpumond.errors import ProtocolError
-from gpumond.protocol.messages import MAX_MESSAGE_BYTES, FlushResult, Message, Report, decode, encode
+from gpumond.facts.errors import ProtocolError
+from gpumond.facts.messages import MAX_MESSAGE_BYTES, SERVICE_SOCKET, FlushResult, Message, Report, decode, encode
 
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 10.0
@@ -180,3 +179,105 @@ def _encode_within_limit(message: Message) -> bytes:
             message = replace(message, pools=message.pools[: len(message.pools) // 2])  # type: ignore[arg-type]  # either kind of pools
         encoded = encode(message)
     return encoded
+
+
+def identity(descriptor: int) -> tuple[int, int] | None:
+    """Return device and inode of the descriptor; None if it is closed."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+class WakeupPipe:
+    def __init__(self) -> None:
+        self._read = self._write = -1
+        self._identity: tuple[int, int] | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Create a new pipe; close the old one if its descriptors still refer to it."""
+        for descriptor in (self._read, self._write):
+            if self._is_open(descriptor):
+                os.close(descriptor)
+        try:
+            self._read, self._write = os.pipe()
+        except OSError:  # the descriptor limit: waits then end by their timeout
+            self._read = self._write = -1
+            return
+        self._identity = identity(self._read)
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on, -1 if there is none."""
+        if not self._is_open(self._read):
+            self.renew()
+        return self._read
+
+    def set(self) -> None:
+        if self._is_open(self._write):
+            try:
+                os.write(self._write, b"\0")
+            except BlockingIOError:
+                pass
+
+    def clear(self) -> None:
+        try:
+            while self._is_open(self._read) and os.read(self._read, 4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _is_open(self, descriptor: int) -> bool:
+        return descriptor >= 0 and identity(descriptor) == self._identity
+
+
+SERVICE_DIRECTORY = os.path.dirname(SERVICE_SOCKET)
+OVERFLOW_UID = 65534
+"""Represents every user that a user namespace does not know."""
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def trusted_uids(directory: str = SERVICE_DIRECTORY) -> frozenset[int]:
+    """Return root, the program's own user, and the user that root has given the service's directory to."""
+    trusted = {0, os.geteuid()}
+    try:
+        trusted.add(service_uid(directory))
+    except OSError:
+        pass
+    return frozenset(trusted)
+
+
+def service_uid(directory: str = SERVICE_DIRECTORY) -> int:
+    """Return the owner of the service's directory, if only root can have set it. Raises OSError with the reason."""
+    path = directory
+    while path != os.path.dirname(path):
+        path = os.path.dirname(path)
+        parent = os.lstat(path)
+        if not stat.S_ISDIR(parent.st_mode) or parent.st_uid != 0 or parent.st_mode & OTHERS_WRITE:
+            raise PermissionError(f"{path} is not a directory that root alone can change")
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode) or status.st_mode & OTHERS_WRITE:
+        raise PermissionError(f"{directory} is not a directory that its owner alone can change")
+    if status.st_uid == OVERFLOW_UID:
+        raise PermissionError(f"{directory} belongs to a user that is unknown in this user namespace")
+    return status.st_uid
+
+
+class RateLimit:
+    """A token bucket: ``burst`` at once, then one every ``seconds``. ``now`` is any monotonic clock."""
+
+    def __init__(self, burst: int, seconds: float) -> None:
+        self._burst, self._seconds = burst, seconds
+        self._left, self._filled_at = float(burst), float("-inf")
+
+    def allows(self, now: float) -> bool:
+        """Return whether one more is within the rate; if so, count it."""
+        self._left = min(self._burst, self._left + (now - self._filled_at) / self._seconds)
+        self._filled_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True

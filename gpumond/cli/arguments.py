@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from urllib.parse import urlsplit
 
-from gpumond.model import units
+from gpumond.facts import units
 
 
 def duration(text: str) -> float:

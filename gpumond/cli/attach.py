@@ -19,10 +19,10 @@ from pathlib import Path
 
 import gpumond
 from gpumond.agent import POLICIES, workload_name
-from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
 from gpumond.cli.arguments import duration
-from gpumond.errors import GpumondError
-from gpumond.protocol.messages import clean
+from gpumond.cli.main import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
+from gpumond.facts.errors import GpumondError
+from gpumond.facts.messages import clean
 
 MAX_ANSWER_BYTES = 4096
 OTHERWISE = "start it with `gpumond run -- COMMAND`, or call gpumond.agent.start() in it"

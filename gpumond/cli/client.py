@@ -4,7 +4,7 @@ A daemon of this machine is asked over its Unix socket, where the kernel names b
 one. Another address is asked as it is: a change carries the token in $GPUMOND_TOKEN, or the token file of a daemon on
 this machine, and a read does if it is refused without one. Without a readable token, a change goes over the socket.
 Token file and socket are in $GPUMOND_RUNTIME_DIR, else in the default runtime directory of this user's or the machine's
-daemon. `gpumond.fleet.http` decides who may receive a token.
+daemon. `gpumond.features.fleet.connection` decides who may receive a token.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 from gpumond import __version__
-from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, print_error
 from gpumond.cli.arguments import address
-from gpumond.errors import ConfigError, DaemonError, GpumondError
-from gpumond.fleet import http
-from gpumond.fleet.http import (
+from gpumond.cli.main import DONE, FAILED, NOTHING_TO_DO, print_error
+from gpumond.facts.device_names import device_uuid
+from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
+from gpumond.facts.messages import SERVICE_SOCKET, default_socket
+from gpumond.facts.snapshot import DeviceReading
+from gpumond.features.fleet import connection as http
+from gpumond.features.fleet.connection import (
     MAX_ANSWER_BYTES,
     UnixConnection,
     UntrustedListener,
@@ -37,10 +40,7 @@ from gpumond.fleet.http import (
     is_loopback,
     may_receive_token,
 )
-from gpumond.model.device_names import device_uuid
-from gpumond.model.snapshot import DeviceReading
-from gpumond.protocol.sockets import SERVICE_SOCKET, default_socket
-from gpumond.top.frame import FRAME, CheckedFrame, checked_as, frame_of
+from gpumond.view.frame import FRAME, CheckedFrame, checked_as, frame_of
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 LOCAL = ("127.0.0.1", "localhost", "::1")

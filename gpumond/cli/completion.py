@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from gpumond import cli
-from gpumond.cli import DONE, help
+from gpumond.cli import help, main as cli
+from gpumond.cli.main import DONE
 
 BASH = """\
 _gpumond() {{

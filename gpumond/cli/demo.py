@@ -15,8 +15,8 @@ from pathlib import Path
 
 from gpumond.cli.client import DEFAULT_URL
 from gpumond.cli.serve import add_common_arguments, flags, serve
-from gpumond.config import Settings
-from gpumond.model.units import MIB
+from gpumond.config.settings import Settings
+from gpumond.facts.units import MIB
 from gpumond.sim.device import Spec, create
 
 PROGRAMS = ("training", "serving", "leak", "fragmentation")

@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import glob
+import grp
 import logging
+import os
+import platform
+import pwd
+import resource
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from importlib import metadata, util
+from typing import Any, Literal
 
-from gpumond.cli import DONE, FAILED, client
-from gpumond.cli.doctor_checks import examine
-from gpumond.cli.table import safe
-from gpumond.protocol.messages import to_json
+from gpumond import __version__
+from gpumond.agent.allocators import ADAPTERS
+from gpumond.agent.transport import SERVICE_DIRECTORY, service_uid, trusted_uids
+from gpumond.cli import client
+from gpumond.cli.main import DONE, FAILED
+from gpumond.devices import AUTOMATIC, SourceSpec
+from gpumond.devices.child.supervisor import Collector
+from gpumond.facts.errors import DaemonError, SourceUnavailable
+from gpumond.facts.messages import default_socket, to_json
+from gpumond.facts.remedies import remedy
+from gpumond.facts.snapshot import Reading, SourceState
+from gpumond.facts.units import human
+from gpumond.features.engines.ownership import WITH_PTRACE
+from gpumond.host.machine import in_private_pid_namespace
+from gpumond.host.peer import peer_uid
+from gpumond.tick.conditions import of_device
+from gpumond.view.notices import LIKELY_MEANT, stuck
+from gpumond.view.text import safe
 
 MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 
@@ -30,3 +58,247 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(to_json(findings).decode())
     return FAILED if any(finding.state == "bad" for finding in findings) else DONE
+
+
+State = Literal["good", "note", "bad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. ``remedy`` is empty if no action is required."""
+
+    subject: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -> Iterator[Finding]:
+    """Yield all findings. ``get`` requests a path of the daemon's API."""
+    yield Finding("gpumond", "good", f"{__version__} on Python {platform.python_version()}, {sys.prefix}")
+    yield from driver()
+    yield from device_nodes(dev)
+    yield pid_namespace(proc)
+    yield descriptors()
+    yield agent_socket()
+    yield from daemon(get)
+    yield from frameworks()
+
+
+def driver() -> Iterator[Finding]:
+    """Check each source with devices, and the first one always. With other devices, its absence is not a fault."""
+    missing = [spec.requires for spec in AUTOMATIC if spec.requires and util.find_spec(spec.requires) is None]
+    for module in missing:
+        yield Finding("driver", "bad", f"the module {module} is not installed", "pip install 'gpumond[daemon]'")
+    present = {spec.name for spec in AUTOMATIC if spec.requires not in missing and _has_devices(spec)}
+    for spec in AUTOMATIC:
+        if spec.requires not in missing and (spec.name in present or spec is AUTOMATIC[0]):
+            yield from _source(spec.name, "note" if present - {spec.name} else "bad")
+
+
+def _has_devices(spec: SourceSpec) -> bool:
+    try:
+        return spec.type().detect("/sys")
+    except SourceUnavailable:
+        return False
+
+
+def _source(name: str, absent: State) -> Iterator[Finding]:
+    state, reading = asyncio.run(probe(name))
+    if reading is None:
+        yield Finding("driver", absent, *_stated(state.reason, state.detail))
+        return
+    library = f", NVML {state.library_version}" if state.library_version else ""
+    detail = f"driver {state.driver_version}{library}, {len(reading.devices)} devices"
+    yield Finding("driver", "good" if reading.devices else "bad", detail)
+    for device in reading.devices:
+        size = "size unknown" if device.size_bytes is None else human(device.size_bytes)
+        listed = "no process list" if device.processes is None else f"{len(device.processes)} processes"
+        known: State = "note" if device.processes is None or device.used_bytes is None else "good"
+        yield Finding(f"device {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
+        for kind in of_device(device):
+            yield Finding(f"device {device.index}", "note", kind, remedy(kind))
+    for fault in reading.faults:
+        yield Finding(
+            "fault", "bad", f"{fault.device_uuid or fault.source}: {fault.kind}: {fault.detail}", remedy(fault.kind)
+        )
+
+
+def _stated(kind: str, detail: str) -> tuple[str, str]:
+    """Return the problem and its remedy. The remedy is removed from details that end with it."""
+    advice = remedy(kind)
+    return f"{kind}: {detail.removesuffix(advice).rstrip(': ')}", advice
+
+
+async def probe(source: str) -> tuple[SourceState, Reading | None]:
+    """Take one reading through a separate collector process, so that a hanging driver does not block doctor."""
+    collector = Collector(source)
+    collector.start()
+    reading = await collector.read(wait=6.0)
+    state = collector.state
+    await collector.stop()
+    return state, reading
+
+
+def device_nodes(dev: str) -> Iterator[Finding]:
+    nodes = sorted(glob.glob(f"{dev}/nvidia*"))
+    closed = [node for node in nodes if os.path.exists(node) and not os.path.isdir(node) and not _opens(node)]
+    if closed:
+        status = os.stat(closed[0])
+        group, mode = _name(grp.getgrgid, status.st_gid), stat.S_IMODE(status.st_mode)
+        member = status.st_gid in (os.getegid(), *os.getgroups())
+        advice = access_remedy(mode, group, member, _name(pwd.getpwuid, os.geteuid()))
+        yield Finding("device nodes", "bad", f"not accessible: {', '.join(closed)} (group {group}, {mode:04o})", advice)
+    elif nodes:
+        yield Finding("device nodes", "good", f"{len(nodes)} below {dev}, all accessible")
+
+
+def access_remedy(mode: int, group: str, is_member: bool, user: str) -> str:
+    """Return how a user gains access to device nodes of this mode and group."""
+    if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and is_member):
+        return (
+            "their mode allows access, so the device rules of the container or unit refuse it: create the container "
+            "again (`systemctl daemon-reload` removes its rules) or use CDI; restart the unit"
+        )
+    if mode & 0o060 == 0o060 and group not in ("root", "0"):
+        return f"usermod -aG {group} {user}, then log in again or restart the service"
+    return (
+        "set the option NVreg_DeviceFileMode=0666 of the module nvidia in /etc/modprobe.d, and load the module again; "
+        "or run this command as root"
+    )
+
+
+def _name(entry: Callable[[int], Sequence[Any]], number: int) -> str:
+    """Return the name of a user or group, or its number if it has no name here."""
+    try:
+        return str(entry(number)[0])
+    except KeyError:
+        return str(number)
+
+
+def pid_namespace(proc: str) -> Finding:
+    is_private = in_private_pid_namespace(proc)
+    if is_private is None:
+        return Finding("PID namespace", "note", f"unknown: {proc}/self/ns/pid cannot be read")
+    if not is_private:
+        return Finding("PID namespace", "good", "the host's: pids from the driver match those of agents")
+    return Finding(
+        "PID namespace",
+        "note",
+        "private: the driver may list host pids that cannot be matched to processes here",
+        remedy("private_pid_namespace"),
+    )
+
+
+def descriptors() -> Finding:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit < 1024:
+        return Finding("descriptors", "bad", f"limit {limit}", "raise it: ulimit -n 8192, or LimitNOFILE=8192")
+    return Finding("descriptors", "good", f"limit {limit}")
+
+
+def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE_DIRECTORY) -> Finding:
+    path = environ.get("GPUMOND_SOCKET") or default_socket(environ)
+    if path is None:
+        return Finding("agent socket", "bad", "no runtime directory", "set XDG_RUNTIME_DIR or GPUMOND_SOCKET")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            remedy = (
+                "start the daemon: `gpumond serve`"
+                if not isinstance(error, PermissionError)
+                else "allow this user access with socket_mode in the configuration"
+            )
+            return Finding("agent socket", "note", f"{path}: {error.strerror or error}", remedy)
+        uid = peer_uid(probe)
+    if uid not in trusted_uids(service):
+        detail = f"{path}: agents of this user do not trust uid {uid}; {_service_owner(service)}"
+        return Finding("agent socket", "bad", detail, f"as root: install -d -o {uid} -m 755 {service}")
+    return Finding("agent socket", "good", f"{path} answers")
+
+
+def _service_owner(service: str) -> str:
+    """Describe the owner of the service directory, whose daemon the agents of all users trust."""
+    try:
+        return f"{service} belongs to uid {service_uid(service)}"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
+    try:
+        status, agents, processes, engines = (
+            get(f"/api/v1/{route}") for route in ("status", "agents", "processes", "engines")
+        )
+    except DaemonError as error:
+        yield Finding("daemon", "note", str(error))
+        return
+    source = status["source"]
+    state: State = "good" if source["up"] else "bad"
+    detail, advice = ("up", "") if source["up"] else _stated(source["reason"], source["detail"])
+    yield Finding("daemon", state, f"{status['version']}, source {source['name']} {detail}", advice)
+    for fault in status["faults"]:
+        if (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
+            where = fault["device_uuid"] or fault["source"]
+            yield Finding("fault", "bad", f"{where}: {fault['kind']}: {fault['detail']}", fault["remedy"])
+    for condition in status["conditions"]:
+        where = condition["device_uuid"] or "this machine"
+        detail = f": {condition['detail']}" if condition.get("detail") else ""
+        yield Finding("condition", "note", f"{where}: {condition['kind']}{detail}", condition["remedy"])
+    connected = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
+    how = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
+    yield Finding("agents", "good" if agents else "note", connected or "none connected", how)
+    for engine in engines:
+        yield _engine(engine)
+    for entry in stuck(processes):
+        yield Finding("process", "note" if entry.kind in LIKELY_MEANT else "bad", entry.what, entry.remedy)
+
+
+def _engine(engine: Mapping[str, Any]) -> Finding:
+    subject = f"engine {engine['name']}"
+    if engine["problem"]:
+        return Finding(subject, "note", engine["problem"])
+    if problem := engine.get("processes_problem"):
+        advice = WITH_PTRACE if problem.endswith(WITH_PTRACE) else ""
+        detail = f"it answers, but its memory is unknown and cannot be released: {problem.removesuffix(advice)}"
+        return Finding(subject, "note", detail.rstrip(": "), advice)
+    if engine.get("returning_seconds") is not None:
+        return Finding(subject, "bad", f"it does not serve after a release: {engine['returning_problem']}")
+    if (uid := engine.get("pinned_uid")) is not None:
+        detail = f"{engine['kind']} answers; its secret is sent to uid {uid}, the first that listened at its address"
+        return Finding(subject, "note", detail, "declare user:, the user of the server")
+    return Finding(subject, "good", f"{engine['kind']} answers")
+
+
+def frameworks() -> Iterator[Finding]:
+    found = False
+    for spec in ADAPTERS:
+        for package in spec.packages:
+            if version := _version(package):
+                found = True
+                yield Finding(spec.library, "good", f"{package} {version} is installed; the agent supports it")
+    if not found:
+        yield Finding(
+            "frameworks",
+            "note",
+            "none in this Python environment; run gpumond doctor in the environment of the programs",
+        )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _opens(node: str) -> bool:
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # a node without a device is not a matter of permissions
+    return True

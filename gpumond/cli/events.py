@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from gpumond.cli import DONE, client
-from gpumond.cli.table import moment, safe
+from gpumond.cli import client
+from gpumond.cli.main import DONE
+from gpumond.view.text import moment, safe
 
 POLL_SECONDS = 1.0
 

@@ -6,9 +6,10 @@ import argparse
 import os
 import webbrowser
 
-from gpumond.cli import DONE, client
-from gpumond.errors import ConfigError, DaemonError
-from gpumond.model.units import duration
+from gpumond.cli import client
+from gpumond.cli.main import DONE
+from gpumond.facts.errors import ConfigError, DaemonError
+from gpumond.facts.units import duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -42,8 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.wait or arguments.device:
             return _fail("run: --wait and --device require --need", 2)
         return _become(command, environ)
-    from gpumond.cli import admission, client
+    from gpumond.cli import client
     from gpumond.cli.arguments import address
+    from gpumond.features.quotas import need as admission
 
     try:
         url = address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpumond.cli import DONE
-from gpumond.collector.start import Worker, start_worker
-from gpumond.sources import SOURCES, detected
+from gpumond.cli.main import DONE
+from gpumond.devices import SOURCES, detected
+from gpumond.devices.child.process import Worker, start_worker
 
 if TYPE_CHECKING:
-    from gpumond.config import Settings
-    from gpumond.config.file import Kept
+    from gpumond.config.loading import Kept
+    from gpumond.config.settings import Settings
 
 ACCESS = ("insecure", "web_config", "tokens_file")
 SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval", "log_format", "log_level", *ACCESS)
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         worker.open(arguments.source)
 
     try:
-        from gpumond.config.file import ConfigurationFile
+        from gpumond.config.loading import ConfigurationFile
 
         file = ConfigurationFile(arguments.config, flags(arguments))
         settings, kept = file.load_or_keep()
@@ -114,7 +114,7 @@ def serve(
     from gpumond.host import logs
 
     log_limit = logs.configure(settings.log_format, settings.log_level)
-    from gpumond.daemon import server
+    from gpumond.serve import server
 
     asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, worker, kept, without_port))
     return DONE

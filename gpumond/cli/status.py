@@ -7,16 +7,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gpumond.cli import DONE, client
-from gpumond.cli.table import fitting_table, output_width, safe, size
-from gpumond.model.units import duration, human
-from gpumond.model.verdicts import REMEDIES
-from gpumond.top.bars import FILLS, bar
-from gpumond.top.engines import kv_cache_bytes
-from gpumond.top.ledger import flush_estimate
-from gpumond.top.notices import FrameNotice
-from gpumond.top.rows import HOLDINGS, DeviceRow
-from gpumond.top.view import View, view
+from gpumond.cli import client
+from gpumond.cli.main import DONE
+from gpumond.facts.units import duration, human
+from gpumond.facts.verdicts import REMEDIES
+from gpumond.view.bars import FILLS, bar
+from gpumond.view.ledger import flush_estimate
+from gpumond.view.machine import View, view
+from gpumond.view.notices import FrameNotice, kv_cache_bytes
+from gpumond.view.rows import HOLDINGS, DeviceRow
+from gpumond.view.text import fitting_table, output_width, safe, size
 
 BAR = 20
 DEVICE_HIDEABLE = (">UNCLAIMED", ">STRANDED", ">CACHED", ">MEMORY")

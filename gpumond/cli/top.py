@@ -9,15 +9,16 @@ import sys
 from io import TextIOWrapper
 from typing import Any
 
-from gpumond.cli import DONE, WRONG_USE, client
+from gpumond.cli import client
 from gpumond.cli.arguments import address
+from gpumond.cli.main import DONE, WRONG_USE
 from gpumond.cli.status import notes, process_table
-from gpumond.cli.table import output_width
 from gpumond.top.connection import names
-from gpumond.top.frame import CheckedFrame
-from gpumond.top.ledger import device_lines
-from gpumond.top.lines import ansi, colours_of, plain_text
-from gpumond.top.view import View, merged, of_device, view
+from gpumond.view.frame import CheckedFrame
+from gpumond.view.ledger import device_lines
+from gpumond.view.lines import ansi, colours_of, plain_text
+from gpumond.view.machine import View, merged, of_device, view
+from gpumond.view.text import output_width
 
 
 class Daemon:

@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gpumond.cli import DONE, client
-from gpumond.cli.table import moment, table
-from gpumond.model.units import duration
-from gpumond.model.verdicts import SHAPES
+from gpumond.cli import client
+from gpumond.cli.main import DONE
+from gpumond.facts.units import duration
+from gpumond.facts.verdicts import SHAPES
+from gpumond.view.text import moment, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,18 +9,18 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from gpumond.alerting.receivers.alertmanager import Alertmanager
-from gpumond.alerting.receivers.log import Log
-from gpumond.alerting.receivers.receiver_type import ReceiverType
-from gpumond.alerting.receivers.webhook import Webhook
-from gpumond.config import LOOPBACK, Compat, Settings, host_of
-from gpumond.config.engines import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
-from gpumond.config.quotas import QuotaConfig, QuotaMatch
-from gpumond.engine.rooms import Lending
+from gpumond.config.settings import LOOPBACK, Compat, Settings, host_of
+from gpumond.devices import SOURCES
+from gpumond.features.alerts.receivers.alertmanager import Alertmanager
+from gpumond.features.alerts.receivers.log import Log
+from gpumond.features.alerts.receivers.receiver_type import ReceiverType
+from gpumond.features.alerts.receivers.webhook import Webhook
+from gpumond.features.engines.settings import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
+from gpumond.features.quotas.queue import Lending
+from gpumond.features.quotas.settings import QuotaConfig, QuotaMatch
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.settings import ActionConfig, FlushConfig, OverrideConfig, RuleConfig, Seconds, Strict
 from gpumond.host.logs import LogFormat, LogLevel
-from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.config import ActionConfig, FlushConfig, OverrideConfig, RuleConfig, Seconds, Strict
-from gpumond.sources import SOURCES
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 

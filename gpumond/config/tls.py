@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Any
 
-from gpumond.errors import ConfigError
+from gpumond.facts.errors import ConfigError
 
 VERSIONS = {
     "TLS10": ssl.TLSVersion.TLSv1,

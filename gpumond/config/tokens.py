@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.errors import ConfigError
+from gpumond.facts.errors import ConfigError
 from gpumond.host.files import open_regular
 
 SCOPES = ("read", "rules", "flush", "admin")

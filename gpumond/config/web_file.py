@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from gpumond.config.encodable import Encodable
 from gpumond.config.tls import CIPHERS, VERSIONS, server_context
 from gpumond.config.web import Web
-from gpumond.errors import ConfigError
+from gpumond.facts import units
+from gpumond.facts.errors import ConfigError
 from gpumond.host.files import open_regular
-from gpumond.model import units
-from gpumond.protocol.encodable import Encodable
 
 Version = Literal["TLS10", "TLS11", "TLS12", "TLS13"]
 CLIENT_AUTH = {

@@ -11,19 +11,19 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
-from gpumond.alerting.receiver_check import ReceiverTest, send_test
-from gpumond.config import RELOADED, Settings
-from gpumond.daemon.agent_commands import AgentCommands, SnapshotFile
-from gpumond.daemon.parts import Parts
-from gpumond.engine.quotas import DueLimit
-from gpumond.errors import ConfigError, FlushError, NoSuchReceiver, StoreUnavailable
-from gpumond.flush import FlushOutcome, FlushRequest
-from gpumond.model.pools import Receipt
-from gpumond.model.snapshot import AgentReport, Fault
-from gpumond.model.units import human
-from gpumond.protocol.messages import AgentResponse, Asked
-from gpumond.store import Bounds
+from gpumond.config.settings import RELOADED, Settings
+from gpumond.daemon.kernel import Parts
+from gpumond.facts.errors import ConfigError, FlushError, NoSuchReceiver, StoreUnavailable
+from gpumond.facts.messages import AgentResponse, Asked
+from gpumond.facts.pools import Receipt
+from gpumond.facts.snapshot import AgentReport, Fault
+from gpumond.facts.units import human
+from gpumond.features.alerts.receiver_check import ReceiverTest, send_test
+from gpumond.features.flush.flusher import FlushOutcome, FlushRequest
+from gpumond.features.quotas.quotas import DueLimit
+from gpumond.programs.commands import AgentCommands, SnapshotFile
 from gpumond.store.rows import to_text
+from gpumond.store.store import Bounds
 
 log = logging.getLogger(__name__)
 

@@ -8,17 +8,17 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from gpumond.alerting.dispatcher import AlertDispatcher
-from gpumond.daemon.leak_inquiry import LeakInquiry
-from gpumond.daemon.parts import Parts
-from gpumond.daemon.quota_limits import QuotaLimits
-from gpumond.engine import Tick, advancing, observing
-from gpumond.flush.admissions import Admissions
+from gpumond.daemon.kernel import Parts
+from gpumond.facts.snapshot import Reading, Snapshot
+from gpumond.features.alerts.dispatcher import AlertDispatcher
+from gpumond.features.instruments.inquiry import LeakInquiry
+from gpumond.features.quotas.admissions import Admissions
+from gpumond.features.quotas.limits import QuotaLimits
 from gpumond.host.event_loop import in_slices
-from gpumond.host.users import person_of
-from gpumond.model.snapshot import Reading, Snapshot
-from gpumond.rules.scopes.device import short_users
+from gpumond.host.peer import person_of
+from gpumond.quantities.device import short_users
 from gpumond.store.history import HistoryPersistence
+from gpumond.tick.observe import Tick, advancing, observing
 
 log = logging.getLogger(__name__)
 

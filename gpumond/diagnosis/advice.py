@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumond.model.pools import PoolUsage
-from gpumond.model.program import LiveClasses, Oom
-from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.model.units import human
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.program import LiveClasses, Oom
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
+from gpumond.facts.units import human
 
 ALLOC_CONF_SINCE = (2, 11)
 """PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""

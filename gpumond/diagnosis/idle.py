@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpumond.model.snapshot import DeviceReading, ProcessUsage
+from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 
 
 def with_idle_times(device: DeviceReading, before: DeviceReading | None, seconds: float) -> DeviceReading:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpumond.diagnosis.live_allocations import AllocationGrowth
-from gpumond.model.units import DAY_SECONDS, duration, human
+from gpumond.diagnosis.detectors import AllocationGrowth
+from gpumond.facts.units import DAY_SECONDS, duration, human
 
 FORMS = {"linear": "", "stairs": ", in steps", "load-proportional": " at its present load"}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpumond.model.pools import PoolUsage
-from gpumond.model.snapshot import AgentReport
-from gpumond.model.units import MINUTE_SECONDS
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.snapshot import AgentReport
+from gpumond.facts.units import MINUTE_SECONDS
 
 MINUTES = 60
 

@@ -26,8 +26,8 @@ from gpumond.diagnosis.leak import (
     new_or_lasting,
 )
 from gpumond.diagnosis.trend import deviation, mann_kendall, median, quantile, sen, slopes, spread
-from gpumond.history.series import FIVE_MINUTES, MEDIAN, MINUTE, QUARTER, TIERS, Rows, Series, highest
-from gpumond.model.units import HOUR_SECONDS, MIB
+from gpumond.facts.units import HOUR_SECONDS, MIB
+from gpumond.tick.history import FIVE_MINUTES, MEDIAN, MINUTE, QUARTER, TIERS, Rows, Series, highest
 
 KEPT_BLOCKS = 288
 """Number of blocks that are kept: 24 hours, so that the load of a whole day is known."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gpumond.model.cooperative import Steps, T
+from gpumond.facts.cooperative import Steps, T
 
 SLICE_SECONDS = 0.001
 """The longest that such work occupies the event loop at once, apart from the step that exceeds it."""

@@ -15,7 +15,7 @@ import socket
 import stat
 from pathlib import Path
 
-from gpumond.errors import ConfigError
+from gpumond.facts.errors import ConfigError
 from gpumond.host import systemd
 
 BACKLOG = 4096

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gpumond.errors import ConfigError
-from gpumond.model.frame import Frame
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.frame import Frame
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
+from gpumond.facts.frame import Frame
+from gpumond.facts.pools import HostPool, PoolUsage
+from gpumond.facts.snapshot import NO_DEVICE
+from gpumond.facts.verdicts import KINDS, SHAPES
 from gpumond.metrics import devices, engines, programs
 from gpumond.metrics.exposition import Family, Kind, Row
-from gpumond.model.conditions import OF_DEVICES, conditions
-from gpumond.model.frame import Frame
-from gpumond.model.pools import HostPool, PoolUsage
-from gpumond.model.snapshot import NO_DEVICE
-from gpumond.model.verdicts import KINDS, SHAPES
+from gpumond.tick.conditions import OF_DEVICES, conditions
 
 PROCESSES_PER_DEVICE = 50
 

@@ -20,12 +20,12 @@ from typing import Literal, NamedTuple
 
 from prometheus_client.core import Metric
 
-from gpumond.config import Compat
-from gpumond.host.machine_name import MACHINE_NAME
-from gpumond.model.frame import Frame
-from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import DeviceReading
-from gpumond.model.units import MIB
+from gpumond.config.settings import Compat
+from gpumond.facts.frame import Frame
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import DeviceReading
+from gpumond.facts.units import MIB
+from gpumond.host.machine import MACHINE_NAME
 
 VENDORS = ("nvidia", "sim")
 

@@ -7,11 +7,11 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
+from gpumond.facts.frame import Frame
+from gpumond.facts.sensors import THROTTLE_REASONS
+from gpumond.facts.snapshot import DeviceReading, XidErrors
 from gpumond.metrics.exposition import Family, Kind, Row
-from gpumond.model.frame import Frame
-from gpumond.model.sensors import THROTTLE_REASONS
-from gpumond.model.snapshot import DeviceReading, XidErrors
-from gpumond.quantities import SENSORS
+from gpumond.quantities.table import SENSORS
 
 HELP = {
     "temperature_celsius": "Temperature by sensor.",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from gpumond.facts.engines import EngineReading
+from gpumond.facts.frame import Frame
 from gpumond.metrics.exposition import Family, Row
-from gpumond.model.engines import EngineReading
-from gpumond.model.frame import Frame
 
 
 def engine_family(name: str, value: Callable[[EngineReading], float | None], help: str) -> Family:

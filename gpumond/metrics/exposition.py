@@ -1,20 +1,236 @@
-"""Metric family rendering in Prometheus text format or OpenMetrics.
-
-A page for a thousand programs has 20,000 samples, and prometheus_client takes 8 us per sample. The families of a frame
-are therefore rendered here; all others by the library. docs/decisions/008 has the figures, and the tests compare every
-line with the library's.
-
-Formats: prometheus.io/docs/instrumenting/exposition_formats, and OpenMetrics 1.0.
-"""
+"""`/metrics`: the current Frame and the daemon's own counters, in Prometheus text or OpenMetrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import lru_cache
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, lru_cache, partial
+from itertools import islice
 from math import isfinite, isnan
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from gpumond.model.frame import Frame
+from prometheus_client import exposition as prometheus_text
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from gpumond.config.settings import Compat
+from gpumond.facts.cooperative import Steps, synchronous
+from gpumond.facts.frame import Frame
+from gpumond.facts.text import accepts
+from gpumond.host.peer import person_of
+from gpumond.metrics import dcgm
+from gpumond.metrics.catalogue import FAMILIES
+from gpumond.metrics.devices import XID_ERRORS
+from gpumond.metrics.telemetry import Telemetry
+
+GZIP_LEVEL, GZIP_FORMAT = 1, 31
+END = b"# EOF\n"
+ROWS_AT_ONCE = 128
+"""Series that are written and compressed in one step."""
+OWN_FAMILIES_AT_ONCE = 8
+"""Families of the daemon's own counters that are written in one step."""
+MAX_SERIES = 50_000
+"""Limit on the series of one frame. Above it, the user with the most series loses those of the last catalogue
+families."""
+
+
+Group = Literal["device", "process", "daemon"]
+"""Families of devices; of processes and workloads; all others, with the daemon's own counters."""
+ALL_GROUPS: frozenset[Group] = frozenset(get_args(Group))
+
+
+class Form(NamedTuple):
+    """Exposition format that a scraper requests through its ``Accept`` header, and the groups of families.
+
+    With ``compat``, the page contains only the devices under that exporter's names, and XID errors as a counter.
+    """
+
+    openmetrics: bool
+    compat: Compat | None = None
+    groups: frozenset[Group] = ALL_GROUPS
+
+    @classmethod
+    def of(cls, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Form:
+        return cls(accepts(accept, "application/openmetrics-text"), compat, ALL_GROUPS if compat else groups)
+
+
+class Page(NamedTuple):
+    content_type: str
+    plain: bytes
+    compressed: bytes
+
+
+class Exposition:
+    """Renders each frame on the first scrape, once per format.
+
+    With ``also``, the page includes the families of that exporter in addition to gpumond's own, from the next frame on.
+    """
+
+    def __init__(self, telemetry: Telemetry, also: Compat | None = None, max_series: int = MAX_SERIES) -> None:
+        self._telemetry, self._max_series = telemetry, max_series
+        self.also = also
+        self._frame: Frame | None = None
+        self._pages: dict[Form, Page] = {}
+        self._texts = SampleTexts()
+        self._over_limit = False
+        """True if the last page exceeded ``max_series``; the next page is then counted before it is written."""
+
+    def rendering(self, frame: Frame | None, form: Form) -> Steps[Page]:
+        """Render one page, family by family. Before the first frame, the page contains only the daemon's counters."""
+        if frame is not self._frame:
+            self._frame, self._pages = frame, {}
+        pages = self._pages  # a newer frame may replace it before this page is written
+        if form not in pages:
+            pages[form] = yield from self.writing(frame, form)
+        return pages[form]
+
+    page = synchronous(rendering)
+
+    def writing(self, frame: Frame | None, form: Form) -> Steps[Page]:
+        """Render a page without publishing it."""
+        if not self._over_limit or frame is None or form.compat:
+            try:
+                return (yield from self._writing(frame, form, None))
+            except TooManySeries:
+                pass
+        assert frame is not None
+        shares = yield from sharing(FAMILIES, frame, self._max_series)
+        self._over_limit = shares.dropped > 0
+        self._telemetry.series_dropped.inc(shares.dropped)
+        return (yield from self._writing(frame, form, shares))
+
+    def _writing(self, frame: Frame | None, form: Form, shares: Shares | None) -> Steps[Page]:
+        """Render a page. Raises TooManySeries if ``shares`` is None and the page exceeds the limit."""
+        packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
+        plain, packed = [], []
+        for part in self._parts(frame, form, shares):
+            plain.append(part)
+            packed.append(packer.compress(part))
+            yield
+        module = openmetrics if form.openmetrics else prometheus_text
+        packed.append(packer.flush())
+        return Page(module.CONTENT_TYPE_LATEST, b"".join(plain), b"".join(packed))
+
+    def _parts(self, frame: Frame | None, form: Form, shares: Shares | None) -> Iterator[bytes]:
+        module = openmetrics if form.openmetrics else prometheus_text
+
+        def render_with_library(metrics: Iterable[Metric]) -> bytes:
+            page: bytes = module.generate_latest(FrameCollector(partial(iter, metrics)))
+            return page.removesuffix(END)
+
+        if frame is not None:
+            remaining, texts, number = self._max_series, list[str](), 0
+            for family in (XID_ERRORS,) if form.compat else families(form.groups):
+                rows: Iterator[Row] = (row for row in family.rows(frame) if row[1] is not None)
+                if shares is not None:
+                    rows = iter(shares.cut(family, rows))
+                texts.append(header(family, form.openmetrics))
+                part = 0
+                while some := list(islice(rows, ROWS_AT_ONCE)):
+                    remaining -= len(some)
+                    if remaining < 0 and shares is None:
+                        raise TooManySeries
+                    texts.append(self._texts.samples(family, part, some))
+                    part, number = part + 1, number + len(some)
+                    if number >= ROWS_AT_ONCE:
+                        yield "".join(texts).encode()
+                        texts, number = [], 0
+                self._texts.forget(family, part)
+            yield "".join(texts).encode()
+            if (compat := form.compat or self.also) and "device" in form.groups:
+                yield render_with_library(dcgm.metrics(frame, compat))
+        if form.compat is None and "daemon" in form.groups:
+            own = iter(self._telemetry.registry.collect())
+            while metrics := list(islice(own, OWN_FAMILIES_AT_ONCE)):
+                yield render_with_library(metrics)
+        yield END if form.openmetrics else b""
+
+
+@cache
+def families(groups: frozenset[Group]) -> tuple[Family, ...]:
+    """Return the families of these groups in catalogue order."""
+    return tuple(family for family in FAMILIES if group_of(family) in groups)
+
+
+def group_of(family: Family) -> Group:
+    if "pid" in family.labels or "workload" in family.labels:
+        return "process"
+    return "device" if "uuid" in family.labels else "daemon"
+
+
+class FrameCollector:
+    """Collector for prometheus_client that returns the families of a frame, or a part of them."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self.collect = collect
+
+    def describe(self) -> list[Metric]:
+        return []
+
+
+Owner = Callable[[tuple[str, ...]], int | None]
+"""Function from label values to the person that owns the series; None if there is no single owner."""
+
+
+class TooManySeries(Exception):
+    """Raised if a frame has more series than the limit of a page."""
+
+
+class Shares:
+    """Number of series that each user may have on one page; ``dropped`` counts the series above it."""
+
+    def __init__(self, owners: Mapping[str, Owner], remaining: Mapping[int | None, int], dropped: int) -> None:
+        self._owners, self._remaining, self.dropped = owners, dict(remaining), dropped
+
+    def cut(self, family: Family, rows: Iterable[Row]) -> list[Row]:
+        """Return the rows within their owners' shares. Call it for families in catalogue order."""
+        owner, remaining = self._owners[family.name], self._remaining
+        kept: list[Row] = []
+        for row in rows:
+            uid = owner(row[0])
+            if remaining[uid] > 0:
+                remaining[uid] -= 1
+                kept.append(row)
+        return kept
+
+
+def sharing(families: Iterable[Family], frame: Frame, most: int) -> Steps[Shares]:
+    """Count the series of each user and divide ``most`` among the users."""
+    pids: dict[str, int | None] = {}
+    workloads: dict[str, int | None] = {}
+    for report in frame.snapshot.reports:
+        person = person_of(report.uid)
+        for table, label in ((pids, str(report.pid)), (workloads, report.workload)):
+            table[label] = person if table.get(label, person) == person else None
+    owners: dict[str, Owner] = {}
+    counts: Counter[int | None] = Counter()
+    for family in families:
+        owner = owners[family.name] = _owner(family, pids, workloads)
+        counts.update(owner(labels) for labels, value in family.rows(frame) if value is not None)
+        yield
+    remaining = divided(counts, most)
+    return Shares(owners, remaining, counts.total() - sum(remaining.values()))
+
+
+def divided(counts: Mapping[int | None, int], most: int) -> dict[int | None, int]:
+    """Divide ``most`` by max-min fairness; series without an owner are served first."""
+    remaining: dict[int | None, int] = {None: min(counts.get(None, 0), most)}
+    room = most - remaining[None]
+    users = sorted((count, uid) for uid, count in counts.items() if uid is not None)
+    for number, (count, uid) in enumerate(users):
+        remaining[uid] = min(count, room // (len(users) - number))
+        room -= remaining[uid]
+    return remaining
+
+
+def _owner(family: Family, pids: Mapping[str, int | None], workloads: Mapping[str, int | None]) -> Owner:
+    for label, table in (("pid", pids), ("workload", workloads)):
+        if label in family.labels:
+            position = family.labels.index(label)
+            return lambda labels, position=position, table=table: table.get(labels[position])  # type: ignore[misc]
+    return lambda labels: None
+
 
 Row = tuple[tuple[str, ...], float | None]
 """Label values in the family's order, and the value. A row whose value is None is omitted."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from gpumond.facts.frame import Frame
+from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.metrics.exposition import Family, Kind, Row
-from gpumond.model.frame import Frame
-from gpumond.model.program import Program, ScopeDevice, ScopeUsage, StepUsage
 
 
 def scope_device_family(name: str, value: Callable[[ScopeDevice], float], help: str) -> Family:

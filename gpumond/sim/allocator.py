@@ -14,8 +14,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from gpumond.model.pools import PoolUsage, Reclaimable
-from gpumond.model.units import MIB
+from gpumond.facts.pools import PoolUsage, Reclaimable
+from gpumond.facts.units import MIB
 from gpumond.sim.device import Context, OutOfMemory, SimDevice
 
 ROUNDING_BYTES = 512

@@ -22,12 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.errors import GpumondError, ProtocolError
-from gpumond.host.processes import ENDED_STATES, read_head, start_of, stat_fields
-from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import DeviceReading, ProcessUsage
-from gpumond.model.units import MIB
-from gpumond.protocol.messages import from_json, to_json
+from gpumond.facts.errors import GpumondError, ProtocolError
+from gpumond.facts.messages import from_json, to_json
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import DeviceReading, ProcessUsage
+from gpumond.facts.units import MIB
+from gpumond.host.machine import ENDED_STATES, read_head, start_of, stat_fields
 
 RECORD_BYTES = 128
 SUSPENDED_SECONDS = 0.01

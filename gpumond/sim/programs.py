@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count, repeat
 from random import Random
 
-from gpumond.model.sensors import Sensors
+from gpumond.facts.sensors import Sensors
 from gpumond.sim.allocator import HUGE_ROUNDING, CachingAllocator
 from gpumond.sim.device import OutOfMemory, SimDevice
 

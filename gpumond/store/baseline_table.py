@@ -6,8 +6,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Literal
 
-from gpumond.baselines.statistics import Baseline
-from gpumond.protocol.messages import from_json, to_json
+from gpumond.facts.messages import from_json, to_json
+from gpumond.features.baselines.statistics import Baseline
 from gpumond.store.rows import text
 
 Side = Literal["before", "after"]

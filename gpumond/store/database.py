@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from gpumond.model.persisted import Heartbeat
-from gpumond.store import audit_ends
+from gpumond.facts.persisted import Heartbeat
+from gpumond.store import audit as audit_ends
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

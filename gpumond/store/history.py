@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
-from gpumond.errors import StoreUnavailable
-from gpumond.history import Coarse, History
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.tick.history import Coarse, History
 
 EVERY_SECONDS = 300.0
 SERIES_A_TICK = 4

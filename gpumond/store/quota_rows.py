@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from typing import Any, Protocol, TypeVar
 
-from gpumond.errors import NoSuchQuota, QuotaChanged
-from gpumond.store.audit_chain import canonical
+from gpumond.facts.errors import NoSuchQuota, QuotaChanged
+from gpumond.store.audit import canonical
 from gpumond.store.rows import Rows, rule_body, text
 
 T = TypeVar("T")

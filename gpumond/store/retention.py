@@ -10,9 +10,9 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from gpumond.model.persisted import Heartbeat
-from gpumond.model.units import DAY_SECONDS
-from gpumond.store import audit_table
+from gpumond.facts.persisted import Heartbeat
+from gpumond.facts.units import DAY_SECONDS
+from gpumond.store import audit as audit_table
 
 LATE_RATIO = 1.05
 """The audit is trimmed when its first entry is so much older than the retention, and then to the retention: not at

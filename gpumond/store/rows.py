@@ -8,13 +8,13 @@ from dataclasses import asdict, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpumond.errors import ProtocolError
-from gpumond.history import Coarse
-from gpumond.model.frame import Alert
-from gpumond.model.persisted import KeptAlert, Kind, Notice
-from gpumond.model.pools import Receipt
-from gpumond.model.snapshot import Fault
-from gpumond.store.audit_chain import canonical
+from gpumond.facts.errors import ProtocolError
+from gpumond.facts.frame import Alert
+from gpumond.facts.persisted import KeptAlert, Kind, Notice
+from gpumond.facts.pools import Receipt
+from gpumond.facts.snapshot import Fault
+from gpumond.store.audit import canonical
+from gpumond.tick.history import Coarse
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from gpumond.errors import NoSuchRule, RuleChanged
+from gpumond.facts.errors import NoSuchRule, RuleChanged
 from gpumond.store import rows as decode
 from gpumond.store.rows import text
 

@@ -6,25 +6,20 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpumond.errors import DaemonError
+from gpumond.facts.errors import DaemonError
 from gpumond.top import screen
-from gpumond.top.bars import BLOCKS
 from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
-from gpumond.top.details import described
 from gpumond.top.flush import FlushPanel, FlushTarget
 from gpumond.top.history import HistoryChart, drawn, extended, read_history
-from gpumond.top.keys import Mouse
-from gpumond.top.lines import Colours, Line, Piece, ansi, clipped
 from gpumond.top.local import Lineages
-from gpumond.top.notices import FrameNotice
-from gpumond.top.panels import HelpPanel, Panel, TextPanel
-from gpumond.top.processes import column_at, laid_out
-from gpumond.top.remarks import remark_lines, remarks, remarks_in_full
-from gpumond.top.rows import Key, ProcessLife, ProcessRow
-from gpumond.top.signals import SignalPanel
-from gpumond.top.table import TREE, Table
-from gpumond.top.terminal import Terminal
-from gpumond.top.view import View, at_index, device_of, key_of, neighbour, place_of, processes_on
+from gpumond.top.panels import HelpPanel, Panel, SignalPanel, TextPanel, described
+from gpumond.top.processes import TREE, Table, column_at, laid_out
+from gpumond.top.terminal import Mouse, Terminal
+from gpumond.view.bars import BLOCKS
+from gpumond.view.lines import Colours, Line, Piece, ansi, clipped
+from gpumond.view.machine import View, at_index, device_of, key_of, neighbour, place_of, processes_on
+from gpumond.view.notices import FrameNotice, remark_lines, remarks, remarks_in_full
+from gpumond.view.rows import Key, ProcessLife, ProcessRow
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3

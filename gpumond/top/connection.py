@@ -11,12 +11,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from gpumond.errors import DaemonError
-from gpumond.model.units import duration
-from gpumond.top.frame import CheckedFrame
-from gpumond.top.notices import FrameNotice
-from gpumond.top.rows import plain
-from gpumond.top.view import View, merged, view
+from gpumond.facts.errors import DaemonError
+from gpumond.facts.units import duration
+from gpumond.view.frame import CheckedFrame
+from gpumond.view.machine import View, merged, view
+from gpumond.view.notices import FrameNotice
+from gpumond.view.rows import plain
 
 SILENT_SECONDS = 3.0
 WITHDRAWN_SECONDS = 6.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpumond.errors import DaemonError
-from gpumond.model.units import human
+from gpumond.facts.errors import DaemonError
+from gpumond.facts.units import human
 from gpumond.top.connection import DaemonClient, Requests
-from gpumond.top.frame import receipts_of
-from gpumond.top.lines import Line, Piece, wrapped
 from gpumond.top.panels import Hints, Panel
-from gpumond.top.rows import plain
-from gpumond.top.text_table import table
+from gpumond.view.frame import receipts_of
+from gpumond.view.lines import Line, Piece, wrapped
+from gpumond.view.rows import plain
+from gpumond.view.text import table_lines as table
 
 TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from urllib.parse import urlencode
 
-from gpumond.errors import DaemonError
-from gpumond.model.units import duration, human
-from gpumond.top.bars import BLOCKS, StackCell, block, stack
+from gpumond.facts.errors import DaemonError
+from gpumond.facts.units import duration, human
 from gpumond.top.connection import DaemonClient
-from gpumond.top.lines import Line, Piece, clipped
-from gpumond.top.rows import Key
-from gpumond.top.view import View
+from gpumond.view.bars import BLOCKS, StackCell, block, stack
+from gpumond.view.lines import Line, Piece, clipped
+from gpumond.view.machine import View
+from gpumond.view.rows import Key
 
 SECONDS = 600
 UNKNOWN = 404

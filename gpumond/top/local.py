@@ -6,10 +6,10 @@ import os
 import signal
 from collections.abc import Iterable, Mapping
 
-from gpumond.host.processes import find_process, process_start, read_head
-from gpumond.model.process import ProcessKey
-from gpumond.top.groups import Ancestor
-from gpumond.top.rows import ProcessRow, plain
+from gpumond.facts.process import ProcessKey
+from gpumond.host.machine import find_process, process_start, read_head
+from gpumond.top.processes import Ancestor
+from gpumond.view.rows import ProcessRow, plain
 
 PROC = "/proc"
 MAX_DEPTH = 20

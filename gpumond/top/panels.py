@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gpumond.top.lines import Line, Piece, wrapped
+from gpumond.facts.units import human
+from gpumond.top.local import SIGNALS, refusal, send
+from gpumond.view.lines import Line, Piece, wrapped
+from gpumond.view.rows import ProcessRow
 
 Hints = Sequence[tuple[str, str]]
 """Keys and their effects."""
@@ -122,3 +125,68 @@ class TextPanel(Panel):
     def press(self, key: str) -> None:
         if key in self.keys:
             self.keys[key]()
+
+
+WITHOUT_AGENT = (
+    "this program runs without the agent; start it with gpumond run -- COMMAND to see its shares and flush it"
+)
+TERM = 11
+
+
+def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line]:
+    """Return the lines of the details. ``history``: the lines of its chart, if any."""
+    lines: list[Line] = [[Piece(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
+    for sentence in row.verdicts:
+        lines += wrapped([Piece(sentence, "bold" if row.notable else "")], width)
+    shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
+    holder, kv_cache = row.kv_cache or ("", "")
+    more = {holder: f", {kv_cache}"} if kv_cache else {}
+    if row.overhead_parts:
+        more["overhead"] = f"{more.get('overhead', '')}: {row.overhead_parts}"
+    terms = [(share, human(size) + more.get(share, "")) for share, size in shares if size is not None]
+    terms += [("user", row.user)] if row.user else []
+    for term, value in (*terms, *row.facts):
+        lines += wrapped([Piece(f"{term:>{TERM}} ", "dim"), Piece(value)], width)
+    if row.flush_policy is None:
+        lines += wrapped([Piece(WITHOUT_AGENT)], width)
+    return lines
+
+
+class SignalPanel(Panel):
+    """The panel. ``rows``: processes, and whether their daemon may be on this machine. ``y`` sends the signal."""
+
+    closing = ("escape", "q", "n")
+
+    def __init__(self, rows: Sequence[tuple[ProcessRow, bool]]) -> None:
+        super().__init__()
+        self.rows = rows
+        self.signal = 0
+        self.results = [refusal(row, local) for row, local in rows]
+        self.ready = not all(self.results)
+
+    @property
+    def hints(self) -> Hints:
+        return (("←→", "Signal"), ("y", "Yes, send"), ("esc", "No")) if self.ready else super().hints
+
+    def press(self, key: str) -> None:
+        if not self.ready:
+            return
+        if key in ("left", "right"):
+            self.signal = (self.signal + (1 if key == "right" else -1)) % len(SIGNALS)
+        elif key == "y":
+            self.ready = False
+            self.results = [send(row, local, SIGNALS[self.signal]) for row, local in self.rows]
+
+    def lines(self, width: int) -> list[Line]:
+        lines: list[Line] = []
+        if self.ready:
+            names = [Piece(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
+            lines += [names, []]
+        for (row, _), result in zip(self.rows, self.results, strict=True):
+            text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
+            lines += wrapped([Piece(f"{row.program} (pid {row.pid})", "bold"), Piece(text)], width)
+        if self.ready:
+            count = self.results.count("")
+            programs = "1 program" if count == 1 else f"{count} programs"
+            lines += [[], [Piece(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
+        return lines

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpumond.model.units import human
-from gpumond.top.groups import Lineage, TableRow, grouped, single, tree
-from gpumond.top.lines import Line, Piece, fitted
-from gpumond.top.rows import HOLDINGS, ProcessLife, ProcessRow
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.units import human
+from gpumond.view.lines import Line, Piece, fitted
+from gpumond.view.rows import HOLDINGS, ProcessLife, ProcessRow
 
 Sortable = tuple[bool, float, str]
 
@@ -161,3 +161,220 @@ def column_at(columns: Sequence[TableColumn], place: int) -> TableColumn | None:
         if place < end:
             return column
     return None
+
+
+TREE = "tree"
+
+
+class Table:
+    """``by`` is a grouping, ``TREE`` or empty. The cursor follows its row when rows change places."""
+
+    def __init__(self) -> None:
+        self.order = SortOrder()
+        self.words = ""
+        self.by = ""
+        self.opened: set[ProcessLife] = set()
+        self.marks: set[ProcessLife] = set()
+        self.rows: list[TableRow] = []
+        self.first = 0
+        self._cursor = 0
+        self._key: ProcessLife | None = None
+
+    @property
+    def chosen(self) -> TableRow | None:
+        """Return the row under the cursor."""
+        return self.rows[self._cursor] if self._cursor < len(self.rows) else None
+
+    def fill(self, rows: Iterable[ProcessRow], lineage: Lineage) -> None:
+        """Replace the rows."""
+        self.rows = [*table_rows(rows, self.order, self.words, self.by, self.opened, lineage)]
+        keys = [row.key for row in self.rows]
+        if self._key in keys:
+            self._cursor = keys.index(self._key)
+        self.move(0)
+
+    def move(self, rows: int) -> None:
+        self.select(self._cursor + rows)
+
+    def select(self, place: int) -> None:
+        """Move the cursor to a row, or to the nearest that exists."""
+        self._cursor = max(0, min(place, len(self.rows) - 1))
+        chosen = self.chosen
+        self._key = chosen.key if chosen else self._key
+
+    def group(self) -> None:
+        """Select the next grouping."""
+        groupings = ["", *GROUPINGS]
+        at = groupings.index(self.by) if self.by in groupings else 0
+        self.by = groupings[(at + 1) % len(groupings)]
+
+    def open(self, row: TableRow) -> None:
+        """Show the members of a group, or hide them."""
+        self.opened ^= {row.key}
+
+    def mark(self, row: TableRow) -> None:
+        """Mark the processes of a row; unmark them if all are marked."""
+        keys = {process.key for process in row.processes}
+        self.marks = self.marks - keys if keys <= self.marks else self.marks | keys
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """Return the head and the rows that fit below it, among them the one under the cursor."""
+        count = max(1, height - 1)
+        self.first = max(0, min(self.first, len(self.rows) - count))
+        self.first = min(max(self.first, self._cursor - count + 1), self._cursor)
+        columns = laid_out(width, (row.process for row in self.rows))
+        visible = self.rows[self.first : self.first + count]
+        found = [table_head(columns, self.order)]
+        for place, row in enumerate(visible, self.first):
+            marked = all(process.key in self.marks for process in row.processes)
+            found.append(table_line(row, columns, width, marked, place == self._cursor))
+        if not self.rows and self.words:
+            found.append([Piece(" no process matches the filter", "dim")])
+        return found[:height]
+
+
+GROUPINGS: Mapping[str, Callable[[ProcessRow], str]] = {
+    "user": lambda row: row.user or "unknown user",
+    "workload": lambda row: row.program,
+    "container": lambda row: row.container or "no container",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One row. ``process`` contains the sums of the ``members`` of a group; other rows have no members.
+
+    ``depth`` is the number of ancestors that have a row.
+    """
+
+    process: ProcessRow
+    depth: int = 0
+    members: tuple[ProcessRow, ...] = ()
+
+    @property
+    def key(self) -> ProcessLife:
+        return self.process.key
+
+    @property
+    def processes(self) -> tuple[ProcessRow, ...]:
+        return self.members or (self.process,)
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A process on this machine that is not in the table."""
+
+    pid: int
+    name: str
+
+
+Lineage = Mapping[ProcessKey, Sequence[Ancestor]]
+"""The ancestors of each process, its parent first; empty where they are unknown."""
+
+
+def single(rows: Iterable[ProcessRow]) -> list[TableRow]:
+    return [TableRow(row) for row in rows]
+
+
+def grouped(rows: Iterable[ProcessRow], by: str) -> list[TableRow]:
+    """Return a row for each group. ``by`` is a key of ``GROUPINGS``."""
+    groups: dict[str, list[ProcessRow]] = {}
+    for row in rows:
+        groups.setdefault(GROUPINGS[by](row), []).append(row)
+    return [
+        TableRow(_sum(f"{by} {name}", f"{name} ({len(members)})", members), 0, tuple(members))
+        for name, members in groups.items()
+    ]
+
+
+def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
+    """Return one row for several processes. The sum of values that are all unknown is unknown."""
+    first = members[0]
+    notable = [row for row in members if row.notable]
+    verdicts = {row.verdict for row in notable or members if row.verdict}
+    return replace(
+        first,
+        key=(key, ProcessKey(0, None)),
+        gpu=_common((row.gpu for row in members), "*"),
+        pid=0,
+        program=name,
+        user=_common((row.user for row in members), ""),
+        container=_common((row.container for row in members), ""),
+        busy_ratio=_total(row.busy_ratio for row in members),
+        used_bytes=_total_bytes(row.used_bytes for row in members),
+        shares={share: _total_bytes(row.shares[share] for row in members) for share in HOLDINGS},
+        verdict=_common(verdicts, f"{len(notable)} problems" if notable else ""),
+        notable=bool(notable),
+        state="",
+    )
+
+
+def _common(values: Iterable[str], otherwise: str) -> str:
+    found = set(values)
+    return found.pop() if len(found) == 1 else otherwise
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _total_bytes(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def tree(rows: Sequence[ProcessRow], lineage: Lineage) -> list[TableRow]:
+    """Return the rows with children below their parents. Siblings keep their order.
+
+    A parent without memory on a device has a row if it has several children in the table.
+    """
+    by_pid: dict[int, ProcessRow] = {}
+    for row in rows:
+        if lineage.get(row.key[1]):
+            by_pid.setdefault(row.pid, row)
+    children: dict[int, list[ProcessRow]] = {}
+    names: dict[int, str] = {}
+    for row in rows:
+        parent = _parent(row, lineage, by_pid)
+        if parent is not None:
+            children.setdefault(parent.pid, []).append(row)
+            names[parent.pid] = parent.name
+    headed = {pid for pid, own in children.items() if pid in by_pid or len(own) > 1}
+    return list(_walk(rows, children, by_pid, headed, names))
+
+
+def _parent(row: ProcessRow, lineage: Lineage, by_pid: Mapping[int, ProcessRow]) -> Ancestor | None:
+    """Return the nearest ancestor in the table, else the parent."""
+    ancestors = lineage.get(row.key[1], ())
+    known = next((each for each in ancestors if each.pid in by_pid), None)
+    return known or next((each for each in ancestors if each.pid > 1), None)
+
+
+def _walk(
+    rows: Sequence[ProcessRow],
+    children: Mapping[int, Sequence[ProcessRow]],
+    by_pid: Mapping[int, ProcessRow],
+    headed: Collection[int],
+    names: Mapping[int, str],
+) -> Iterator[TableRow]:
+    parent_of = {row.key: pid for pid in headed for row in children[pid]}
+    done: set[int] = set()
+
+    def below(row: ProcessRow, depth: int) -> Iterator[TableRow]:
+        yield TableRow(row, depth)
+        if by_pid.get(row.pid) is row and row.pid in headed:
+            for child in children[row.pid]:
+                yield from below(child, depth + 1)
+
+    for row in rows:
+        parent = parent_of.get(row.key)
+        if parent is None:
+            yield from below(row, 0)
+        elif parent not in by_pid and parent not in done:
+            done.add(parent)
+            own = children[parent]
+            head = replace(_sum(f"parent {parent}", names[parent], own), pid=parent)
+            yield TableRow(head, 0, tuple(own))
+            for child in own:
+                yield from below(child, 1)

@@ -6,13 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from gpumond.top.connection import Connection
-from gpumond.top.ledger import device_block, flush_estimate
-from gpumond.top.lines import Line, Piece, cells, clipped, width_of
-from gpumond.top.notices import FrameNotice
 from gpumond.top.panels import Hints
-from gpumond.top.remarks import STYLES
-from gpumond.top.rows import plain
-from gpumond.top.view import View
+from gpumond.view.ledger import device_block, flush_estimate
+from gpumond.view.lines import Line, Piece, cells, clipped, width_of
+from gpumond.view.machine import View
+from gpumond.view.notices import STYLES, FrameNotice
+from gpumond.view.rows import plain
 
 LEAST_TABLE = 6
 DEVICES_RATIO, REMARKS_RATIO = 0.45, 0.25

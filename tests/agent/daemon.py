@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from gpumond.protocol.messages import Message, decode, encode
+from gpumond.facts.messages import Message, decode, encode
 
 STANDINS = Path(__file__).with_name("standins")
 SECONDS = 30

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.instrument.oom import OOMS
-from gpumond.agent.instrument.scopes import SCOPE_TOTALS
-from gpumond.agent.instrument.steps import STEPS
+from gpumond.agent.measure.oom import OOMS
+from gpumond.agent.measure.scopes import SCOPE_TOTALS
+from gpumond.agent.measure.steps import STEPS
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, Spec, create
 

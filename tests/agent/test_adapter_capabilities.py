@@ -6,8 +6,8 @@ from importlib import import_module
 
 import pytest
 
-from gpumond.agent import adapters
-from gpumond.agent.adapters import ADAPTERS, AllocatorAdapter
+from gpumond.agent import allocators as adapters
+from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter
 
 CAPABILITIES = [
     value

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.administration import ENCODED_BYTES, CommandHandler, answers
-from gpumond.agent.treemap import Rectangle, layout, page
-from gpumond.model.program import Call, Dump, Site
-from gpumond.protocol.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, encode
+from gpumond.agent.measure.treemap import Rectangle, layout, page
+from gpumond.agent.requests import ENCODED_BYTES, CommandHandler, answers
+from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, encode
+from gpumond.facts.program import Call, Dump, Site
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host

@@ -13,7 +13,7 @@ import pytest
 
 from gpumond import __version__
 from gpumond.cli.attach import CannotAttach, attach
-from gpumond.protocol.messages import Hello, Report
+from gpumond.facts.messages import Hello, Report
 from tests.agent.daemon import SECONDS, FakeDaemon, environment, finished, host
 
 PROGRAM = "import sys\nfor path in sys.stdin: exec(open(path.strip()).read(), {})"

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.daemon_trust import OVERFLOW_UID, service_uid, trusted_uids
-from gpumond.agent.transport import Transport
-from gpumond.cli.doctor_checks import agent_socket
+from gpumond.agent.transport import OVERFLOW_UID, Transport, service_uid, trusted_uids
+from gpumond.cli.doctor import agent_socket
 from tests.running import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give directories to others")
@@ -103,7 +102,7 @@ def test_environment_variables_do_not_change_the_service_directory():
     with tempfile.TemporaryDirectory(dir="/run") as directory:
         other_directory = owned_directory(Path(directory) / "gpumond", OTHER_USER)
         environ = {**os.environ, **dict.fromkeys(names, other_directory)}
-        command = [sys.executable, "-c", "from gpumond.agent.daemon_trust import trusted_uids; print(*trusted_uids())"]
+        command = [sys.executable, "-c", "from gpumond.agent.transport import trusted_uids; print(*trusted_uids())"]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     assert str(OTHER_USER) not in done.stdout.split()
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpumond.agent.daemon_trust import RateLimit
 from gpumond.agent.program_report import is_rank, job_of, place_in_job
+from gpumond.agent.transport import RateLimit
 
 
 def unavailable() -> bool:

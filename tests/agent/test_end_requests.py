@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpumond import agent
-from gpumond.protocol.messages import AgentRequest, AgentResponse, Hello, Report
+from gpumond.facts.messages import AgentRequest, AgentResponse, Hello, Report
 from tests.agent.daemon import FakeDaemon, environment, finished, host
 from tests.agent.test_program_report import program, run_in_program
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.model.program import Ending
-from gpumond.protocol.messages import Bye, Report
+from gpumond.facts.messages import Bye, Report
+from gpumond.facts.program import Ending
 from tests.agent.daemon import SECONDS, FakeDaemon, environment, host
 from tests.agent.simulated import UUID
 from tests.agent.test_program_report import MIB, program, run_in_program

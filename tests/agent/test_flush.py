@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from gpumond.agent.allocator_flush import outcome_of, raced
-from gpumond.model.pools import Expected, PoolUsage, Reclaimable
-from gpumond.protocol.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Report
+from gpumond.agent.flush import outcome_of, raced
+from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Report
+from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
 
 MIB = 1 << 20

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gpumond import agent
-from gpumond.agent.allocator_flush import StrandedEstimate, expected, promises
-from gpumond.model.pools import Exactness, Expected, PoolUsage, Reclaimable
-from gpumond.protocol.messages import PoolChange
+from gpumond.agent.flush import StrandedEstimate, expected, promises
+from gpumond.facts.messages import PoolChange
+from gpumond.facts.pools import Exactness, Expected, PoolUsage, Reclaimable
 
 MIB = 1 << 20
 

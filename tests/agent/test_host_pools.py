@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpumond.model.pools import HostPool
-from gpumond.protocol.messages import Report
+from gpumond.facts.messages import Report
+from gpumond.facts.pools import HostPool
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
 
 PROGRAM = """

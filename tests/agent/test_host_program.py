@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from gpumond import agent
-from gpumond.model.pools import DEFAULT_STEPS
-from gpumond.protocol.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD, Bye, FlushCommand, Hello, Report, encode
+from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD, Bye, FlushCommand, Hello, Report, encode
+from gpumond.facts.pools import DEFAULT_STEPS
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
 
 COUNT = """

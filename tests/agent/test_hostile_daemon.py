@@ -13,7 +13,7 @@ import pytest
 
 from gpumond.agent.registry import FLUSHES
 from gpumond.agent.transport import MESSAGE_RATE, Transport
-from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report, encode
+from gpumond.facts.messages import Cancel, FlushCommand, FlushResult, Report, encode
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
 from tests.agent.test_flush import flush_command, program
 

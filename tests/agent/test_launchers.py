@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.protocol.messages import Bye, Hello, Report
+from gpumond.facts.messages import Bye, Hello, Report
 from tests.agent.daemon import FakeDaemon, environment
 from tests.running import until
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpumond import agent
 from gpumond.agent.registry import REGISTRY, apply_limit
-from gpumond.model.program import AppliedLimit
+from gpumond.facts.program import AppliedLimit
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
 from tests.agent.daemon import STANDINS, environment

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.protocol.messages import FlushCommand, FlushResult, Report
+from gpumond.facts.messages import FlushCommand, FlushResult, Report
 from tests.agent.daemon import SECONDS, STANDINS, FakeDaemon, environment, finished, host
 from tests.agent.driver import run
 

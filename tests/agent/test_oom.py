@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from gpumond import agent
-from gpumond.agent.instrument.oom import OOMS, is_oom, request_bytes
-from gpumond.model.program import OOMS as KEPT
+from gpumond.agent.measure.oom import OOMS, is_oom, request_bytes
+from gpumond.facts.program import OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
 from gpumond.testing import make_pool

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from gpumond import agent
-from gpumond.agent.instrument import stacks
-from gpumond.agent.instrument.oom import MAX_RECORD_BYTES, OOMS
-from gpumond.agent.instrument.usage import RecentUsage
+from gpumond.agent.measure import stacks
+from gpumond.agent.measure.oom import MAX_RECORD_BYTES, OOMS
+from gpumond.agent.measure.usage import RecentUsage
 from gpumond.agent.program_report import program_report, sample
-from gpumond.model.program import Oom
-from gpumond.protocol.messages import MAX_MESSAGE_BYTES, Report, decode, encode, to_json
+from gpumond.facts.messages import MAX_MESSAGE_BYTES, Report, decode, encode, to_json
+from gpumond.facts.program import Oom
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
 from gpumond.testing import make_pool

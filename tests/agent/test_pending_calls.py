@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.protocol.messages import FlushCommand, FlushResult
+from gpumond.facts.messages import FlushCommand, FlushResult
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
 from tests.agent.test_flush import flush_command, program, run_in_program, send_flush
 

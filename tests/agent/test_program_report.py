@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.model.pools import FlushPolicy
-from gpumond.model.program import SCOPES, Oom, Program
-from gpumond.protocol.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, Hello, Report, encode
+from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, Hello, Report, encode
+from gpumond.facts.pools import FlushPolicy
+from gpumond.facts.program import SCOPES, Oom, Program
 from tests.agent.daemon import FakeDaemon, environment, eventually, finished, host
 from tests.agent.simulated import UUID
 

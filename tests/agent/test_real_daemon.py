@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.protocol.messages import FlushCommand, Hello, Report, decode, encode
+from gpumond.facts.messages import FlushCommand, Hello, Report, decode, encode
 from tests.agent.daemon import FakeDaemon, environment, finished, host
 from tests.running import RunningDaemon, until
 

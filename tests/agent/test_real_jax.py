@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from gpumond.protocol.messages import Report
+from gpumond.facts.messages import Report
 from tests.agent.daemon import FakeDaemon, environment, finished, host
 
 if importlib.util.find_spec("jax") is None:

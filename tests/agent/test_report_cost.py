@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import given, strategies as st
 
 from gpumond.agent.transport import Transport
-from gpumond.model.pools import PoolUsage, Reclaimable
-from gpumond.protocol.messages import Report, decode, encode, to_json
+from gpumond.facts.messages import Report, decode, encode, to_json
+from gpumond.facts.pools import PoolUsage, Reclaimable
 from tests.agent.daemon import FakeDaemon, environment, finished, host
 from tests.agent.driver import run
 

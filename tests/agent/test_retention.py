@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent import referrers
-from gpumond.agent.administration import CommandHandler
+from gpumond.agent import retention as referrers
+from gpumond.agent.requests import CommandHandler
 from gpumond.agent.retention import RetentionSearch, Tracked
-from gpumond.protocol.messages import AgentRequest
+from gpumond.facts.messages import AgentRequest
 from gpumond.sim.allocator import CachingAllocator
 from tests.agent.daemon import environment
 

@@ -146,7 +146,7 @@ for call in (lambda: set_current_device_resource(5), lambda: rmm.reinitialize(po
 def test_setting_a_resource_while_the_agent_imports_its_adapter_is_no_error(library: Path) -> None:
     code = """
 import sys, types
-sys.modules["gpumond.agent.adapters.rmm"] = types.ModuleType("gpumond.agent.adapters.rmm")  # as far as it has come
+sys.modules["gpumond.agent.allocators.rmm"] = types.ModuleType("gpumond.agent.allocators.rmm")  # as far as it has come
 set_current_device_resource(PoolMemoryResource(CudaMemoryResource(), 100))
 rmm.reinitialize(pool_allocator=True, initial_pool_size=60)
 print(get_per_device_resource(0).pool_size())

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from gpumond import agent
-from gpumond.agent.instrument.scopes import SCOPE_TOTALS, Block
-from gpumond.agent.instrument.usage import DeviceLevel, levels
-from gpumond.model.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
+from gpumond.agent.measure.scopes import SCOPE_TOTALS, Block
+from gpumond.agent.measure.usage import DeviceLevel, levels
+from gpumond.facts.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 from gpumond.testing import make_pool

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.adapters import ADAPTERS, AllocatorAdapter, loaded
-from gpumond.agent.adapters.sim import SimAdapter, adapter
-from gpumond.model.pools import Reclaimable, StepResult
+from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter, loaded
+from gpumond.agent.allocators.sim import SimAdapter, adapter
+from gpumond.facts.pools import Reclaimable, StepResult
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, SimDevice
 from tests.sim.holding import run, small_device

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gpumond import agent
-from gpumond.agent.instrument.steps import MIN_SAMPLES, STEPS, WINDOW, Sample, StepCounter, trend
+from gpumond.agent.measure.steps import MIN_SAMPLES, STEPS, WINDOW, Sample, StepCounter, trend
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.agent.instrument.thrash import Thrash
-from gpumond.model.pools import Expected, PoolUsage
-from gpumond.protocol.messages import PoolChange
+from gpumond.agent.measure.thrash import Thrash
+from gpumond.facts.messages import PoolChange
+from gpumond.facts.pools import Expected, PoolUsage
 from gpumond.testing import GIB, make_pool
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import FlushRefused
-from gpumond.agent.adapters.torch import TorchAdapter
-from gpumond.model.pools import HostPool, Reclaimable
+from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators.torch.adapter import TorchAdapter
+from gpumond.facts.pools import HostPool, Reclaimable
 from tests.agent.standins import torch
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.agent.adapters.torch_formulas import figures, from_async_stats, from_snapshot, from_stats
-from gpumond.model.pools import Reclaimable
+from gpumond.agent.allocators.torch.formulas import figures, from_async_stats, from_snapshot, from_stats
+from gpumond.facts.pools import Reclaimable
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment, World
 
 SIZES = st.integers(1, 60 * MIB)

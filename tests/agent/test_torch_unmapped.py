@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.adapters.torch import TorchAdapter
-from gpumond.agent.adapters.torch_unmapped import SAVER, VLLM
-from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.agent.allocators.torch.adapter import TorchAdapter
+from gpumond.agent.allocators.torch.formulas import SAVER, VLLM
+from gpumond.facts.pools import PoolUsage, Reclaimable
 from tests.agent.driver import run
 from tests.agent.standins import torch
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment

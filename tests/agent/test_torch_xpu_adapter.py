@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import FlushRefused, drm_devices
-from gpumond.agent.adapters.torch_xpu import XpuAdapter
-from gpumond.model.pools import Reclaimable
-from gpumond.sources.drm.devices import cards
+from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators.torch import xpu as drm_devices
+from gpumond.agent.allocators.torch.xpu import XpuAdapter
+from gpumond.devices.drm.devices import cards
+from gpumond.facts.pools import Reclaimable
 from tests.agent.standins import torch
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
-from tests.sources.trees import SysTree
+from tests.devices.trees import SysTree
 
 DEVICE, OTHER = "DRM-pci-0000:03:00.0", "DRM-pci-0000:05:00.0"
 
@@ -98,7 +99,7 @@ def test_pool_on_an_unknown_device_is_not_reported(world: Any, tmp_path: Path):
 def test_build_of_torch_has_one_of_the_two_adapters(has_xpu: bool, present: str):
     program = (
         f"import torch; torch._C._has_xpu = {has_xpu}\n"
-        "from gpumond.agent.adapters import ADAPTERS, loaded\n"
+        "from gpumond.agent.allocators import ADAPTERS, loaded\n"
         "print(*(type(adapter).__name__ for adapter in map(loaded, ADAPTERS) if adapter and adapter.name == 'torch'))"
     )
     path = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).with_name("standins")), *sys.path))}

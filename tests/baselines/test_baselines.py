@@ -8,8 +8,13 @@ from statistics import median, quantiles
 
 import pytest
 
-from gpumond.baselines.recorder import MAX_WORKLOADS, BaselineRecorder
-from gpumond.baselines.statistics import (
+from gpumond.facts.frame import Frame
+from gpumond.facts.messages import from_json, to_json
+from gpumond.facts.pools import Receipt
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.features.baselines.recordings import MAX_WORKLOADS, BaselineRecorder
+from gpumond.features.baselines.statistics import (
     MAX_BLOCKS,
     Baseline,
     Blocks,
@@ -22,13 +27,8 @@ from gpumond.baselines.statistics import (
     shift,
     threshold,
 )
-from gpumond.engine.attribution import attribute
-from gpumond.model.frame import Frame
-from gpumond.model.pools import Receipt
-from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import DeviceReading, Snapshot
-from gpumond.protocol.messages import from_json, to_json
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.ledger import attribute
 
 
 def blocks(*values: float) -> Distribution:

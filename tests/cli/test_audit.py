@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.cli.audit_sentences import PAIRS_LENGTH, described, sentence
+from gpumond.features.audit.command import PAIRS_LENGTH, described, sentence
 
 SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "ends_at": 0.0, "reason": "known"}
 

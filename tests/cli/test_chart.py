@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.cli.chart import ASCII, BINS, COLUMNS, WIDTH, ChartCurve, draw
-from gpumond.top.bars import BLOCKS
+from gpumond.view.bars import BLOCKS
+from gpumond.view.text import ASCII, BINS, COLUMNS, WIDTH, ChartCurve, draw
 
 
 def curve(*values: float | None, every: float = 1.0) -> ChartCurve:

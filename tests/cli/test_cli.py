@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli import VERBS, main, make_parser
 from gpumond.cli.arguments import address
 from gpumond.cli.help import EXAMPLES
+from gpumond.cli.main import VERBS, main, make_parser
 from tests.running import free_port
 
 

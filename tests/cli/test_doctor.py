@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.adapters import ADAPTERS
-from gpumond.cli.doctor_checks import Finding, access_remedy, daemon, device_nodes, pid_namespace
-from gpumond.engines.ownership import WITH_PTRACE
-from gpumond.errors import FAULTS
-from gpumond.host.processes import INITIAL_PID_NAMESPACE
-from gpumond.model.remedies import CONDITIONS
+from gpumond.agent.allocators import ADAPTERS
+from gpumond.cli.doctor import Finding, access_remedy, daemon, device_nodes, pid_namespace
+from gpumond.facts.errors import FAULTS
+from gpumond.facts.remedies import CONDITIONS
+from gpumond.features.engines.ownership import WITH_PTRACE
+from gpumond.host.machine import INITIAL_PID_NAMESPACE
 from tests.top.test_stuck_processes import holding_with
 
 NOBODY = 65534

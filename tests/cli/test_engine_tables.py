@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.cli.flush import plan_table, receipt_table
 from gpumond.cli.status import engine_table
+from gpumond.features.flush.command import plan_table, receipt_table
 from gpumond.testing import GIB
 
 ENGINE: dict[str, Any] = {

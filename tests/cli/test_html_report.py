@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.baselines.statistics import Comparison, Difference
-from gpumond.cli import html_report
-from gpumond.cli.baseline import _page
+from gpumond.features.baselines.command import _page
+from gpumond.features.baselines.statistics import Comparison, Difference
+from gpumond.features.recordings import html_report
 from gpumond.testing import GIB
 
 VOID = ("meta",)

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
 
-from gpumond.model.snapshot import Snapshot
-from gpumond.protocol.messages import from_json, to_json
+from gpumond.facts.messages import from_json, to_json
+from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import make_device, make_snapshot
 from tests.fakenvml import FakeDriver, machine
 from tests.running import RunningDaemon, free_port, until

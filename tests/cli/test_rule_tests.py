@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli.rules import GONE, parse_series, run_file
-from gpumond.errors import ConfigError
+from gpumond.facts.errors import ConfigError
+from gpumond.features.rules.command import GONE, parse_series, run_file
 from tests.cli.test_cli import gpumond
 
 RULES = """

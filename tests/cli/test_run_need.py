@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli.admission import NO_ROOM
+from gpumond.features.quotas.need import NO_ROOM
 from gpumond.sim.device import MIB, Spec, create
 from tests.running import RunningDaemon, until
 

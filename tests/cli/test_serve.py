@@ -8,8 +8,8 @@ import pytest
 
 from gpumond.cli.serve import add_arguments, choose_source, flags
 from gpumond.config.loading import load
-from gpumond.errors import ConfigError, SourceUnavailable
-from tests.sources.trees import SysTree
+from gpumond.facts.errors import ConfigError, SourceUnavailable
+from tests.devices.trees import SysTree
 
 
 @pytest.mark.parametrize("name", ["nvml", "drm", "sim"])

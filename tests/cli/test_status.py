@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gpumond.cli.status import device_table, notes, process_table
-from gpumond.model.frame import Verdict
-from gpumond.model.verdicts import REMEDIES
+from gpumond.facts.frame import Verdict
+from gpumond.facts.verdicts import REMEDIES
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from gpumond.top.view import view
+from gpumond.view.machine import view
 from tests.top.frames import busy_frame, fake_daemon, make_frame
 from tests.top.screens import terminal
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.api.agents import WHY, WHY_EXAMPLE, Why
-from gpumond.api.examples import GIB, LIVE_CLASSES
-from gpumond.cli.why import lines
+from gpumond.features.instruments.routes import WHY, WHY_EXAMPLE, Why
+from gpumond.features.instruments.why import lines
+from gpumond.serve.examples import GIB, LIVE_CLASSES
 from tests.top.frames import FakeDaemon, busy_frame, fake_daemon
 
 PATH = "/api/v1/agents/4242"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config import Settings
 from gpumond.config.loading import load
 from gpumond.config.schema import SettingsConfig
-from gpumond.errors import ConfigError
-from gpumond.rules.built_in import BUILT_IN
+from gpumond.config.settings import Settings
+from gpumond.facts.errors import ConfigError
+from gpumond.features.rules.built_in import BUILT_IN
 
 
 def written(directory: Path, text: str) -> Path:

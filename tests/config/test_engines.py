@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.cli import main
-from gpumond.config import Settings
+from gpumond.cli.main import main
 from gpumond.config.loading import load
-from gpumond.engines import KINDS
-from gpumond.engines.spec import Address
-from gpumond.errors import ConfigError
-from gpumond.model.pools import ENGINE_STEP
+from gpumond.config.settings import Settings
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.pools import ENGINE_STEP
+from gpumond.features.engines.kinds import KINDS
+from gpumond.features.engines.spec import Address
 
 GENERIC = {"name": "e", "kind": "generic", "url": "http://127.0.0.1:8080"}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.alerting.receivers import Retry
-from gpumond.alerting.receivers.http_client import secret
 from gpumond.config.tokens import read_tokens
 from gpumond.config.web_file import read_web
-from gpumond.errors import ConfigError
+from gpumond.facts.errors import ConfigError
+from gpumond.features.alerts.receivers import Retry
+from gpumond.features.alerts.receivers.http_client import secret
 from tests.running import RunningDaemon, until
 
 UNUSABLE = {

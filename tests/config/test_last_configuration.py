@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.config.file import COPY
-from gpumond.config.loading import load
-from gpumond.errors import ConfigError
+from gpumond.config.loading import COPY, load
+from gpumond.facts.errors import ConfigError
 from tests.running import RunningDaemon, until
 
 VALID = "flush_cooldown: 7s\nrules:\n  - {name: own, scope: device, value: used_bytes, above: 1GiB}\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.tokens import check_subjects, digest, parse_tokens, read_tokens
-from gpumond.errors import ConfigError
+from gpumond.facts.errors import ConfigError
 
 OTHER = hashlib.sha256(b"gpm_y").hexdigest()
 DIGEST, EMPTY = hashlib.sha256(b"gpm_x").hexdigest(), hashlib.sha256(b"").hexdigest()

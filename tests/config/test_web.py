@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.loading import load
+from gpumond.config.watched_file import ReloadingFile
 from gpumond.config.web import Web
 from gpumond.config.web_file import read_web
-from gpumond.daemon.reloading_file import ReloadingFile
-from gpumond.errors import ConfigError
+from gpumond.facts.errors import ConfigError
 from tests import certificates
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"

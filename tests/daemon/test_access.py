@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from gpumond.config import Settings
+from gpumond.config.settings import Settings
 from gpumond.config.tls import certificate_subjects
-from gpumond.daemon.token_reviews import KNOWN_SECONDS, KubernetesTokenReviews, account_of, make_token_reviews
-from gpumond.errors import ConfigError, DaemonError, TokenReviewError
-from gpumond.fleet import machine
-from gpumond.fleet.connection import Client
-from gpumond.fleet.credentials import CredentialFiles, access
-from gpumond.fleet.flush import FLUSHES
+from gpumond.facts.errors import ConfigError, DaemonError, TokenReviewError
+from gpumond.features.fleet.connection import Client, CredentialFiles, access
+from gpumond.features.fleet.flush import FLUSHES
+from gpumond.features.fleet.machines import machine
+from gpumond.serve.token_reviews import KNOWN_SECONDS, KubernetesTokenReviews, account_of, make_token_reviews
 from tests import certificates
 from tests.fleet.stubs import Answer, Stub, stub
 from tests.running import RunningDaemon, free_port

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.errors import FAULTS
-from gpumond.host.processes import in_private_pid_namespace
-from gpumond.model.remedies import CONDITIONS
-from gpumond.sources.process.cgroups import place
+from gpumond.devices.process.containers import place
+from gpumond.facts.errors import FAULTS
+from gpumond.facts.remedies import CONDITIONS
+from gpumond.host.machine import in_private_pid_namespace
 from tests.fakenvml import GIB, Device, FakeDriver, Process, machine
 from tests.running import RunningDaemon, until
 

@@ -8,12 +8,11 @@ from typing import cast
 
 import pytest
 
-from gpumond.config import Settings
-from gpumond.daemon import parts
-from gpumond.daemon.edges import Edges
-from gpumond.daemon.parts import CurrentFrame
+from gpumond.config.settings import Settings
+from gpumond.daemon import kernel as parts
+from gpumond.daemon.kernel import CurrentFrame, Edges
+from gpumond.facts.frame import Frame, Ledger
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model.frame import Frame, Ledger
 from gpumond.testing import make_snapshot
 
 

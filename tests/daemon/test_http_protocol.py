@@ -12,13 +12,20 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gpumond.api.auth import Tokens
-from gpumond.api.guard import Guard, Policy
-from gpumond.api.sending import LARGE_PIECE_BYTES, PIECE_BYTES
-from gpumond.api.unsent import MAX_UNSENT_BYTES_OF_USER
 from gpumond.config.web import Web
-from gpumond.daemon.http_protocol import CONTRACT, MAX_HEAD_BYTES, MAX_PIPELINED, HttpProtocol, check_contract
-from gpumond.daemon.server import _Server
+from gpumond.serve.auth import Tokens
+from gpumond.serve.guard import Guard, Policy
+from gpumond.serve.http import (
+    CONTRACT,
+    LARGE_PIECE_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    MAX_UNSENT_BYTES_OF_USER,
+    PIECE_BYTES,
+    HttpProtocol,
+    check_contract,
+)
+from gpumond.serve.server import _Server
 from tests.running import RunningDaemon, until
 from tests.serving import connect, exchange, rejected, start_daemon, statuses
 

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpumond.daemon.leak_inquiry import LeakInquiry
-from gpumond.engine.attribution import attribute
-from gpumond.host.peer_credentials import Identity
-from gpumond.model.cooperative import Steps
-from gpumond.model.frame import Frame, Verdict
-from gpumond.model.snapshot import AgentReport
-from gpumond.protocol.messages import AgentRequest, AgentResponse
+from gpumond.facts.cooperative import Steps
+from gpumond.facts.frame import Frame, Verdict
+from gpumond.facts.messages import AgentRequest, AgentResponse
+from gpumond.facts.snapshot import AgentReport
+from gpumond.features.instruments.inquiry import LeakInquiry
+from gpumond.host.peer import Identity
 from gpumond.testing import make_device, make_report, make_snapshot
+from gpumond.tick.ledger import attribute
 
 LEAK = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="it grows")
 

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.alerting.dispatcher import AlertDispatcher
-from gpumond.config import Settings
-from gpumond.daemon import Daemon
-from gpumond.daemon.edges import Edges
-from gpumond.daemon.server import serve
-from gpumond.flush import FlushRequest
+from gpumond.config.settings import Settings
+from gpumond.daemon.daemon import Daemon
+from gpumond.daemon.kernel import Edges
+from gpumond.facts.cooperative import Steps
+from gpumond.facts.frame import Alert
+from gpumond.facts.messages import FlushCommand, FlushResult
+from gpumond.facts.snapshot import AgentReport
+from gpumond.features.alerts.dispatcher import AlertDispatcher
+from gpumond.features.flush.flusher import FlushRequest
+from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.event_loop import background
-from gpumond.host.peer_credentials import Identity
+from gpumond.host.peer import Identity
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model.cooperative import Steps
-from gpumond.model.frame import Alert
-from gpumond.model.snapshot import AgentReport
-from gpumond.protocol.messages import FlushCommand, FlushResult
-from gpumond.rules.config import RuleConfig
-from gpumond.store import Store
+from gpumond.serve.server import serve
+from gpumond.store.store import Store
 from gpumond.testing import GIB, make_pool, make_report
 from tests.soak.daemon_parts import SimulatedAgents, SimulatedCollector
 from tests.soak.world import World

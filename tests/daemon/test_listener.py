@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.daemon.listener import HttpListener, HttpPeer, first_to_close
-from gpumond.host.fd_limits import OTHERS, http_connections
-from gpumond.host.peer_credentials import listener_uid, loopback_uid
+from gpumond.host.machine import OTHERS, http_connections
+from gpumond.host.peer import listener_uid, loopback_uid
+from gpumond.serve.listener import HttpListener, HttpPeer, first_to_close
 
 
 def make_peer(stage: str, since: float, begun: bool = False) -> HttpPeer:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.model.pools import PoolUsage
-from gpumond.protocol.messages import to_json
+from gpumond.facts.messages import to_json
+from gpumond.facts.pools import PoolUsage
 from gpumond.testing import make_pool
 from tests.agent.daemon import environment, host
 from tests.fakenvml import GIB, MIB, Device, FakeDriver, Process

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.model.process import MAX_PID
-from gpumond.model.remedies import CONDITIONS
-from gpumond.protocol.messages import Hello, Report, encode
+from gpumond.facts.messages import Hello, Report, encode
+from gpumond.facts.process import MAX_PID
+from gpumond.facts.remedies import CONDITIONS
 from gpumond.testing import make_pool
 from tests.agent.daemon import environment
 from tests.fakenvml import GIB, MIB, Device, FakeDriver

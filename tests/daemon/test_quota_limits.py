@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from gpumond.api.examples import REPORT, SNAPSHOT
-from gpumond.daemon.quota_limits import PROGRAMS_AT_ONCE, SENT_PER_HOUR, QuotaLimits
-from gpumond.engine.quotas import RETRY_SECONDS, DueLimit
-from gpumond.errors import StoreUnavailable
-from gpumond.model.program import AppliedLimit
-from gpumond.model.quota import EffectiveQuota
-from gpumond.model.snapshot import AgentReport, ProcessQuota, Snapshot
-from gpumond.protocol.messages import AgentResponse
-from tests.agents.harness import in_event_loop
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.facts.messages import AgentResponse
+from gpumond.facts.program import AppliedLimit
+from gpumond.facts.quota import EffectiveQuota
+from gpumond.facts.snapshot import AgentReport, ProcessQuota, Snapshot
+from gpumond.features.quotas.limits import PROGRAMS_AT_ONCE, SENT_PER_HOUR, QuotaLimits
+from gpumond.features.quotas.quotas import RETRY_SECONDS, DueLimit
+from gpumond.serve.examples import REPORT, SNAPSHOT
+from tests.programs.harness import in_event_loop
 
 QUOTA = EffectiveQuota(limit_bytes=40, limit_quota="team")
 

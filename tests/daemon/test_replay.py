@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config import Settings
-from gpumond.daemon import make_daemon
-from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.engine import EngineState, advance
-from gpumond.history import Point
-from gpumond.loadgen import plan
-from gpumond.model.frame import Frame, Verdict
-from gpumond.model.snapshot import Snapshot
-from gpumond.protocol.messages import from_json, to_json
+from gpumond.config.settings import Settings
+from gpumond.daemon.daemon import make_daemon
+from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.facts.frame import Frame, Verdict
+from gpumond.facts.messages import from_json, to_json
+from gpumond.facts.snapshot import Snapshot
+from gpumond.features.loadgen import plan
 from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
+from gpumond.tick.history import Point
+from gpumond.tick.observe import EngineState, advance
 from tests.simulator.snapshots import snapshots
 
 PACE = 60.0

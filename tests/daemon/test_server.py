@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.faults import descriptors, descriptors_at_the_limit, slow_connections
-from gpumond.daemon.http_protocol import MAX_HEAD_BYTES
+from gpumond.serve.http import MAX_HEAD_BYTES
 from tests.running import START_SECONDS, RunningDaemon, until
 from tests.serving import connect, exchange, rejected, start_daemon, statuses
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.store import verify_audit
-from tests.alerting.listener import Listener
+from gpumond.store.store import verify_audit
+from tests.alerts.listener import Listener
 from tests.fakenvml import FakeDriver, machine
 from tests.running import RunningDaemon, until
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpumond.daemon.agent_commands import AT_ONCE, MAX_FILE_BYTES, AgentCommands, PartMissing, SnapshotFile
-from gpumond.host.peer_credentials import Identity
-from gpumond.model.cooperative import Steps
-from gpumond.model.snapshot import AgentReport
-from gpumond.protocol.messages import AgentRequest, AgentResponse
+from gpumond.facts.cooperative import Steps
+from gpumond.facts.messages import AgentRequest, AgentResponse
+from gpumond.facts.snapshot import AgentReport
+from gpumond.host.peer import Identity
+from gpumond.programs.commands import AT_ONCE, MAX_FILE_BYTES, AgentCommands, PartMissing, SnapshotFile
 from gpumond.testing import make_report
 
 CONTENT = os.urandom(1000) * 50

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
-from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.model.frame import Verdict
-from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import DeviceReading, ProcessUsage, Snapshot
+from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.facts.frame import Verdict
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 MIB = 1 << 20

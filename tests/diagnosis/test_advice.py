@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpumond.diagnosis.advice import ADVICE, Case, advice, sentence, torch_setting
-from gpumond.model.program import LiveClasses, Oom, OomPool
-from gpumond.model.snapshot import AgentReport
+from gpumond.facts.program import LiveClasses, Oom, OomPool
+from gpumond.facts.snapshot import AgentReport
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 
 UUID = "GPU-a"

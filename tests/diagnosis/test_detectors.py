@@ -6,10 +6,10 @@ from math import exp
 
 import pytest
 
-from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.model.frame import Verdict
-from gpumond.model.program import Ending, Program
-from gpumond.model.snapshot import ProcessUsage, ProgramEnd, Snapshot, XidErrors
+from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.facts.frame import Verdict
+from gpumond.facts.program import Ending, Program
+from gpumond.facts.snapshot import ProcessUsage, ProgramEnd, Snapshot, XidErrors
 from gpumond.testing import make_pool, make_process, make_report
 from tests.diagnosis.curves import (
     GIB,

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from gpumond.model.program import StepUsage
-from gpumond.model.snapshot import Snapshot
+from gpumond.facts.program import StepUsage
+from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import make_pool, make_process, make_report
 from tests.diagnosis.curves import (
     GIB,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpumond.model.frame import Verdict
-from gpumond.model.snapshot import Snapshot
+from gpumond.facts.frame import Verdict
+from gpumond.facts.snapshot import Snapshot
 from tests.diagnosis.curves import GIB, MIB, by_agent, by_process, last, leaking, steps_of
 
 LIVE = leaking(300 * MIB, onset=12)

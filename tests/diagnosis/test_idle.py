@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpumond.diagnosis.idle import idle_seconds
-from gpumond.engine import observe
-from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import DeviceReading, Reading, Snapshot, SourceState
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import DeviceReading, Reading, Snapshot, SourceState
 from gpumond.testing import GIB, make_device, make_process
+from gpumond.tick.observe import observe
 
 UP = SourceState(name="nvml", up=True, responsive=True)
 

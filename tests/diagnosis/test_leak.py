@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpumond.model.units import duration
+from gpumond.facts.units import duration
 from tests.diagnosis.curves import (
     GIB,
     HOUR,

@@ -7,20 +7,9 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis.leak_fit import _interval
-from gpumond.model.frame import Fit
-from tests.diagnosis.curves import (
-    GIB,
-    MIB,
-    MINUTE,
-    SIZE,
-    by_process,
-    each_onset,
-    first,
-    leaking,
-    noisy,
-    steps_of,
-)
+from gpumond.diagnosis.leak import _interval
+from gpumond.facts.frame import Fit
+from tests.diagnosis.curves import GIB, MIB, MINUTE, SIZE, by_process, each_onset, first, leaking, noisy, steps_of
 
 EPOCH = 1e9
 

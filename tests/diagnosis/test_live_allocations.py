@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpumond.diagnosis.live_allocations import LiveAllocations
-from gpumond.model.frame import Verdict
-from gpumond.model.snapshot import Snapshot
+from gpumond.diagnosis.detectors import LiveAllocations
+from gpumond.facts.frame import Verdict
+from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import make_pool, make_process, make_report
 from tests.diagnosis.curves import GIB, MIB, MINUTE, at_moment, last, leaking, of_device, onsets, steps_of
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpumond.model.verdicts import PROBLEMS
+from gpumond.facts.verdicts import PROBLEMS
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings"
 MAX_BYTES = 1 << 20

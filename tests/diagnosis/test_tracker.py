@@ -9,9 +9,9 @@ from itertools import chain
 
 import pytest
 
-from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.model.frame import Verdict
-from gpumond.model.snapshot import Snapshot
+from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.facts.frame import Verdict
+from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import make_fault, make_pool, make_process, make_report
 from tests.diagnosis.curves import (
     GIB,

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpumond.engines.poller import Engines
-from gpumond.engines.spec import Declaration
-from gpumond.flush import Flusher, FlushRequest, Target
-from gpumond.flush.engine_step import Timing
-from gpumond.host.peer_credentials import Identity
-from gpumond.model.cooperative import Steps
-from gpumond.model.pools import Receipt
-from gpumond.model.snapshot import AgentReport, Reading
-from gpumond.protocol.messages import FlushCommand, FlushResult
+from gpumond.facts.cooperative import Steps
+from gpumond.facts.messages import FlushCommand, FlushResult
+from gpumond.facts.pools import Receipt
+from gpumond.facts.snapshot import AgentReport, Reading
+from gpumond.features.engines.flush_step import Timing
+from gpumond.features.engines.poller import Engines
+from gpumond.features.engines.spec import Declaration
+from gpumond.features.flush.flusher import Flusher, FlushRequest, Target
+from gpumond.host.peer import Identity
 from gpumond.sim.device import SimDevice
 from tests.engines.running import reading
 

@@ -14,10 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gpumond.config.engines import EngineConfig
-from gpumond.engines.spec import Declaration
-from gpumond.model.process import ProcessKey
-from gpumond.model.snapshot import Reading
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import Reading
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Declaration
 from gpumond.sim.device import SimDevice, Spec, create
 from gpumond.testing import GIB
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from gpumond.config.engines import EngineConfig
-from gpumond.engines.connection import MAX_ANSWER_BYTES, send
-from gpumond.engines.spec import Answer, get, post
-from gpumond.errors import EngineError
+from gpumond.facts.errors import EngineError
+from gpumond.features.engines.connection import MAX_ANSWER_BYTES, send
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Answer, get, post
 from tests import certificates
 from tests.engines.running import answering
 

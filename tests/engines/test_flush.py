@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gpumond.engines import KINDS
-from gpumond.engines.spec import Declaration
-from gpumond.errors import NoSuchTarget
-from gpumond.flush import FlushRequest, Target
-from gpumond.flush.engine_step import EngineFlusher, EngineRequest, Timing
-from gpumond.model.pools import Expected
+from gpumond.facts.errors import NoSuchTarget
+from gpumond.facts.pools import Expected
+from gpumond.features.engines.flush_step import EngineFlusher, EngineRequest, Timing
+from gpumond.features.engines.kinds import KINDS
+from gpumond.features.engines.spec import Declaration
+from gpumond.features.flush.flusher import FlushRequest, Target
 from gpumond.testing import GIB
 from tests.engines.flushing import FAST, World, flush
 from tests.engines.running import StandIn, device, standin, used_bytes
@@ -363,7 +363,7 @@ def test_host_memory_must_fit(tmp_path: Path):
                 (tmp_path / "proc").mkdir()
                 (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 1048576 kB\n")
 
-        from gpumond.engines.host_memory import available_bytes
+        from gpumond.features.engines.ownership import available_bytes
 
         world = Full()
         available = available_bytes([], str(tmp_path / "proc"))

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.engines.ownership import owned
-from gpumond.engines.poller import Engines
-from gpumond.engines.spec import Address
+from gpumond.features.engines.ownership import owned
+from gpumond.features.engines.poller import Engines
+from gpumond.features.engines.spec import Address
 from tests.engines.running import candidates, device, standin
 from tests.isolation.users import ATTACKER
 

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from gpumond.engines.ownership import WITH_PTRACE
+from gpumond.features.engines.ownership import WITH_PTRACE
 from tests.isolation.users import VICTIM, obstacle, python, python_path
 
 PROGRAM = """

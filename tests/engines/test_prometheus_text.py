@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpumond.config.engines import EngineConfig
-from gpumond.engines import vllm
-from gpumond.engines.connection import MAX_ANSWER_BYTES, carry_out
-from gpumond.engines.prometheus_text import MAX_LINES, Metrics
-from gpumond.engines.spec import Dialogue, get
-from gpumond.errors import EngineError
+from gpumond.facts.errors import EngineError
+from gpumond.features.engines.connection import MAX_ANSWER_BYTES, carry_out
+from gpumond.features.engines.kinds import vllm
+from gpumond.features.engines.prometheus_text import MAX_LINES, Metrics
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Dialogue, get
 from tests.engines.running import answering
 
 NAME = b"vllm:num_requests_running"

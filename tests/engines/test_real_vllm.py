@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.config.engines import EngineConfig
-from gpumond.engines.spec import Declaration
-from gpumond.model.pools import Receipt
+from gpumond.facts.pools import Receipt
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Declaration
 from gpumond.sim.device import SimDevice
 from gpumond.testing import GIB
 from tests.engines.flushing import World

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.flush import engine_checks as checks
-from gpumond.model.pools import Receipt
+from gpumond.facts.pools import Receipt
+from gpumond.features.engines import checks as checks
 from gpumond.testing import GIB
 from tests.engines.flushing import World
 from tests.engines.running import StandIn, device, standin, used_bytes

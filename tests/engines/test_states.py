@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gpumond.config.engines import EngineConfig
-from gpumond.engines import KINDS
-from gpumond.engines.poller import MAX_MODELS, Engines, idle_seconds, quiet_seconds
-from gpumond.engines.spec import Declaration, get
-from gpumond.errors import EngineError, EngineTimeout
-from gpumond.model.engines import EngineModel, EngineReading, EngineState
+from gpumond.facts.engines import EngineModel, EngineReading, EngineState
+from gpumond.facts.errors import EngineError, EngineTimeout
+from gpumond.features.engines.kinds import KINDS
+from gpumond.features.engines.poller import MAX_MODELS, Engines, idle_seconds, quiet_seconds
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Declaration, get
 from gpumond.testing import GIB
 from tests.engines.running import StandIn, answering, candidates, device, standin
 from tests.engines.standin import KINDS as STANDINS
@@ -284,7 +284,7 @@ def test_hanging_read_ends_at_its_deadline(tmp_path: Path):
         engines = Engines()
         declaration = engine.declaration()
         engines.configure([declaration])
-        from gpumond.engines import ollama
+        from gpumond.features.engines.kinds import ollama
 
         with pytest.raises(EngineTimeout, match="GET /api/ps"):
             asyncio.run(engines.carry_out("e", ollama.read(declaration), 0.1))

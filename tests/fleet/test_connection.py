@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpumond.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.fleet import Machine, machine
-from gpumond.fleet.connection import Access, Client, run_each
-from gpumond.fleet.credentials import CredentialFiles, access
-from gpumond.fleet.http import may_receive_token
-from gpumond.fleet.prometheus import Prometheus
+from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
+from gpumond.features.fleet.connection import Access, Client, CredentialFiles, access, may_receive_token, run_each
+from gpumond.features.fleet.machines import Machine, machine
+from gpumond.features.fleet.prometheus import Prometheus
 from tests import certificates
 from tests.fleet.stubs import fleet, stub
 from tests.running import free_port

@@ -10,9 +10,8 @@ from urllib.parse import parse_qs
 import pytest
 import yaml
 
-from gpumond.errors import ConfigError, DiscoveryError
-from gpumond.fleet import Machine, machine
-from gpumond.fleet.discovery import (
+from gpumond.facts.errors import ConfigError, DiscoveryError
+from gpumond.features.fleet.discovery import (
     DAEMONS,
     from_file,
     from_groups,
@@ -21,6 +20,7 @@ from gpumond.fleet.discovery import (
     from_slices,
     to_groups,
 )
+from gpumond.features.fleet.machines import Machine, machine
 from tests.fleet.stubs import fleet, stub
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus/gpumond.rules.yaml"

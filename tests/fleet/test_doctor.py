@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gpumond.fleet import Machine, machine
-from gpumond.fleet.connection import Access, Client
-from gpumond.fleet.doctor import FleetFinding, by_subject, examine
-from gpumond.model.remedies import remedy
-from gpumond.model.whole_frame import StatedCondition, StatedFault
+from gpumond.facts.remedies import remedy
+from gpumond.facts.whole_frame import StatedCondition, StatedFault
+from gpumond.features.fleet.connection import Access, Client
+from gpumond.features.fleet.doctor import FleetFinding, by_subject, examine
+from gpumond.features.fleet.machines import Machine, machine
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from gpumond.top.frame import MALFORMED
+from gpumond.view.frame import MALFORMED
 from tests.fleet.stubs import fleet, stub, write_targets
 from tests.running import free_port
 from tests.top.frames import make_frame

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpumond.fleet import Machine, machine
-from gpumond.fleet.connection import Access, Client
-from gpumond.fleet.flush import FlushOptions, carry_out, plan
-from gpumond.fleet.selection import Criteria, PlannedFlush
-from gpumond.fleet.waves import ProcessResult
-from gpumond.model.engines import EngineProcess, EngineReading
+from gpumond.facts.engines import EngineProcess, EngineReading
+from gpumond.features.fleet.connection import Access, Client
+from gpumond.features.fleet.flush import FlushOptions, ProcessResult, carry_out, plan
+from gpumond.features.fleet.machines import Machine, machine
+from gpumond.features.fleet.selection import Criteria, PlannedFlush
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from tests.fleet.stubs import Answer, fleet, receipt, stub, write_targets
 from tests.top.frames import make_frame

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.errors import DiscoveryError
-from gpumond.fleet import Machine, Machines, machine
+from gpumond.facts.errors import DiscoveryError
+from gpumond.features.fleet.machines import Machine, Machines, machine
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.errors import ConfigError
-from gpumond.fleet.prometheus import Sample
-from gpumond.fleet.query import LOOKBACK_SECONDS, Named, data_seconds, named
+from gpumond.facts.errors import ConfigError
+from gpumond.features.fleet.prometheus import LOOKBACK_SECONDS, Named, Sample, data_seconds, named
 
 
 @pytest.mark.parametrize(

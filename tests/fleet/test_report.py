@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpumond.fleet.prometheus import Sample
-from gpumond.fleet.report import LEVELS, MEASURES, Price, expression, usages
+from gpumond.features.fleet.prometheus import Sample
+from gpumond.features.fleet.report import LEVELS, MEASURES, Price, expression, usages
 from tests.cli.test_html_report import checked
 from tests.fleet.stubs import fleet, prometheus_stub
 

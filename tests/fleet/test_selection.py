@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.errors import DaemonError
-from gpumond.fleet import Machine
-from gpumond.fleet.query import Named
-from gpumond.fleet.selection import Criteria, PlannedFlush, select
-from gpumond.fleet.status import of_frame
-from gpumond.model.engines import EngineProcess, EngineReading
-from gpumond.model.process import TICKS_PER_SECOND
+from gpumond.facts.engines import EngineProcess, EngineReading
+from gpumond.facts.errors import DaemonError
+from gpumond.facts.process import TICKS_PER_SECOND
+from gpumond.features.fleet.machines import Machine
+from gpumond.features.fleet.prometheus import Named
+from gpumond.features.fleet.selection import Criteria, PlannedFlush, select
+from gpumond.features.fleet.status import of_frame
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from tests.top.frames import make_frame
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gpumond.errors import DaemonError
-from gpumond.fleet import Machine
-from gpumond.fleet.selection import PlannedFlush
-from gpumond.fleet.waves import result_of, waves
-from gpumond.top.frame import receipts_of
+from gpumond.facts.errors import DaemonError
+from gpumond.features.fleet.flush import result_of, waves
+from gpumond.features.fleet.machines import Machine
+from gpumond.features.fleet.selection import PlannedFlush
+from gpumond.view.frame import receipts_of
 from tests.fleet.stubs import receipt
 
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.api.examples import DEVICE, GIB, REPORT, SNAPSHOT
-from gpumond.engine.rooms import Lending
-from gpumond.errors import CoolingDown, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
-from gpumond.flush import FlushOutcome, FlushRequest
-from gpumond.flush.admissions import (
+from gpumond.facts.errors import CoolingDown, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
+from gpumond.facts.persisted import KeptAdmission
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import Snapshot
+from gpumond.features.flush.flusher import FlushOutcome, FlushRequest
+from gpumond.features.quotas.admissions import (
     GRANT_SECONDS,
     HOLD_SECONDS,
     IN_TOTAL,
@@ -23,10 +24,9 @@ from gpumond.flush.admissions import (
     Admission,
     Admissions,
 )
-from gpumond.model.persisted import KeptAdmission
-from gpumond.model.process import ProcessKey
-from gpumond.model.snapshot import Snapshot
-from tests.agents.harness import in_event_loop
+from gpumond.features.quotas.queue import Lending
+from gpumond.serve.examples import DEVICE, GIB, REPORT, SNAPSHOT
+from tests.programs.harness import in_event_loop
 
 RESEARCH = 1000
 

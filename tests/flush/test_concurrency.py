@@ -6,13 +6,12 @@ import asyncio
 
 import pytest
 
-from gpumond.errors import AlreadyUnderWay, CoolingDown
-from gpumond.flush import Flusher, FlushOutcome, FlushRequest, Target
-from gpumond.flush.locks import Locks
-from gpumond.host.peer_credentials import Identity
-from gpumond.model.pools import Outcome
-from gpumond.model.snapshot import AgentReport
-from gpumond.protocol.messages import FlushCommand, FlushResult
+from gpumond.facts.errors import AlreadyUnderWay, CoolingDown
+from gpumond.facts.messages import FlushCommand, FlushResult
+from gpumond.facts.pools import Outcome
+from gpumond.facts.snapshot import AgentReport
+from gpumond.features.flush.flusher import Flusher, FlushOutcome, FlushRequest, Locks, Target
+from gpumond.host.peer import Identity
 from tests import virtual_time
 from tests.flush.test_flush import ScriptedPrograms, release_all, train
 

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from gpumond.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
-from gpumond.flush import Flusher, FlushOutcome, FlushRequest, Target
-from gpumond.flush.locks import identity_of
-from gpumond.host.peer_credentials import Identity
-from gpumond.model.cooperative import Steps
-from gpumond.model.pools import Expected, Outcome, StepResult
-from gpumond.model.program import Program
-from gpumond.model.remedies import CONDITIONS
-from gpumond.model.snapshot import AgentReport, Reading
-from gpumond.protocol.messages import FlushCommand, FlushResult, PoolChange
+from gpumond.facts.cooperative import Steps
+from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
+from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
+from gpumond.facts.pools import Expected, Outcome, StepResult
+from gpumond.facts.program import Program
+from gpumond.facts.remedies import CONDITIONS
+from gpumond.facts.snapshot import AgentReport, Reading
+from gpumond.features.flush.flusher import Flusher, FlushOutcome, FlushRequest, Target, identity_of
+from gpumond.host.peer import Identity
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 
 Response = Callable[["ScriptedPrograms", Identity, FlushCommand], FlushResult | None]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpumond.host.peer_credentials import Identity
-from gpumond.model.pools import StepResult
-from gpumond.protocol.messages import FlushCommand, FlushResult
+from gpumond.facts.messages import FlushCommand, FlushResult
+from gpumond.facts.pools import StepResult
+from gpumond.host.peer import Identity
 from gpumond.testing import GIB, make_report
 from tests.flush.test_flush import ScriptedPrograms
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from gpumond.errors import SourceUnavailable
-from gpumond.model.snapshot import DeviceReading
-from gpumond.sources.nvml import NvmlSource
+from gpumond.devices.nvml.source import NvmlSource
+from gpumond.facts.errors import SourceUnavailable
+from gpumond.facts.snapshot import DeviceReading
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from gpumond.facts.cooperative import Steps, run_to_end
 from gpumond.host.event_loop import SLICE_SECONDS, in_slices
-from gpumond.model.cooperative import Steps, run_to_end
 from tests import virtual_time
 
 

@@ -14,16 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.host.peer_credentials import (
-    CREDENTIALS_SPACE,
-    Identity,
-    identify,
-    peer_pidfd,
-    sender_pid,
-)
-from gpumond.host.processes import in_private_pid_namespace, start_ticks
-from gpumond.model.process import MAX_PID
-from gpumond.sources.process.procfs import ProcessTable
+from gpumond.devices.process.procfs import ProcessTable
+from gpumond.facts.process import MAX_PID
+from gpumond.host.machine import in_private_pid_namespace, start_ticks
+from gpumond.host.peer import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, sender_pid
 
 TRIALS = 10_000
 PLAIN, DROPPED, SETUID, PASSED, DROPPED_LATER, NAMESPACE, PID_RETURNS = range(7)
@@ -109,7 +103,7 @@ def test_peer_of_another_pid_namespace_is_identified_by_its_connection_and_its_u
     if subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("no new PID namespace may be made here")
     program = (
-        "import socket, sys; from gpumond.host.peer_credentials import identify, peer_pidfd\n"
+        "import socket, sys; from gpumond.host.peer import identify, peer_pidfd\n"
         "with socket.socket(socket.AF_UNIX) as listening_socket:\n"
         "    listening_socket.bind(sys.argv[1]); listening_socket.listen(); print('open', flush=True)\n"
         "    for _ in range(2):\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY, runtime_directories
-from gpumond.errors import ConfigError
+from gpumond.facts.errors import ConfigError
 from gpumond.host.runtime_directory import bind_agent_socket, bind_api_socket
 from tests.running import RunningDaemon, until
 

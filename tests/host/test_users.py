@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.host.users import SubordinateUids
+from gpumond.host.peer import SubordinateUids
 
 PASSWD = "root:x:0:0::/:/bin/sh\nkubelet:x:998:998::/:\nalice:x:1000:1000::/:/bin/sh\n"
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpumond.cli.table import size
-from gpumond.model.units import human
-from gpumond.model.verdicts import SHAPES
+from gpumond.facts.units import human
+from gpumond.facts.verdicts import SHAPES
+from gpumond.view.text import size
 from tests.integration.browser import LIVE, PageSession, show_frame
 from tests.running import RunningDaemon, Series, series_of
 from tests.top.frames import FakeDaemon, fake_daemon

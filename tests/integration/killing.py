@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpumond.store import verify_audit
-from tests.alerting.listener import Listener
+from gpumond.store.store import verify_audit
+from tests.alerts.listener import Listener
 from tests.fakenvml import FakeDriver, machine
 from tests.running import RunningDaemon, until
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.alerting.listener import Listener
+from tests.alerts.listener import Listener
 from tests.fakenvml import FakeDriver, machine
 from tests.running import RunningDaemon, free_port, until
 

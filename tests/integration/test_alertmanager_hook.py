@@ -11,7 +11,7 @@ import pytest
 
 from tests.agent.daemon import environment, host
 from tests.agent.test_program_report import program, run_in_program
-from tests.alerting.listener import Listener
+from tests.alerts.listener import Listener
 from tests.integration.test_alertmanager import BINARY, Alertmanager
 from tests.running import RunningDaemon, until
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.config import Settings
 from gpumond.config.loading import load
+from gpumond.config.settings import Settings
 from gpumond.config.tokens import check_subjects, parse_tokens
 from tests import certificates
 from tests.integration.chart import CASES, REASON, REFUSED, USERS, built, objects, only, rendered, valid

@@ -10,20 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpumond.api.examples import RECEIPT
-from gpumond.api.flushes import ANSWER, EXAMPLE
-from gpumond.cli.table import size
-from gpumond.model.units import human
+from gpumond.facts.units import human
+from gpumond.features.flush.routes import ANSWER, EXAMPLE
+from gpumond.serve.examples import RECEIPT
 from gpumond.testing import GIB
-from tests.integration.browser import (
-    LIVE,
-    PROGRAMS,
-    PageSession,
-    needs_chromium,
-    open_page,
-    show_frame,
-    sign_in,
-)
+from gpumond.view.text import size
+from tests.integration.browser import LIVE, PROGRAMS, PageSession, needs_chromium, open_page, show_frame, sign_in
 from tests.integration.faces import command, consistent_frame, disagreements, of_command, serving_frame
 from tests.running import RunningDaemon, until
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.api.examples import VERDICT
-from gpumond.model.frame import Verdict
+from gpumond.facts.frame import Verdict
+from gpumond.serve.examples import VERDICT
 from tests.integration.browser import PageSession, needs_chromium, open_page
 from tests.running import RunningDaemon, until
 

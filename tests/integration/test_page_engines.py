@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.api.examples import ENGINE
-from gpumond.model.engines import EngineReading
+from gpumond.facts.engines import EngineReading
+from gpumond.serve.examples import ENGINE
 from gpumond.testing import GIB
 from tests.integration.browser import PHONE, PROGRAMS, needs_chromium, open_page
 from tests.running import RunningDaemon

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpumond.model.units import human
+from gpumond.facts.units import human
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from tests.integration.browser import CHECK, PHONE, PageSession, axe, needs_chromium, open_page, show_frame
 from tests.running import RunningDaemon

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpumond.model.units import human
+from gpumond.facts.units import human
 from gpumond.testing import GIB
 from tests.fakenvml import FakeDriver, Process, machine
 from tests.integration.browser import Serve, needs_chromium, open_page

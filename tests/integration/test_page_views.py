@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpumond.model.units import human
+from gpumond.facts.units import human
 from tests.integration.browser import (
     PHONE,
     PROGRAMS,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpumond.api.agents import WHY, WHY_EXAMPLE
+from gpumond.features.instruments.routes import WHY, WHY_EXAMPLE
 from tests.integration.browser import CHECK, PHONE, PROGRAMS, axe, needs_chromium, open_page, sign_in
 from tests.running import RunningDaemon, until
 

@@ -19,9 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpumond.errors import ProtocolError
-from gpumond.model.pools import Expected, PoolUsage, Reclaimable
-from gpumond.protocol.messages import (
+from gpumond.facts.errors import ProtocolError
+from gpumond.facts.messages import (
     MAX_MESSAGE_BYTES,
     MAX_TEXT,
     FlushCommand,
@@ -32,6 +31,7 @@ from gpumond.protocol.messages import (
     decode,
     encode,
 )
+from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
 
 GIB = 1 << 30
 LARGE = 60 * GIB

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from gpumond.protocol.messages import Bye, Hello, Report, encode
+from gpumond.facts.messages import Bye, Hello, Report, encode
 
 SECONDS = 10.0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.flush.admissions import PER_OWNER
+from gpumond.features.quotas.admissions import PER_OWNER
 from tests.isolation.machine import GIB, Machine
 from tests.isolation.users import ATTACKER, VICTIM
 from tests.running import until

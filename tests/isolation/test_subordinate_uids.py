@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.flush.admissions import PER_OWNER
-from gpumond.protocol.messages import Hello, encode
+from gpumond.facts.messages import Hello, encode
+from gpumond.features.quotas.admissions import PER_OWNER
 from tests.isolation.machine import GIB, Machine
 from tests.isolation.test_agent_socket import delays
 from tests.isolation.users import ATTACKER

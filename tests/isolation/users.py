@@ -62,8 +62,8 @@ def obstacle() -> str:
     """Return the reason why this machine cannot run processes of other users, or an empty string."""
     if os.geteuid() != 0:
         return "needs root, to run programs of several users"
-    agent = "gpumond.protocol.messages"
-    for uid, module in ((SERVICE, "gpumond.daemon.server"), (ATTACKER, agent), (VICTIM, agent)):
+    agent = "gpumond.facts.messages"
+    for uid, module in ((SERVICE, "gpumond.serve.server"), (ATTACKER, agent), (VICTIM, agent)):
         try:
             command = [*as_user(uid), python(), "-c", f"import {module}"]
             done = subprocess.run(

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from gpumond.errors import ConfigError
-from gpumond.loadgen import SCENARIOS, Plan, Truth, plan
-from gpumond.loadgen.script import CONTEXT_BYTES, ScriptStep
-from gpumond.model.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
+from gpumond.features.loadgen import SCENARIOS, Plan, Truth, plan
+from gpumond.features.loadgen.script import CONTEXT_BYTES, ScriptStep
 
 LEAKS = [name for name, scenario in SCENARIOS.items() if scenario.verdict == "leak"]
 INJECTED = [name for name, scenario in SCENARIOS.items() if scenario.verdict and name != "stress"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.loadgen.report import regressions
-from gpumond.model.units import GIB
+from gpumond.facts.units import GIB
+from gpumond.features.loadgen.report import regressions
 from gpumond.sim.device import SimDevice, Spec, create
 from tests.loadgen.test_load import CONTEXT, SIZE, load
 

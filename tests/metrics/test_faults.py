@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpumond.facts.snapshot import Fault
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model.snapshot import Fault
 from gpumond.testing import make_fault
 
 

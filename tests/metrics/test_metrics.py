@@ -12,17 +12,17 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpumond import __version__, revision
-from gpumond.api.examples import RECEIPT, REPORT, SNAPSHOT
-from gpumond.engine import EngineState, advance, observe
-from gpumond.metrics import ROWS_AT_ONCE, Exposition, Form, Group
+from gpumond.facts.frame import Frame, Ledger, Verdict
+from gpumond.facts.pools import Receipt
+from gpumond.facts.program import PoolLimit
+from gpumond.facts.snapshot import Fault, Reading, SourceState
+from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
+from gpumond.metrics.exposition import ROWS_AT_ONCE, Exposition, Form, Group
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model.frame import Frame, Ledger, Verdict
-from gpumond.model.pools import Receipt
-from gpumond.model.program import PoolLimit
-from gpumond.model.snapshot import Fault, Reading, SourceState
-from gpumond.rules.built_in import BUILT_IN
+from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_quotas, make_report, make_snapshot
+from gpumond.tick.observe import EngineState, advance, observe
 from tools.docs.metrics import document
 
 GOLDEN = Path(__file__).with_name("golden.txt")

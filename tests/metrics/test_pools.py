@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.engine import EngineState, advance
-from gpumond.metrics import Exposition, Form
+from gpumond.facts.pools import Exactness, HostPool, PoolUsage, Reclaimable
+from gpumond.facts.snapshot import AgentReport
+from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model.pools import Exactness, HostPool, PoolUsage, Reclaimable
-from gpumond.model.snapshot import AgentReport
 from gpumond.testing import make_device, make_snapshot
+from gpumond.tick.observe import EngineState, advance
 
 
 def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str, str]:

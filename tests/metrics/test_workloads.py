@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gpumond.api.examples import RECEIPT
+from gpumond.facts.pools import Expected, Held, Receipt
 from gpumond.metrics.telemetry import OUTCOMES, Telemetry, Workloads
-from gpumond.model.pools import Expected, Held, Receipt
+from gpumond.serve.examples import RECEIPT
 from gpumond.testing import GIB
 
 BEFORE, AFTER = Held(9 * GIB, 3 * GIB, 6 * GIB, None), Held(4 * GIB, 3 * GIB, GIB, None)

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.api.examples import SNAPSHOT
-from gpumond.cli import VERBS, load as load_verb
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
-from gpumond.cli.rules import run_file
+from gpumond.cli.main import VERBS
 from gpumond.config.loading import load
 from gpumond.config.schema import SettingsConfig
-from gpumond.engine import EngineState, advance
-from gpumond.metrics import Exposition, Form
+from gpumond.facts.units import seconds
+from gpumond.features.loadgen import command as load_verb
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.command import run_file
+from gpumond.features.rules.evaluation import Rule
+from gpumond.features.rules.settings import RuleConfig, written
+from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model.units import seconds
-from gpumond.rules import Rule
-from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.config import RuleConfig
-from gpumond.rules.written import written
+from gpumond.serve.examples import SNAPSHOT
+from gpumond.tick.observe import EngineState, advance
 from tools.docs.rules import document
 
 ROOT = Path(__file__).parents[2]

@@ -5,18 +5,33 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpumond.agent.adapters.torch_history import MAX_ENTRIES
-from gpumond.agent.administration import MAX_RECORD_SECONDS
-from gpumond.agent.instrument import snapshots
-from gpumond.agent.instrument.oom import MAX_RECORD_BYTES
+from gpumond.agent.allocators.torch.adapter import MAX_ENTRIES
+from gpumond.agent.measure import snapshots
+from gpumond.agent.measure.oom import MAX_RECORD_BYTES
 from gpumond.agent.registry import FLUSHES
-from gpumond.agents.limits import Limits
-from gpumond.alerting import silences
-from gpumond.alerting.expressions import MAX_COMPILED_BYTES, MAX_EXPRESSION
-from gpumond.alerting.hook import REMEMBERED
-from gpumond.alerting.outbox import QUEUE_LIMIT
-from gpumond.api.hooks import MAX_ALERTS, MAX_LABEL, MAX_LABELS
-from gpumond.api.rate_limits import (
+from gpumond.agent.requests import MAX_RECORD_SECONDS
+from gpumond.devices.child.supervisor import DEADLINE_SECONDS
+from gpumond.facts.messages import MAX_MESSAGE_BYTES
+from gpumond.facts.program import OOMS, SCOPES
+from gpumond.features.alerts.hook import REMEMBERED
+from gpumond.features.alerts.hook_routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
+from gpumond.features.alerts.outbox import QUEUE_LIMIT
+from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
+from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
+from gpumond.features.quotas.limits import SENT_PER_HOUR
+from gpumond.features.quotas.registry import MAX_QUOTAS
+from gpumond.features.rules.registry import MAX_RULES
+from gpumond.features.silences import silences
+from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE
+from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION
+from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
+from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
+from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
+from gpumond.metrics.exposition import MAX_SERIES
+from gpumond.metrics.telemetry import MAX_WORKLOADS
+from gpumond.programs.connection import Limits
+from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
+from gpumond.serve.limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
     CONCURRENT_REQUESTS,
@@ -28,29 +43,13 @@ from gpumond.api.rate_limits import (
     SILENCES_PER_MINUTE,
     WAITING,
 )
-from gpumond.api.silences import MAX_MATCHERS, MAX_VALUE
-from gpumond.api.streams import MAX_STREAMS
-from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
-from gpumond.collector.supervisor import DEADLINE_SECONDS
-from gpumond.config.quota_registry import MAX_QUOTAS
-from gpumond.config.rule_registry import MAX_RULES
-from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
-from gpumond.daemon.listener import HEAD_SECONDS
-from gpumond.daemon.quota_limits import SENT_PER_HOUR
-from gpumond.daemon.token_reviews import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
-from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
-from gpumond.flush.admissions import IN_TOTAL, PER_OWNER
-from gpumond.history import MAX_PROCESSES
-from gpumond.host.fd_limits import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
-from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
-from gpumond.metrics import MAX_SERIES
-from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
-from gpumond.metrics.telemetry import MAX_WORKLOADS
-from gpumond.model.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
-from gpumond.model.program import OOMS, SCOPES
-from gpumond.protocol.messages import MAX_MESSAGE_BYTES
+from gpumond.serve.listener import HEAD_SECONDS
+from gpumond.serve.streams import MAX_STREAMS
+from gpumond.serve.token_reviews import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
 from gpumond.store.baseline_table import MAX_BASELINES
 from gpumond.store.retention import Bounds
+from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
+from gpumond.tick.history import MAX_PROCESSES
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.model.process import ProcessKey
-from gpumond.quantities import Unit
-from gpumond.rules import Labels, Subjects
+from gpumond.facts.process import ProcessKey
+from gpumond.features.rules.evaluation import Labels, Subjects
+from gpumond.quantities.table import Unit
 
 
 class Row(NamedTuple):

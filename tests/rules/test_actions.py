@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from gpumond.model.frame import Alert
-from gpumond.model.pools import Expected, Held, Receipt
-from gpumond.model.snapshot import AgentReport
-from gpumond.rules import Action, Rule
-from gpumond.rules.actions import (
+from gpumond.facts.frame import Alert
+from gpumond.facts.pools import Expected, Held, Receipt
+from gpumond.facts.snapshot import AgentReport
+from gpumond.features.rules.actions import (
     ANNOTATION,
     ActionTrack,
     FlushOrder,
@@ -21,6 +20,7 @@ from gpumond.rules.actions import (
     forget,
     remembered,
 )
+from gpumond.features.rules.evaluation import Action, Rule
 from gpumond.testing import GIB, make_pool, make_report
 
 LABELS = (("alertname", "waste"), ("gpu", "0"), ("uuid", "GPU-a"))

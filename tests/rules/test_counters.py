@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpumond.rules.counters import BUCKET_SECONDS, WINDOW_SECONDS, CounterHistory, combined, first
+from gpumond.quantities.window import BUCKET_SECONDS, WINDOW_SECONDS, CounterHistory, combined, first
 
 Observation = tuple[float, float | None]
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpumond.model.engines import EngineProcess, EngineReading
-from gpumond.model.frame import Alert
-from gpumond.model.pools import Receipt
-from gpumond.model.process import ProcessKey
-from gpumond.model.snapshot import AgentReport
-from gpumond.rules import Action, Rule
-from gpumond.rules.actions import conclude, decide
-from gpumond.rules.config import RuleConfig
-from gpumond.rules.written import written
+from gpumond.facts.engines import EngineProcess, EngineReading
+from gpumond.facts.frame import Alert
+from gpumond.facts.pools import Receipt
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import AgentReport
+from gpumond.features.rules.actions import conclude, decide
+from gpumond.features.rules.evaluation import Action, Rule
+from gpumond.features.rules.settings import RuleConfig, written
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 ENGINE = EngineReading(

@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 
-from gpumond.engine.attribution import attribute
-from gpumond.model.engines import EngineReading
-from gpumond.model.pools import HostPool, PoolUsage
-from gpumond.model.process import TICKS_PER_SECOND
-from gpumond.model.program import Program, StepUsage
-from gpumond.model.sensors import THROTTLE_REASONS, Sensors
-from gpumond.model.snapshot import AgentReport, DeviceReading, Excess, ProcessUsage, Snapshot
-from gpumond.quantities import DEVICE_COUNTERS
-from gpumond.rules import Scope
-from gpumond.rules.counters import WINDOW_SECONDS
-from gpumond.rules.schema import UNITS, VALUES
-from gpumond.rules.scopes import RuleContext, subjects
-from gpumond.rules.window import POOL_COUNTERS, PROGRAM_COUNTERS, RuleWindow, remember
+from gpumond.facts.engines import EngineReading
+from gpumond.facts.pools import HostPool, PoolUsage
+from gpumond.facts.process import TICKS_PER_SECOND
+from gpumond.facts.program import Program, StepUsage
+from gpumond.facts.sensors import THROTTLE_REASONS, Sensors
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Excess, ProcessUsage, Snapshot
+from gpumond.features.rules.evaluation import Scope
+from gpumond.features.rules.settings import UNITS, VALUES
+from gpumond.quantities import RuleContext, subjects
+from gpumond.quantities.table import DEVICE_COUNTERS
+from gpumond.quantities.window import POOL_COUNTERS, PROGRAM_COUNTERS, WINDOW_SECONDS, RuleWindow, remember
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.ledger import attribute
 
 NO_NUMBERS = {"compute_mode", "virtualization_mode", "addressing_mode", "numa_node", "throttle_reasons"}
 """Sensors that are names; each throttle reason is a value."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpumond.engine import EngineState, Tick, advance
-from gpumond.model.frame import Alert
-from gpumond.model.sensors import Sensors
-from gpumond.rules import Rule
-from gpumond.rules.built_in import BUILT_IN
+from gpumond.facts.frame import Alert
+from gpumond.facts.sensors import Sensors
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.evaluation import Rule
 from gpumond.testing import make_device, make_snapshot
+from gpumond.tick.observe import EngineState, Tick, advance
 
 RULES = {rule.name: rule for rule in BUILT_IN}
 HEALTHY = Sensors(

@@ -13,7 +13,7 @@ import pytest
 
 from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
-from tests.alerting.listener import Listener
+from tests.alerts.listener import Listener
 from tests.running import RunningDaemon, until
 
 Serve = Callable[..., RunningDaemon]

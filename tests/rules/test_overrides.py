@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.rules import Rule
-from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.config import OverrideConfig, RuleConfig
-from gpumond.rules.overrides import overridden, own_fields
-from gpumond.rules.written import written
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.evaluation import Rule
+from gpumond.features.rules.registry import overridden, own_fields
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)

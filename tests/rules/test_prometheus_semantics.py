@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from gpumond.rules import Activities, Hidden, Rule, step
+from gpumond.features.rules.evaluation import Activities, Hidden, Rule, step
 from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, random_series
 from tests.rules.rows import Row, of
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.engine import EngineState, advance
-from gpumond.model.program import PoolLimit
-from gpumond.model.quota import EffectiveQuota
-from gpumond.model.snapshot import ProcessQuota, Snapshot
-from gpumond.rules import Rule
-from gpumond.rules.built_in import BUILT_IN
+from gpumond.facts.program import PoolLimit
+from gpumond.facts.quota import EffectiveQuota
+from gpumond.facts.snapshot import ProcessQuota, Snapshot
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.evaluation import Rule
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.observe import EngineState, advance
 
 EXCEEDED = next(rule for rule in BUILT_IN if rule.name == "quota-exceeded")
 UNAVAILABLE = next(rule for rule in BUILT_IN if rule.name == "reserve-unavailable")

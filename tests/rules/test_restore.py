@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gpumond.engine import EngineState, Tick, advance, evaluate
-from gpumond.model.frame import Verdict
-from gpumond.model.persisted import Heartbeat
-from gpumond.model.snapshot import DeviceReading, Snapshot
-from gpumond.rules import Rule
-from gpumond.rules.restore import GRACE_SECONDS, VERDICT_GRACE_SECONDS, awaited, kept, resume
+from gpumond.facts.frame import Verdict
+from gpumond.facts.persisted import Heartbeat
+from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.features.rules.evaluation import Rule
+from gpumond.features.rules.restore import GRACE_SECONDS, VERDICT_GRACE_SECONDS, awaited, kept, resume
 from gpumond.testing import GIB, make_device, make_process, make_snapshot
+from gpumond.tick.observe import EngineState, Tick, advance, evaluate
 
 RULE = Rule(name="full", scope="device", value="used_ratio", above=0.8, for_seconds=60.0)
 BEGAN = 5000.0

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.model.frame import Alert
-from gpumond.model.process import ProcessKey
-from gpumond.rules import Activities, Hidden, Rule, step
+from gpumond.facts.frame import Alert
+from gpumond.facts.process import ProcessKey
+from gpumond.features.rules.evaluation import Activities, Hidden, Rule, step
 from tests.rules.rows import Row, of
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))

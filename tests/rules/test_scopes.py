@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from gpumond.engine import EngineState, advance
-from gpumond.engine.attribution import attribute
-from gpumond.model.engines import NOT_READ, EngineModel, EngineProcess, EngineReading
-from gpumond.model.frame import Verdict
-from gpumond.model.snapshot import MISSED_LIMIT, Snapshot
-from gpumond.quantities import Unit
-from gpumond.rules import Rule, Scope, readable
-from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.schema import LABELS, PLACEHOLDERS, UNITS, VALUES
-from gpumond.rules.scopes import RuleContext, subjects
-from gpumond.rules.verdicts import active_verdicts
-from gpumond.rules.window import RuleWindow, remember
+from gpumond.facts.engines import NOT_READ, EngineModel, EngineProcess, EngineReading
+from gpumond.facts.frame import Verdict
+from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.evaluation import Rule, Scope, readable
+from gpumond.features.rules.settings import LABELS, PLACEHOLDERS, UNITS, VALUES
+from gpumond.quantities import RuleContext, subjects
+from gpumond.quantities.table import Unit
+from gpumond.quantities.verdicts import active_verdicts
+from gpumond.quantities.window import RuleWindow, remember
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.ledger import attribute
+from gpumond.tick.observe import EngineState, advance
 
 ENGINE = EngineReading(
     name="chat",

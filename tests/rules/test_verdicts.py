@@ -7,12 +7,12 @@ from math import inf
 
 import pytest
 
-from gpumond.engine import EngineState, Tick, evaluate
-from gpumond.model.frame import Verdict
-from gpumond.model.snapshot import DeviceReading, Snapshot
-from gpumond.rules import Rule
-from gpumond.rules.built_in import BUILT_IN
+from gpumond.facts.frame import Verdict
+from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.evaluation import Rule
 from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.observe import EngineState, Tick, evaluate
 
 MIB = 1024**2
 LEAK = Verdict(

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpumond.engine import EngineState, Tick, advance
-from gpumond.model.pools import PoolUsage
-from gpumond.model.program import Program
-from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
-from gpumond.rules import Rule
-from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.counters import WINDOW_SECONDS
-from gpumond.rules.scopes import RuleContext, subjects
-from gpumond.rules.window import RuleWindow, remember
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.program import Program
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.evaluation import Rule
+from gpumond.quantities import RuleContext, subjects
+from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.observe import EngineState, Tick, advance
 
 DEVICE = make_device(used_bytes=40 * GIB)
 

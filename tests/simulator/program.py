@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from gpumond.loadgen.script import CONTEXT_BYTES, ProgramScript
-from gpumond.model.snapshot import AgentReport
+from gpumond.facts.snapshot import AgentReport
+from gpumond.features.loadgen.script import CONTEXT_BYTES, ProgramScript
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import Context, OutOfMemory, SimDevice, Spec
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from itertools import count
 from random import Random
 
-from gpumond.loadgen.plan import Plan
-from gpumond.loadgen.script import Ending, Observation
-from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+from gpumond.features.loadgen.plan import Plan
+from gpumond.features.loadgen.script import Ending, Observation
 from gpumond.sim.device import OutOfMemory
 from tests.simulator.program import UID, DeviceMemory, Process
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from gpumond.engine.attribution import attribute
-from gpumond.loadgen import SCENARIOS, Plan, plan
-from gpumond.loadgen.script import CONTEXT_BYTES
-from gpumond.model.pools import PoolUsage
-from gpumond.model.snapshot import Snapshot
-from gpumond.model.units import GIB, MIB
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.snapshot import Snapshot
+from gpumond.facts.units import GIB, MIB
+from gpumond.features.loadgen import SCENARIOS, Plan, plan
+from gpumond.features.loadgen.script import CONTEXT_BYTES
+from gpumond.tick.ledger import attribute
 from tests.simulator.snapshots import EPOCH, snapshots
 
 QUIET = {"noise": 0, "gaps": 0, "neighbours": 0, "view": "agent"}

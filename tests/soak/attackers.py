@@ -18,10 +18,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpumond.agents.connection import check_hello, check_report
-from gpumond.errors import ProtocolError
-from gpumond.model.program import SCOPES, Dump, Oom, Program, ScopeUsage
-from gpumond.protocol.messages import (
+from gpumond.facts.errors import ProtocolError
+from gpumond.facts.messages import (
     MAX_MESSAGE_BYTES,
     AgentResponse,
     Bye,
@@ -32,6 +30,8 @@ from gpumond.protocol.messages import (
     decode,
     encode,
 )
+from gpumond.facts.program import SCOPES, Dump, Oom, Program, ScopeUsage
+from gpumond.programs.connection import check_hello, check_report
 from gpumond.testing import make_pool
 from tests.fuzzing import fuzzed
 

@@ -14,22 +14,22 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from gpumond.alerting.receivers import Retry
-from gpumond.config import Settings
-from gpumond.daemon import Daemon
-from gpumond.daemon.edges import Agents, Clock, Edges
-from gpumond.engine import Tick
-from gpumond.errors import NoSuchRule, StoreUnavailable
-from gpumond.host.peer_credentials import Identity
+from gpumond.config.settings import Settings
+from gpumond.daemon.daemon import Daemon
+from gpumond.daemon.kernel import Agents, Clock, Edges
+from gpumond.facts.cooperative import Steps
+from gpumond.facts.errors import NoSuchRule, StoreUnavailable
+from gpumond.facts.frame import Alert
+from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
+from gpumond.facts.persisted import Heartbeat
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import AgentReport, ProgramEnd, Reading, SourceState
+from gpumond.features.alerts.receivers import Retry
+from gpumond.features.rules.settings import RuleConfig
+from gpumond.host.peer import Identity
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model.cooperative import Steps
-from gpumond.model.frame import Alert
-from gpumond.model.persisted import Heartbeat
-from gpumond.model.process import ProcessKey
-from gpumond.model.snapshot import AgentReport, ProgramEnd, Reading, SourceState
-from gpumond.protocol.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
-from gpumond.rules.config import RuleConfig
-from gpumond.store import Bounds, Store
+from gpumond.store.store import Bounds, Store
+from gpumond.tick.observe import Tick
 from tests.soak.world import TICK_SECONDS
 
 RULE_NAMES = 20

@@ -22,10 +22,10 @@ from pathlib import Path
 from random import Random
 
 from bench.scrape import rss
-from gpumond.agents.server import AgentServer
-from gpumond.model.frame import Alert
-from gpumond.model.snapshot import AgentReport, Reading, SourceState
-from gpumond.protocol.messages import from_json
+from gpumond.facts.frame import Alert
+from gpumond.facts.messages import from_json
+from gpumond.facts.snapshot import AgentReport, Reading, SourceState
+from gpumond.programs.server import AgentServer
 from gpumond.store.rows import to_text
 from tests.soak.daemon_parts import CountingReceiver, SimulatedDaemon
 from tests.soak.world import EPOCH
@@ -127,5 +127,7 @@ async def run(directory: Path, path: Path, began: float, full: bool) -> None:
 
 
 if __name__ == "__main__":
-    logging.getLogger("gpumond.alerting.receivers").setLevel(logging.ERROR)  # such a receiver is part of the test
+    logging.getLogger("gpumond.features.alerts.receivers").setLevel(
+        logging.ERROR
+    )  # such a receiver is part of the test
     asyncio.run(run(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), full=sys.argv[4:] == ["full"]))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.result import spread
 from bench.scrape import children, rss
-from gpumond.protocol.messages import Bye, Hello, Report, encode
+from gpumond.facts.messages import Bye, Hello, Report, encode
 from gpumond.testing import make_pool
 from tests.running import RunningDaemon, until
 from tests.soak.attackers import Attackers

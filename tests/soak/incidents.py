@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle
 
-from gpumond.model.frame import Alert
-from gpumond.model.units import GIB, MIB
+from gpumond.facts.frame import Alert
+from gpumond.facts.units import GIB, MIB
 from tests.simulator.program import Process
 from tests.soak.world import SIZE_BYTES, TICK_SECONDS, UP, UUIDS, World
 

@@ -19,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpumond.host.processes import start_ticks
-from gpumond.model.persisted import Labels
-from gpumond.model.snapshot import Reading
-from gpumond.protocol.messages import Hello, Report, encode, to_json
-from gpumond.store import rows, verify_audit
+from gpumond.facts.messages import Hello, Report, encode, to_json
+from gpumond.facts.persisted import Labels
+from gpumond.facts.snapshot import Reading
+from gpumond.host.machine import start_ticks
+from gpumond.store import rows
+from gpumond.store.store import verify_audit
 from tests.simulator.program import Process
 from tests.soak.attackers import messages_of_connection
 from tests.soak.daemon_process import TickInput

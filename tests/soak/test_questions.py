@@ -1,4 +1,4 @@
-"""Many requests of Schemathesis to one daemon; tests/api/test_openapi_fuzz.py sends a few of them."""
+"""Many requests of Schemathesis to one daemon; tests/serve/test_openapi_fuzz.py sends a few of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.scrape import rss
-from tests.api import openapi_requests
+from tests.serve import openapi_requests
 
 EXAMPLES = 30
 ROUNDS = 4

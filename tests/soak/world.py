@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from itertools import count
 from random import Random
 
-from gpumond.loadgen.script import ProgramScript
-from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Reading, SourceState, XidErrors
-from gpumond.model.units import GIB, MIB
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Reading, SourceState, XidErrors
+from gpumond.facts.units import GIB, MIB
+from gpumond.features.loadgen.script import ProgramScript
 from gpumond.sim.device import OutOfMemory
 from tests.simulator.program import DeviceMemory, Process
 

@@ -12,7 +12,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gpumond.store import Store, verify_audit
+from gpumond.store.store import Store, verify_audit
 from tests.running import RunningDaemon
 from tests.store.opened import with_store
 from tests.store.power import Disk, Event, Log

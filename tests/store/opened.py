@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumond.model.frame import Alert
-from gpumond.model.pools import Expected, Held, Receipt, StepResult
-from gpumond.store import Bounds, Store
+from gpumond.facts.frame import Alert
+from gpumond.facts.pools import Expected, Held, Receipt, StepResult
+from gpumond.store.store import Bounds, Store
 
 T = TypeVar("T")
 RECEIPT = Receipt(

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.store import Bounds, Store, verify_audit
-from gpumond.store.audit_chain import GENESIS
-from gpumond.store.audit_table import append
+from gpumond.store.audit import GENESIS, append
 from gpumond.store.database import STEPS
 from gpumond.store.retention import remove_excess
+from gpumond.store.store import Bounds, Store, verify_audit
 from tests.store.opened import with_store
 
 

@@ -13,19 +13,18 @@ from typing import Any
 
 import pytest
 
-from gpumond.alerting.dispatcher import AlertDispatcher
-from gpumond.baselines.statistics import Baseline
-from gpumond.config.rule_registry import RuleRegistry
-from gpumond.errors import StoreUnavailable
-from gpumond.history import Coarse, History
-from gpumond.history.series import TIERS
-from gpumond.model.frame import Alert
-from gpumond.model.persisted import KeptAdmission, KeptAlert, Notice
-from gpumond.model.silences import Matcher, Silence
-from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.written import written
-from gpumond.store import Store, verify_audit
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.facts.frame import Alert
+from gpumond.facts.persisted import KeptAdmission, KeptAlert, Notice
+from gpumond.facts.silence import Matcher, Silence
+from gpumond.features.alerts.dispatcher import AlertDispatcher
+from gpumond.features.baselines.statistics import Baseline
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.registry import RuleRegistry
+from gpumond.features.rules.settings import written
 from gpumond.store.history import HistoryPersistence
+from gpumond.store.store import Store, verify_audit
+from gpumond.tick.history import TIERS, Coarse, History
 from tests.store.opened import RECEIPT, over, with_store
 
 ALERT = Alert(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.errors import StoreUnavailable
-from gpumond.store import Store
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.store.store import Store
 from tests.running import RunningDaemon, until
 from tests.store.opened import with_store
 

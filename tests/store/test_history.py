@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import pytest
 
-from gpumond.errors import StoreUnavailable
-from gpumond.history import Coarse, History
-from gpumond.model.process import ProcessKey
-from gpumond.store import Store
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.facts.process import ProcessKey
 from gpumond.store.history import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence
+from gpumond.store.store import Store
 from gpumond.testing import make_snapshot
+from gpumond.tick.history import Coarse, History
 
 T = TypeVar("T")
 PROCESS_SERIES = ("GPU-a", ProcessKey(10, 100))

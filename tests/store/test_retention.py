@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.model.persisted import Heartbeat
-from gpumond.store import Bounds, Store, verify_audit
-from gpumond.store.audit_chain import GENESIS, entry_hash
+from gpumond.facts.persisted import Heartbeat
+from gpumond.store.audit import GENESIS, entry_hash
 from gpumond.store.retention import same_clock
+from gpumond.store.store import Bounds, Store, verify_audit
 from tests.store.opened import RECEIPT, over, with_store
 
 DAY = 86400.0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.model.pools import Receipt
-from gpumond.store import Bounds, Store, verify_audit
-from gpumond.store.audit_table import MAX_CHAINS, MAX_READ_BYTES
+from gpumond.facts.pools import Receipt
+from gpumond.store.audit import MAX_CHAINS, MAX_READ_BYTES
+from gpumond.store.store import Bounds, Store, verify_audit
 from tests.store.opened import RECEIPT, over, with_store
 
 SMALL = Bounds(max_bytes=400_000, max_entries=500, max_entries_of_a_user=50, max_receipts=40, max_past_alerts=40)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.errors import NoSuchRule, RuleChanged
-from gpumond.model.frame import Alert
-from gpumond.model.persisted import Heartbeat, KeptAlert
-from gpumond.model.pools import Receipt
-from gpumond.rules.restore import resume
-from gpumond.store import Store, verify_audit
+from gpumond.facts.errors import NoSuchRule, RuleChanged
+from gpumond.facts.frame import Alert
+from gpumond.facts.persisted import Heartbeat, KeptAlert
+from gpumond.facts.pools import Receipt
+from gpumond.features.rules.restore import resume
 from gpumond.store.database import STEPS
 from gpumond.store.rows import to_text
+from gpumond.store.store import Store, verify_audit
 from tests.store.opened import RECEIPT, over, with_store
 
 

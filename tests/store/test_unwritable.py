@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.errors import StoreUnavailable
-from gpumond.store import Store, verify_audit
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.store.store import Store, verify_audit
 from tests.store.opened import with_store
 
 

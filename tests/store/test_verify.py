@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.store import Store, verify_audit
-from gpumond.store.audit_chain import GENESIS, entry_hash
+from gpumond.store.audit import GENESIS, entry_hash
+from gpumond.store.store import Store, verify_audit
 from tests.store.opened import with_store
 
 ENTRIES = 5

@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gpumond.api.holdings import holdings
-from gpumond.engine.attribution import attribute
-from gpumond.model.frame import Alert, Frame, Verdict
-from gpumond.model.snapshot import DeviceReading
-from gpumond.model.whole_frame import StatedCondition, StatedFault, WholeFrame
+from gpumond.facts.frame import Alert, Frame, Verdict
+from gpumond.facts.snapshot import DeviceReading
+from gpumond.facts.whole_frame import StatedCondition, StatedFault, WholeFrame
+from gpumond.serve.whole_frame import holdings
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.ledger import attribute
 
 FRAME = TypeAdapter(WholeFrame)
 

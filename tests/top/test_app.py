@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.api.examples import RECEIPT
-from gpumond.model.frame import Verdict
-from gpumond.model.whole_frame import StatedFault
+from gpumond.facts.frame import Verdict
+from gpumond.facts.whole_frame import StatedFault
+from gpumond.serve.examples import RECEIPT
 from gpumond.testing import GIB, make_device, make_process
 from tests.fleet.stubs import receipt
 from tests.running import until

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.model.frame import SHARES
-from gpumond.top.bars import COLOURS, FILLS, StackCell, bar, block, stack
-from gpumond.top.lines import GROUNDS
+from gpumond.facts.frame import SHARES
+from gpumond.view.bars import COLOURS, FILLS, StackCell, bar, block, stack
+from gpumond.view.lines import GROUNDS
 
 PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))
 

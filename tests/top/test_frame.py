@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from gpumond.cli.fleet import status_table, summary
 from gpumond.cli.status import device_table, engine_table, notes, process_table
 from gpumond.cli.top import page
-from gpumond.errors import DaemonError
-from gpumond.fleet import Machine
-from gpumond.fleet.doctor import _of_frame as findings_of
-from gpumond.fleet.http import decoded
-from gpumond.fleet.selection import Criteria, select
-from gpumond.fleet.status import of_frame
-from gpumond.model.engines import EngineModel, EngineProcess, EngineReading
-from gpumond.model.frame import Alert, Fit, RefusedKind, Verdict
-from gpumond.model.whole_frame import StatedCondition, StatedFault
+from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
+from gpumond.facts.errors import DaemonError
+from gpumond.facts.frame import Alert, Fit, RefusedKind, Verdict
+from gpumond.facts.whole_frame import StatedCondition, StatedFault
+from gpumond.features.fleet.command import status_table, summary
+from gpumond.features.fleet.connection import decoded
+from gpumond.features.fleet.doctor import _of_frame as findings_of
+from gpumond.features.fleet.machines import Machine
+from gpumond.features.fleet.selection import Criteria, select
+from gpumond.features.fleet.status import of_frame
 from gpumond.testing import GIB
-from gpumond.top.frame import MALFORMED, MAX_TEXT, frame_of
-from gpumond.top.view import merged, view
+from gpumond.view.frame import MALFORMED, MAX_TEXT, frame_of
+from gpumond.view.machine import merged, view
 from tests.fuzzing import fuzzed
 from tests.top.frames import busy_frame
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumond.model.process import ProcessKey
+from gpumond.facts.process import ProcessKey
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from gpumond.top.groups import Ancestor, grouped, tree
-from gpumond.top.processes import SortOrder, table_rows
-from gpumond.top.view import view
+from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
+from gpumond.view.machine import view
 from tests.top.frames import fake_daemon, make_frame
 from tests.top.screens import top
 

@@ -7,11 +7,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gpumond.errors import DaemonError
+from gpumond.facts.errors import DaemonError
 from gpumond.testing import GIB
 from gpumond.top.history import HistoryChart, drawn, extended, read_history
-from gpumond.top.lines import plain_text
-from gpumond.top.view import key_of, view
+from gpumond.view.lines import plain_text
+from gpumond.view.machine import key_of, view
 from tests.top.frames import busy_frame
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.top.keys import Mouse, decode
+from gpumond.top.terminal import Mouse, decode
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.top.lines import Piece, ansi, cells, clipped, colours_of, cut, fitted, plain_text, width_of, wrapped
-from gpumond.top.text_table import table
+from gpumond.view.lines import Piece, ansi, cells, clipped, colours_of, cut, fitted, plain_text, width_of, wrapped
+from gpumond.view.text import table_lines as table
 
 LINES = st.lists(st.builds(Piece, st.text(st.sampled_from("ab 漢…é"), max_size=12)), max_size=5)
 

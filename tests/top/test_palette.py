@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from gpumond.model.frame import SHARES
-from gpumond.top.bars import COLOURS, FREE_ON_DARK
+from gpumond.facts.frame import SHARES
+from gpumond.view.bars import COLOURS, FREE_ON_DARK
 
 MIN_DISTANCE = 0.12
 COLOUR_VISION = {

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.top.lines import Piece, plain_text
-from gpumond.top.notices import FrameNotice
-from gpumond.top.remarks import remark_lines, remarks_in_full
 from gpumond.top.screen import LEAST_TABLE, device_at, heights, scrolled
+from gpumond.view.lines import Piece, plain_text
+from gpumond.view.notices import FrameNotice, remark_lines, remarks_in_full
 
 PARTS = ("devices", "estimate", "filter", "chart", "remarks")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.model.sensors import Sensors
+from gpumond.facts.sensors import Sensors
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from gpumond.top.view import at_index, merged, neighbour, place_of, processes_on, view
+from gpumond.view.machine import at_index, merged, neighbour, place_of, processes_on, view
 from tests.running import until
 from tests.top.frames import FakeDaemon, fake_daemon, make_frame
 from tests.top.screens import top

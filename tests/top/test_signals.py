@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gpumond.host.processes import start_ticks
-from gpumond.model.process import ProcessKey
+from gpumond.facts.process import ProcessKey
+from gpumond.host.machine import start_ticks
 from gpumond.testing import GIB, make_device, make_process
 from gpumond.top.local import Lineages, refusal, send
-from gpumond.top.rows import ProcessRow
-from gpumond.top.view import view
+from gpumond.view.machine import view
+from gpumond.view.rows import ProcessRow
 from tests.running import until
 from tests.top.frames import fake_daemon, make_frame
 from tests.top.screens import top

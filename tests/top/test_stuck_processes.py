@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.model.units import duration
-from gpumond.top.stuck_processes import LIKELY_MEANT, stuck
+from gpumond.facts.units import duration
+from gpumond.view.notices import LIKELY_MEANT, stuck
 
 GIB = 1024**3
 

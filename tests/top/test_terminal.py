@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpumond.model.frame import Alert
-from gpumond.model.snapshot import SourceState
-from gpumond.model.units import human
-from gpumond.model.whole_frame import StatedFault
+from gpumond.facts.frame import Alert
+from gpumond.facts.snapshot import SourceState
+from gpumond.facts.units import human
+from gpumond.facts.whole_frame import StatedFault
 from gpumond.testing import GIB, make_device, make_process
 from tests.running import RunningDaemon, until
 from tests.top.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
@@ -184,7 +184,7 @@ def test_top_without_a_terminal_names_the_option_for_scripts(fake: FakeDaemon):
 
 
 def test_top_requires_the_standard_library_only(fake: FakeDaemon):
-    block = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED})); from gpumond.cli import main; "
+    block = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED})); from gpumond.cli.main import main; "
 
     def without(*arguments: str) -> list[str]:
         return [sys.executable, "-c", f"{block}sys.exit(main({[*arguments, '--url', fake.url]!r}))"]

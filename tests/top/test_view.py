@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from gpumond.cli.status import process_table
-from gpumond.model.engines import EngineProcess, EngineReading
-from gpumond.model.frame import Alert, Verdict
-from gpumond.model.program import PoolLimit
-from gpumond.model.snapshot import SourceState
-from gpumond.model.whole_frame import StatedCondition, StatedFault
+from gpumond.facts.engines import EngineProcess, EngineReading
+from gpumond.facts.frame import Alert, Verdict
+from gpumond.facts.program import PoolLimit
+from gpumond.facts.snapshot import SourceState
+from gpumond.facts.whole_frame import StatedCondition, StatedFault
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_quotas, make_report
-from gpumond.top.details import described as details
-from gpumond.top.ledger import device_lines, flush_estimate
-from gpumond.top.lines import plain_text
-from gpumond.top.notices import FrameNotice
+from gpumond.top.panels import described as details
 from gpumond.top.processes import SortOrder, arranged, fitting
-from gpumond.top.rows import ProcessRow, plain
-from gpumond.top.view import view
+from gpumond.view.ledger import device_lines, flush_estimate
+from gpumond.view.lines import plain_text
+from gpumond.view.machine import view
+from gpumond.view.notices import FrameNotice
+from gpumond.view.rows import ProcessRow, plain
 from tests.top.frames import busy_frame, make_frame
 
 LEAK = Verdict(

@@ -9,8 +9,8 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from gpumond.cli.serve import SETTINGS as FLAGS
-from gpumond.config import RELOADED
 from gpumond.config.schema import ONLY_IN_FILE, SettingsConfig
+from gpumond.config.settings import RELOADED
 
 HEADER = """\
 # Configuration

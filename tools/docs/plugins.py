@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpumond.agent.adapters import ADAPTERS
+from gpumond.agent.allocators import ADAPTERS
 from gpumond.config.schema import RECEIVER_TYPES
-from gpumond.engines import KINDS
-from gpumond.sources import SOURCES
+from gpumond.devices import SOURCES
+from gpumond.features.engines.kinds import KINDS
 
 HEADER = """\
 # Sources, adapters, engines and receivers

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from gpumond.api.app import create_app
-from gpumond.api.auth import Tokens
+from gpumond.serve.app import create_app
+from gpumond.serve.auth import Tokens
 
 HEADER = """\
 # Responses of the HTTP API

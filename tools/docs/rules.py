@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpumond.rules import Rule, Scope, readable
-from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.schema import PLACEHOLDERS, UNITS, VALUES, matches
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.evaluation import Rule, Scope, readable
+from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, matches
 
 HEADER = """\
 # Rules

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumond.model.verdicts import KINDS, VerdictKind
+from gpumond.facts.verdicts import KINDS, VerdictKind
 
 HEADER = """\
 # Verdicts

@@ -1,0 +1,287 @@
+"""Adapters for the allocators of the program that the agent runs in. An adapter never imports its library.
+
+An adapter is a class of `AllocatorAdapter`, plus one base class for each optional capability that it has:
+`ClassReporting`, `Finishable`, `HistoryRecording`, `HostPoolReporting`, `LargestFreeReporting`, `Limitable`,
+`MainThreadBound`, `OomObservable`, `RetentionReporting`, `Snapshottable`, `TensorTracking`. The agent tests for a
+capability with `isinstance` and looks up no other member.
+
+To add one: write ``adapters/NAME.py`` with the class and a function ``adapter()`` that returns it, or None while there
+is nothing to read, and add its `AdapterSpec` to ``ADAPTERS``: search, errors, ``gpumond doctor`` and
+docs/reference/plugins.md derive from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from gpumond.facts.pools import HostPool, PoolUsage, StepResult
+from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
+
+if TYPE_CHECKING:
+    from gpumond.agent import cuda as cuda_module
+    from gpumond.agent.retention import Tracked
+
+
+class AdapterSpec:
+    """One adapter: the library that the program, or another adapter, imports, and the module of the adapter.
+
+    ``packages``: names under which the library is installed. ``oom_error``: package and class of the library's errors
+    that always mean out of memory. ``oom_texts``: for classes with several meanings, the pattern of the text of those
+    that do. A plain class: a dataclass would cost each program half a millisecond.
+    """
+
+    __slots__ = ("library", "module", "oom_error", "oom_texts", "packages")
+
+    def __init__(
+        self,
+        library: str,
+        module: str,
+        packages: tuple[str, ...] = (),
+        oom_error: tuple[str, str] | None = None,
+        oom_texts: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.library, self.module, self.packages = library, f"{__name__}.{module}", packages
+        self.oom_error, self.oom_texts = oom_error, oom_texts
+
+
+def _wheels(name: str) -> tuple[str, ...]:
+    return name, f"{name}-cu11", f"{name}-cu12", f"{name}-cu13"
+
+
+_RUNTIME = r"(CUDA|HIP) (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+_XLA = "RESOURCE_EXHAUSTED"
+
+ADAPTERS = (
+    AdapterSpec("torch", "torch", ("torch",), ("torch", "OutOfMemoryError"), (("RuntimeError", _RUNTIME),)),
+    AdapterSpec("torch.xpu", "torch_xpu"),
+    AdapterSpec(
+        "cupy",
+        "cupy",
+        ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
+        ("cupy", "OutOfMemoryError"),
+        (("CUDARuntimeError", "cudaErrorMemoryAllocation"),),
+    ),
+    AdapterSpec("cudf", "cudf", _wheels("cudf")),
+    AdapterSpec(
+        "rmm",
+        "rmm",
+        _wheels("rmm"),
+        oom_texts=(("MemoryError", r"(?s)std::bad_alloc.*out_of_memory"),),  # that of host memory has another text
+    ),
+    AdapterSpec(
+        "numba.cuda",
+        "numba",
+        ("numba-cuda",),
+        oom_texts=(("CudaAPIError", "CUDA_ERROR_OUT_OF_MEMORY"),),
+    ),
+    AdapterSpec("paddle", "paddle", ("paddlepaddle-gpu",), oom_texts=(("MemoryError", r"Out of memory error on GPU"),)),
+    AdapterSpec("warp", "warp", ("warp-lang",)),
+    AdapterSpec("cuda.core", "cuda_core", ("cuda-core",), oom_texts=(("CUDAError", "CUDA_ERROR_OUT_OF_MEMORY"),)),
+    AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
+    AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
+    AdapterSpec("comfy_aimdo.model_vbar", "aimdo", ("comfy-aimdo",)),
+    AdapterSpec("gpumond.agent.cuda", "mempools"),
+    AdapterSpec("gpumond.agent.cuda", "managed"),
+    AdapterSpec("gpumond.sim.allocator", "sim", oom_error=("gpumond", "OutOfMemory")),
+)
+"""All adapters in the order of flushes: an allocator that allocates from another library comes before it."""
+
+
+class FlushRefused(Exception):
+    """A flush, limit or snapshot is unsafe or impossible; the message states the reason. Nothing was done."""
+
+
+class AllocatorAdapter(Protocol):
+    """Reads and flushes one library's pools. Never imports the library, never creates a context."""
+
+    name: str
+
+    def framework(self) -> str:
+        """Return the library and its version, such as ``torch 2.13.0``."""
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        """Return the current pools; empty while the library is not initialised.
+
+        ``exact`` may take milliseconds and narrows ``reclaimable`` as far as the library allows.
+        """
+
+    def check(self) -> None:
+        """Raise FlushRefused while no step may run. Changes nothing."""
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        """Carry out those of ``steps`` that the library has, in order. Raises FlushRefused."""
+
+
+@runtime_checkable
+class MainThreadBound(Protocol):
+    """An adapter with steps that are safe in the main thread only."""
+
+    main_thread_steps: frozenset[str]
+
+
+@runtime_checkable
+class Finishable(Protocol):
+    """An adapter that keeps state from an exact read until the flush or plan is over."""
+
+    def finish(self) -> None:
+        """Discard that state."""
+
+
+@runtime_checkable
+class RetentionReporting(Protocol):
+    """An adapter that can locate the blocks in use, and so predict the free bytes that a flush cannot return."""
+
+    def retained_bytes(self) -> Mapping[str, int]:
+        """Return these bytes by device UUID, without the devices for which they are unknown. For plans and flushes."""
+
+
+@runtime_checkable
+class Limitable(Protocol):
+    """An adapter whose library can be limited at run time."""
+
+    def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
+        """Set the limit, or remove it if ``limit_bytes`` is None. Raises FlushRefused.
+
+        ``device``: a UUID, the program's own device number, or None for all devices.
+        """
+
+    def own_limits(self) -> Mapping[str, int]:
+        """Return the limits that the program has set with the library's own functions, by device UUID.
+
+        They apply again when a limit is removed. Raises FlushRefused.
+        """
+
+
+@runtime_checkable
+class Snapshottable(Protocol):
+    """An adapter whose library writes memory snapshots. ``suffix``: the file name extension, such as ``.json``."""
+
+    suffix: str
+
+    def dump(self, path: str, guarded: bool) -> None:
+        """Write to a path that can only be appended to. ``guarded``: refuse a snapshot that would stall the program.
+
+        Raises FlushRefused.
+        """
+
+
+@runtime_checkable
+class HistoryRecording(Protocol):
+    """An adapter whose library can record the stacks of its allocations."""
+
+    def start_history(self) -> None:
+        """Turn the record on. Raises FlushRefused, also if the program records by itself."""
+
+    def live_sites(self) -> Sequence[Site]:
+        """Return live memory by site while a record is on, whoever turned it on, largest first; else nothing.
+
+        It is empty if the search would take too long.
+        """
+
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+        """Turn the record off. ``write`` pickles the library's snapshot to a file.
+
+        Return the file, live memory by site, and the live bytes that were allocated before the record.
+        """
+
+
+@runtime_checkable
+class TensorTracking(Protocol):
+    """An adapter whose library has Python objects for its memory."""
+
+    def tracked_tensors(self) -> Sequence[Tracked]:
+        """Return all of them that are on a device. It may take some tens of milliseconds."""
+
+
+@runtime_checkable
+class OomObservable(Protocol):
+    """An adapter whose library can report an out-of-memory error before it raises it."""
+
+    def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
+        """Register ``observed(device UUID, requested bytes)`` permanently. Return False if that is impossible now."""
+
+
+@runtime_checkable
+class LargestFreeReporting(Protocol):
+    """An adapter that knows the free blocks of its pools."""
+
+    def largest_free_bytes(self) -> Mapping[str, int]:
+        """Return the size of the largest free block by device UUID; empty if the search would take too long."""
+
+
+@runtime_checkable
+class ClassReporting(Protocol):
+    """An adapter whose library has Python objects for its memory, by which live bytes can be classified."""
+
+    def live_classes(self, search_seconds: float = 0.0) -> Sequence[LiveClasses]:
+        """Return the classes of live bytes by device; empty while nothing is live.
+
+        It takes some milliseconds, and with ``search_seconds`` about as long as this, for classes that require a search
+        of all objects.
+        """
+
+    def find_older_objects(self) -> None:
+        """Find the objects that the program created before the agent, once."""
+
+
+@runtime_checkable
+class HostPoolReporting(Protocol):
+    """An adapter whose library has pools of pinned host memory."""
+
+    def host_pools(self) -> Sequence[HostPool]:
+        """Return the current pools."""
+
+
+class CaptureGuards(Protocol):
+    """The functions of `gpumond.agent.cuda` that keep the agent from disturbing captures of CUDA graphs, and from
+    acting too late.
+    """
+
+    def capturing(self) -> bool: ...
+    def capture_safe(self) -> AbstractContextManager[None]: ...
+    def between_captures(self) -> AbstractContextManager[None]: ...
+    def make_thread_capture_safe(self) -> None: ...
+    def is_suspended(self) -> bool: ...
+    def wait_for_driver(self) -> None: ...
+
+
+def capture_guards() -> CaptureGuards | None:
+    """Return `gpumond.agent.cuda` if an adapter has imported it, as each adapter does that queries the driver."""
+    if TYPE_CHECKING:
+        return cuda_module
+    return sys.modules.get("gpumond.agent.cuda")
+
+
+def loaded(spec: AdapterSpec) -> AllocatorAdapter | None:
+    """Return the adapter if the program has imported its library by itself, completely."""
+    module = sys.modules.get(spec.library)
+    if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return None
+    adapter: AllocatorAdapter | None = import_module(spec.module).adapter()
+    return adapter
+
+
+def find_older_objects(adapters: Iterable[AllocatorAdapter]) -> None:
+    """Find the objects of all libraries that the program created before the agent, once."""
+    for adapter in adapters:
+        if isinstance(adapter, ClassReporting):
+            try:
+                adapter.find_older_objects()
+            except Exception:  # a version of the library that is not understood
+                continue
+
+
+def host_pools(adapters: Iterable[AllocatorAdapter]) -> tuple[HostPool, ...]:
+    """Return the pinned host memory of all libraries that report it."""
+    found: list[HostPool] = []
+    for adapter in adapters:
+        if isinstance(adapter, HostPoolReporting):
+            try:
+                found += adapter.host_pools()
+            except Exception:  # an error of the library; read the other libraries all the same
+                continue
+    return tuple(found)

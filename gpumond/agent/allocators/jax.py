@@ -1,0 +1,63 @@
+"""JAX (0.4 and later): allocator statistics of the devices of its client.
+
+XLA's best-fit allocator (BFC, the default) keeps all memory until the process ends, so that nothing can be released.
+With XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async the bytes are in a memory pool of the driver: the device's default pool,
+which `mempools` counts and trims, or a pool of XLA, which cannot be reached.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpumond.agent import cuda
+from gpumond.agent.allocators import AllocatorAdapter
+from gpumond.agent.allocators.arenas import kept, usage
+from gpumond.agent.allocators.mempools import counted_by
+from gpumond.facts.pools import PoolUsage, StepResult
+
+
+class JaxAdapter(AllocatorAdapter):
+    name = "jax"
+
+    def __init__(self, jax: Any, environ: Mapping[str, str] = os.environ) -> None:
+        self._jax, self._environ = jax, environ
+
+    def framework(self) -> str:
+        return f"jax {self._jax.__version__}"
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        """Read only a backend that the program has initialised: jax.devices() would initialise it and allocate."""
+        return tuple(self._usages())
+
+    def check(self) -> None:
+        pass
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        return kept("jax", self.read(), steps)
+
+    def _usages(self) -> Iterator[PoolUsage]:
+        shares = self._environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "cuda_async"
+        for device in _devices():
+            ordinal = device.local_hardware_id
+            if not cuda.has_context(ordinal):
+                continue  # also in a forked child, whose copies of XLA's threads and locks are unusable
+            stats = device.memory_stats()
+            uuid = cuda.device_uuid(ordinal)
+            if stats and uuid:
+                live, held = stats["bytes_in_use"], stats.get("pool_bytes")
+                inside = counted_by(ordinal, live) if shares else None
+                yield usage("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
+
+
+def adapter() -> JaxAdapter:
+    return JaxAdapter(sys.modules["jax"])
+
+
+def _devices() -> Iterator[Any]:
+    # backends_are_initialized() would wait for the lock of an initialisation, which may be long.
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    client = getattr(bridge, "_backends", {}).get("cuda")
+    return iter(() if client is None else client.local_devices())

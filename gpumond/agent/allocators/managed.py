@@ -1,0 +1,89 @@
+"""Managed memory (``cudaMallocManaged``) of CuPy and Numba, by the device that it was allocated for.
+
+Its pages are on the device or on the host. RMM's adapter reports that of RMM. Managed memory that CuPy allocates
+without a pool (``set_allocator(malloc_managed)``), or that the program allocates by itself, is not counted by anyone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from gpumond.agent import cuda
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
+from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
+
+
+class ManagedAdapter(AllocatorAdapter):
+    name = "managed"
+
+    def framework(self) -> str:
+        return f"cuda {cuda.version()}"
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        amounts: dict[int, tuple[int, int]] = {}
+        for ordinal, live, free in _amounts():
+            before = amounts.get(ordinal, (0, 0))
+            amounts[ordinal] = before[0] + live, before[1] + free
+        pools = (_usage(ordinal, live, free) for ordinal, (live, free) in amounts.items())
+        return tuple(pool for pool in pools if pool is not None)
+
+    def check(self) -> None:
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        """Free the whole chunks of CuPy's pool."""
+        self.check()
+        cupy = sys.modules.get("cupy")
+        if "cache" not in steps or cupy is None:
+            return ()
+        from gpumond.agent.allocators.cupy import managed_pool, on_devices
+
+        started, free = time.perf_counter(), _free_bytes()
+        pool = managed_pool(cupy)
+        if pool is not None:
+            on_devices(cupy, cuda.contexts(), lambda ordinal: pool.free_all_blocks())
+        return (StepResult("cache", max(0, free - _free_bytes()), time.perf_counter() - started),)
+
+
+def adapter() -> ManagedAdapter | None:
+    """Return None while neither library has managed memory."""
+    with cuda.capture_safe():
+        return ManagedAdapter() if next(_amounts(), None) else None
+
+
+def _amounts() -> Iterator[tuple[int, int, int]]:
+    """Yield the device, the bytes in use and the free bytes of each library's managed memory."""
+    cupy, numba = sys.modules.get("cupy"), sys.modules.get("gpumond.agent.allocators.numba")
+    if cupy is not None and "gpumond.agent.allocators.cupy" in sys.modules:
+        from gpumond.agent.allocators.cupy import managed_pool, on_devices
+
+        pool = managed_pool(cupy)
+        if pool is not None:
+            amounts = on_devices(
+                cupy, cuda.contexts(), lambda ordinal: (ordinal, int(pool.used_bytes()), int(pool.total_bytes()))
+            )
+            yield from ((ordinal, used, max(0, total - used)) for ordinal, used, total in amounts if total)
+    if numba is not None:
+        yield from ((ordinal, size, 0) for ordinal, size in numba.managed_bytes() if size)
+
+
+def _free_bytes() -> int:
+    return sum(free for _, _, free in _amounts())
+
+
+def _usage(ordinal: int, live: int, free: int) -> PoolUsage | None:
+    uuid = cuda.device_uuid(ordinal)
+    if uuid is None:
+        return None
+    return PoolUsage(
+        allocator="managed",
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=live + free,
+        reclaimable=Reclaimable(0 if live else free, free, free, "interval" if live and free else "exact"),
+        stranded_bytes=0,
+        managed=True,
+    )

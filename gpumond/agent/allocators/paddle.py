@@ -1,0 +1,78 @@
+"""PaddlePaddle's allocator (2.6 and later): its counters, and the release of its idle chunks.
+
+Releasing creates a context on each device that is visible to the program, hundreds of MiB each, so that a flush is
+refused while one of several devices has none.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gpumond.agent import cuda
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, MainThreadBound
+from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
+
+COUNTED_DEVICES = 16
+"""Number of devices for which Paddle has counters."""
+
+
+class PaddleAdapter(AllocatorAdapter, MainThreadBound):
+    name = "paddle"
+    main_thread_steps = frozenset(("cache",))
+    """It also resets the workspaces of cuDNN."""
+
+    def __init__(self, paddle: Any, core: Any) -> None:
+        self._paddle, self._core = paddle, core
+
+    def framework(self) -> str:
+        return f"paddle {self._paddle.__version__}"
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        """Read the counters of devices with a context. They are no calls of CUDA."""
+        pools = (self._usage(ordinal) for ordinal in cuda.contexts() if ordinal < COUNTED_DEVICES)
+        return tuple(pool for pool in pools if pool is not None)
+
+    def check(self) -> None:
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
+        if len(cuda.contexts()) != cuda.device_count():
+            raise FlushRefused("Paddle would create a context on each visible device, and one has none")
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        self.check()
+        if "cache" not in steps:
+            return ()
+        held, started = self._held_bytes(), time.perf_counter()
+        self._paddle.device.cuda.empty_cache()
+        seconds = time.perf_counter() - started
+        return (StepResult("cache", max(0, held - self._held_bytes()), seconds),)
+
+    def _usage(self, ordinal: int) -> PoolUsage | None:
+        live, held = (self._count(name, ordinal) for name in ("Allocated", "Reserved"))
+        uuid = cuda.device_uuid(ordinal) if held else None
+        if uuid is None:
+            return None
+        cached = max(0, held - live)
+        return PoolUsage(
+            allocator="paddle",
+            device_uuid=uuid,
+            live_bytes=live,
+            held_bytes=live + cached,
+            reclaimable=Reclaimable(0, cached, cached, "interval"),
+            stranded_bytes=0,
+        )
+
+    def _held_bytes(self) -> int:
+        return sum(self._count("Reserved", ordinal) for ordinal in cuda.contexts() if ordinal < COUNTED_DEVICES)
+
+    def _count(self, name: str, ordinal: int) -> int:
+        return int(self._core.device_memory_stat_current_value(name, ordinal))
+
+
+def adapter() -> PaddleAdapter | None:
+    """Return None for a build without CUDA."""
+    core = sys.modules.get("paddle.base.core")
+    return PaddleAdapter(sys.modules["paddle"], core) if core is not None and core.is_compiled_with_cuda() else None

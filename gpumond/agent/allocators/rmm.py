@@ -1,0 +1,391 @@
+"""RMM's memory resources (25.04 and later), as the program has stacked them. They are only read here.
+
+Live bytes are known from an adaptor that counts (Statistics, Tracking, Limiting; under ``gpumond run`` that of
+`rmm_counting`), held bytes from a pool or the driver. A pool without such an adaptor is reported with unknown live
+bytes; a plain resource without one isn't reported, since nothing shows whether the program allocates from it. Pools and
+arenas of RMM return nothing until they are destroyed. A stream-ordered resource (CudaAsync) has its own memory pool in
+the driver, which can be trimmed. RMM does not expose its handle; an allocation shows it. It is made for a flush or a
+plan, and once when the program has allocated from the resource or, where nothing counts, has had it for some time.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from gpumond.agent import cuda
+from gpumond.agent.allocators import AllocatorAdapter, Finishable, FlushRefused, RetentionReporting
+from gpumond.agent.allocators.mempools import counter_of, is_counted
+from gpumond.agent.allocators.python_owners import retained_by_trim
+from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable, StepResult
+
+PROBE_BYTES = 256
+SETTLED_SECONDS = 10.0
+"""Time after which a program has most probably allocated from its resource. The first allocation takes 32 MiB from the
+driver, so that it is not the agent's.
+"""
+
+
+class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
+    name = "rmm"
+
+    def __init__(self, rmm: Any, settled_seconds: float = SETTLED_SECONDS) -> None:
+        self._rmm, self._mr, self._settled_seconds = rmm, rmm.mr, settled_seconds
+        self._counts: dict[int, Count] = {}
+        self._first_seen: dict[int, tuple[int, float]] = {}
+        """Identity of the stream-ordered resource of each device, and when it was first seen."""
+
+    def framework(self) -> str:
+        return f"rmm {self._rmm.__version__}"
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        found = (self._usage(ordinal, stack, exact) for ordinal, stack in self._stacks())
+        return tuple(usage for usage in found if usage is not None)
+
+    def retained_bytes(self) -> Mapping[str, int]:
+        pools = ((ordinal, self._pool(ordinal, stack, True)) for ordinal, stack in self._stacks() if not stack.caches)
+        amounts = ((ordinal, cuda.pool_bytes(pool)) for ordinal, pool in pools if pool is not None)
+        return retained_by_trim((ordinal, found[1]) for ordinal, found in amounts if found)
+
+    def check(self) -> None:
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        """Trim the pools of stream-ordered resources when their device is idle."""
+        self.check()
+        if "trim" not in steps:
+            return ()
+        started, released, trimmed = time.perf_counter(), 0, 0
+        for ordinal, stack in list(self._stacks()):
+            pool = self._pool(ordinal, stack, probe=True)
+            before = cuda.pool_bytes(pool) if pool else None
+            if pool and before and cuda.trim(ordinal, pool):
+                after = cuda.pool_bytes(pool)
+                released, trimmed = released + (before[0] - after[0] if after else 0), trimmed + 1
+        detail = "" if trimmed else "RMM keeps the memory of these resources until they are destroyed"
+        return (StepResult("trim", max(0, released), time.perf_counter() - started, detail),)
+
+    def finish(self) -> None:
+        forget_pools()
+
+    def _stacks(self) -> Iterator[tuple[int, Stack]]:
+        """Yield the stacks of devices with a context. RMM would create a plain resource for any other device."""
+        for ordinal in cuda.contexts():
+            stack = read_stack(self._mr.get_per_device_resource(ordinal), self._counts.get(ordinal))
+            forget_pool(ordinal, stack and stack.ordered)
+            if stack is not None:
+                if stack.count is not None:
+                    self._counts[ordinal] = stack.count
+                yield ordinal, stack
+
+    def _usage(self, ordinal: int, stack: Stack, exact: bool) -> PoolUsage | None:
+        probe = exact or (bool(stack.live) and is_counting(self._rmm)) or self._has_settled(ordinal, stack)
+        uuid, pool = cuda.device_uuid(ordinal), self._pool(ordinal, stack, probe)
+        shared = pool is not None and is_counted(ordinal, pool)
+        amounts = cuda.pool_bytes(pool) if pool and not shared else None
+        live = stack.live
+        if live is None and amounts and not stack.caches:
+            live = amounts[1]
+        if uuid is None or (live is None and (stack.direct or shared)):
+            return None
+        held, reclaimable, known = _held(stack, live or 0, amounts)
+        return PoolUsage(
+            allocator="rmm",
+            device_uuid=uuid,
+            live_bytes=live,
+            held_bytes=held,
+            reclaimable=reclaimable,
+            stranded_bytes=0 if live is None else held - live - reclaimable.likely,
+            inside=counter_of(ordinal, pool) if pool and shared else None,
+            peak_live_bytes=stack.peak_bytes,
+            held_known=known,
+            live_allocations=stack.live_allocations,
+            managed=stack.managed,
+        )
+
+    def _has_settled(self, ordinal: int, stack: Stack) -> bool:
+        if stack.ordered is None:
+            return False
+        resource, now = id(stack.ordered), time.monotonic()
+        if self._first_seen.get(ordinal, (0, 0.0))[0] != resource:
+            self._first_seen[ordinal] = resource, now
+        return now - self._first_seen[ordinal][1] >= self._settled_seconds
+
+    def _pool(self, ordinal: int, stack: Stack, probe: bool) -> int | None:
+        """Return the handle of the driver's pool below the stack; ``probe`` permits an allocation to find it."""
+        pool_handle = getattr(stack.ordered, "pool_handle", None)
+        if pool_handle is not None:
+            return int(pool_handle())
+        if probe and stack.ordered is not None and ordinal not in KNOWN_POOLS and not cuda.capturing():
+            KNOWN_POOLS[ordinal] = KnownPool(stack.ordered, _pool_of(ordinal, stack.ordered))
+        known = KNOWN_POOLS.get(ordinal)
+        return None if known is None else known.pool
+
+
+def adapter() -> RmmAdapter:
+    return RmmAdapter(sys.modules["rmm"])
+
+
+def _held(stack: Stack, live: int, amounts: tuple[int, int] | None) -> tuple[int, Reclaimable, bool]:
+    """Return held bytes, what a flush returns, and whether both are known. ``amounts``: of the driver's pool."""
+    if stack.direct:
+        return live, Reclaimable(0, 0, 0, "exact"), True
+    if amounts:
+        held = max(amounts[0], live)
+        free = held - max(amounts[1], live)
+        return held, Reclaimable(0, free, free if stack.caches else held - live, "interval"), True
+    exactness: Exactness = "interval" if stack.ordered is not None else "not_releasable"
+    held = live if stack.pool_bytes is None else max(stack.pool_bytes, live)
+    return held, Reclaimable(0, 0, 0, exactness), stack.pool_bytes is not None
+
+
+def _pool_of(ordinal: int, resource: Any) -> int | None:
+    """Return the pool that an allocation of the resource comes from."""
+    with cuda.current(ordinal) as ready:
+        if not ready:
+            return None
+        pointer = resource.allocate(PROBE_BYTES)
+        try:
+            return cuda.pool_of(pointer)
+        finally:
+            resource.deallocate(pointer, PROBE_BYTES)
+
+
+CACHING = frozenset(("PoolMemoryResource", "ArenaMemoryResource", "FixedSizeMemoryResource", "BinningMemoryResource"))
+ORDERED = frozenset(("CudaAsyncMemoryResource", "CudaAsyncViewMemoryResource"))
+MANAGED = frozenset(("ManagedMemoryResource",))
+DIRECT = frozenset(("CudaMemoryResource",))
+"""Any other resource at the bottom is not, or not only, device memory: pinned or host memory."""
+
+MAX_DEPTH = 32
+
+
+class Count(NamedTuple):
+    """The largest number of allocations that one adaptor has reported."""
+
+    adaptor: int
+    allocations: int
+
+
+class KnownPool(NamedTuple):
+    """The driver's pool of a resource, None if it has none. The handle is valid as long as the resource exists."""
+
+    resource: Any
+    pool: int | None
+
+
+KNOWN_POOLS: dict[int, KnownPool] = {}
+"""By the number of the device, of the current resources."""
+
+
+def forget_pools() -> None:
+    """Release the resources: the agent must not extend the lifetime of the program's objects."""
+    for ordinal in list(KNOWN_POOLS):
+        forget_pool(ordinal)
+
+
+def forget_pool(ordinal: int, resource: Any = None) -> None:
+    """Release the resource of a device unless it is this one."""
+    known = KNOWN_POOLS.get(ordinal)
+    if known is not None and known.resource is not resource:
+        with cuda.current(ordinal):  # this may be the last reference, whose end frees memory
+            KNOWN_POOLS.pop(ordinal, None)
+            del known
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The statistics of a stack.
+
+    ``live``: bytes handed out by the whole stack, counted by the topmost adaptor; ``live_allocations``: number of these
+    allocations, if that adaptor counts them. ``pool_bytes``: bytes that the lowest pool has taken from the resource
+    below it. ``caches``: the stack contains a pool of RMM. ``ordered``: the stream-ordered resource at the bottom.
+    ``managed``: that resource allocates managed memory.
+    """
+
+    live: int | None
+    pool_bytes: int | None
+    caches: bool
+    ordered: Any
+    count: Count | None = None
+    peak_bytes: int | None = None
+    live_allocations: int | None = None
+    managed: bool = False
+
+    @property
+    def direct(self) -> bool:
+        """True if freed bytes return to the driver at once."""
+        return not self.caches and self.ordered is None
+
+
+def read_stack(top: Any, before: Count | None = None) -> Stack | None:
+    """Return the statistics; None if the memory is neither device nor managed memory.
+
+    ``before``: the count of the previous call.
+    A statistics adaptor has a stack of counters and reports the topmost: inside ``rmm.statistics.statistics()`` it
+    reports only the allocations made there. It then reports fewer allocations than before, and its bytes are not used.
+    """
+    live = pool_bytes = peak = count = live_allocations = None
+    caches = foreign = False
+    resource = top
+    for resource in _downwards(top):
+        if _is(resource, CACHING):
+            caches, foreign = True, foreign or _has_foreign_bins(resource)
+            size = getattr(resource, "pool_size", None)
+            pool_bytes = pool_bytes if size is None else int(size())
+            continue
+        counted, most, present, allocations = _count(resource)
+        if allocations is not None and count is None:
+            known = before.allocations if before is not None and before.adaptor == id(resource) else 0
+            count = Count(id(resource), max(known, allocations))
+            counted = counted if allocations >= known else None
+        if counted is not None and caches:
+            pool_bytes = counted
+        elif counted is not None and live is None:
+            live, peak, live_allocations = counted, most, present
+    ordered = resource if _is(resource, ORDERED) else None
+    managed = _is(resource, MANAGED)
+    if ordered is None and not managed and not _is(resource, DIRECT):
+        return None
+    return Stack(live, None if foreign else pool_bytes, caches, ordered, count, peak, live_allocations, managed)
+
+
+def _downwards(top: Any) -> Iterator[Any]:
+    resource = top
+    for _ in range(MAX_DEPTH):
+        yield resource
+        resource = getattr(resource, "upstream_mr", None)
+        if resource is None:
+            return
+
+
+def _count(resource: Any) -> tuple[int | None, int | None, int | None, int | None]:
+    """Return current bytes, peak bytes, and the number of current and of all allocations, as far as the resource counts
+    them.
+    """
+    counts = getattr(resource, "allocation_counts", None)
+    if counts is not None:
+        return max(0, counts.current_bytes), counts.peak_bytes, max(0, counts.current_count), counts.total_count
+    allocated_bytes = getattr(resource, "get_allocated_bytes", None)
+    return (None if allocated_bytes is None else int(allocated_bytes())), None, None, None
+
+
+def _has_foreign_bins(resource: Any) -> bool:
+    """Return whether it also allocates from a resource that is not below it."""
+    below = {id(one) for one in _downwards(resource)}
+    return any(not below & {id(one) for one in _downwards(bin)} for bin in getattr(resource, "bin_mrs", ()))
+
+
+def _is(resource: Any, names: frozenset[str]) -> bool:
+    return any(kind.__name__ in names for kind in type(resource).__mro__)
+
+
+SETTERS = ("set_current_device_resource", "set_per_device_resource", "reinitialize")
+MODULES = (
+    "rmm",
+    "rmm.rmm",
+    "rmm.mr",
+    "rmm.pylibrmm.memory_resource",
+    "rmm.pylibrmm.memory_resource._memory_resource",
+)
+"""All modules of RMM that have these functions as attributes."""
+
+
+def count(rmm: Any) -> None:
+    """Count what the program allocates through RMM from now on. To be called before it uses RMM."""
+    mr = rmm.mr
+    if is_counting(rmm):
+        return
+    get, set_of_device, set_current = (
+        mr.get_per_device_resource,
+        mr.set_per_device_resource,
+        mr.set_current_device_resource,
+    )
+    reset = rmm.reinitialize
+    adaptors = _Adaptors(mr)
+
+    @functools.wraps(set_of_device)
+    def set_per_device_resource(device: int, mr: Any) -> Any:
+        return set_of_device(device, adaptors.counting(mr))
+
+    @functools.wraps(set_current)
+    def set_current_device_resource(mr: Any) -> Any:
+        return set_current(adaptors.counting(mr))
+
+    @functools.wraps(reset)
+    def reinitialize(*args: Any, **kwargs: Any) -> Any:
+        with suppress(Exception):
+            forget_pools()
+        result = reset(*args, **kwargs)
+        with suppress(Exception):
+            for device in mr.get_log_filenames():  # those that have a resource
+                set_of_device(device, adaptors.counting(get(device)))
+        return result
+
+    _replace({set_of_device: set_per_device_resource, set_current: set_current_device_resource, reset: reinitialize})
+    # RMM would create this resource by itself when the program first uses the device.
+    set_of_device(0, adaptors.counting(mr.CudaMemoryResource()))
+
+
+def is_counting(rmm: Any) -> bool:
+    return hasattr(rmm.mr.set_per_device_resource, "gpumond")
+
+
+class _Adaptors:
+    """The adaptors that this module has created, as long as the program or RMM uses them."""
+
+    def __init__(self, mr: Any) -> None:
+        self._in_use: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._kind: Any = _adaptor(mr.StatisticsResourceAdaptor)
+        self._logging = getattr(mr, "LoggingResourceAdaptor", ())
+
+    def counting(self, resource: Any) -> Any:
+        """Return the resource with an adaptor on top, and the same adaptor for the same resource.
+
+        Return the resource itself if its stack counts already, if it isn't device memory, or if RMM looks for an
+        adaptor of this kind on top of the stack.
+        """
+        try:
+            forget_pools()  # the program replaces a resource
+            if isinstance(resource, self._logging):
+                return resource
+            stack = read_stack(resource)
+            if stack is None or stack.live is not None or stack.count is not None:
+                return resource
+            adaptor = self._in_use.get(id(resource))
+            if adaptor is None:
+                adaptor = self._in_use[id(resource)] = self._kind(resource)
+            return adaptor
+        except Exception:  # RMM itself tells the program what is wrong with its resource
+            return resource
+
+
+def _adaptor(statistics: Any) -> type:
+    """Return a class of adaptors that have the attributes of the resource below them, and pass for its class."""
+
+    class CountingResourceAdaptor(statistics):  # type: ignore[misc]
+        """Counts the bytes that the program allocates. `upstream_mr` is the resource that the program has set."""
+
+        __class__ = property(lambda self: type(self.upstream_mr))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.upstream_mr, name)
+
+    return CountingResourceAdaptor
+
+
+def _replace(functions: dict[Callable[..., Any], Callable[..., Any]]) -> None:
+    for new in functions.values():
+        new.gpumond = True  # type: ignore[attr-defined]
+    for module in filter(None, map(sys.modules.get, MODULES)):
+        for name in SETTERS:
+            old = getattr(module, name, None)
+            if old in functions:
+                setattr(module, name, functions[old])

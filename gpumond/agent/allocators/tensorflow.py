@@ -1,0 +1,87 @@
+"""TensorFlow (2.x): GPU memory statistics of its eager context.
+
+Its best-fit allocator (BFC, the default) reports the bytes in use but not those that it holds, and keeps all memory
+until the process ends. With TF_GPU_ALLOCATOR=cuda_malloc_async the bytes are in the device's default memory pool, which
+`mempools` counts and trims.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpumond.agent import cuda
+from gpumond.agent.allocators import AllocatorAdapter
+from gpumond.agent.allocators.arenas import kept, usage
+from gpumond.agent.allocators.mempools import counted_by
+from gpumond.facts.pools import PoolUsage, StepResult
+
+
+class TensorFlowAdapter(AllocatorAdapter):
+    name = "tensorflow"
+
+    def __init__(self, tensorflow: Any, environ: Mapping[str, str] = os.environ) -> None:
+        self._tensorflow, self._environ = tensorflow, environ
+
+    def framework(self) -> str:
+        return f"tensorflow {self._tensorflow.__version__}"
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        """Read only an initialised context: the function of tf.config would initialise it and take all memory."""
+        context, library = _context(), sys.modules.get("tensorflow.python._pywrap_tfe")
+        if context is None or library is None:
+            return ()
+        live: defaultdict[int, int] = defaultdict(int)
+        peaks: defaultdict[int, int] = defaultdict(int)
+        for name, ordinal in _gpus(context):
+            if cuda.has_context(ordinal):
+                info = library.TFE_GetMemoryInfo(context._context_handle, name)
+                live[ordinal] += info["current"]
+                peaks[ordinal] += info["peak"]
+        return tuple(self._usages(live, peaks))
+
+    def check(self) -> None:
+        pass
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        return kept("tensorflow", self.read(), steps)
+
+    def _usages(self, live: Mapping[int, int], peaks: Mapping[int, int]) -> Iterator[PoolUsage]:
+        shares = self._environ.get("TF_GPU_ALLOCATOR", "") == "cuda_malloc_async"
+        for ordinal, current in live.items():
+            uuid = cuda.device_uuid(ordinal)
+            if uuid is not None:
+                inside = counted_by(ordinal, current) if shares else None
+                yield usage("tensorflow", uuid, current, None, peaks[ordinal], inside)
+
+
+def adapter() -> TensorFlowAdapter:
+    return TensorFlowAdapter(sys.modules["tensorflow"])
+
+
+def _context() -> Any:
+    """Return the eager context with its devices; None until the program has initialised it."""
+    module = sys.modules.get("tensorflow.python.eager.context")
+    context = module.context_safe() if module is not None else None
+    return context if context is not None and context._initialized else None
+
+
+def _gpus(context: Any) -> Sequence[tuple[str, int]]:
+    """Return name and CUDA ordinal of each GPU in TensorFlow's division; empty if TensorFlow skips some.
+
+    The number of a physical GPU is its CUDA ordinal. The program can hide GPUs, or divide one into several. TensorFlow
+    skips a GPU that is too small without notice, and the numbers are then unknown.
+    """
+    server = context._server_def or context._collective_ops_server_def
+    place = f"/job:{server.job_name}/replica:0/task:{server.task_index}" if server else ""
+    names = [gpu.name for gpu in context._logical_devices if gpu.name.startswith(f"{place}/device:GPU:")]
+    ordinals = [
+        int(physical.name.rpartition(":")[2])
+        for physical in context._physical_devices
+        if physical.device_type == "GPU" and physical in context._visible_device_list
+        for _ in context._virtual_device_map.get(physical) or (None,)
+    ]
+    return list(zip(names, ordinals, strict=True)) if len(names) == len(ordinals) else ()

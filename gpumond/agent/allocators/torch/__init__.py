@@ -1,0 +1,1 @@
+"""PyTorch's allocators: CUDA and ROCm, and XPU."""

@@ -1,0 +1,269 @@
+"""Bytes that a flush of PyTorch's CUDA allocator returns, from its statistics or from its snapshot. Without I/O.
+
+Bytes of one device, ``.all.current`` of the nested statistics: R reserved, A allocated (handed out), V active (A and
+blocks that wait for the event of a stream), I inactive_split (free pieces of partly used segments), P reserved by
+private pools (CUDA graphs, MemPool; reported since 2.13).
+
+``empty_cache`` waits for the pending V - A, then returns whole free segments of the default pools
+(c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks). Hence R - V - I is exact as long as nothing is pending and
+there are no private pools and no expandable segments: pending blocks may join free neighbours, a live private pool
+returns nothing, and of an expandable segment only whole pages return, which the statistics do not show.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpumond.facts.pools import PoolUsage, Reclaimable
+
+Stats = Mapping[str, Any]
+
+MIB = 1 << 20
+SMALL_PAGE = 2 * MIB
+LARGE_PAGE = 20 * MIB
+
+
+class Figures(NamedTuple):
+    """The statistics of one device that are used. ``private``: bytes of private pools, None before 2.13."""
+
+    held: int
+    live: int
+    active: int
+    split: int
+    segments: int
+    private: int | None
+    peak_held: int
+    peak_live: int
+    ooms: int | None
+    retries: int | None
+    device_allocations: int | None
+    device_frees: int | None
+    live_allocations: int | None
+
+    def without(self, unmapped: UnmappedBytes) -> Figures:
+        """Return the figures without unmapped segments, which may have been read a moment before. The number of live
+        allocations is then unknown, because it includes those of unmapped segments.
+        """
+        return self._replace(
+            held=max(0, self.held - unmapped.held),
+            live=max(0, self.live - unmapped.live),
+            active=max(0, self.active - unmapped.active),
+            split=max(0, self.split - unmapped.split),
+            private=None if self.private is None else max(0, self.private - unmapped.held),
+            live_allocations=None if unmapped.held else self.live_allocations,
+        )
+
+
+def current(stats: Stats, name: str) -> int:
+    found = stats.get(name)
+    return int(found["all"]["current"]) if found else 0
+
+
+def figures(stats: Stats, counted: bool = True) -> Figures:
+    """Extract the statistics. ``counted``: the backend keeps the counters; the other backend leaves them at 0.
+
+    Raises KeyError for the statistics of another allocator.
+    """
+    held, live = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
+    private = stats.get("reserved_bytes_by_private_pools")
+    counter = (stats if counted else {}).get
+    return Figures(
+        held["current"],
+        live["current"],
+        stats["active_bytes"]["all"]["current"],
+        stats["inactive_split_bytes"]["all"]["current"],
+        stats["segment"]["all"]["current"],
+        sum(pool["all"]["current"] for pool in private.values()) if private else None if private is None else 0,
+        held["peak"],
+        live["peak"],
+        counter("num_ooms"),
+        counter("num_alloc_retries"),
+        counter("num_device_alloc"),
+        counter("num_device_free"),
+        stats["allocation"]["all"]["current"] if counted else None,
+    )
+
+
+def from_stats(statistics: Figures, expandable: bool = False) -> Reclaimable:
+    """Return the bytes for the native allocator. ``expandable``: the configuration permits expandable segments.
+
+    For the likely value, private pools are assumed to be as full as all pools together.
+    """
+    held, live, active, split, segments, private = statistics[:6]
+    if expandable or (held and not segments):
+        return Reclaimable(0, max(0, held - live - split), max(0, held - live), "interval")
+    idle = max(0, held - active - split)
+    if private == 0 and active == live:
+        return Reclaimable(idle, idle, idle, "exact")
+    cached = max(0, held - live - split)
+    low = 0 if private is None else max(0, idle - private)
+    locked = (private or 0) * (held - live) // held if held else 0
+    high = cached if active == live else max(0, held - live)
+    return Reclaimable(low, max(low, cached - locked), high, "interval")
+
+
+def from_async_stats(statistics: Figures) -> Reclaimable:
+    """Return the bytes for cudaMallocAsync: the driver's pool returns unused memory in pieces of unknown size."""
+    cached = max(0, statistics.held - statistics.live)
+    return Reclaimable(0, cached, cached, "interval")
+
+
+def from_snapshot(segments: Iterable[Mapping[str, Any]], large_page: int = LARGE_PAGE) -> dict[int, Reclaimable]:
+    """Return the bytes for the native allocator by device. Private pools return all or nothing; the rest is exact."""
+    returned: defaultdict[int, int] = defaultdict(int)
+    private: defaultdict[int, int] = defaultdict(int)
+    for segment in segments:
+        if segment.get("is_expandable"):
+            idle = _whole_pages(segment, SMALL_PAGE if segment["segment_type"] == "small" else large_page)
+        else:
+            idle = 0 if segment["allocated_size"] else segment["total_size"]
+        shared = tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0)
+        (returned if shared else private)[segment["device"]] += idle
+    return {
+        device: Reclaimable(
+            low=returned[device],
+            likely=returned[device],
+            high=returned[device] + private[device],
+            exactness="interval" if private[device] else "exact",
+        )
+        for device in {*returned, *private}
+    }
+
+
+def _whole_pages(segment: Mapping[str, Any], page: int) -> int:
+    """Return the bytes of the pages that lie entirely in a free run. A mapped range starts on a page boundary."""
+    total, start, offset = 0, 0, 0
+    for block in [*segment["blocks"], {"state": "active_allocated", "size": 0}]:
+        if block["state"] == "active_allocated":
+            total += max(0, offset // page * page - -(-start // page) * page)
+            start = offset + block["size"]
+        offset += block["size"]
+    return total
+
+
+def usage(uuid: str, statistics: Figures, reclaimable: Reclaimable, unmapped: int | None) -> PoolUsage:
+    """Return the pool of a device. ``unmapped``: its unmapped bytes, None if unknown."""
+    held, live, _, _, _, private, peak_held, peak_live, ooms, retries, allocations, frees, count = statistics
+    cached = max(0, held - live)
+    if reclaimable.high > cached:  # a snapshot is older than the statistics
+        reclaimable = Reclaimable(
+            min(reclaimable.low, cached), min(reclaimable.likely, cached), cached, reclaimable.exactness
+        )
+    stranded = cached - reclaimable.likely
+    return PoolUsage(
+        allocator="torch",
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=reclaimable,
+        stranded_bytes=stranded,
+        inside=None,
+        peak_live_bytes=peak_live,
+        peak_held_bytes=peak_held,
+        ooms=ooms,
+        retries=retries,
+        device_allocations=allocations,
+        device_frees=frees,
+        unmapped_bytes=unmapped,
+        private_bytes=private,
+        live_allocations=count,
+    )
+
+
+SAVER, VLLM = "torch_memory_saver", "vllm.device_allocator.cumem"
+
+Segments = Sequence[Mapping[str, Any]]
+
+
+class UnmappedBytes(NamedTuple):
+    """Bytes of the unmapped segments of one device, as PyTorch counts them."""
+
+    held: int = 0
+    live: int = 0
+    active: int = 0
+    split: int = 0
+
+
+NOTHING = UnmappedBytes()
+
+
+class UnmappedSegments:
+    """``segments`` returns the allocator's segments, None if there are too many; ``is_mapped`` asks the driver."""
+
+    def __init__(self, segments: Callable[[], Segments | None], is_mapped: Callable[[int], bool | None]) -> None:
+        self._segments, self._is_mapped = segments, is_mapped
+        self._counters: object = None
+        self._private: Segments = ()
+        self.addresses: frozenset[int] = frozenset()
+        """Addresses of the unmapped segments at the last read."""
+
+    def read(self, counters: object) -> Mapping[int, UnmappedBytes] | None:
+        """Return the bytes by device; None if they are unknown.
+
+        ``counters``: the allocator's counts of device allocations and frees. While they and the unmapped segments are
+        equal, the segments are not read again.
+        """
+        if not _has_sleep_mode():
+            self.addresses = frozenset()
+            return None
+        if counters != self._counters and not self._reread(counters):
+            return None
+        addresses = self._unmapped()
+        if addresses is None:
+            return None
+        if addresses != self.addresses:
+            if not self._reread(counters):
+                return None
+            self.addresses = addresses
+        return summed(self._private, addresses) if addresses else {}
+
+    def _reread(self, counters: object) -> bool:
+        segments = self._segments()
+        self._counters = None if segments is None else counters
+        self._private = [each for each in segments or () if tuple(each.get("segment_pool_id", (0, 0))) != (0, 0)]
+        return segments is not None
+
+    def _unmapped(self) -> frozenset[int] | None:
+        """Return the addresses of unmapped segments; None if the state of one is unknown."""
+        known = _asleep_in_vllm()
+        found = set()
+        for segment in self._private:
+            address = segment["address"]
+            mapped = not known[address] if address in known else self._is_mapped(address)
+            if mapped is None:
+                return None
+            if not mapped:
+                found.add(address)
+        return frozenset(found)
+
+
+def summed(segments: Iterable[Mapping[str, Any]], addresses: frozenset[int]) -> dict[int, UnmappedBytes]:
+    """Return the bytes of the segments at these addresses by device."""
+    sums: dict[int, UnmappedBytes] = {}
+    for segment in segments:
+        if segment["address"] in addresses:
+            total, live, active = (int(segment[f"{name}_size"]) for name in ("total", "allocated", "active"))
+            split = total - active if live or active else 0
+            own = sums.get(segment["device"], NOTHING)
+            sums[segment["device"]] = UnmappedBytes(
+                own.held + total, own.live + live, own.active + active, own.split + split
+            )
+    return sums
+
+
+def _has_sleep_mode() -> bool:
+    return SAVER in sys.modules or _vllm_allocator() is not None
+
+
+def _vllm_allocator() -> Any:
+    """Return the allocator, if the program has created it: ``get_instance()`` would create it."""
+    return getattr(getattr(sys.modules.get(VLLM), "CuMemAllocator", None), "instance", None)
+
+
+def _asleep_in_vllm() -> Mapping[int, bool]:
+    """Return by address whether vLLM has released an allocation; empty for versions that do not record it."""
+    allocations = getattr(_vllm_allocator(), "pointer_to_data", None) or {}
+    return {pointer: bool(each.is_asleep) for pointer, each in list(allocations.items()) if hasattr(each, "is_asleep")}

@@ -1,0 +1,353 @@
+"""Out-of-memory errors of this program: recognised without importing the frameworks, with a record of the memory.
+
+The record (`Oom`) is bounded in size and takes at most 50 ms; a call that succeeds costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from gpumond.agent.allocators import ADAPTERS, ClassReporting, HistoryRecording, LargestFreeReporting, OomObservable
+from gpumond.agent.measure.usage import READ_SECONDS, RecentUsage
+from gpumond.agent.registry import REGISTRY
+from gpumond.facts.messages import to_json
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.program import (
+    OOM_POOLS,
+    OOMS as KEPT,
+    Call,
+    LiveClasses,
+    Oom,
+    OomPool,
+    ScopeKept,
+    Seen,
+    Site,
+    ThreadStack,
+)
+
+WHOLE_SECONDS = 60.0
+REPORTED_SECONDS = 600.0
+"""Time for which reports contain a record, the first minute as a whole. The daemon counts it once, by its number."""
+
+SITES, SITE_CALLS = 5, 6
+"""Number of sites in a record, and of their calls."""
+
+MAX_RECORD_BYTES = 16 << 10
+"""Longest record as JSON. A report contains one whole record, and has at most 64 KiB."""
+
+TYPES = frozenset(spec.oom_error for spec in ADAPTERS)
+TEXTS = tuple(text for spec in ADAPTERS for text in spec.oom_texts)
+"""Compiled on the first error."""
+
+REQUEST = r"(?i)(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
+FACTORS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+MAX_TEXT = 4096
+
+
+def is_oom(error: BaseException) -> bool:
+    """Return whether an error of PyTorch, CuPy, RMM, JAX or TensorFlow means that device memory is exhausted."""
+    classes = type(error).__mro__
+    if any((cls.__module__.partition(".")[0], cls.__name__) in TYPES for cls in classes):
+        return True
+    names = {cls.__name__ for cls in classes}
+    return any(name in names and re.search(text, _text(error)) for name, text in TEXTS)
+
+
+def request_bytes(error: BaseException) -> int | None:
+    """Return the requested bytes, if the error states them."""
+    found = re.search(REQUEST, _text(error))
+    if found is None:
+        return None
+    return int(float(found[1].replace(",", "")) * FACTORS[found[2].lower()])
+
+
+class Details(NamedTuple):
+    """Parts of a record that are known in the thread of the error only, and the classes of live bytes."""
+
+    largest_free: Mapping[tuple[str, str], int] = {}
+    stack: tuple[Call, ...] = ()
+    omitted_calls: int = 0
+    threads: tuple[ThreadStack, ...] = ()
+    classes: tuple[LiveClasses, ...] = ()
+    sites: tuple[Site, ...] = ()
+
+
+NO_DETAILS = Details()
+
+
+class Ooms:
+    """The newest out-of-memory snapshots of this process."""
+
+    def __init__(self) -> None:
+        self.keepers: Callable[[], tuple[ScopeKept, ...]] = tuple
+        self.scope: Callable[[], str] = str
+        self.open_scopes: Callable[[], tuple[str, ...]] = tuple
+        self.usage = RecentUsage()
+        self.retries = self.rescues = 0
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._lock = threading.RLock()
+        self._observed: set[str] = set()
+        self._count = 0
+        self._recent: deque[Oom] = deque(maxlen=KEPT)
+        self._counted: dict[tuple[str, str], int] = {}
+        self._waiting: Oom | None = None
+        """The record of an error that only a counter has shown so far."""
+        self.usage = RecentUsage()
+        self.retries = self.rescues = 0
+
+    @property
+    def occurred(self) -> bool:
+        """True if there is something to report."""
+        return bool(self._count or self.retries)
+
+    def add_retry(self) -> None:
+        with self._lock:
+            self.retries += 1
+
+    def add_rescue(self) -> None:
+        with self._lock:
+            self.rescues += 1
+
+    def record_error(self, error: BaseException, seen: Seen) -> None:
+        """Record an error, once, however many scopes and retries it passes. Never raises."""
+        if getattr(error, "_gpumond_saw", False):
+            return
+        try:
+            error._gpumond_saw = True  # type: ignore[attr-defined]
+            if type(error).__module__.partition(".")[0] in self._observed:
+                return
+            pools = REGISTRY.read(READ_SECONDS) or ()
+            devices = self._increased(pools, first_counts=True)
+            request, details = request_bytes(error), _details(error)
+            self._publish(self._record(pools, devices, seen, request, self.scope(), details))
+        except Exception:  # the program must receive its own error
+            return
+
+    def record_unhandled(self) -> None:
+        """Record the error that ends the program, if it is one."""
+        self._record_newest(getattr(sys, "last_value", None), "unhandled")
+
+    def _record_newest(self, error: BaseException | None, seen: Seen) -> bool:
+        """Record the newest out-of-memory error in a chain of causes; return False if there is none to record."""
+        oom = next(filter(is_oom, causes(error)), None)
+        if oom is None or getattr(oom, "_gpumond_saw", False):
+            return False
+        self.record_error(oom, seen)
+        return True
+
+    def observe(self) -> None:
+        """Register for errors with the libraries that can report them before they raise; once each, permanently."""
+        for adapter in REGISTRY.known():
+            if (
+                adapter.name not in self._observed
+                and isinstance(adapter, OomObservable)
+                and adapter.observe_ooms(self.observed)
+            ):
+                self._observed.add(adapter.name)
+
+    def observed(self, device: str | None, size: int) -> None:
+        """Record an error in the thread that requested the memory. An exception here would replace the error."""
+        try:
+            pools = REGISTRY.read(READ_SECONDS) or ()
+            self._increased(pools, first_counts=True)
+            devices = [device] if device else []
+            self._publish(self._record(pools, devices, "observer", size, self.scope(), _details(None)))
+        except Exception:
+            return
+
+    def record_counters(self, pools: Sequence[PoolUsage], last: bool = False) -> None:
+        """Record errors that only a counter shows.
+
+        If the program still handles the error, the record is as complete as at the error. Otherwise it waits for the
+        next call, unless this is the ``last``: the error may be on its way to a function that records it.
+        """
+        devices = self._increased(pools, first_counts=False)
+        waiting, self._waiting = self._waiting, None
+        if (waiting or devices) and any(self._record_newest(error, "counter") for error in _errors_in_progress()):
+            if waiting is None:
+                devices = []
+            waiting = None
+        details = Details(classes=live_classes() if devices else ())
+        records = [self._record(pools, [device], "counter", details=details) for device in devices]
+        newest = records.pop() if records and not last else None
+        for record in (waiting, *records):
+            if record is not None:
+                self._publish(record)
+        self._waiting = newest
+
+    def recent(self) -> tuple[Oom, ...]:
+        """Return the records of the last ten minutes; only a new one, the newest, with its stacks and samples."""
+        now = time.time()
+        with self._lock:
+            recent = [oom for oom in self._recent if now - oom.at < REPORTED_SECONDS]
+        return tuple(
+            oom
+            if oom is recent[-1] and now - oom.at < WHOLE_SECONDS
+            else replace(oom, stack=(), omitted_calls=0, threads=(), recent=None, sites=())
+            for oom in recent
+        )
+
+    def _increased(self, pools: Sequence[PoolUsage], first_counts: bool) -> list[str]:
+        """Return the devices of the pools whose error count is higher than at the previous call.
+
+        With ``first_counts``, the errors of a pool without a previous call count; otherwise they may be old.
+        """
+        increased = []
+        with self._lock:
+            for pool in pools:
+                key, count = (pool.allocator, pool.device_uuid), pool.ooms or 0
+                if count > self._counted.get(key, 0 if first_counts else count):
+                    increased.append(pool.device_uuid)
+                self._counted[key] = count
+        return list(dict.fromkeys(increased))
+
+    def _record(
+        self,
+        pools: Sequence[PoolUsage],
+        devices: Sequence[str],
+        seen: Seen,
+        request: int | None = None,
+        scope: str = "",
+        details: Details = NO_DETAILS,
+    ) -> Oom:
+        """Return a record without its number."""
+        largest = sorted(pools, key=lambda pool: -pool.held_bytes)[:OOM_POOLS]
+        only = {pool.device_uuid for pool in pools} if not devices else set(devices)
+        device = only.pop() if len(only) == 1 else None
+        return Oom(
+            number=0,
+            at=time.time(),
+            seen=seen,
+            device_uuid=device,
+            request_bytes=request,
+            scope=scope,
+            pools=tuple(
+                _shown(pool, pool.live_bytes, details.largest_free) for pool in largest if pool.live_bytes is not None
+            ),
+            scopes=self.keepers(),
+            open_scopes=self.open_scopes(),
+            stack=details.stack,
+            omitted_calls=details.omitted_calls,
+            threads=details.threads,
+            recent=self.usage.before(time.monotonic(), device),
+            classes=details.classes,
+            sites=details.sites,
+        )
+
+    def _publish(self, record: Oom) -> None:
+        """Add a record. One that waits is of the same error: the counter was read before the error arrived."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None and record.device_uuid is None:
+                record = replace(record, device_uuid=waiting.device_uuid)
+            self._count += 1
+            self._recent.append(_bounded(replace(record, number=self._count)))
+
+
+OOMS = Ooms()
+
+
+def _details(error: BaseException | None) -> Details:
+    """Return the details for an error that this thread handles, or, without it, is about to raise."""
+    from gpumond.agent.measure import stacks  # needed after an error only
+
+    stack, omitted = stacks.of_caller() if error is None else stacks.of_error(error)
+    return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), live_classes(), _live_sites())
+
+
+def _bounded(record: Oom) -> Oom:
+    """Remove the largest parts until the record is short enough."""
+    steps: tuple[dict[str, Any], ...] = (
+        {},
+        {"threads": ()},
+        {"recent": None},
+        {"sites": record.sites[:2]},
+        {"stack": record.stack[:4]},
+        {"sites": ()},
+        {"stack": ()},
+    )
+    for shorter in steps:
+        record = replace(record, **shorter)
+        if len(to_json(record)) <= MAX_RECORD_BYTES:
+            break
+    return record
+
+
+def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
+    """Return the classes of live bytes of all allocators that know them. Never raises.
+
+    ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
+    """
+    found: list[LiveClasses] = []
+    for adapter in REGISTRY.known():
+        if isinstance(adapter, ClassReporting):
+            try:
+                found += adapter.live_classes(search_seconds)
+            except Exception:  # a version of the library that is not understood
+                continue
+    return tuple(found[:OOM_POOLS])
+
+
+def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
+    return OomPool(
+        allocator=pool.allocator,
+        device_uuid=pool.device_uuid,
+        live_bytes=live,
+        cached_bytes=max(0, pool.held_bytes - live - pool.stranded_bytes),
+        stranded_bytes=pool.stranded_bytes,
+        largest_free_bytes=largest_free.get((pool.allocator, pool.device_uuid)),
+    )
+
+
+def _largest_free() -> dict[tuple[str, str], int]:
+    """Return the largest free block by allocator and device, for the adapters that know it."""
+    found: dict[tuple[str, str], int] = {}
+    for adapter in REGISTRY.adapters():
+        if isinstance(adapter, LargestFreeReporting):
+            found.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
+    return found
+
+
+def _live_sites() -> tuple[Site, ...]:
+    """Return the sites that keep most memory, of all allocators whose history is recorded."""
+    adapters = [adapter for adapter in REGISTRY.adapters() if isinstance(adapter, HistoryRecording)]
+    found = [site for adapter in adapters for site in adapter.live_sites()]
+    found.sort(key=lambda site: -site.size_bytes)
+    return tuple(replace(site, calls=site.calls[:SITE_CALLS]) for site in found[:SITES])
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error, its causes and the errors of a group, each after those that it caused."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        cause = waiting.pop()
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            waiting += (cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ()))
+            yield cause
+
+
+def _errors_in_progress() -> Iterator[BaseException | None]:
+    """Yield the errors that threads handle now, and the one that ends the program."""
+    for current in sys._current_exceptions().values():
+        yield current[1] if isinstance(current, tuple) else current  # a tuple before Python 3.12
+    yield getattr(sys, "last_value", None)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:MAX_TEXT]
+    except Exception:
+        return ""

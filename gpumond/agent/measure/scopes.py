@@ -1,0 +1,264 @@
+"""``scope(name)``: the bytes that a block of the program keeps, and the most bytes that were live within it.
+
+The values are for the whole process, by device: they include what other threads do in the meantime. The peak is exact
+if the allocator's own peak counter rose within the block. Otherwise it is the largest value read at entry, at exit and
+by the reports between them: a lower bound. The counter is never reset, since the program would notice. If the program
+resets it within a block, the block's peak is a lower bound.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from gpumond.agent.measure import is_async, refuse_generators, usage
+from gpumond.agent.measure.oom import OOMS, is_oom
+from gpumond.agent.measure.usage import NOTHING, Levels
+from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeKept, ScopeUsage
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_NAME = 128
+KEEPERS = 8
+"""Number of scopes in an out-of-memory snapshot."""
+
+
+class ScopePeak:
+    """The most live bytes on one device: at least ``low``, at most ``high`` (None: unknown)."""
+
+    __slots__ = ("high", "low")
+
+    def __init__(self, low: int, high: int | None) -> None:
+        self.low, self.high = low, high
+
+    def join(self, other: ScopePeak) -> None:
+        """Merge with another peak: the maximum of both."""
+        self.low = max(self.low, other.low)
+        self.high = None if self.high is None or other.high is None else max(self.high, other.high)
+
+
+class Block:
+    """One pass through a scope. Its values are available when it is over, None if it could not be measured."""
+
+    def __init__(self, name: str, parent: Block | None) -> None:
+        self.name: str = name if parent is None else f"{parent.name}/{name}"
+        self.parent = parent
+        self.before: Levels | None = None
+        self.most: dict[str, int] = {}
+        self.kept: dict[str, int] | None = None
+        self.peaks: dict[str, ScopePeak] | None = None
+        self.retries: int | None = None
+
+    @property
+    def kept_bytes(self) -> int | None:
+        """Live bytes after minus before, over all devices; ``kept`` contains them by device."""
+        return None if self.kept is None else sum(self.kept.values())
+
+    @property
+    def peak_bytes(self) -> dict[str, int] | None:
+        """The most live bytes by device; `ScopeDevice` states whether they are exact."""
+        return None if self.peaks is None else {device: peak.low for device, peak in self.peaks.items()}
+
+    def sample(self, levels: Levels) -> None:
+        for device, level in levels.items():
+            self.most[device] = max(self.most.get(device, 0), level.live_bytes)
+
+    def end(self, after: Levels | None) -> None:
+        before = self.before
+        if before is None or after is None:
+            return
+        self.sample(after)
+        devices = {*before, *after}
+        self.kept = {
+            device: after.get(device, NOTHING).live_bytes - before.get(device, NOTHING).live_bytes for device in devices
+        }
+        self.peaks = {device: self._peak(device, before, after) for device in devices}
+        self.retries = sum(level.retries for level in after.values()) - sum(level.retries for level in before.values())
+
+    def _peak(self, device: str, before: Levels, after: Levels) -> ScopePeak:
+        first, last = before.get(device, NOTHING), after.get(device, NOTHING)
+        low = self.most.get(device, 0)
+        if first.peak_bytes is None or last.peak_bytes is None:
+            return ScopePeak(low, None)
+        reached = last.alone and first.alone and last.peak_bytes != first.peak_bytes  # lower: reset within the block
+        bound = last.peak_bytes if last.peak_bytes >= first.peak_bytes else None
+        return ScopePeak(max(low, last.peak_bytes) if reached else low, bound)
+
+
+class Scope:
+    """A context manager and decorator; each pass through it is a `Block`."""
+
+    def __init__(self, name: str, flush: Callable[[], object] | None) -> None:
+        self._name, self._flush = name, flush
+        self._blocks: list[Block] = []
+
+    def __enter__(self) -> Block:
+        block = Block(self._name, _current.get())
+        _current.set(block)
+        self._blocks.append(block)
+        SCOPE_TOTALS.begin(block)
+        return block
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        block = self._blocks.pop()
+        oom = error is not None and is_oom(error)
+        if oom and error is not None:
+            OOMS.record_error(error, "scope")
+        _current.set(block.parent)
+        SCOPE_TOTALS.finish(block, oom)
+        if self._flush is not None:
+            try:
+                self._flush()
+            except Exception:  # the outcome of the block matters, not that of the flush
+                pass
+
+    def __call__(self, function: F) -> F:
+        refuse_generators("scope", function)
+
+        if is_async(function):
+
+            @functools.wraps(function)
+            async def awaiting(*args: Any, **kwargs: Any) -> Any:
+                with Scope(self._name, self._flush):
+                    return await function(*args, **kwargs)
+
+            return awaiting  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def calling(*args: Any, **kwargs: Any) -> Any:
+            with Scope(self._name, self._flush):
+                return function(*args, **kwargs)
+
+        return calling  # type: ignore[return-value]
+
+
+class DeviceTotal:
+    __slots__ = ("kept", "last_kept", "peak")
+
+    def __init__(self, peak: ScopePeak) -> None:
+        self.kept = self.last_kept = 0
+        self.peak = ScopePeak(peak.low, peak.high)
+
+
+class ScopeTotal:
+    def __init__(self) -> None:
+        self.entries = self.ooms = self.retries = self.unmeasured = 0
+        self.devices: dict[str, DeviceTotal] = {}
+
+    def add(self, block: Block, oom: bool) -> None:
+        self.entries += 1
+        self.ooms += oom
+        if block.kept is None or block.peaks is None:
+            self.unmeasured += 1
+            return
+        self.retries += max(0, block.retries or 0)
+        for uuid, peak in block.peaks.items():
+            device = self.devices.get(uuid)
+            if device is None:
+                device = self.devices[uuid] = DeviceTotal(peak)
+            device.peak.join(peak)
+            device.last_kept = block.kept[uuid]
+            device.kept += device.last_kept
+
+    def usage(self, name: str) -> ScopeUsage:
+        devices = tuple(
+            ScopeDevice(
+                uuid,
+                ByteChange(device.kept),
+                ByteChange(device.last_kept),
+                device.peak.low,
+                device.peak.low == device.peak.high,
+            )
+            for uuid, device in self.devices.items()
+        )
+        return ScopeUsage(
+            name=name,
+            entries=self.entries,
+            ooms=self.ooms,
+            retries=self.retries,
+            unmeasured=self.unmeasured,
+            devices=devices,
+        )
+
+
+class Scopes:
+    """The scopes of this process, by name."""
+
+    def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may begin a scope
+        self._totals: dict[str, ScopeTotal] = {}
+        self._open: WeakSet[Block] = WeakSet()  # a generator may never finish its block
+
+    def begin(self, block: Block) -> None:
+        block.before = usage.read()
+        if block.before is not None:
+            block.sample(block.before)
+        with self._lock:
+            self._open.add(block)
+
+    def finish(self, block: Block, oom: bool) -> None:
+        block.end(usage.read())
+        with self._lock:
+            self._open.discard(block)
+            self._total_of(block.name).add(block, oom)
+
+    @property
+    def has_open_blocks(self) -> bool:
+        return bool(self._open)
+
+    def sample(self, levels: Levels) -> None:
+        """Update the open blocks with the values of a report."""
+        with self._lock:
+            for block in self._open:
+                block.sample(levels)
+
+    def usage(self) -> tuple[ScopeUsage, ...]:
+        with self._lock:
+            return tuple(total.usage(name) for name, total in self._totals.items())
+
+    def keepers(self) -> tuple[ScopeKept, ...]:
+        """Return the scopes that keep most bytes, without open blocks."""
+        kept = [
+            ScopeKept(scope.name, ByteChange(sum(device.kept_bytes for device in scope.devices)))
+            for scope in self.usage()
+        ]
+        keepers = sorted((scope for scope in kept if scope.kept_bytes), key=lambda scope: -scope.kept_bytes)
+        return tuple(keepers[:KEEPERS])
+
+    def open_names(self) -> tuple[str, ...]:
+        """Return the names of the blocks that have begun and not ended, in all threads."""
+        with self._lock:
+            return tuple(sorted({_shown_name(block) for block in self._open})[:KEEPERS])
+
+    def _total_of(self, name: str) -> ScopeTotal:
+        known = self._totals.get(name)
+        if known is None and (len(self._totals) - (OTHER in self._totals) >= SCOPES or len(name) > MAX_NAME):
+            name = OTHER
+        return self._totals.setdefault(name, ScopeTotal())
+
+
+_current: ContextVar[Block | None] = ContextVar("gpumond_scope", default=None)
+
+
+def scope_name() -> str:
+    """Return the name of the caller's innermost block; empty outside."""
+    block = _current.get()
+    return "" if block is None else _shown_name(block)
+
+
+def _shown_name(block: Block) -> str:
+    return block.name if len(block.name) <= MAX_NAME else OTHER
+
+
+SCOPE_TOTALS = Scopes()
+OOMS.keepers, OOMS.scope, OOMS.open_scopes = SCOPE_TOTALS.keepers, scope_name, SCOPE_TOTALS.open_names

@@ -1,0 +1,192 @@
+"""``snapshot(path)``: a framework's own memory snapshot, written by the framework to a file of the program's user.
+
+It passes through a pipe, so that the file cannot exceed its size limit, and is renamed to its final name when it is
+complete. gpumond never reads it: PyTorch's is a pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from gpumond.agent.allocators import FlushRefused, Snapshottable
+from gpumond.agent.registry import REGISTRY
+from gpumond.facts.messages import clean
+from gpumond.facts.program import Dump
+
+MAX_BYTES = 256 << 20
+CHUNK_BYTES = 1 << 20
+REQUEST_SECONDS = 10.0
+"""Shortest time between two requests of the daemon."""
+
+KEPT = 4
+"""Number of files that this process keeps for requests of the daemon; the oldest are removed."""
+
+
+def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
+    """Write the snapshot of the first allocator that has one. Never raises: ``reason`` explains a missing file."""
+    reasons = []
+    for adapter in REGISTRY.adapters():
+        if not isinstance(adapter, Snapshottable):
+            continue
+        try:
+            return Dump(adapter.name, path, _write(partial(_dump, adapter, guarded), path, max_bytes))
+        except FlushRefused as refusal:
+            reasons.append(f"{adapter.name}: {refusal}")
+        except Exception as error:  # of the file system or the library
+            return Dump(adapter.name, None, 0, clean(f"{type(error).__name__}: {error}"))
+    return Dump(None, None, 0, clean("; ".join(reasons) or "no allocator of this program can write a snapshot"))
+
+
+class RequestedSnapshots:
+    """Snapshots that an administrator requests: in the user's own directory, at a limited rate and number."""
+
+    def __init__(self) -> None:
+        self._at = -REQUEST_SECONDS
+        self._last = 0
+        self._files: dict[int, str] = {}
+
+    def write(self, workload: str) -> Dump:
+        now = time.monotonic()
+        if now - self._at < REQUEST_SECONDS:
+            return Dump(None, None, 0, f"too many requests: at most one snapshot in {REQUEST_SECONDS:g} s")
+        self._at = now
+        suffix = next((a.suffix for a in REGISTRY.adapters() if isinstance(a, Snapshottable)), "")
+        return self._kept(workload, suffix, lambda path: write(path, guarded=True))
+
+    def save(self, workload: str, suffix: str, allocator: str, fill: Callable[[str], object]) -> Dump:
+        """Write a file of a recording. ``fill`` writes to a path that can only be appended to. Never raises."""
+
+        def save(path: str) -> Dump:
+            try:
+                return Dump(allocator, path, _write(fill, path, MAX_BYTES))
+            except Exception as error:  # of the file system or the library
+                return Dump(allocator, None, 0, clean(f"{type(error).__name__}: {error}"))
+
+        return self._kept(workload, suffix, save)
+
+    def part(self, number: int, offset: int, size: int) -> tuple[bytes, int]:
+        """Return bytes of a kept file, and its size. Raises OSError with the reason."""
+        path = self._files.get(number)
+        if path is None:
+            kept = ", ".join(map(str, self._files)) or "none"
+            raise FileNotFoundError(f"snapshot {number} does not exist; kept are: {kept}")
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return os.pread(file, size, offset), os.fstat(file).st_size
+        finally:
+            os.close(file)
+
+    def _kept(self, workload: str, suffix: str, write: Callable[[str], Dump]) -> Dump:
+        try:
+            folder = directory()
+        except OSError as error:
+            return Dump(None, None, 0, clean(f"no directory for the snapshot: {error}"))
+        name = f"{_file_name(workload) or 'program'}-{os.getpid()}-{time.time():.0f}{suffix}"
+        dump = write(os.path.join(folder, name))
+        if dump.path is None:
+            return dump
+        self._last += 1
+        self._files[self._last] = dump.path
+        for old in list(self._files)[:-KEPT]:
+            _remove(self._files.pop(old))
+        return replace(dump, id=self._last)
+
+
+def _file_name(workload: str) -> str:
+    return "".join(each if each.isascii() and (each.isalnum() or each in "._") else "-" for each in workload[:64])
+
+
+def directory() -> str:
+    """Return a directory of this user alone: below XDG_STATE_HOME, the home, or TMPDIR. Raises OSError."""
+    state, home = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
+    if state or home:
+        folder = os.path.join(state or os.path.join(str(home), ".local", "state"), "gpumond", "snapshots")
+    else:
+        folder = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"gpumond-{os.geteuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is not a directory of this user")
+    return folder
+
+
+def _dump(adapter: Snapshottable, guarded: bool, path: str) -> None:
+    adapter.dump(path, guarded)
+
+
+def _write(fill: Callable[[str], object], path: str, max_bytes: int) -> int:
+    """Return the size. Raises OSError, FlushRefused, and errors of the library; the file does not exist then."""
+    partial = f"{path}.{os.getpid()}.partial"
+    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            copy = _Copy(file, max_bytes)
+            try:
+                fill(f"/proc/self/fd/{copy.inlet}")
+            finally:
+                copy.end()
+        finally:
+            os.close(file)
+        if copy.failure is not None:
+            raise copy.failure
+        os.replace(partial, path)
+        return copy.size
+    except BaseException:
+        _remove(partial)
+        raise
+
+
+class _Copy:
+    """A thread that copies from a pipe to a file. Bytes beyond the limit are read and dropped: closing the pipe early
+    would send a signal that could end the program.
+    """
+
+    def __init__(self, file: int, max_bytes: int) -> None:
+        self.size = 0
+        self.failure: OSError | None = None
+        self._file, self._max_bytes = file, max_bytes
+        self._outlet, self.inlet = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="gpumond-snapshot", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._outlet)
+            os.close(self.inlet)
+            raise
+
+    def end(self) -> None:
+        os.close(self.inlet)
+        self._thread.join()
+        os.close(self._outlet)
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals are for the program's threads
+        while chunk := os.read(self._outlet, CHUNK_BYTES):
+            self.size += len(chunk)
+            if self.failure is None and self.size > self._max_bytes:
+                self.failure = OSError(f"the snapshot is larger than {self._max_bytes} bytes; no file was written")
+            if self.failure is None:
+                try:
+                    _write_all(self._file, chunk)
+                except OSError as error:
+                    self.failure = error
+
+
+def _write_all(file: int, chunk: bytes) -> None:
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,290 @@
+"""Requests other than a flush: a limit, snapshots of the memory and its contents, and the end of the program.
+
+Each is bounded in rate, size and time. A recording of the allocator's history ends by itself, also if the daemon has
+disconnected.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpumond.agent.allocators import ClassReporting, FlushRefused, HistoryRecording, TensorTracking
+from gpumond.agent.measure import snapshots
+from gpumond.agent.measure.oom import live_classes
+from gpumond.agent.registry import REGISTRY, apply_limit
+from gpumond.agent.retention import INTERVAL_SECONDS, RetentionSearch
+from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode
+from gpumond.facts.pools import FlushPolicy
+from gpumond.facts.program import Dump, LiveClasses, Retainer, Site
+
+if TYPE_CHECKING:
+    from gpumond.agent.thread import AgentThread
+
+STEP_SECONDS = 10.0
+"""Longest wait for `step`, by which a program with flush_policy ``step`` permits an interruption."""
+SEARCH_SECONDS = 0.2
+"""Time limit for a search of all objects, for which the program may pause up to a quarter of a second."""
+CLASSES_EACH_SECONDS = 1.0
+"""Shortest time between two readings of the classes of live bytes. A request in between gets the last result."""
+MAX_RECORD_SECONDS = 600.0
+MAX_SEARCHED_BLOCKS = 12_000_000
+"""Most memory blocks of an interpreter that is searched: the collector takes about 20 ns for each, several times."""
+SITES = 20
+"""Number of sites in a response; the treemap and the snapshot have more."""
+
+PART_BYTES = 256 << 10
+"""Size of a part of a file before compression."""
+ENCODED_BYTES = 48 << 10
+
+LIMIT_REFUSED = (
+    "this program does not allow limits set by the daemon; allow them with gpumond.agent.start(allow_limit=True) or "
+    "GPUMOND_ALLOW_LIMIT=1"
+)
+
+
+def answers(allow_limit: bool, may_end: bool) -> tuple[str, ...]:
+    """Return the kinds of AgentRequest that are not refused."""
+    kinds = ("snapshot", "classes", "fetch", "retainers")
+    return (*(("limit",) if allow_limit else ()), *kinds, *(("end",) if may_end else ()))
+
+
+class Recording(NamedTuple):
+    request: AgentRequest
+    adapter: HistoryRecording
+    allocator: str
+    workload: str
+    end: float
+
+
+class CommandHandler:
+    """Carries out requests. Its methods never raise."""
+
+    def __init__(self) -> None:
+        self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
+        self._classes: tuple[AgentResponse, float] | None = None
+        self._recording: Recording | None = None
+        self._search: tuple[RetentionSearch, float] | None = None
+        self.retainers: tuple[Retainer, ...] = ()
+        """The result of the newest search of the lines that keep memory."""
+
+    def answer(self, request: AgentRequest, thread: AgentThread) -> AgentResponse:
+        """Carry out a request that takes no time."""
+        if request.kind == "snapshot":
+            dump = self._snapshots.write(thread.workload)
+            return AgentResponse(request.id, dump.reason, dump=dump)
+        if request.kind == "fetch":
+            return self._part(request)
+        if request.kind == "classes":
+            return self._answer_classes(request)
+        if request.kind == "end":
+            return AgentResponse(request.id, self._end_requests.call(thread.end_functions))
+        if not thread.allow_limit:
+            return AgentResponse(request.id, LIMIT_REFUSED)
+        if request.limit_bytes == 0:
+            return AgentResponse(
+                request.id,
+                "a limit of 0 bytes is ambiguous: to some allocators it means no limit; give at least 1 byte",
+            )
+        applied = apply_limit(request.limit_bytes, request.device_uuid, request.quota)
+        refused = "; ".join(result.reason for result in applied if not result.applied)
+        reason = "" if any(result.applied for result in applied) else refused or "the program uses no known allocator"
+        return AgentResponse(request.id, reason[:256], applied)
+
+    def start_search(self, request: AgentRequest, policy: FlushPolicy) -> AgentResponse:
+        """Begin a search of the lines that keep memory."""
+        if self._search is not None:
+            return AgentResponse(request.id, "a search is already in progress")
+        if policy != "allow":
+            return AgentResponse(request.id, f"this program's flush_policy is {policy}: its objects are not searched")
+        if sys.getallocatedblocks() > MAX_SEARCHED_BLOCKS:
+            return AgentResponse(request.id, "the program has too many objects: a search would stop it for too long")
+        adapters = [adapter for adapter in REGISTRY.known() if isinstance(adapter, TensorTracking)]
+        if not adapters:
+            return AgentResponse(request.id, "no allocator of this program has objects that can be searched")
+        try:
+            search = RetentionSearch(lambda: [one for adapter in adapters for one in adapter.tracked_tensors()])
+        except Exception as error:  # a version of the library that is not understood
+            return AgentResponse(request.id, clean(f"{type(error).__name__}: {error}"))
+        self._search = search, time.monotonic() + INTERVAL_SECONDS
+        return AgentResponse(request.id)
+
+    def continue_search(self, now: float) -> None:
+        """Carry out the next part of a search when it is due."""
+        if self._search is None or now < self._search[1]:
+            return
+        search, self._search = self._search[0], None
+        try:
+            found = search.advance()
+        except Exception:  # a version of the library that is not understood
+            return
+        if found is None:
+            self._search = search, now + INTERVAL_SECONDS
+        else:
+            self.retainers = found
+
+    def start_recording(self, request: AgentRequest, workload: str, policy: FlushPolicy) -> AgentResponse | None:
+        """Turn the allocator's history on; return a response only if it is refused."""
+        seconds = min(request.record_seconds or 0.0, MAX_RECORD_SECONDS)
+        if self._recording is not None:
+            return AgentResponse(request.id, "a recording is already in progress")
+        if policy != "allow":
+            return AgentResponse(request.id, f"this program's flush_policy is {policy}: its history is not recorded")
+        reasons = []
+        for adapter in REGISTRY.adapters():
+            if isinstance(adapter, HistoryRecording):
+                try:
+                    adapter.start_history()
+                    self._recording = Recording(request, adapter, adapter.name, workload, time.monotonic() + seconds)
+                    return None
+                except FlushRefused as refusal:
+                    reasons.append(f"{adapter.name}: {refusal}")
+                except Exception as error:  # a version of the library that is not understood
+                    reasons.append(f"{adapter.name}: {type(error).__name__}: {error}")
+        reason = "; ".join(reasons) or "no allocator of this program can record its history"
+        return AgentResponse(request.id, clean(reason))
+
+    def finished_recording(self, now: float) -> AgentResponse | None:
+        """Turn the history off at the end of its time, and return the result."""
+        recording = self._recording
+        if recording is None or now < recording.end:
+            return None
+        self._recording = None
+        save = partial(self._snapshots.save, recording.workload, allocator=recording.allocator)
+        try:
+            dump, sites, unrecorded = recording.adapter.finish_history(
+                lambda snapshot: save(".pickle", fill=partial(_pickle, snapshot))
+            )
+        except Exception as error:  # of the library
+            return AgentResponse(recording.request.id, clean(f"{type(error).__name__}: {error}"))
+        treemap = save(".html", fill=partial(_treemap, recording.workload, sites, unrecorded))
+        classes, paused = _classes() if recording.request.kind == "classes" else ((), 0.0)
+        return _bounded(
+            AgentResponse(
+                recording.request.id,
+                dump.reason or (_unknown(classes) if classes else ""),
+                dump=dump,
+                classes=classes,
+                paused_seconds=paused,
+                sites=tuple(sites[:SITES]),
+                unrecorded_bytes=unrecorded,
+                treemap=treemap,
+            )
+        )
+
+    def cancel_recording(self) -> None:
+        """Turn the history off without a result."""
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            try:
+                recording.adapter.finish_history(lambda snapshot: Dump(None, None, 0))
+            except Exception:  # the program and its libraries are about to end
+                pass
+
+    def _answer_classes(self, request: AgentRequest) -> AgentResponse:
+        """Read the classes, unless those of the last request are new enough."""
+        now = time.monotonic()
+        if self._classes is not None and now - self._classes[1] < CLASSES_EACH_SECONDS:
+            return replace(self._classes[0], id=request.id, age_seconds=now - self._classes[1])
+        classes, paused = _classes()
+        answer = AgentResponse(request.id, _unknown(classes), classes=classes, paused_seconds=paused)
+        self._classes = answer, time.monotonic()
+        return answer
+
+    def _part(self, request: AgentRequest) -> AgentResponse:
+        import base64
+        import zlib
+
+        size = PART_BYTES
+        try:
+            while True:
+                part, file_bytes = self._snapshots.part(request.snapshot_id or 0, request.offset, size)
+                encoded = base64.b64encode(zlib.compress(part, 1)).decode("ascii")
+                if len(encoded) <= ENCODED_BYTES:
+                    break
+                size //= 2
+        except (OSError, OverflowError) as error:
+            return AgentResponse(request.id, clean(error))
+        texts = tuple(encoded[i : i + MAX_TEXT] for i in range(0, len(encoded), MAX_TEXT))
+        return AgentResponse(request.id, part=texts, part_bytes=len(part), file_bytes=file_bytes)
+
+
+def _classes() -> tuple[tuple[LiveClasses, ...], float]:
+    """Return the classes of live bytes, and the seconds for which this thread may have paused the others."""
+    began = time.thread_time()
+    return live_classes(SEARCH_SECONDS), time.thread_time() - began
+
+
+def _unknown(classes: Sequence[LiveClasses]) -> str:
+    """Return the reason why no class, or not every class is known; empty if all are."""
+    if classes:
+        if all(one.activations_bytes is not None for one in classes):
+            return ""
+        if any(one.parameters_bytes is None for one in classes):
+            return "the program is older than its agent and has too many objects to search: its classes are unknown"
+        return "the program has too many objects to search: other tensors and activations are not distinguished"
+    adapters = REGISTRY.known()
+    if not any(isinstance(adapter, ClassReporting) for adapter in adapters):
+        names = ", ".join(adapter.name for adapter in adapters) or "none"
+        return clean(f"live memory can be classified for PyTorch only; the allocators of this program: {names}")
+    if any(pool.live_bytes for pool in REGISTRY.read() or () if pool.allocator == "torch"):
+        return "this version of PyTorch is not understood: its live memory cannot be classified"
+    return "no allocator of this program that can be classified has live memory"
+
+
+def _pickle(snapshot: object, path: str) -> None:
+    import pickle
+
+    with open(path, "wb") as file:
+        pickle.dump(snapshot, file)
+
+
+def _treemap(title: str, sites: Sequence[Site], unrecorded: int, path: str) -> None:
+    from gpumond.agent.measure import treemap
+
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(treemap.page(title or "program", sites, unrecorded))
+
+
+def _bounded(response: AgentResponse) -> AgentResponse:
+    """Remove sites until the message is short enough."""
+    while len(encode(response)) > MAX_MESSAGE_BYTES and response.sites:
+        response = replace(response, sites=response.sites[: len(response.sites) // 2])
+    return response
+
+
+UNREGISTERED = "this program has no function for requests to end; register one with gpumond.agent.on_end_request"
+
+
+class EndRequests:
+    """Calls the program's functions in a thread of their own, so that they may wait. At most one call at a time."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def call(self, functions: Sequence[Callable[[], object]]) -> str:
+        """Start the functions. Return the reason if nothing was started. Never raises."""
+        if not functions:
+            return UNREGISTERED
+        if self._thread is not None and self._thread.is_alive():
+            return "the functions of an earlier request to end are still running"
+        thread = threading.Thread(target=_call, args=(tuple(functions),), name="gpumond-end", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the thread limit, or an interpreter that is about to exit
+            return "no thread can be started for the function"
+        self._thread = thread
+        return ""
+
+
+def _call(functions: Sequence[Callable[[], object]]) -> None:
+    for function in functions:
+        try:
+            function()
+        except BaseException:  # the program's error, or its SystemExit: a thread has no caller that could handle it
+            pass

@@ -1,1 +1,0 @@
-"""Alerts after a tick: dispatch, queues and receivers."""

@@ -1,1 +1,0 @@
-"""Baselines: record the memory use of workloads, and compare two records."""

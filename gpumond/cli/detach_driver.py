@@ -1,0 +1,37 @@
+"""``gpumond release --for SECONDS``: release the driver for maintenance."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from gpumond.cli import client
+from gpumond.cli.main import DONE, WRONG_USE
+from gpumond.facts.units import seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--for",
+        dest="duration",
+        required=True,
+        metavar="DURATION",
+        help="time for which the driver stays released, such as 120s or 5m",
+    )
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        duration = seconds(arguments.duration)
+    except ValueError as error:
+        print(f"gpumond: --for {arguments.duration!r}: {error}", file=sys.stderr)
+        return WRONG_USE
+    answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": duration}, timeout=30)
+    until = time.strftime("%H:%M:%S", time.localtime(answer["released_until"]))
+    print(
+        json.dumps(answer) if arguments.json else f"the driver is released until {until}; gpumond then opens it again"
+    )
+    return DONE

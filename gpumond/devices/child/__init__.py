@@ -1,0 +1,1 @@
+"""The child process that owns the driver, its supervisor, and their pipe."""

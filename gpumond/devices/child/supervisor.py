@@ -1,0 +1,361 @@
+"""Supervisor of the collector's child process, which owns the driver. Nothing here waits for the child.
+
+A driver call may block for ever or crash its process, so requests go through a pipe and are supervised on the monotonic
+clock. A child that misses its deadline is left to finish and another one is started: at once without the device on
+which it hangs, or after a delay if it hangs elsewhere. At most ``MAX_ABANDONED`` children are left hanging.
+
+Does *not* cover the content of readings (``sources/``) or the meaning of a missing reading (``engine``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from gpumond.devices.child.pipe import ExcludedDevice, ReadResponse
+from gpumond.devices.child.process import Child, Request, Worker, end, start_worker
+from gpumond.facts.errors import FaultKind, ProtocolError, ReturnCode
+from gpumond.facts.snapshot import RELEASED, STARTING, Reading, SourceState, XidErrors
+
+log = logging.getLogger(__name__)
+
+DEADLINE_SECONDS = 5.0
+REPLACE_AFTER_SECONDS = 60.0
+MAX_ABANDONED = 2
+MAX_RESTART_SECONDS = 10.0
+QUICK_RESTARTS = 3
+"""Number of successive crashes after which a restart is delayed, or the device that causes them is excluded."""
+MAX_RETRY_SECONDS = 30.0
+LEFT_OUT_SECONDS = 5.0
+MAX_LEFT_OUT_SECONDS = 600.0
+"""Longest time for which a device is excluded.
+
+After a crash, the time doubles with each attempt. After a hang, the device is queried again when the call has returned,
+or after the longest time.
+"""
+
+
+class Collector:
+    """Readings of one source, with at most one request at a time. All times are in seconds.
+
+    ``first`` is a worker that has already been started, and that knows its source.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        deadline: float = DEADLINE_SECONDS,
+        replace_after: float = REPLACE_AFTER_SECONDS,
+        environ: Mapping[str, str] | None = None,
+        restarted: Callable[[], None] = lambda: None,
+        opened: Callable[[], None] = lambda: None,
+        first: Worker | None = None,
+    ) -> None:
+        self.state = SourceState(name=source, up=False, responsive=True, reason=STARTING)
+        self._deadline, self._replace_after = deadline, replace_after
+        self._environ, self._restarted, self._opened = environ, restarted, opened
+        self._first = first
+        self._child: Child | None = None
+        self._abandoned: list[Child] = []
+        self._closing: list[Child] = []
+        """Children whose pipes are closed and that have not been reaped yet."""
+        self._excluded: dict[ExcludedDevice, Child | None] = {}
+        """Excluded devices, each with the child that hangs on it, or None if it crashed the driver."""
+        self._times_left_out: Counter[str] = Counter()
+        self._uuids: dict[int, str] = {}
+        self._xids: tuple[XidErrors, ...] = ()
+        """XID errors counted by previous children."""
+        self._failures = 0
+        self._crashed_at: list[int] = []
+        self._started = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process that reads the driver, or None."""
+        return None if self._child is None else self._child.process.pid
+
+    def start(self) -> None:
+        """Start the child without waiting for it."""
+        self._spawn()
+
+    async def read(self, wait: float) -> Reading | None:
+        """Return a reading that began after this call, or None if none arrived within ``wait`` seconds."""
+        requested_at = time.monotonic()
+        while (request := self._ask()) is not None:
+            left = requested_at + wait - time.monotonic()
+            await asyncio.wait({request.done}, timeout=max(0.0, left))
+            if not request.done.done():
+                return None
+            if request.requested_at >= requested_at:
+                return request.done.result()
+        return None
+
+    async def release(self, seconds: float) -> bool:
+        """Release the driver for this time, so that it can be unloaded or the device reset.
+
+        Returns True if every child has exited.
+        """
+        children = self._hang_up_all()
+        detail = f"released for {seconds:g} s"
+        self._set_state(up=False, responsive=True, reason=RELEASED, detail=detail)
+        self._schedule(seconds, self._spawn)
+        gone = await end(children)
+        if not gone:
+            detail += "; a process that hangs in a driver call still holds the driver"
+            self._set_state(up=False, responsive=False, reason=RELEASED, detail=detail)
+        return gone
+
+    async def stop(self) -> None:
+        """Close the pipes, wait until the children have closed the driver, then send SIGTERM. Takes less than 1 s."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await end(self._hang_up_all())
+
+    def _hang_up_all(self) -> list[Child]:
+        children = [*self._abandoned, *([self._child] if self._child else [])]
+        leaving, self._closing = self._closing, []
+        for child in children:
+            self._unwatch(child)
+            if child.request is not None:
+                child.request.finish(None)
+            self._xids = add_up(self._xids, child.xids)
+        self._child = None
+        self._abandoned = []
+        self._excluded.clear()
+        return children + leaving
+
+    def _ask(self) -> Request | None:
+        """Return the current request, or a new one; None while there is no child."""
+        self._closing = [child for child in self._closing if not child.is_gone()]
+        child = self._child
+        if child is None or child.overdue:
+            return None
+        if child.request is None and child.opened:
+            self._watch_deadline(child, child.ask(self._excluded))
+        return child.request
+
+    def _spawn(self) -> None:
+        if self._stopped:
+            return
+        self._xids = add_up(self._xids, self._child.xids if self._child else ())
+        self._child, first, self._first = None, self._first, None
+        try:
+            worker = first or start_worker(self._environ)
+        except OSError as error:  # such as a limit of processes, memory or descriptors
+            detail = f"the collector process cannot be started: {error}"
+            self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
+            self._schedule(self._restart_delay(), self._spawn)
+            self._failures += 1
+            return
+        if first is None:
+            worker.open(self.state.name)
+        if self._started:
+            self._restarted()
+        self._started += 1
+        child = self._child = Child(worker)
+        asyncio.get_running_loop().add_reader(child.stdout.fileno(), self._readable, child)
+        assert child.request is not None
+        self._watch_deadline(child, child.request)
+
+    def _watch_deadline(self, child: Child, request: Request) -> None:
+        timer = asyncio.get_running_loop().call_later(self._deadline, self._check_deadline, child, request)
+        request.done.add_done_callback(lambda done: timer.cancel())  # else it keeps the reading until the deadline
+
+    def _check_deadline(self, child: Child, request: Request) -> None:
+        if child.request is not request or child is not self._child or self._stopped:
+            return
+        child.overdue = True
+        request.finish(None)
+        detail = f"a driver call has not returned for {self._deadline:g} s; values are withheld until it returns"
+        self._set_state(up=False, responsive=False, reason="timeout", detail=detail)
+        if self._exclude(child.place(), child):
+            self._replace()
+        else:
+            self._schedule(self._replace_after, self._replace)
+
+    def _exclude(self, index: int, child: Child | None) -> bool:
+        """Exclude a device for a while. Returns False if it is unknown or already excluded."""
+        uuid = self._uuids.get(index)
+        if uuid is None or ExcludedDevice(index, uuid) in self._excluded:
+            return False
+        device = ExcludedDevice(index, uuid)
+        log.warning("device %d %s is excluded: the driver %s on it", index, uuid, "hangs" if child else "crashes")
+        self._excluded[device] = child
+        crashes = self._times_left_out[uuid]
+        seconds = MAX_LEFT_OUT_SECONDS if child else backoff(LEFT_OUT_SECONDS, crashes, MAX_LEFT_OUT_SECONDS)
+        self._times_left_out[uuid] += 1
+        asyncio.get_running_loop().call_later(seconds, self._try_again, device)
+        return True
+
+    def _try_again(self, device: ExcludedDevice) -> None:
+        if len(self._abandoned) < MAX_ABANDONED:
+            self._excluded.pop(device, None)
+        elif device in self._excluded and not self._stopped:
+            asyncio.get_running_loop().call_later(MAX_LEFT_OUT_SECONDS, self._try_again, device)
+
+    def _replace(self) -> None:
+        """Abandon the hung child and start another one, unless the limit of hung children is reached."""
+        child = self._child
+        if child is not None and child.overdue:
+            if len(self._abandoned) >= MAX_ABANDONED:
+                self._schedule(self._replace_after, self._replace)
+                return
+            self._abandoned.append(child)
+        self._spawn()
+
+    def _readable(self, child: Child) -> None:
+        try:
+            chunk = child.stdout.read(1 << 20)
+        except OSError:
+            chunk = b""
+        if chunk is None:
+            return
+        if not chunk:
+            self._ended(child)
+            return
+        child.buffer += chunk
+        while (stop := child.buffer.find(b"\n")) >= 0:
+            line = bytes(child.buffer[:stop])
+            del child.buffer[: stop + 1]
+            try:
+                self._answered(child, child.decode(line))
+            except ProtocolError as error:
+                log.error("invalid response of the collector process: %s", error)
+                child.process.terminate()
+
+    def _answered(self, child: Child, answer: ReadResponse) -> None:
+        request, child.request = child.request, None
+        late, child.overdue = child.overdue, False
+        if child in self._abandoned:
+            self._returned(child, answer.reading)
+            return
+        if child is not self._child or request is None:
+            return
+        if answer.reason:
+            child.unavailable = True
+            self._set_state(up=False, responsive=True, reason=answer.reason, detail=answer.message)
+            request.finish(None)
+            return
+        if late and self._timer is not None:
+            self._timer.cancel()
+        if not child.opened:
+            child.opened = True
+            self._opened()
+        reading = answer.reading
+        if reading is not None:
+            child.xids = reading.xids
+            reading = replace(reading, xids=add_up(self._xids, reading.xids))
+            self._failures, self._crashed_at = 0, []
+            for device in reading.devices:
+                if device.parent_uuid is None:
+                    self._uuids[device.index] = device.uuid
+                    self._times_left_out.pop(device.uuid, None)
+            self._set_state(up=True, responsive=not self._abandoned, reading=reading)
+        request.finish(None if late else reading)  # a late response is out of date
+
+    def _returned(self, child: Child, reading: Reading | None) -> None:
+        """Handle the response of an abandoned child, whose driver call has returned.
+
+        Only this child has received the XID events of its device in the meantime.
+        """
+        read_again = {device.uuid for device, hung in self._excluded.items() if hung is child}
+        self._excluded = {device: hung for device, hung in self._excluded.items() if hung is not child}
+        counted = {(errors.device_uuid, errors.xid): errors.count for errors in child.xids}
+        news = [
+            replace(errors, count=errors.count - counted.get((errors.device_uuid, errors.xid), 0))
+            for errors in (reading.xids if reading else ())
+            if errors.device_uuid in read_again
+        ]
+        self._xids = add_up(self._xids, [errors for errors in news if errors.count > 0])
+        child.stdin.close()
+
+    def _ended(self, child: Child) -> None:
+        """Handle the exit of a child: its source could not be opened, or the driver crashed."""
+        self._unwatch(child)
+        place = child.place()
+        child.hang_up()
+        self._closing.append(child)
+        if child in self._abandoned:
+            self._abandoned.remove(child)
+        if child is not self._child or self._stopped:
+            return
+        self._child = None
+        self._xids = add_up(self._xids, child.xids)
+        if child.request is not None:
+            child.request.finish(None)
+        if child.unavailable:
+            delay = backoff(1.0, self._failures, MAX_RETRY_SECONDS)
+        else:
+            detail = f"the collector process exited with {child.process.poll()}"
+            self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
+            delay = self._restart_delay()
+            self._crashed_at.append(place)
+            if self._crashed_at[-QUICK_RESTARTS:] == [place] * QUICK_RESTARTS and self._exclude(place, None):
+                self._crashed_at, self._failures = [], 0
+        self._failures += 1
+        self._schedule(delay, self._spawn)
+
+    def _restart_delay(self) -> float:
+        return backoff(0.1, self._failures - QUICK_RESTARTS, MAX_RESTART_SECONDS)
+
+    def _unwatch(self, child: Child) -> None:
+        if not child.stdout.closed:
+            asyncio.get_running_loop().remove_reader(child.stdout.fileno())
+
+    def _schedule(self, delay: float, action: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay, action)
+
+    def _set_state(
+        self,
+        *,
+        up: bool,
+        responsive: bool,
+        reason: FaultKind | ReturnCode | Literal[""] = "",
+        detail: str = "",
+        reading: Reading | None = None,
+    ) -> None:
+        """Log a change of state, once."""
+        before = self.state
+        known = before if reading is None else reading
+        driver = known.driver_version
+        self.state = SourceState(
+            name=before.name,
+            up=up,
+            responsive=responsive,
+            reason=reason,
+            detail=detail,
+            driver_version=driver,
+            library_version=known.library_version,
+            cuda_version=known.cuda_version,
+        )
+        if (before.up, before.reason) != (up, reason):
+            if up:
+                log.info("source %s is up, driver %s", before.name, driver or "unknown")
+            else:
+                log.warning("source %s is down: %s: %s", before.name, reason, detail)
+
+
+def backoff(first: float, failures: int, longest: float) -> float:
+    """Return the seconds before another attempt: they double with each failure, up to the longest."""
+    return min(longest, first * 2.0 ** max(0, min(failures, 30)))  # 2.0 ** 1024 raises OverflowError
+
+
+def add_up(first: Iterable[XidErrors], second: Iterable[XidErrors]) -> tuple[XidErrors, ...]:
+    """Return the sum of the errors of two children that did not run at the same time."""
+    sums = {(errors.device_uuid, errors.xid): errors for errors in first}
+    for errors in second:
+        before = sums.get((errors.device_uuid, errors.xid))
+        count = errors.count + (before.count if before else 0)
+        sums[errors.device_uuid, errors.xid] = replace(errors, count=count)
+    return tuple(sums.values())

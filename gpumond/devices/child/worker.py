@@ -1,0 +1,72 @@
+"""Child process of the collector: owns the driver and answers each request line with one response line.
+
+``python -m gpumond.devices.child.worker PLACE``, where PLACE is the descriptor of a DevicePosition. The first line of
+stdin names the source. It exits when stdin closes, after closing the driver in order: killing a process during a driver
+call may make the driver unusable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from gpumond.devices import NOWHERE, ReadProgress, load
+from gpumond.devices.child.pipe import DevicePosition, ReadingChanges, ReadRequest, ReadResponse
+from gpumond.devices.process.metadata import ProcessMetadata
+from gpumond.facts.errors import SourceUnavailable
+from gpumond.facts.messages import clean, from_json, to_json
+from gpumond.host.machine import raise_limit
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(place: int) -> int:
+    os.set_inheritable(place, False)
+    raise_limit()  # each process with device memory needs a descriptor
+    _continue_without_parent()
+    position = DevicePosition(place)
+    progress = ReadProgress(position.at)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # output of the driver library must not mix with the responses
+
+    def answer(value: ReadResponse) -> None:
+        answers.write(to_json(value) + b"\n")
+        answers.flush()
+
+    name = sys.stdin.buffer.readline().decode().rstrip("\n")
+    if not name:
+        return 0
+    try:
+        source = load(name, progress)
+        source.open()
+        answer(ReadResponse())
+        owners, changes = ProcessMetadata(), ReadingChanges()
+        for line in sys.stdin.buffer:
+            progress.leave_out = {device.index: device.uuid for device in from_json(ReadRequest, line).leave_out}
+            reading = source.read()
+            position.at(NOWHERE)
+            answer(ReadResponse(*changes.encode(owners.complete(reading, progress.process_starts))))
+        source.close()
+    except SourceUnavailable as error:
+        answer(ReadResponse(reason=error.reason, message=clean(error)))
+        return 1
+    except BrokenPipeError:
+        return 1
+    return 0
+
+
+def _continue_without_parent() -> None:
+    """Request SIGCONT from the kernel when the parent exits, so that a stopped child reads the end of its stdin and
+    exits.
+
+    Nothing terminates it during a driver call.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""AMD and Intel devices, read from kernel files."""

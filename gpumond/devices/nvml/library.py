@@ -1,0 +1,231 @@
+"""Access to libnvidia-ml through pynvml, one query at a time.
+
+Covers the meaning of return codes, functions missing from the library or its binding, and process lists of any length.
+Does not cover the choice of queries (the other files of this package), and the reason why the library cannot be loaded
+(devices/nvml/loading.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pynvml
+
+from gpumond.devices import ReadProgress
+from gpumond.devices.nvml.inventory import DeviceLost, EnumerationFailed, Unsupported
+from gpumond.devices.nvml.loading import load_error, not_loadable
+from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable
+from gpumond.facts.messages import clean
+from gpumond.facts.remedies import remedy
+
+KINDS: dict[int, ReturnCode] = {
+    getattr(pynvml, name): ReturnCode(name.removeprefix("NVML_ERROR_").lower())
+    for name in dir(pynvml)
+    if name.startswith("NVML_ERROR_")
+}
+"""Fault kind by return code."""
+
+_CAUSES = {
+    "library_not_found": "libnvidia-ml.so.1 was not found",
+    "driver_not_loaded": "the NVIDIA kernel module is not loaded",
+    "uninitialized": "the NVIDIA driver was unloaded",
+    "no_permission": "no permission to use the NVIDIA driver",
+    "device_access_lost": "the kernel refuses access to /dev/nvidiactl, because the container's device rules are gone "
+    "(systemctl daemon-reload removes them)",
+}
+
+LONGEST_LIST = 4096
+"""Limit of a process list. No device has that many contexts, each of which uses tens of MiB; a longer list is
+invalid."""
+
+_FATAL = {"library_not_found", "driver_not_loaded", "uninitialized", "lib_rm_version_mismatch", "device_access_lost"}
+_LOST = {"gpu_is_lost", "gpu_not_found"}
+_SUPERSEDED = {"function_not_found", "argument_version_mismatch", "deprecated"}
+_INSUFFICIENT_SIZE: int = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+_LISTED = struct.Struct("@IQII")
+"""nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance."""
+
+Functions = tuple[Callable[..., Any], ...]
+ProcessEntry = tuple[int, int, int, int]
+"""Entry of a process list: pid, bytes, GPU instance, compute instance."""
+
+
+def functions(*names: str) -> Functions:
+    """Return the binding's functions for one query, best first; older bindings lack some."""
+    return tuple(getattr(pynvml, name) for name in names if hasattr(pynvml, name))
+
+
+def undecoded(name: str) -> Functions:
+    """Return the function inside the binding's wrapper, without its strict decoding of text."""
+    function = getattr(pynvml, name)
+    return (getattr(function, "__wrapped__", function),)
+
+
+def _lister(name: str) -> Callable[..., list[ProcessEntry]]:
+    """Return a function for one of the binding's process lists that makes one call into reused memory.
+
+    The binding's own function first queries the length, then the list, and creates an object per entry: a list that
+    grows in between fails, it makes two calls, and takes 2 microseconds per entry instead of 0.1.
+    """
+
+    def ask(handle: Any, entries: bytearray) -> list[ProcessEntry]:
+        function = pynvml._nvmlGetFunctionPointer(name)
+        count = ctypes.c_uint(LONGEST_LIST)
+        code = function(handle, ctypes.byref(count), (ctypes.c_char * len(entries)).from_buffer(entries))
+        if code == 0 and count.value > LONGEST_LIST:
+            code = _INSUFFICIENT_SIZE
+        if code:
+            raise pynvml.NVMLError(code)
+        return list(_LISTED.iter_unpack(memoryview(entries)[: count.value * _LISTED.size]))
+
+    return ask
+
+
+PROCESS_LISTS: tuple[tuple[str, Functions], ...] = tuple(
+    (kind, tuple(_lister(f"nvmlDeviceGet{word}RunningProcesses_{version}") for version in ("v3", "v2")))
+    for kind, word in (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute"))
+)
+
+
+class Library:
+    """NVML library. Failures raise Refusal, or SourceUnavailable if the driver cannot be used at all."""
+
+    def __init__(self, proc: str = "/proc", open_node: Callable[[str, int], int] = os.open) -> None:
+        self._proc = proc
+        self._open_node = open_node
+        self.progress = ReadProgress()
+        self._entries = bytearray(LONGEST_LIST * _LISTED.size)
+        self._initialized = False
+
+    def at(self, index: int) -> None:
+        """Set the index of the device that the following queries concern, for the supervisor."""
+        self.progress.at(index)
+
+    def open(self) -> None:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            kind = self._kind_of(error)
+            # The binding reports every loader error as a library that was not found.
+            if kind == "library_not_found" and (reason := load_error()):
+                raise not_loadable(reason) from error
+            raise self._unavailable(kind) from error
+        self._initialized = True
+
+    def close(self) -> None:
+        if self._initialized:
+            self._initialized = False
+            try:
+                pynvml.nvmlShutdown()
+            except pynvml.NVMLError:
+                pass  # the driver is already unloaded
+
+    def version(self, name: str) -> str | None:
+        try:
+            return _text(undecoded(name)[0]())
+        except pynvml.NVMLError:
+            return None
+
+    def cuda_version(self) -> str | None:
+        """Return the newest CUDA version that the driver supports."""
+        try:
+            number = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        except pynvml.NVMLError:
+            return None
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+    def count(self) -> int:
+        return int(self.query(functions("nvmlDeviceGetCount")))
+
+    def handle(self, index: int) -> Any:
+        return self.query(functions("nvmlDeviceGetHandleByIndex"), index)
+
+    def uuid(self, handle: Any) -> str:
+        return _text(self.query(undecoded("nvmlDeviceGetUUID"), handle))
+
+    def name(self, handle: Any) -> str:
+        return _text(self.query(undecoded("nvmlDeviceGetName"), handle))
+
+    def pci_bus_id(self, handle: Any) -> str:
+        # The binding decodes the text when the field is accessed, so that must be part of the query.
+        return _text(self.query((lambda handle: pynvml.nvmlDeviceGetPciInfo_v3(handle).busId,), handle))
+
+    def gpu_instance_id(self, handle: Any) -> int | None:
+        try:
+            return int(self.query(functions("nvmlDeviceGetGpuInstanceId"), handle))
+        except (EnumerationFailed, Unsupported):
+            return None
+
+    def instances(self, handle: Any) -> Iterator[Any]:
+        mode, _pending = self.query(functions("nvmlDeviceGetMigMode"), handle)
+        if mode != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return
+        for position in range(self.query(functions("nvmlDeviceGetMaxMigDeviceCount"), handle)):
+            try:
+                yield self.query(functions("nvmlDeviceGetMigDeviceHandleByIndex"), handle, position)
+            except EnumerationFailed as failure:
+                if failure.kind != "not_found":
+                    raise
+
+    def listing(self, lister: Functions, handle: Any) -> list[ProcessEntry]:
+        """Return the entries of one of PROCESS_LISTS."""
+        entries: list[ProcessEntry] = self.query(lister, handle, self._entries)
+        return entries
+
+    def query(self, functions: Functions, *arguments: Any) -> Any:
+        """Return the answer of the first function that both binding and library have."""
+        for function in functions:
+            try:
+                return function(*arguments)
+            except pynvml.NVMLError as error:
+                kind = self._kind_of(error)
+                if kind in _SUPERSEDED:
+                    continue
+                if kind in _FATAL:
+                    raise self._unavailable(kind) from error
+                if kind in _LOST:
+                    raise DeviceLost(kind) from error
+                raise (Unsupported if kind == "not_supported" else EnumerationFailed)(kind) from error
+            except Exception as error:
+                # A malformed answer (such as undecodable text) affects only this query.
+                raise EnumerationFailed("unreadable", f"{type(error).__name__}: {error}") from error
+        raise Unsupported(ReturnCode("function_not_found"))
+
+    def _kind_of(self, error: pynvml.NVMLError) -> FaultKind | ReturnCode:
+        kind = KINDS.get(error.value, ReturnCode(f"error_{error.value}"))
+        return "device_access_lost" if kind in ("unknown", "no_permission") and self._access_lost() else kind
+
+    def _access_lost(self) -> bool:
+        """Return True if the kernel returns EPERM (not EACCES), which it does without a container's device rules."""
+        try:
+            os.close(self._open_node("/dev/nvidiactl", os.O_RDWR | os.O_CLOEXEC))
+        except OSError as error:
+            return error.errno == errno.EPERM
+        return False
+
+    def _unavailable(self, kind: FaultKind | ReturnCode) -> SourceUnavailable:
+        if kind != "lib_rm_version_mismatch":
+            cause = _CAUSES.get(kind, f"NVML does not start ({kind.replace('_', ' ')})")
+            return SourceUnavailable(kind, f"{cause}: {remedy(kind)}")
+        try:
+            with open(f"{self._proc}/driver/nvidia/version", errors="replace") as version:
+                module = version.read()
+        except OSError:
+            module = ""
+        number = re.search(r"\d+\.\d+(\.\d+)?", module)
+        return SourceUnavailable(
+            kind,
+            f"the loaded kernel module is {number.group() if number else 'unknown'}, the NVML library "
+            f"{self.version('nvmlSystemGetNVMLVersion') or 'unknown'}, because the driver was upgraded on a running "
+            f"system: {remedy(kind)}",
+        )
+
+
+def _text(value: bytes | str) -> str:
+    return clean(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)

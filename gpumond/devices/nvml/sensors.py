@@ -1,0 +1,423 @@
+"""Sensors of NVIDIA devices, each queried at an interval that suits its cost and rate of change.
+
+Cheap queries of fast-changing values are made at every reading, the others every SLOW_SECONDS. `python -m
+bench.gpu_calls` measures them: PCIe throughput takes the driver 20 ms per direction, and energy 11 ms. Constant
+values are queried until they have been read once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pynvml
+
+from gpumond.devices.nvml.inventory import Device, DeviceLost, EnumerationFailed, Unsupported
+from gpumond.devices.nvml.library import Functions, Library, functions
+from gpumond.devices.validation import IMPOSSIBLE, Tally
+from gpumond.facts.errors import FaultKind, ReturnCode
+from gpumond.facts.messages import MAX_INTEGER
+from gpumond.facts.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES
+from gpumond.facts.units import MIB
+
+SLOW_SECONDS = 10.0
+SLOW_BUDGET_SECONDS = 0.25
+"""Time that one reading spends on slow queries; the next reading continues with the next device."""
+
+COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
+LARGEST = MAX_INTEGER - 1
+
+
+class Question(NamedTuple):
+    """One query for fields of Sensors: integers up to ``limit``, their conversion, and the value that means absent."""
+
+    functions: Functions
+    fields: tuple[str, ...]
+    limit: int
+    arguments: tuple[Any, ...] = ()
+    meaning: Callable[[int], Any] = int
+    unknown: int | None = None
+
+
+def _percent(number: int) -> float:
+    return number / 100
+
+
+def _mega(number: int) -> float:
+    return number * 1_000_000
+
+
+def _kilo(number: int) -> float:
+    return number * 1000
+
+
+def _milli(number: int) -> float:
+    return number / 1000
+
+
+def _reasons(mask: int) -> tuple[str, ...]:
+    return tuple(reason for bit, reason in enumerate(THROTTLE_REASONS) if mask >> bit & 1)
+
+
+def _utilization(handle: Any) -> tuple[int, int]:
+    rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    return rates.gpu, rates.memory
+
+
+def _bar1(handle: Any) -> tuple[int, int]:
+    info = pynvml.nvmlDeviceGetBAR1MemoryInfo(handle)
+    return info.bar1Total, info.bar1Used
+
+
+def _retired(handle: Any, cause: int) -> int:
+    return len(pynvml.nvmlDeviceGetRetiredPages(handle, cause))
+
+
+def _remapped_rows(handle: Any) -> tuple[int, ...]:
+    return tuple(pynvml.nvmlDeviceGetRemappedRows(handle)[:2])
+
+
+def _remapping(handle: Any) -> tuple[int, ...]:
+    return tuple(pynvml.nvmlDeviceGetRemappedRows(handle)[2:])
+
+
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Member of a field's value by its value type."""
+
+
+def _field_value(handle: Any, number: int) -> int:
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [number])
+    if value.nvmlReturn:
+        raise pynvml.NVMLError(value.nvmlReturn)
+    return int(getattr(value.value, _MEMBERS[value.valueType]))
+
+
+_CLOCK = functions("nvmlDeviceGetClockInfo")
+_CLOCK_MAX = functions("nvmlDeviceGetMaxClockInfo")
+_TEMPERATURE = functions("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV")
+_THRESHOLD = functions("nvmlDeviceGetTemperatureThreshold")
+_THROUGHPUT = functions("nvmlDeviceGetPcieThroughput")
+_ECC = functions("nvmlDeviceGetTotalEccErrors")
+_REASONS = functions("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+_MHZ, _CELSIUS, _MILLIWATTS = 100_000, 250, 100_000_000
+
+FAST = (
+    Question((_utilization,), ("gpu_utilization_ratio", "memory_controller_utilization_ratio"), 100, meaning=_percent),
+    Question(_CLOCK, ("sm_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _mega),
+    Question(_CLOCK, ("memory_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
+    Question(_TEMPERATURE, ("gpu_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_GPU,)),
+    Question(functions("nvmlDeviceGetPowerUsage"), ("power_watts",), _MILLIWATTS, meaning=_milli),
+    Question(_REASONS, ("throttle_reasons",), 2**32 - 1, meaning=_reasons),
+)
+
+SLOW = (
+    Question(functions("nvmlDeviceGetTotalEnergyConsumption"), ("energy_joules",), LARGEST, meaning=_milli),
+    # Encoder and decoder queries also return their sampling period, which has no field.
+    Question(functions("nvmlDeviceGetEncoderUtilization"), ("encoder_utilization_ratio",), 100, meaning=_percent),
+    Question(functions("nvmlDeviceGetDecoderUtilization"), ("decoder_utilization_ratio",), 100, meaning=_percent),
+    Question(functions("nvmlDeviceGetPerformanceState"), ("performance_state",), 15, unknown=32),
+    # Devices without this sensor return 0.
+    Question((_field_value,), ("memory_temperature_celsius",), _CELSIUS, (pynvml.NVML_FI_DEV_MEMORY_TEMP,), unknown=0),
+    Question(functions("nvmlDeviceGetEnforcedPowerLimit"), ("power_limit_watts",), _MILLIWATTS, meaning=_milli),
+    Question(functions("nvmlDeviceGetFanSpeed"), ("fan_speed_ratio",), 200, meaning=_percent),
+    Question(functions("nvmlDeviceGetPersistenceMode"), ("persistence_mode",), 1, meaning=bool),
+    Question(
+        functions("nvmlDeviceGetComputeMode"),
+        ("compute_mode",),
+        len(COMPUTE_MODES) - 1,
+        meaning=COMPUTE_MODES.__getitem__,
+    ),
+    Question((_bar1,), ("bar1_size_bytes", "bar1_used_bytes"), LARGEST),
+    Question(functions("nvmlDeviceGetCurrPcieLinkGeneration"), ("pcie_generation",), 20, unknown=0),
+    Question(functions("nvmlDeviceGetCurrPcieLinkWidth"), ("pcie_width",), 64, unknown=0),
+    Question(_THROUGHPUT, ("pcie_receive_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_RX_BYTES,), meaning=_kilo),
+    Question(_THROUGHPUT, ("pcie_transmit_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_TX_BYTES,), meaning=_kilo),
+    Question(functions("nvmlDeviceGetPcieReplayCounter"), ("pcie_replays",), 2**32 - 2),
+    *(
+        Question(_ECC, (f"ecc_{kind}_{scope}",), LARGEST, (error_type, counter_type))
+        for error_type, kind in enumerate(("corrected", "uncorrected"))
+        for counter_type, scope in enumerate(("volatile", "aggregate"))
+    ),
+    *(
+        Question((_retired,), (f"retired_pages_{bits}_bit",), 100_000, (cause,))
+        for cause, bits in enumerate(("single", "double"))
+    ),
+    Question(functions("nvmlDeviceGetRetiredPagesPendingStatus"), ("retired_pages_pending",), 1, meaning=bool),
+    Question((_remapped_rows,), ("remapped_rows_correctable", "remapped_rows_uncorrectable"), 2**31),
+    Question((_remapping,), ("remapped_rows_pending", "remapped_rows_failed"), 1, meaning=bool),
+    *(
+        Question((_field_value,), (f"nvlink_{what.lower()}_errors",), LARGEST, (number,))
+        for what in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
+        for number in (getattr(pynvml, f"NVML_FI_DEV_NVLINK_{what}_ERROR_COUNT_TOTAL"),)
+    ),
+)
+
+ONCE = (
+    Question(_CLOCK_MAX, ("sm_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _mega),
+    Question(_CLOCK_MAX, ("memory_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
+    Question(_THRESHOLD, ("slowdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,)),
+    Question(_THRESHOLD, ("shutdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,)),
+    Question(functions("nvmlDeviceGetMaxPcieLinkGeneration"), ("pcie_generation_max",), 20, unknown=0),
+    Question(functions("nvmlDeviceGetMaxPcieLinkWidth"), ("pcie_width_max",), 64, unknown=0),
+    Question(
+        functions("nvmlDeviceGetVirtualizationMode"),
+        ("virtualization_mode",),
+        len(VIRTUALIZATION_MODES) - 1,
+        meaning=VIRTUALIZATION_MODES.__getitem__,
+    ),
+    Question(
+        functions("nvmlDeviceGetAddressingMode"),
+        ("addressing_mode",),
+        len(ADDRESSING_MODES) - 1,
+        meaning=ADDRESSING_MODES.__getitem__,
+    ),
+    Question(functions("nvmlDeviceGetNumaNodeId"), ("numa_node",), 2**16),
+)
+
+
+@dataclass
+class _Kept:
+    """Latest answers of a device to slow queries, and its failed queries."""
+
+    due: float = float("-inf")
+    values: dict[str, Any] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    samples: Mapping[int, float] | None = None
+    used_by: Mapping[int, float] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    unasked: tuple[Question, ...] = ONCE
+
+
+class SensorClocks:
+    """Schedule of the queries. ``clock`` is monotonic seconds. A lost device is queried completely after its return."""
+
+    def __init__(self, library: Library, clock: Callable[[], float]) -> None:
+        self._library = library
+        self._clock = clock
+        self._activity, self._profile = ProcessActivity(library), Profile(library)
+        self._kept: dict[str, _Kept] = {}
+
+    def refresh(self, devices: Iterable[Device], lose: Callable[[Device, FaultKind | ReturnCode], None]) -> None:
+        """Make the slow queries of the devices that are due; ``lose`` is called for those that are lost."""
+        present = [device for device in devices if device.handle is not None and device.parent_uuid is None]
+        self._kept = {device.uuid: self._kept.get(device.uuid) or _Kept() for device in present}
+        began = self._clock()
+        for device in sorted(present, key=lambda device: self._kept[device.uuid].due):
+            kept, now = self._kept[device.uuid], self._clock()
+            if kept.due > began or now - began > SLOW_BUDGET_SECONDS:
+                return
+            self._library.at(device.index)
+            try:
+                self._ask_slowly(device, kept)
+                kept.due = now + SLOW_SECONDS
+            except DeviceLost as lost:
+                lose(device, lost.kind)
+                self.forget(device)
+
+    def forget(self, device: Device) -> None:
+        self._kept.pop(device.uuid, None)
+        self._profile.forget(device.uuid)
+
+    def read(self, device: Device, tally: Tally) -> dict[str, Any]:
+        """Return the known values of Sensors. Raises DeviceLost."""
+        kept = self._kept.get(device.uuid) or _Kept()
+        values = {**kept.fixed, **kept.values}
+        for question in FAST:
+            self._ask(question, device, values, tally)
+        tally.extend(kept.tally)
+        return values
+
+    def used_by(self, device: Device, pids: Iterable[int]) -> Mapping[int, float]:
+        """Return the recent utilization by process, without processes that are newer than the query."""
+        kept = self._kept.get(device.uuid) or _Kept()
+        if kept.samples is not None:
+            kept.used_by, kept.samples = {pid: kept.samples.get(pid, 0.0) for pid in pids}, None
+        return kept.used_by
+
+    def _ask_slowly(self, device: Device, kept: _Kept) -> None:
+        kept.values, kept.tally = {}, Tally()
+        kept.samples, kept.used_by = self._activity.ask(device, kept.tally), {}
+        kept.values.update(self._profile.ask(device, kept.tally))
+        for question in SLOW:
+            self._ask(question, device, kept.values, kept.tally)
+        kept.unasked = tuple(
+            question for question in kept.unasked if not self._ask(question, device, kept.fixed, kept.tally)
+        )
+
+    def _ask(self, question: Question, device: Device, values: dict[str, Any], tally: Tally) -> bool:
+        """Store the answer in ``values``. Returns False if a retry may succeed."""
+        try:
+            answer = self._library.query(question.functions, device.handle, *question.arguments)
+        except Unsupported:
+            return True
+        except EnumerationFailed as failure:
+            tally.add(device.uuid, failure.kind, f"{question.fields[0]}: {failure}")
+            return False
+        numbers = answer if isinstance(answer, (tuple, list)) else (answer,)
+        possible = True
+        for name, number in zip(question.fields, numbers, strict=False):
+            if number == question.unknown:
+                continue
+            if 0 <= number <= question.limit:
+                values[name] = question.meaning(number)
+            else:
+                possible = False
+                tally.add(device.uuid, IMPOSSIBLE, f"{name} {number}")
+        return possible
+
+
+class _Metric(NamedTuple):
+    """Field of Sensors, NVML's number of the metric, its largest value, and its scale."""
+
+    field: str
+    number: int
+    limit: float
+    factor: float
+
+
+_RATES = 10_000_000
+"""Limit in MiB per second, above the rate of any device."""
+
+METRICS = (
+    _Metric("graphics_engine_active_ratio", 1, 100, 0.01),
+    _Metric("sm_active_ratio", 2, 100, 0.01),
+    _Metric("sm_occupancy_ratio", 3, 100, 0.01),
+    _Metric("tensor_active_ratio", 5, 100, 0.01),
+    _Metric("dram_active_ratio", 10, 100, 0.01),
+    _Metric("nvlink_receive_bytes_per_second", 60, _RATES, MIB),
+    _Metric("nvlink_transmit_bytes_per_second", 61, _RATES, MIB),
+)
+
+
+def _is_supported(handle: Any) -> bool:
+    return bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+
+
+def _sample(handle: Any) -> Any:
+    sample = pynvml.nvmlGpmSampleAlloc()
+    try:
+        return pynvml.nvmlGpmSampleGet(handle, sample)
+    except pynvml.NVMLError:
+        pynvml.nvmlGpmSampleFree(sample)
+        raise
+
+
+def _between(before: Any, after: Any) -> list[tuple[int, float]]:
+    """Return the return code and value of each of METRICS."""
+    question = pynvml.c_nvmlGpmMetricsGet_t()
+    question.version, question.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(METRICS)
+    question.sample1, question.sample2 = before, after
+    for place, metric in enumerate(METRICS):
+        question.metrics[place].metricId = metric.number
+    pynvml.nvmlGpmMetricsGet(question)
+    return [(answer.nvmlReturn, answer.value) for answer in question.metrics[: len(METRICS)]]
+
+
+class Profile:
+    """Latest sample of each device, or None if the device provides none."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._last: dict[str, Any] = {}
+
+    def ask(self, device: Device, tally: Tally) -> dict[str, float]:
+        """Return values of Sensors since the previous call; none at the first call. Raises DeviceLost."""
+        try:
+            if device.uuid not in self._last and not self._library.query((_is_supported,), device.handle):
+                self._last[device.uuid] = None
+            before = self._last.get(device.uuid)
+            if device.uuid in self._last and before is None:
+                return {}
+            self._last[device.uuid] = after = self._library.query((_sample,), device.handle)
+            if before is None:
+                return {}
+            try:
+                return _values(device.uuid, self._library.query((_between,), before, after), tally)
+            finally:
+                self._free(before)
+        except Unsupported:
+            self._last[device.uuid] = None
+        except EnumerationFailed as failure:
+            if (
+                failure.kind == "no_permission"
+            ):  # profiling is limited to administrators here: not a fault of the device
+                self._last[device.uuid] = None
+            else:
+                tally.add(device.uuid, failure.kind, f"GPM: {failure}")
+        return {}
+
+    def forget(self, uuid: str) -> None:
+        sample = self._last.pop(uuid, None)
+        if sample is not None:
+            self._free(sample)
+
+    def _free(self, sample: Any) -> None:
+        try:
+            pynvml.nvmlGpmSampleFree(sample)
+        except pynvml.NVMLError:
+            pass  # the driver is unloaded, and has freed the sample
+
+
+def _values(uuid: str, answers: list[tuple[int, float]], tally: Tally) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for metric, (code, value) in zip(METRICS, answers, strict=True):
+        if code != pynvml.NVML_SUCCESS:
+            continue
+        if 0 <= value <= metric.limit:
+            values[metric.field] = value * metric.factor
+        else:  # includes NaN
+            tally.add(uuid, IMPOSSIBLE, f"{metric.field} {value}")
+    return values
+
+
+LONGEST = 1024
+"""Upper limit of samples, above the number of contexts of a device."""
+
+NO_SAMPLES = "not_found"
+"""Kind of the failure by which a driver reports that no process has used the device."""
+
+
+def _samples(handle: Any, since: int) -> list[Any]:
+    """Return one sample per process that has used the device since ``since``.
+
+    The binding's own function makes two calls, and treats an idle device as an error.
+    """
+    function = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization")
+    count, samples = ctypes.c_uint(LONGEST), (pynvml.c_nvmlProcessUtilizationSample_t * LONGEST)()
+    code = function(handle, samples, ctypes.byref(count), ctypes.c_ulonglong(since))
+    if code:
+        raise pynvml.NVMLError(code)
+    return list(samples[: min(count.value, LONGEST)])
+
+
+class ProcessActivity:
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._since: dict[str, int] = {}
+        """Driver time of the last sample in microseconds, by UUID."""
+
+    def ask(self, device: Device, tally: Tally) -> Mapping[int, float] | None:
+        """Return the utilization of the busiest engine by pid since the previous query; absent pids were idle.
+
+        Returns None if the driver does not report it. Raises DeviceLost.
+        """
+        try:
+            samples = self._library.query((_samples,), device.handle, self._since.get(device.uuid, 0))
+        except Unsupported:
+            return None
+        except EnumerationFailed as failure:
+            if failure.kind == NO_SAMPLES:
+                return {}
+            tally.add(device.uuid, failure.kind, f"utilization of processes: {failure}")
+            return None
+        self._since[device.uuid] = max((sample.timeStamp for sample in samples), default=0)
+        ratios: dict[int, float] = {}
+        for sample in samples:
+            percent = max(sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil)
+            if percent > 100:
+                tally.add(device.uuid, IMPOSSIBLE, f"utilization {percent} of pid {sample.pid}")
+                return None
+            ratios[sample.pid] = max(percent / 100, ratios.get(sample.pid, 0.0))
+        return ratios

@@ -1,0 +1,289 @@
+"""NVIDIA devices, through the driver's library NVML. Only the files in this package import pynvml.
+
+Covers memory and processes of devices and MIG instances, read together with their sensors and XID errors.
+
+Does not cover enumeration (inventory.py), impossible values (validation.py), the meaning of return codes (library.py),
+hanging calls and crashes of the library (collector).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pynvml
+
+from gpumond.devices import NOWHERE, ReadProgress
+from gpumond.devices.nvml.events import XidEvents
+from gpumond.devices.nvml.inventory import Device, DeviceLost, EnumerationFailed, Inventory, Unsupported
+from gpumond.devices.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, ProcessEntry, functions
+from gpumond.devices.nvml.loading import detect
+from gpumond.devices.nvml.sensors import SensorClocks
+from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
+from gpumond.devices.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, processes, usages
+from gpumond.facts.errors import ReturnCode
+from gpumond.facts.messages import MAX_INTEGER
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, ProcessUsage, Reading
+
+NOT_AVAILABLE = 2**64 - 1
+"""Value that NVML returns for unknown sizes."""
+
+LISTS_SECONDS = 3.0
+"""Time for which the empty lists of graphics and MPS processes are not read again on a device that has not changed. A
+process that begins or ends changes the device's used memory. `python -m bench.gpu_calls` measures what a list costs."""
+
+_MEMORY = functions("nvmlDeviceGetMemoryInfo")
+_MEMORY_ARGUMENTS = {2: (pynvml.nvmlMemory_v2,), 1: ()}
+
+
+class _ProcessLists(NamedTuple):
+    """The process lists of a device, and its size and used memory when they were read."""
+
+    lists: list[tuple[str, list[ProcessEntry]]]
+    memory: tuple[int | None, int | None]
+    read_at: float
+    usages: dict[int, Usage]
+
+    def others_are_empty(self) -> bool:
+        return not any(entries for _, entries in self.lists[1:])
+
+
+class NvmlSource:
+    """Source for NVIDIA devices.
+
+    ``clock`` is monotonic seconds, ``wall`` unix time; ``proc`` and ``sys`` replace /proc and /sys.
+    """
+
+    name = "nvml"
+
+    @staticmethod
+    def detect(sys: str) -> bool:
+        return detect(sys)
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        proc: str = "/proc",
+        open_node: Callable[[str, int], int] = os.open,
+        wall: Callable[[], float] = time.time,
+        sys: str = "/sys",
+    ) -> None:
+        self._clock, self._sys = clock, sys
+        self._proc = proc
+        self._table = ProcessTable(proc)
+        self._pid_max = self._table.pid_max()
+        self._library = Library(proc, open_node)
+        self._roster = Inventory(self._library)
+        self._sensors = SensorClocks(self._library, clock)
+        self._events = XidEvents(self._library, clock, wall)
+        self._versions: tuple[str | None, str | None, str | None] = (None, None, None)
+        self._processes: Mapping[str, Mapping[int, ProcessUsage]] = {}
+        """Processes of the previous reading by UUID and pid."""
+        self._lists: dict[str, _ProcessLists] = {}
+        """The last valid process lists by UUID."""
+
+    def open(self) -> None:
+        self._library.open()
+        self._roster = Inventory(self._library)
+        self._sensors = SensorClocks(self._library, self._clock)
+        self._versions = (
+            self._library.version("nvmlSystemGetDriverVersion"),
+            self._library.version("nvmlSystemGetNVMLVersion"),
+            self._library.cuda_version(),
+        )
+
+    def set_progress(self, progress: ReadProgress) -> None:
+        self._library.progress = progress
+
+    def close(self) -> None:
+        self._events.close()
+        self._library.close()
+
+    def read(self) -> Reading:
+        """Read all devices. Raises SourceUnavailable if the driver is unloaded: it can only be reloaded in a new
+        process."""
+        self._roster.refresh(self._clock(), self._library.progress.leave_out)
+        tally = Tally()
+        tally.extend(self._roster.faults)
+        present = self._roster.devices()
+        self._sensors.refresh(present, self._roster.lose)
+        self._events.listen(present)
+        observed: list[tuple[Device, DeviceReading, dict[int, Usage] | None]] = []
+        for device in present:
+            if device.handle is not None:
+                self._library.at(device.index)
+                try:
+                    reading = self._observe(device, tally)
+                    observed.append((device, reading, self._usages(device, reading.used_bytes, tally)))
+                    continue
+                except DeviceLost as lost:
+                    self._roster.lose(device, lost.kind)
+                    self._sensors.forget(device)
+            tally.add(device.uuid, device.lost or "unknown", f"device {device.index} {device.name}".rstrip())
+        self._library.at(NOWHERE)
+        self._events.fetch(tally)  # last, so that a hang or a crash before it loses no events
+        identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
+        self._library.progress.process_starts = self._table.process_starts
+        devices = tuple(
+            self._with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
+            for device, reading, by_pid in observed
+        )
+        self._processes = {device.uuid: {each.pid: each for each in device.processes or ()} for device in devices}
+        self._lists = {uuid: known for uuid, known in self._lists.items() if uuid in self._processes}
+        driver, library, cuda = self._versions
+        return Reading(
+            devices=devices,
+            faults=tally.faults(self.name),
+            driver_version=driver,
+            library_version=library,
+            cuda_version=cuda,
+            xids=self._events.counts,
+        )
+
+    def _observe(self, device: Device, tally: Tally) -> DeviceReading:
+        """Return the device without its processes."""
+        (size, used, free, reserved), unified = self._memory(device, tally)
+        values = self._sensors.read(device, tally) if device.parent_uuid is None else {}
+        if (node := values.get("numa_node")) is not None and values.get("addressing_mode") == "ats":
+            values["file_cache_bytes"] = file_cache(node, self._sys)
+        if device.parent_uuid is not None and device.gpu_instance_id is None:
+            device.gpu_instance_id = self._library.gpu_instance_id(device.handle)
+        return DeviceReading(
+            uuid=device.uuid,
+            index=device.index,
+            name=device.name,
+            vendor="nvidia",
+            pci_bus_id=device.pci_bus_id,
+            parent_uuid=device.parent_uuid,
+            size_bytes=size,
+            used_bytes=used,
+            free_bytes=free,
+            reserved_bytes=reserved,
+            unified=unified,
+            sensors=Sensors(**values, xid_events=self._events.is_registered(device)),
+            gpu_instance_id=device.gpu_instance_id,
+            source=self.name,
+        )
+
+    def _memory(self, device: Device, tally: Tally) -> tuple[MemoryCounts, bool]:
+        """Return the memory counts, and True if they are the host's.
+
+        A device whose memory permanently cannot be read is lost; an instance at once, because it has probably been
+        destroyed.
+        """
+        try:
+            info = self._memory_info(device)
+        except Unsupported:
+            shared = shared_memory(device.name, self._proc)
+            device.size_bytes = shared.size_bytes if shared else device.size_bytes
+            return shared or MemoryCounts(), shared is not None
+        except EnumerationFailed as failure:
+            device.memory_failures += 1
+            if device.memory_failures >= MISSED_LIMIT or device.parent_uuid is not None:
+                raise DeviceLost(failure.kind) from failure
+            tally.add(device.uuid, failure.kind, f"memory: {failure}")
+            return MemoryCounts(), False
+        device.memory_failures = 0
+        counts = MemoryCounts(info.total, info.used, info.free, getattr(info, "reserved", None))
+        checked = memory(tally, device.uuid, counts)
+        device.size_bytes = checked.size_bytes or device.size_bytes
+        return checked, False
+
+    def _memory_info(self, device: Device) -> Any:
+        """Return the memory information. Version 1 counts reserved memory as used, so a device never changes its
+        version."""
+        for version in (2, 1) if device.memory_version is None else (device.memory_version,):
+            try:
+                info = self._library.query(_MEMORY, device.handle, *_MEMORY_ARGUMENTS[version])
+            except Unsupported:
+                continue
+            if info.total == 0:
+                break  # some drivers return 0 for "not supported"
+            device.memory_version = version
+            return info
+        raise Unsupported(ReturnCode("not_supported"))
+
+    def _usages(self, device: Device, used_bytes: int | None, tally: Tally) -> dict[int, Usage] | None:
+        now, memory, before = self._clock(), (device.size_bytes, used_bytes), self._lists.get(device.uuid)
+        steady = before and used_bytes is not None and before.memory == memory and before.others_are_empty()
+        lists: list[tuple[str, list[ProcessEntry]]] = []
+        for kind, lister in PROCESS_LISTS:
+            if before and steady and lists == before.lists[:1] and now < before.read_at + LISTS_SECONDS:
+                return before.usages
+            try:
+                lists.append((kind, self._library.listing(lister, device.handle)))
+            except Unsupported:
+                continue
+            except EnumerationFailed as failure:
+                if failure.kind == "insufficient_size":
+                    tally.add(device.uuid, IMPOSSIBLE, f"more than {LONGEST_LIST} {kind} processes", LONGEST_LIST)
+                else:
+                    tally.add(device.uuid, failure.kind, f"{kind} processes: {failure}")
+                return None
+        if not lists:
+            return None
+        if before and (before.lists, before.memory[0]) == (lists, device.size_bytes):
+            self._lists[device.uuid] = before._replace(memory=memory, read_at=now)
+            return before.usages
+        own = Tally()
+        listed = (
+            Listed(kind, (gpu_instance, compute_instance), pid, None if used == NOT_AVAILABLE else used)
+            for kind, entries in lists
+            for pid, used, gpu_instance, compute_instance in entries
+        )
+        by_pid = usages(own, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
+        tally.extend(own)
+        if by_pid is not None and not own:
+            self._lists[device.uuid] = _ProcessLists(lists, memory, now, by_pid)
+        return by_pid
+
+    def _with_processes(
+        self,
+        reading: DeviceReading,
+        by_pid: Mapping[int, Usage] | None,
+        identities: Mapping[int, ProcessOwner],
+        used_by: Mapping[int, float],
+    ) -> DeviceReading:
+        """Add the processes. If the driver does not report the device's memory, used memory is the sum over the
+        processes."""
+        if by_pid is None:
+            return reading
+        used = reading.used_bytes
+        if reading.unified:
+            known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
+            used = sum(known) if len(known) == len(by_pid) else None
+        before = self._processes.get(reading.uuid, {})
+        return replace(reading, used_bytes=used, processes=processes(by_pid, identities, used_by, before))
+
+
+INTEGRATED = re.compile(r"\b(GB10|Orin|Thor)\b")
+"""DGX Spark and Jetson. Other names are not matched: a discrete device without memory information must not show the
+host's."""
+
+
+def shared_memory(name: str, proc: str) -> MemoryCounts | None:
+    """Return the host's memory without the device's usage, or None unless ``name`` is an integrated device."""
+    if not INTEGRATED.search(name):
+        return None
+    try:
+        with open(f"{proc}/meminfo", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file if b":" in line)
+        size, free = (int(lines[key].split()[0]) * 1024 for key in (b"MemTotal", b"MemAvailable"))
+    except (OSError, ValueError, LookupError):
+        return None
+    return MemoryCounts(size, None, free, None)
+
+
+def file_cache(node: int, sys: str) -> int | None:
+    """Return the bytes of page cache in the memory of a NUMA node, or None if the node does not exist."""
+    try:
+        with open(f"{sys}/devices/system/node/node{node}/meminfo", "rb") as file:
+            lines = (line.split() for line in file if b"FilePages:" in line)
+            return int(next(lines)[3]) * 1024
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

@@ -1,0 +1,166 @@
+"""Names of containers and pods, from files of their managers, without sockets, APIs or privileges.
+
+``/var/log/containers`` and ``/var/log/pods`` (kubelet) are readable by every user. The files of Docker, Podman, CRI-O
+and containerd are mostly readable by root only: without them, a container has its ID and no name.
+
+Does not cover containers of rootless Podman or Docker, whose files the user can write.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from gpumond.facts.messages import clean
+
+MAX_FILE_BYTES = 8 * 1024 * 1024
+
+STORES = ("var/lib/containers/storage", "run/containers/storage")
+"""Directories of Podman and CRI-O; the second is for containers that are removed when they exit (--rm)."""
+BUNDLES = ("run/containerd", "run/k3s/containerd")
+KEYS: tuple[tuple[str, ...], ...] = (
+    ("io.kubernetes.cri.container-name", "io.kubernetes.container.name", "nerdctl/name"),
+    ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
+    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
+)
+"""Annotations of an OCI configuration that name the container, its pod and its namespace."""
+
+
+class Names(NamedTuple):
+    container: str | None = None
+    pod: str | None = None
+    namespace: str | None = None
+
+
+class Containers:
+    """Lookup of names. ``root`` is the host's root directory, or its mount point in a container."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = root
+
+    def names(self, place: ProcessPlacement) -> Names:
+        """Return the known names of a placement; none if it is delegated, because it could name any container."""
+        if place.container is None or place.delegated:
+            return Names()
+        names = Names()
+        for found in self._found(place.container, place.pod_uid):
+            names = Names(
+                *(clean(ours or theirs) if ours or theirs else None for ours, theirs in zip(names, found, strict=True))
+            )
+            if names.container and (names.pod or not place.pod_uid):
+                break
+        return names
+
+    def _found(self, container: str, pod_uid: str | None) -> Iterator[Names]:
+        for log in self._glob(f"var/log/containers/*_*_*-{container}.log"):
+            pod, namespace, name = os.path.basename(log).removesuffix(f"-{container}.log").split("_", 2)
+            yield Names(name, pod, namespace)
+        if pod_uid:
+            for directory in self._glob(f"var/log/pods/*_*_{pod_uid}"):
+                namespace, pod, _ = os.path.basename(directory).split("_", 2)
+                yield Names(None, pod, namespace)
+        yield _named(_text(self._json(f"var/lib/docker/containers/{container}/config.v2.json"), "Name").lstrip("/"))
+        yield from self._stored(container)
+        for root in BUNDLES:
+            for file in self._glob(f"{root}/io.containerd.runtime.v2.task/*/{container}/config.json"):
+                yield _annotated(self._json(file))
+
+    def _stored(self, container: str) -> Iterator[Names]:
+        for store in STORES:
+            directory = f"{store}/overlay-containers"
+            yield _annotated(self._json(f"{directory}/{container}/userdata/config.json"))
+            for index in ("containers.json", "volatile-containers.json"):
+                entries = self._json(f"{directory}/{index}")
+                for entry in entries if isinstance(entries, list) else ():
+                    if _text(entry, "id") == container and isinstance(entry.get("names"), list) and entry["names"]:
+                        yield _named(str(entry["names"][0]))
+
+    def _glob(self, pattern: str) -> Iterator[str]:
+        return (path for path in glob.glob(pattern, root_dir=self._root))
+
+    def _json(self, path: str) -> Any:
+        try:
+            with open(os.path.join(self._root, path), "rb") as file:
+                return json.loads(file.read(MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+
+def _named(name: str) -> Names:
+    """Parse a name of Docker's shim or CRI-O: ``k8s_NAME_POD_NAMESPACE_UID_ATTEMPT``."""
+    parts = name.split("_")
+    return Names(*parts[1:4]) if parts[0] == "k8s" and len(parts) >= 6 else Names(name)
+
+
+def _annotated(configuration: Any) -> Names:
+    annotations = configuration.get("annotations") if isinstance(configuration, dict) else None
+    return Names(*(next(filter(None, (_text(annotations, key) for key in keys)), None) for keys in KEYS))
+
+
+def _text(values: Any, key: str) -> str:
+    value = values.get(key) if isinstance(values, Mapping) else None
+    return value if isinstance(value, str) else ""
+
+
+_CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
+_MONITOR = "conmon-"
+"""Prefix of the scope of a monitor process, which contains the ID of its Podman or CRI-O container."""
+_POD = re.compile(
+    r"(?:kubepods[a-z-]*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?::.*)?"
+)
+_JOB = re.compile(r"job_(\d+)")
+
+
+class ProcessPlacement(NamedTuple):
+    container: str | None = None
+    pod_uid: str | None = None
+    delegated: bool = False
+    unit: str | None = None
+    slurm_job: str | None = None
+
+
+def place(text: str) -> ProcessPlacement:
+    """Return the placement that /proc/PID/cgroup describes; hierarchies without information are ignored."""
+    found = [_walk(path) for path in _paths(text)]
+    inside = next((entry for entry in found if entry.container), ProcessPlacement())
+    return inside._replace(
+        unit=next((entry.unit for entry in found if entry.unit), None),
+        slurm_job=next((entry.slurm_job for entry in found if entry.slurm_job), None),
+    )
+
+
+def _paths(text: str) -> list[str]:
+    """Return the paths: the unified hierarchy first, then systemd's, then the controllers of version 1."""
+
+    def rank(line: str) -> int:
+        return 0 if line.startswith("0::") else 1 if ":name=systemd:" in line else 2
+
+    lines = sorted((line for line in text.splitlines() if line.count(":") >= 2), key=rank)
+    return [line.split(":", 2)[2].removesuffix(" (deleted)") for line in lines]
+
+
+def _walk(path: str) -> ProcessPlacement:
+    pod = unit = job = None
+    delegated = kubernetes = slurm = False
+    for segment in _segments(path):
+        kubernetes = kubernetes or segment.startswith("kubepods")
+        if kubernetes and (match := _POD.fullmatch(segment)):
+            pod = match[1].replace("_", "-")
+        if match := _CONTAINER.fullmatch(segment):
+            if _MONITOR not in segment:
+                return ProcessPlacement(match[1], pod, delegated, unit, job)
+        elif slurm and not delegated and (match := _JOB.fullmatch(segment)):
+            job = job or match[1]
+        slurm = slurm or segment == "slurm" or segment.startswith("slurm_") or segment.endswith("slurmstepd.scope")
+        if segment.endswith((".service", ".scope")):
+            unit = unit or segment
+            delegated = delegated or segment.startswith("user@")
+    return ProcessPlacement(None, None, delegated, unit, job)
+
+
+def _segments(path: str) -> Iterator[str]:
+    return (segment for segment in path.split("/") if segment not in ("", ".."))

@@ -1,0 +1,75 @@
+"""Simulated devices (gpumond.sim.device): all those in the directory that GPUMOND_SIM_DIR names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gpumond import __version__
+from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
+from gpumond.facts.errors import SourceUnavailable
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.remedies import remedy
+from gpumond.facts.snapshot import DeviceReading, Fault, Reading
+from gpumond.sim.device import Damaged, simulated_devices
+
+
+class SimSource:
+    name = "sim"
+
+    @staticmethod
+    def detect(sys: str) -> bool:
+        return False
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._root = Path()
+        self._table = ProcessTable()
+        self._known: dict[ProcessKey, ProcessOwner] = {}
+        self._uuids: dict[Path, str] = {}
+        """UUIDs of devices that have been read once; they are reported as lost if they cannot be read."""
+
+    def open(self) -> None:
+        directory = self._environ.get("GPUMOND_SIM_DIR")
+        if not directory:
+            raise SourceUnavailable("unset", f"GPUMOND_SIM_DIR is not set: {remedy('unset')}")
+        self._root = Path(directory)
+        if not self._root.is_dir():
+            raise SourceUnavailable(
+                "missing", f"GPUMOND_SIM_DIR names {directory}, which is not a directory: {remedy('missing')}"
+            )
+
+    def read(self) -> Reading:
+        devices: list[DeviceReading] = []
+        faults: list[Fault] = []
+        present = simulated_devices(self._root)
+        for simulated in present:
+            try:
+                device = simulated.read()
+            except Damaged as error:
+                faults.append(Fault(self.name, "damaged", self._uuids.get(simulated.directory), str(error)))
+            else:
+                self._uuids[simulated.directory] = device.uuid
+                devices.append(device)
+        for directory in self._uuids.keys() - {simulated.directory for simulated in present}:
+            faults.append(Fault(self.name, "lost", self._uuids[directory], f"{directory} is gone"))
+        devices.sort(key=lambda device: device.index)
+        known, self._known = self._known, {}
+        named = tuple(self._named(device, known) for device in devices)
+        return Reading(devices=named, faults=tuple(faults), driver_version=f"sim {__version__}")
+
+    def close(self) -> None:
+        self._uuids.clear()
+
+    def _named(self, device: DeviceReading, known: Mapping[ProcessKey, ProcessOwner]) -> DeviceReading:
+        """Return the device with names and owners of its processes, each looked up once per process."""
+        processes = []
+        for process in device.processes or ():
+            key = process.key
+            identity = self._known[key] = known.get(key) or self._table.read([process.pid])[process.pid]
+            if identity.start_ticks == process.start_ticks:
+                process = replace(process, comm=identity.comm, uid=identity.uid, user=identity.user)
+            processes.append(process)
+        return replace(device, processes=tuple(processes))

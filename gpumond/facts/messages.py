@@ -1,0 +1,427 @@
+"""Messages, one JSON object a line, between agent and daemon (socket) and collector and daemon (pipe).
+
+A message is a frozen dataclass on both ends. The decoder checks each field against the annotations of the class: the
+result is well-typed, or a ProtocolError states the field. Unknown keys are ignored: an older peer can read the messages
+of a newer one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from json.encoder import encode_basestring_ascii as _text_json
+from sys import float_info
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from gpumond.facts.errors import ProtocolError
+from gpumond.facts.pools import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
+from gpumond.facts.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, LiveClasses, PoolLimit, Program, Site
+
+VERSION = 1
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_TEXT = 256
+MAX_WORKLOAD = 128
+MAX_INTEGER = 2**63
+
+T = TypeVar("T")
+
+Asked = Literal["limit", "snapshot", "classes", "fetch", "retainers", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The agent's first message. ``workload`` is at most ``MAX_WORKLOAD`` printable characters.
+
+    ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
+    ``admission``: the id with which `gpumond run --need` started the program, or empty.
+    ``rank`` and ``world_size``: those of a job of several processes, else both are None. ``job``: its identity on all
+    machines, at most 128 characters of ``[A-Za-z0-9._/-]``, or empty.
+    """
+
+    workload: str = ""
+    agent_version: str = ""
+    python_version: str = ""
+    answers: tuple[str, ...] = ()
+    admission: str = ""
+    rank: int | None = None
+    world_size: int | None = None
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The agent's allocators, once a second.
+
+    ``components``: what was seen in the program that takes device memory outside of its pools (``nccl``, ``graphs``,
+    ``triton``).
+    """
+
+    flush_policy: FlushPolicy = "allow"
+    frameworks: tuple[str, ...] = ()
+    pools: tuple[PoolUsage, ...] = ()
+    program: Program = SILENT
+    host_pools: tuple[HostPool, ...] = ()
+    limits: tuple[PoolLimit, ...] = ()
+    components: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FlushCommand:
+    """The daemon's request to flush one allocator of the process, or (dry_run) to plan the flush.
+
+    ``allocator`` is empty for the step ``hooks`` of a program that reports no pool.
+    """
+
+    id: str
+    allocator: str
+    steps: tuple[str, ...]
+    dry_run: bool = False
+    timeout_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The daemon no longer waits for this flush. If it has not started, it must not."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChange:
+    """One pool before and after a flush; ``expected`` was computed from ``before``."""
+
+    before: PoolUsage
+    after: PoolUsage
+    expected: Expected
+    raced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlushResult:
+    """The agent's response to a FlushCommand."""
+
+    id: str
+    outcome: Outcome
+    reason: str = ""
+    pools: tuple[PoolChange, ...] = ()
+    steps: tuple[StepResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRequest:
+    """The daemon's request for a limit (``limit_bytes`` None: remove it), for the framework's own memory snapshot, for
+    the classes of live bytes, for a part of a snapshot's file (``fetch``), for a search of the lines that keep memory
+    (``retainers``), whose result is in later reports, or for the end of the program by its own function.
+
+    ``record_seconds``: record the allocator's history for this time before the snapshot and the classes. ``quota``: the
+    quota that requires the limit; the agent's reports state it.
+    """
+
+    id: str
+    kind: Asked
+    limit_bytes: int | None = None
+    device_uuid: str | None = None
+    record_seconds: float | None = None
+    snapshot_id: int | None = None
+    offset: int = 0
+    quota: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResponse:
+    """The agent's response to an AgentRequest. ``reason`` explains why nothing was done.
+
+    With ``classes``, it explains why some are unknown. ``paused_seconds``: the longest time for which their reading has
+    paused the program. ``age_seconds``: that of the classes, as of an earlier request.
+    ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before) and ``treemap`` are results of a recording.
+    ``part`` has bytes of a file, compressed with zlib, in Base64; ``part_bytes`` is their number before compression,
+    ``file_bytes`` the size of the file.
+    """
+
+    id: str
+    reason: str = ""
+    limits: tuple[AppliedLimit, ...] = ()
+    dump: Dump | None = None
+    classes: tuple[LiveClasses, ...] = ()
+    sites: tuple[Site, ...] = ()
+    unrecorded_bytes: int = 0
+    treemap: Dump | None = None
+    part: tuple[str, ...] = ()
+    part_bytes: int = 0
+    file_bytes: int | None = None
+    paused_seconds: float = 0.0
+    age_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The agent disconnects on purpose. ``ending``: how the program ends; None if it continues, or if unknown."""
+
+    ending: Ending | None = None
+
+
+Message = Hello | Report | FlushCommand | Cancel | FlushResult | AgentRequest | AgentResponse | Bye
+MESSAGES: Mapping[str, type[Message]] = {
+    "hello": Hello,
+    "report": Report,
+    "flush": FlushCommand,
+    "cancel": Cancel,
+    "result": FlushResult,
+    "ask": AgentRequest,
+    "answer": AgentResponse,
+    "bye": Bye,
+}
+_NAMES = {cls: name for name, cls in MESSAGES.items()}
+
+
+def encode(message: Message) -> bytes:
+    """Return the line of a message, with its newline."""
+    body = {"v": VERSION, "type": _NAMES[type(message)], **_fields(message)}
+    if not isinstance(message, Report):
+        return to_json(body) + b"\n"
+    del body["pools"]
+    pools = ",".join(map(_pool_json, message.pools)).encode("ascii")
+    return b'%b,"pools":[%b]}\n' % (to_json(body)[:-1], pools)
+
+
+def decode(line: bytes) -> Message:
+    """Return the message of one line. Raises ProtocolError."""
+    body = _object(line)
+    if body.get("v") != VERSION:
+        raise ProtocolError("version", f"message version {body.get('v')!r}, expected {VERSION}")
+    kind = body.get("type")
+    cls = MESSAGES.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ProtocolError("type", f"unknown message type {kind!r:.64}")
+    decoded: Message = _convert(cls, body, str(kind))
+    return decoded
+
+
+def to_json(value: object) -> bytes:
+    """Return compact JSON; dataclasses become objects with their field names as keys."""
+    return _TO_JSON.encode(value).encode("ascii")
+
+
+def from_json(cls: type[T], line: bytes) -> T:
+    """Return a dataclass from its JSON object. Raises ProtocolError."""
+    decoded: T = _convert(cls, _object(line), cls.__name__)
+    return decoded
+
+
+def clean(value: object) -> str:
+    """Make any text safe to send, log and display: printable, at most ``MAX_TEXT`` characters."""
+    text = str(value)[:MAX_TEXT]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+_TO_JSON = json.JSONEncoder(default=_fields, separators=(",", ":"))
+
+
+def _pool_json(pool: PoolUsage) -> str:
+    """Encode a pool as `to_json` does, in a fifth of the time. A report contains little else, and a program pays for it
+    each second.
+    """
+    reclaimable = pool.reclaimable
+    inside = "null" if pool.inside is None else _text_json(pool.inside)
+    live = "null" if pool.live_bytes is None else pool.live_bytes
+    optional = (
+        f'"peak_live_bytes":{pool.peak_live_bytes},"peak_held_bytes":{pool.peak_held_bytes},"ooms":{pool.ooms}'
+        f',"retries":{pool.retries},"device_allocations":{pool.device_allocations},"device_frees":{pool.device_frees}'
+        f',"thrashes":{pool.thrashes},"spillable_bytes":{pool.spillable_bytes},"unmapped_bytes":{pool.unmapped_bytes}'
+        f',"private_bytes":{pool.private_bytes},"live_allocations":{pool.live_allocations}'
+    )
+    return (
+        f'{{"allocator":{_text_json(pool.allocator)},"device_uuid":{_text_json(pool.device_uuid)},"inside":{inside}'
+        f',"live_bytes":{live},"held_bytes":{pool.held_bytes},"stranded_bytes":{pool.stranded_bytes}'
+        f',"held_known":{"true" if pool.held_known else "false"},"managed":{"true" if pool.managed else "false"}'
+        f',"reclaimable":{{"low":{reclaimable.low}'
+        f',"likely":{reclaimable.likely},"high":{reclaimable.high},"exactness":"{reclaimable.exactness}"}}'
+        f",{optional.replace('None', 'null')}}}"
+    )
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        body = _JSON.decode(line.decode())  # UTF-8 only
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("json", f"not a JSON object: {clean(error)}") from None
+    if not isinstance(body, dict):
+        raise ProtocolError("json", f"expected a JSON object, got {type(body).__name__}")
+    return body
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    body = dict(pairs)
+    if len(body) != len(pairs):
+        raise ValueError("duplicate key")
+    return body
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+Converter = Callable[[Any], Any]
+
+
+class _Mismatch(Exception):
+    """A value of a wrong type. The path is added while the exception propagates: building it for each value would cost
+    more than all checks.
+    """
+
+    def __init__(self, reason: str, explanation: str) -> None:
+        super().__init__(reason, explanation)
+        self.reason, self.explanation, self.path = reason, explanation, ""
+
+
+def _convert(cls: Any, body: dict[str, Any], name: str) -> Any:
+    try:
+        return _converter(cls)(body)
+    except _Mismatch as mismatch:
+        raise ProtocolError(mismatch.reason, f"{name}{mismatch.path}{mismatch.explanation}") from None
+
+
+def _record_converter(converters: tuple[Converter, ...]) -> Converter:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, list) or len(value) != len(converters):
+            raise _Mismatch("malformed", f": expected a list of {len(converters)}")
+        return tuple(converter(each) for converter, each in zip(converters, value, strict=True))
+
+    return convert
+
+
+def _compile(hint: Any) -> Converter:
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    if is_dataclass(hint):
+        return _dataclass_converter(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return _literal_converter(arguments)
+    if origin is tuple and arguments[1:] == (...,):
+        return _tuple_converter(_converter(arguments[0]))
+    if origin is tuple and arguments:
+        return _record_converter(tuple(map(_converter, arguments)))
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and arguments[1] is type(None):
+        return _optional_converter(_converter(arguments[0]))
+    if origin in (Union, types.UnionType) and all(map(is_text, arguments)):
+        return _SCALARS[str]
+    raise TypeError(f"no JSON form for {hint}")
+
+
+def is_text(hint: Any) -> bool:
+    """Return whether a type is a NewType of str or a literal of strings. A union of these accepts every string."""
+    if get_origin(hint) is Literal:
+        return all(isinstance(value, str) for value in get_args(hint))
+    return getattr(hint, "__supertype__", None) is str
+
+
+def _dataclass_converter(cls: Any) -> Converter:
+    hints = get_type_hints(cls)
+    converters = [(field.name, _converter(hints[field.name])) for field in fields(cls)]
+    required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+
+    def convert(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _mismatch("an object", value)
+        for name in required:
+            if name not in value:
+                raise _Mismatch("missing", f".{name} is missing")
+        found = {}
+        try:
+            for name, to in converters:
+                if name in value:
+                    found[name] = to(value[name])
+        except _Mismatch as mismatch:
+            mismatch.path = f".{name}{mismatch.path}"
+            raise
+        return cls(**found)
+
+    return convert
+
+
+def _tuple_converter(item: Converter) -> Converter:
+    def convert(value: Any) -> Any:
+        if type(value) is not list:
+            raise _mismatch("an array", value)
+        return tuple([item(entry) for entry in value])
+
+    return convert
+
+
+def _optional_converter(inner: Converter) -> Converter:
+    return lambda value: None if value is None else inner(value)
+
+
+def _literal_converter(allowed: tuple[Any, ...]) -> Converter:
+    def convert(value: Any) -> Any:
+        if type(value) is not str or value not in allowed:
+            raise _mismatch(f"one of {', '.join(allowed)}", value)
+        return value
+
+    return convert
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MAX_INTEGER:
+        raise _mismatch("an integer from 0 to 2^63-1", value)
+    return value
+
+
+def _change(value: Any) -> int:
+    if type(value) is not int or not -MAX_INTEGER < value < MAX_INTEGER:
+        raise _mismatch("an integer between -2^63 and 2^63", value)
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not abs(value) <= float_info.max:  # no NaN, and no integer beyond the floats
+        raise _mismatch("a finite number", value)
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
+        raise _mismatch(f"printable text of at most {MAX_TEXT} characters", value)
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _mismatch("true or false", value)
+    return value
+
+
+_SCALARS: dict[Any, Converter] = {int: _integer, ByteChange: _change, float: _number, str: _text, bool: _flag}
+_converter: Callable[[Any], Converter] = cache(_compile)
+"""Checks and converts a decoded JSON value to a type; compiled once for each annotation."""
+
+
+def _mismatch(expected: str, value: Any) -> _Mismatch:
+    return _Mismatch("value", f": expected {expected}, got {clean(repr(value)[:80])}")
+
+
+SERVICE_SOCKET = "/run/gpumond/agent.sock"
+
+
+def default_socket(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the default path of the socket; None if the user has no directory of its own."""
+    return SERVICE_SOCKET if os.geteuid() == 0 else own_socket(environ)
+
+
+def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the path of a daemon for this user alone: in the runtime directory or, without one, below the home."""
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return os.path.join(runtime, "gpumond", "agent.sock")
+    home = environ.get("HOME")
+    return os.path.join(home, ".local", "state", "gpumond", "agent.sock") if home else None

@@ -1,0 +1,468 @@
+"""The observed state of a machine: devices, processes, agents' reports and faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from gpumond.facts.engines import EngineReading
+from gpumond.facts.errors import FaultKind, ReturnCode
+from gpumond.facts.pools import FlushPolicy, HostPool, PoolUsage
+from gpumond.facts.process import MAX_PID, ProcessKey
+from gpumond.facts.program import SILENT, Ending, PoolLimit, Program
+from gpumond.facts.quota import EffectiveQuota
+from gpumond.facts.sensors import NO_SENSORS, Sensors
+
+MPS_SERVER = "nvidia-cuda-mps"
+"""Beginning of the command name of an MPS server, nvidia-cuda-mps-server: the kernel keeps 15 characters."""
+MISSED_LIMIT = 3
+"""Number of consecutive readings without a device after which its values are withheld."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUsage:
+    """One process on one device, as the driver lists it; all other facts about the process come from /proc.
+
+    ``start_ticks`` is None when /proc does not know the pid (it has ended, or is in another PID namespace).
+    ``used_bytes`` is None where the driver reports none. Kind ``holder`` is a process that the driver does not
+    list, but that keeps the device open while much of its memory has no owner. ``state``: alive, stopped,
+    uninterruptible (for seconds in a system call that no signal ends), zombie (ended, not yet waited for by its
+    parent), gone (the driver lists a pid that no longer exists). ``utilization_ratio``: recent use of the device's
+    busiest engine, where the driver reports it by process. ``idle_seconds``: time without work on the device, as
+    far as it was observed. ``orphaned``: its parent has ended and no service manager supervises it; None if
+    unknown.
+    """
+
+    pid: int
+    start_ticks: int | None
+    used_bytes: int | None
+    kinds: tuple[str, ...] = ()
+    comm: str | None = None
+    uid: int | None = None
+    user: str | None = None
+    container: str | None = None
+    container_name: str | None = None
+    pod_name: str | None = None
+    pod_namespace: str | None = None
+    pod_uid: str | None = None
+    unit: str | None = None
+    slurm_job: str | None = None
+    state: str | None = None
+    utilization_ratio: float | None = None
+    orphaned: bool | None = None
+    idle_seconds: float | None = None
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for the cached property
+class DeviceReading:
+    """One device at one moment.
+
+    ``used_bytes`` excludes the memory that the driver reserves for itself where it reports that
+    (``reserved_bytes``); ``processes`` is None where the driver lists none at all. ``unified`` memory is the
+    host's: ``size_bytes`` is that of the machine, ``free_bytes`` the memory that the kernel could still allocate,
+    ``used_bytes`` the sum of the processes, so that the three do not add up. ``gpu_instance_id`` is set on MIG
+    instances. ``missed`` counts the consecutive ticks without new values: the values are then those of the last
+    good reading, and all None from ``MISSED_LIMIT`` on. ``up`` is False as soon as a read of the device fails; a
+    reading that is only late does not change it. ``idle_seconds``: time without work on the device, as far as it
+    was observed. ``source`` names its source, if there may be several.
+    """
+
+    uuid: str
+    index: int
+    name: str = ""
+    vendor: str = ""
+    pci_bus_id: str = ""
+    parent_uuid: str | None = None
+    size_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    reserved_bytes: int | None = None
+    unified: bool = False
+    processes: tuple[ProcessUsage, ...] | None = None
+    sensors: Sensors = NO_SENSORS
+    missed: int = 0
+    up: bool = True
+    gpu_instance_id: int | None = None
+    idle_seconds: float | None = None
+    source: str = ""
+
+    @cached_property
+    def processes_by_key(self) -> Mapping[ProcessKey, ProcessUsage]:
+        """The listed processes; empty if the driver lists none."""
+        return {process.key: process for process in self.processes or ()}
+
+    @cached_property
+    def counts(self) -> Mapping[ProcessKey, int | None]:
+        """The driver's count of each process that it lists, in bytes; None where the count is unknown.
+
+        A process that only keeps the device open is not among them.
+        """
+        return {key: each.used_bytes for key, each in self.processes_by_key.items() if "holder" not in each.kinds}
+
+    @property
+    def current_free_bytes(self) -> int | None:
+        """The free bytes of a current reading; None after a failed or missed one."""
+        if self.missed or not self.up:
+            return None
+        if self.free_bytes is not None:
+            return self.free_bytes
+        if self.size_bytes is None or self.used_bytes is None:
+            return None
+        return max(0, self.size_bytes - self.used_bytes)
+
+    @cached_property
+    def has_mps_server(self) -> bool:
+        return any("mps" in each.kinds or (each.comm or "").startswith(MPS_SERVER) for each in self.processes or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A failure to read. ``device_uuid`` is None if it concerns the whole source."""
+
+    source: str
+    kind: FaultKind | ReturnCode
+    device_uuid: str | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class XidErrors:
+    """Count of one XID error on one device since the daemon started, and the time of the last one."""
+
+    device_uuid: str
+    xid: int
+    count: int
+    last_seen_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The values of one source at one moment. ``xids`` remain after the device that reported them is removed."""
+
+    devices: tuple[DeviceReading, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    driver_version: str | None = None
+    library_version: str | None = None
+    cuda_version: str | None = None
+    xids: tuple[XidErrors, ...] = ()
+
+
+STARTING: Literal["starting"] = "starting"
+"""Reason while a source has not yet answered for the first time."""
+
+NO_DEVICE: Literal["no_device"] = "no_device"
+"""Reason on a machine without a device: there is no driver that could be up."""
+
+RELEASED: Literal["released"] = "released"
+"""Reason while the driver is released on request: all values are unknown, and this is no fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceState:
+    """State of the source itself. ``reason`` is one word, empty while it is up."""
+
+    name: str
+    up: bool
+    responsive: bool
+    reason: FaultKind | ReturnCode | Literal[""] = ""
+    detail: str = ""
+    driver_version: str | None = None
+    library_version: str | None = None
+    cuda_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReport:
+    """The newest report of one process; pid, start_ticks and uid come from the kernel.
+
+    For a process in a PID namespace that the daemon cannot see, ``pid`` is the number of its connection, which is above
+    ``MAX_PID``, and ``start_ticks`` is None.
+    ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
+    ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
+    memory with which it was started, or empty.
+    ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
+    its identity on all machines, such as ``slurm/4711``, or empty. ``suspended``: see Suspension.
+    ``components``: what the agent has seen in the program that takes memory outside of its pools.
+    """
+
+    pid: int
+    start_ticks: int | None
+    uid: int
+    workload: str
+    age_seconds: float
+    frameworks: tuple[str, ...]
+    flush_policy: FlushPolicy
+    pools: tuple[PoolUsage, ...]
+    program: Program = SILENT
+    host_pools: tuple[HostPool, ...] = ()
+    uses_device: bool = True
+    limits: tuple[PoolLimit, ...] = ()
+    allows_limit: bool = False
+    admission: str = ""
+    rank: int | None = None
+    world_size: int | None = None
+    job: str = ""
+    suspended: bool = False
+    components: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+    @property
+    def has_pid(self) -> bool:
+        """False if ``pid`` is the number of a connection."""
+        return self.pid <= MAX_PID
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """A program whose agent announced its end, and the kind of the end."""
+
+    pid: int
+    start_ticks: int | None
+    ending: Ending
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """Claim of one process on one device that exceeds the driver's count or, of one pool, the device's size.
+
+    ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is counted as unmapped because of it.
+    ``allocator`` is empty if the claim is that of all pools.
+    """
+
+    pid: int
+    start_ticks: int | None
+    device_uuid: str
+    workload: str
+    claimed_bytes: int
+    limit_bytes: int
+    ticks: int
+    unmapped_bytes: int = 0
+    allocator: str = ""
+
+    @property
+    def process(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """A process with an agent that had memory on a device, and that the driver no longer lists there.
+
+    ``usage`` is what the driver last listed, ``unattributed_bytes`` what it then counted for no process, ``since`` the
+    first snapshot without it. While it is not ``confirmed``, it may have closed its CUDA context, or be about to end.
+    """
+
+    device_uuid: str
+    usage: ProcessUsage
+    unattributed_bytes: int
+    since: float
+    confirmed: bool = False
+
+    @property
+    def process(self) -> ProcessKey:
+        return self.usage.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """The overhead of one process on one device over time: what is known about its parts.
+
+    ``began``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they were
+    seen. ``components``: those that its agent has stated; of the ``unsettled`` ones, the last at ``changed``, the bytes
+    are not known yet. ``rest_bytes``: the overhead when count and held last rested.
+    """
+
+    device_uuid: str
+    pid: int
+    start_ticks: int | None
+    began: float
+    parts: tuple[tuple[str, int], ...] = ()
+    components: tuple[str, ...] = ()
+    unsettled: tuple[str, ...] = ()
+    changed: float = 0.0
+    counted_bytes: int = 0
+    held_bytes: int = 0
+    rest_bytes: int = 0
+
+    @property
+    def process(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessQuota:
+    """The quotas of one process, which apply on each device that it uses."""
+
+    pid: int
+    start_ticks: int | None
+    quota: EffectiveQuota
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties
+class Snapshot:
+    """All facts of one tick. They are not simultaneous: every report carries its age.
+
+    ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
+    the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit. ``quotas``:
+    those of each process that one matches. ``suspensions``: processes that are suspended, or may be.
+    ``overheads``: those of processes with an agent.
+    ``uptime_seconds``: time since the machine started, from which ``start_ticks`` count.
+    """
+
+    seq: int
+    taken_at: float
+    elapsed_seconds: float
+    source: SourceState
+    devices: tuple[DeviceReading, ...] = ()
+    reports: tuple[AgentReport, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    xids: tuple[XidErrors, ...] = ()
+    store_writable: bool | None = None
+    private_pid_namespace: bool | None = None
+    ends: tuple[ProgramEnd, ...] = ()
+    excesses: tuple[Excess, ...] = ()
+    engines: tuple[EngineReading, ...] = ()
+    uptime_seconds: float | None = None
+    quotas: tuple[ProcessQuota, ...] = ()
+    suspensions: tuple[Suspension, ...] = ()
+    overheads: tuple[Overhead, ...] = ()
+
+    @cached_property
+    def overheads_by_process(self) -> Mapping[tuple[str, ProcessKey], Overhead]:
+        """By device and process."""
+        return {(each.device_uuid, each.process): each for each in self.overheads}
+
+    @cached_property
+    def suspended(self) -> frozenset[ProcessKey]:
+        """The processes that are suspended, or may be: nothing follows from their absence."""
+        return frozenset(each.process for each in self.suspensions)
+
+    @cached_property
+    def devices_by_uuid(self) -> Mapping[str, DeviceReading]:
+        return {device.uuid: device for device in self.devices}
+
+    @cached_property
+    def gpu_labels(self) -> Mapping[str, str]:
+        """By UUID: the value of the label ``gpu``, the index of the device."""
+        return {device.uuid: str(device.index) for device in self.devices}
+
+    @cached_property
+    def reports_by_process(self) -> Mapping[ProcessKey, AgentReport]:
+        return {report.key: report for report in self.reports}
+
+    @cached_property
+    def quotas_by_process(self) -> Mapping[ProcessKey, EffectiveQuota]:
+        """The quotas of each process that one matches."""
+        return {each.key: each.quota for each in self.quotas}
+
+    @cached_property
+    def reports_by_device(self) -> Mapping[str, Sequence[AgentReport]]:
+        """The reports with a pool on each device."""
+        found: dict[str, list[AgentReport]] = {}
+        for report in self.reports:
+            for uuid in {pool.device_uuid for pool in report.pools}:
+                found.setdefault(uuid, []).append(report)
+        return found
+
+    def used_by(self, key: ProcessKey, device: DeviceReading) -> int | None:
+        """Return the driver's count for a process, else the bytes that its allocators hold; None if it holds none."""
+        process = device.processes_by_key.get(key)
+        if process is not None and process.used_bytes is not None:
+            return process.used_bytes
+        report = self.reports_by_process.get(key)
+        pools = report.pools if report else ()
+        held = [pool.held_bytes for pool in pools if pool.device_uuid == device.uuid and pool.inside is None]
+        return sum(held) if held else None
+
+    @cached_property
+    def unused_reserves(self) -> Mapping[str, Mapping[ProcessKey, int]]:
+        """By device: the unused bytes of each quota's reserve, at the oldest process that has it and uses the device.
+
+        The processes of one quota share its reserve; the others have 0.
+        """
+        reserved = [(key, quota) for key, quota in self.quotas_by_process.items() if quota.reserve_bytes is not None]
+        reserved.sort(key=lambda each: (each[0].start_ticks or 0, each[0].pid))
+        found: dict[str, dict[ProcessKey, int]] = {}
+        for device in self.devices if reserved else ():
+            present = {*device.processes_by_key, *(r.key for r in self.reports_by_device.get(device.uuid, ()))}
+            oldest: dict[str, ProcessKey] = {}
+            unused: dict[ProcessKey, int] = {}
+            for key, quota in reserved:
+                used = self.used_by(key, device) if key in present else None
+                if used is not None:
+                    first = oldest.setdefault(quota.reserve_quota, key)
+                    unused.setdefault(key, quota.reserve_bytes or 0 if first == key else 0)
+                    unused[first] -= used
+            if unused:
+                found[device.uuid] = {key: max(0, size) for key, size in unused.items()}
+        return found
+
+    @cached_property
+    def reserve_shortages(self) -> Mapping[tuple[str, ProcessKey], int]:
+        """By device and process: the bytes of the process's reserve that it does not use and that are not free.
+
+        Reserves on one device share its free bytes: each process has the shortage of all reserves, but not more than
+        the unused part of its own. Absent while the free bytes of the device are unknown.
+        """
+        found: dict[tuple[str, ProcessKey], int] = {}
+        for uuid, unused in self.unused_reserves.items():
+            free = self.devices_by_uuid[uuid].current_free_bytes
+            if free is not None:
+                shortage = max(0, sum(unused.values()) - free)
+                found.update({(uuid, key): min(size, shortage) for key, size in unused.items()})
+        return found
+
+    @cached_property
+    def limits(self) -> Mapping[tuple[str, ProcessKey], int]:
+        """The limit in bytes of each process on each device: the lowest of its pools."""
+        found: dict[tuple[str, ProcessKey], int] = {}
+        for report in self.reports:
+            for each in report.limits:
+                key = each.device_uuid, report.key
+                found[key] = min(each.limit_bytes, found.get(key, each.limit_bytes))
+        return found
+
+    @cached_property
+    def engine_devices(self) -> tuple[tuple[EngineReading, frozenset[str]], ...]:
+        """Each serving engine with the devices that its processes use."""
+        tables = {device.uuid: device.processes_by_key for device in self.devices}
+        return tuple(
+            (engine, frozenset(uuid for uuid, table in tables.items() if any(p.key in table for p in engine.processes)))
+            for engine in self.engines
+        )
+
+    def used_by_engine(self, engine: EngineReading) -> Iterator[tuple[DeviceReading, int]]:
+        """Yield each device with the driver's count of the engine's processes, if it counts one of them."""
+        for device in self.devices:
+            listed = device.processes_by_key
+            used = (listed[each.key].used_bytes for each in engine.processes if each.key in listed)
+            known = [size for size in used if size is not None]
+            if known:
+                yield device, sum(known)
+
+    def device(self, uuid: str) -> DeviceReading | None:
+        return self.devices_by_uuid.get(uuid)
+
+    def may_contain(self, process: ProcessKey) -> bool:
+        """Return False if no process that a driver lists or whose agent reports may be this one."""
+        tables = (self.reports_by_process, *(device.processes_by_key for device in self.devices))
+        if process.start_ticks is None:
+            return any(process.may_be(key) for table in tables for key in table)
+        return any(process in table or ProcessKey(process.pid, None) in table for table in tables)

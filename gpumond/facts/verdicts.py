@@ -1,0 +1,189 @@
+"""Kinds of verdicts, and the detectors of those that follow from the values of one tick. No I/O.
+
+``diagnosis/classifier.py`` decides the verdicts on curves. Metrics, rules, the API, the page, the command line and
+docs/reference/verdicts.md derive from the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from gpumond.facts.snapshot import DeviceReading
+from gpumond.facts.units import duration
+
+VerdictName = Literal[
+    "warm-up",
+    "steady",
+    "churn",
+    "periodic",
+    "step-change",
+    "growing",
+    "leak",
+    "fragmentation",
+    "pressure",
+    "orphan",
+    "idle-holder",
+    "crash",
+    "release",
+    "crash-loop",
+]
+
+
+FULL = 0.95
+FULL_CLEAR = 0.93
+
+
+class DeviceCase(NamedTuple):
+    """A device whose ``used`` and ``size`` in bytes are known; ``active``: the verdict was active after the last tick.
+
+    ``seconds_left``: the time until the device is full, if its recent peaks will fill it in ten minutes.
+    """
+
+    device: DeviceReading
+    label: str
+    used: int
+    size: int
+    seconds_left: float | None
+    active: bool
+
+
+class Found(NamedTuple):
+    evidence: tuple[tuple[str, float], ...]
+    summary: str
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictKind:
+    """One kind of verdict. ``evidence`` describes its numbers. Only the kinds with a ``remedy`` indicate a problem.
+
+    ``is_shape``: it describes a healthy curve, of which at most one applies to a device or process. ``detect``
+    decides the verdict on a device from the values of one tick; None if it depends on a curve.
+    """
+
+    name: VerdictName
+    meaning: str
+    evidence: str
+    remedy: str = ""
+    is_shape: bool = False
+    detect: Callable[[DeviceCase], Found | None] | None = None
+
+    @property
+    def rule_value(self) -> str:
+        """Name of the value of rules that is 1 while the verdict is active."""
+        return self.name.replace("-", "_")
+
+
+def pressure(case: DeviceCase) -> Found | None:
+    ratio, left = case.used / case.size, case.seconds_left
+    if left is None and ratio <= (FULL_CLEAR if case.active else FULL):
+        return None
+    evidence = (("used_ratio", ratio), ("free_bytes", float(case.size - case.used)))
+    end = "" if left is None else f" and will be full in {duration(left)}"
+    return Found(evidence, f"{case.label} is {ratio:.1%} full{end}", left)
+
+
+KINDS = (
+    VerdictKind(
+        name="warm-up",
+        meaning="the first five minutes, or growth since the start that slows down; growth at a constant rate has no "
+        "shape",
+        evidence="level",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="steady",
+        meaning="stays within 1 % of the device (or 256 MiB) for a quarter of an hour",
+        evidence="level, range",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="churn",
+        meaning="rises and falls by more than 2 % of the device, six times each in ten minutes, without growth",
+        evidence="number of changes of direction, low, high",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="periodic",
+        meaning="rises repeatedly after the same time, and returns",
+        evidence="period, low, high",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="step-change",
+        meaning="stays at a level that differs from the previous one by 5 % of the device or more; active for a "
+        "quarter of an hour",
+        evidence="size of the step",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="growing",
+        meaning="has grown in a straight line for two minutes, above all that the life used before; suspected only: a "
+        "leak if it continues for 6 to 14 minutes; ends within four minutes of the growth's end",
+        evidence="slope, growth, bytes kept per step, growth of the held bytes and of the number of live allocations",
+    ),
+    VerdictKind(
+        name="leak",
+        meaning="grows without stopping; `form` is `linear`, `stairs` or `load-proportional`",
+        evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of the held bytes "
+        "and of the number of live allocations",
+        remedy="look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), and "
+        "restart the program",
+    ),
+    VerdictKind(
+        name="fragmentation",
+        meaning="the pool holds much more than its peak of live memory, and the difference grows, or allocations "
+        "had to be retried",
+        evidence="ratio, peak live, peak kept, growth of the kept memory",
+        remedy="for PyTorch set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch "
+        "2.11), else restart the program",
+    ),
+    VerdictKind(
+        name="pressure",
+        meaning="more than 95 % of the device is used (until less than 93 % is), or it is above 80 % and full within "
+        "ten minutes",
+        evidence="used ratio, free bytes",
+        remedy="flush the device (gpumond flush --device UUID), reduce a batch size, or end a program",
+        detect=pressure,
+    ),
+    VerdictKind(
+        name="orphan",
+        meaning="memory that the driver counts for no living process, unchanged for a minute on an idle device: of an "
+        "ended process, or managed memory (cudaMallocManaged) of a program without an agent",
+        evidence="bytes, seconds",
+        remedy="start programs that use managed memory with gpumond run, which attributes it to them; else end the "
+        "process that keeps the device open (fuser -v /dev/nvidia*), or reset the device",
+    ),
+    VerdictKind(
+        name="idle-holder",
+        meaning="5 % of a device or more, held for half an hour without compute",
+        evidence="bytes, seconds",
+        remedy="end the program, or flush it: gpumond flush --pid PID",
+    ),
+    VerdictKind(
+        name="crash",
+        meaning="a life ended by an unhandled out-of-memory error, or within three minutes of a failed allocation, an "
+        "XID error, or growth of a device that is 97 % full; active for 15 minutes",
+        evidence="bytes",
+        remedy="read the program's log; look for Xid in dmesg",
+    ),
+    VerdictKind(
+        name="release",
+        meaning="a process that continues freed most of its memory; on a device without a process list, most of the "
+        "memory became free at once; active for a minute",
+        evidence="bytes",
+    ),
+    VerdictKind(
+        name="crash-loop",
+        meaning="three crashes of one program on one device within an hour",
+        evidence="count",
+        remedy="stop the supervisor that restarts the program, and read the program's log",
+    ),
+)
+
+SHAPES = tuple(kind.name for kind in KINDS if kind.is_shape)
+PROBLEMS = tuple(kind for kind in KINDS if kind.remedy)
+DEVICE_DETECTORS = tuple((kind.name, kind.detect) for kind in KINDS if kind.detect is not None)
+REMEDIES: Mapping[str, str] = {kind.name: kind.remedy for kind in PROBLEMS}

@@ -1,0 +1,46 @@
+"""Features: each folder adds one subject to the daemon, the command line and the web UI.
+
+To add a feature, write a folder with a ``FEATURE`` and add it here, or publish it as an entry point of the group
+``gpumond.features``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from gpumond.feature import Feature, installed
+from gpumond.features import (
+    alerts,
+    audit,
+    baselines,
+    engines,
+    fleet,
+    flush,
+    instruments,
+    loadgen,
+    quotas,
+    recordings,
+    rules,
+    silences,
+)
+
+FEATURES: tuple[Feature, ...] = (
+    rules.FEATURE,
+    silences.FEATURE,
+    alerts.FEATURE,
+    flush.FEATURE,
+    engines.FEATURE,
+    quotas.FEATURE,
+    baselines.FEATURE,
+    audit.FEATURE,
+    instruments.FEATURE,
+    fleet.FEATURE,
+    recordings.FEATURE,
+    loadgen.FEATURE,
+)
+
+
+@cache
+def features() -> tuple[Feature, ...]:
+    """Return the features of this package and of other installed packages."""
+    return (*FEATURES, *installed())

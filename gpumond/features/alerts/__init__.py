@@ -1,0 +1,25 @@
+"""Alerts after a tick: dispatch, queues and receivers."""
+
+from __future__ import annotations
+
+from gpumond.feature import Command, Feature
+
+FEATURE = Feature(
+    name="alerts",
+    routes=(
+        "gpumond.features.alerts.routes",
+        "gpumond.features.alerts.hook_routes",
+    ),
+    commands=(
+        Command(
+            name="alerts",
+            module="gpumond.features.alerts.command",
+            help="show active or past alerts",
+            group="Problems",
+            examples=(
+                "gpumond alerts",
+                "gpumond alerts --past",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,45 @@
+"""``gpumond alerts``: pending and firing alerts, or those that have been resolved."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gpumond.cli import client
+from gpumond.cli.main import DONE
+from gpumond.facts.frame import Alert
+from gpumond.features.rules.built_in import RUNBOOKS
+from gpumond.view.frame import checked_as
+from gpumond.view.text import moment, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--past", action="store_true", help="show resolved alerts, newest last")
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    answer = client.get(arguments.url, "/api/v1/alerts" + ("/history" if arguments.past else ""))
+    found = checked_as(tuple[Alert, ...], answer, "alerts")
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    elif found:
+        print(table(("PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY"), _rows(found)))
+        if links := [_runbook(arguments.url, rule) for rule in sorted({alert["rule"] for alert in found} & RUNBOOKS)]:
+            print("", *links, sep="\n")
+    else:
+        print("no resolved alert" if arguments.past else "no alert is active")
+    return DONE
+
+
+def _runbook(url: str, rule: str) -> str:
+    """Return a line with the address of a runbook; over a Unix socket, with its path."""
+    return f"runbook of {rule}: {'' if url.startswith('unix:') else url.rstrip('/')}/docs/runbooks/{rule}"
+
+
+def _rows(alerts: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
+    for alert in alerts:
+        times = (moment(alert["fired_at"] or alert["active_at"]), moment(alert["resolved_at"]))
+        yield [alert["phase"], alert["rule"], *times, dict(alert["annotations"]).get("summary", "")]

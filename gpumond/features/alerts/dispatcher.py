@@ -1,0 +1,266 @@
+"""The consequences of a frame's alerts: notifications, flushes by rules, and the state that survives a restart.
+
+``decide`` computes them without an effect, so that the frame can show its alerts as receivers will see them;
+``execute`` carries them out once the frame is the current one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpumond.facts.errors import FlushError, StoreUnavailable
+from gpumond.facts.frame import Alert
+from gpumond.facts.persisted import Heartbeat, KeptAlert, Labels, Notice
+from gpumond.facts.pools import ENGINE_STEP, Receipt
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import AgentReport, Snapshot
+from gpumond.features.flush.flusher import FlushOutcome, FlushRequest, Target
+from gpumond.features.flush.receipts import empty_receipt, receipt_without_bytes
+from gpumond.features.rules.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
+from gpumond.features.rules.evaluation import Activities, Rule, ended
+from gpumond.features.rules.restore import kept, resume
+from gpumond.store.audit import AuditEntry
+
+ACTION = "action"
+"""The audit's action of a rule that is about to flush."""
+
+PROGRAMS_AT_ONCE = 16
+"""Programs of one user that one alert flushes at the same time."""
+
+PAST_ALERTS = 1000
+"""Kept in memory for the API; the store keeps more."""
+
+
+class AlertStore(Protocol):
+    """The methods of the store that the dispatcher calls; each raises StoreUnavailable."""
+
+    writable: bool
+
+    async def audit(self, actor: str, action: str, detail: Any) -> None: ...
+    async def audit_entries(self, *, users: bool) -> list[AuditEntry]: ...
+    def keep(
+        self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert]
+    ) -> Awaitable[None]: ...
+    async def past_alerts(self) -> list[Alert]: ...
+    async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]: ...
+
+
+class AlertOutbox(Protocol):
+    def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert]) -> list[Notice]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """The consequences of one frame's alerts, before any of them takes effect."""
+
+    alerts: tuple[Alert, ...]
+    """As the frame shows them: annotated with what rules have done."""
+    firing: tuple[Alert, ...]
+    """As receivers see them. An alert that resolved during its flush is included until its receipts are there."""
+    resolved: tuple[Alert, ...]
+    """Those whose flushes, if any, are complete."""
+    incomplete: Mapping[Labels, Alert]
+    """Alerts that resolved while a flush for them is in progress."""
+    changed: Mapping[Labels, Alert]
+    """Alerts with new annotations."""
+    orders: tuple[FlushOrder, ...]
+    tracks: Tracks
+    activities: Mapping[str, Activities]
+
+
+class AlertDispatcher:
+    """Notifies, flushes for rules, and keeps alerts over a restart.
+
+    ``flush`` is the one path by which anything is flushed; ``began`` is the monotonic time of elapsed 0.
+    ``request_end`` asks a program to end, and returns the reason if it did not. ``past`` are resolved alerts, newest
+    last, annotated with what rules did.
+    """
+
+    def __init__(
+        self,
+        store: AlertStore,
+        outbox: AlertOutbox,
+        flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+        began: float,
+        request_end: Callable[[AgentReport, str], Awaitable[str]] | None = None,
+    ) -> None:
+        self._request_end = request_end
+        self._store, self._outbox, self._flush, self._began = store, outbox, flush, began
+        self.past: deque[Alert] = deque(maxlen=PAST_ALERTS)
+        self._ended: dict[Labels, Alert] = {}
+        self._unkept: deque[Alert] = deque(maxlen=PAST_ALERTS)
+        self._tracks: Tracks = {}
+        self._changed: dict[Labels, Alert] = {}
+        self._flushing: dict[Key, Alert] = {}
+        self._kept: object = None
+        self._flushes: set[asyncio.Future[None]] = set()
+        self._writes: set[asyncio.Future[None]] = set()
+
+    async def resume(self) -> Mapping[str, Activities]:
+        """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
+        try:
+            alerts, alive = await self._store.kept()
+            entries = await self._store.audit_entries(users=False)
+            self.past.extend(await self._store.past_alerts())
+        except StoreUnavailable:
+            return {}
+        attempts = (_attempt(entry) for entry in entries if entry.action == ACTION)
+        self._tracks = remembered([attempt for attempt in attempts if attempt], time.time())
+        activities = resume(alerts, alive, time.time())
+        if alive is not None and not activities:
+            self._end(ended(each.alert, alive.at) for each in alerts if each.alert.phase == "firing")
+        return activities
+
+    def decide(
+        self,
+        rules: Sequence[Rule],
+        alerts: Sequence[Alert],
+        snapshot: Snapshot,
+        activities: Mapping[str, Activities],
+        resolved: Sequence[Alert] = (),
+        short_users: Mapping[str, frozenset[int]] = {},
+    ) -> Dispatch:
+        """Return the consequences of one frame's alerts. Changes nothing: ``execute`` does. ``short_users``: as in
+        ``rules.actions.decide``.
+        """
+        elapsed = snapshot.elapsed_seconds
+        orders, tracks = decide(
+            rules, alerts, snapshot.reports, self._tracks, elapsed, snapshot.engine_devices, short_users
+        )
+        flushing = {alert.labels: alert for alert in self._flushing.values()}
+        ended = {**self._ended, **{alert.labels: alert for alert in resolved}}
+        complete = annotate([alert for labels, alert in ended.items() if labels not in flushing], tracks)
+        tracks = forget(tracks, alerts, elapsed)
+        alerts = annotate(alerts, tracks)
+        awaiting = set(flushing) - {alert.labels for alert in alerts}
+        return Dispatch(
+            alerts=alerts,
+            firing=(*alerts, *(flushing[labels] for labels in awaiting)),
+            resolved=complete,
+            incomplete={labels: alert for labels, alert in ended.items() if labels in flushing},
+            changed={**self._changed, **{alert.labels: alert for alert in complete}},
+            orders=tuple(orders),
+            tracks=tracks,
+            activities=activities,
+        )
+
+    def execute(self, dispatch: Dispatch) -> None:
+        """Queue notifications, start flushes and store the state of alerts; waits for none of it.
+
+        ``dispatch`` is the last result of ``decide``, and nothing else has run on the event loop since.
+        """
+        self._tracks, self._ended, self._changed = dispatch.tracks, dict(dispatch.incomplete), {}
+        self._end(dispatch.resolved)
+        for order in dispatch.orders:
+            self._start(self._carry_out(order), self._flushes)
+        notices = self._outbox.put(dispatch.firing, dispatch.changed)
+        state = frozenset(
+            (labels, each.alert.phase, each.active_elapsed, each.cleared_elapsed, each.alert.labels)
+            for active in dispatch.activities.values()
+            for labels, each in active.items()
+        )
+        if (notices or self._unkept or state != self._kept) and self._store.writable:
+            over = tuple(self._unkept)
+            self._unkept.clear()
+            self._kept = state
+            keeping = self._store.keep(kept(dispatch.activities, self._began), notices, over)
+            self._start(self._keep(keeping, over), self._writes)
+
+    async def close(self) -> None:
+        """Cancel the flushes of rules, which then write their audit entries, and wait for these and other writes."""
+        for task in self._flushes:
+            task.cancel()
+        await asyncio.gather(*self._flushes, *self._writes, return_exceptions=True)
+
+    async def _keep(self, keeping: Awaitable[None], over: Sequence[Alert]) -> None:
+        try:
+            await keeping
+        except StoreUnavailable:
+            self._kept = None  # stored again when the store is writable
+            self._unkept.extendleft(reversed(over))
+
+    def _end(self, alerts: Iterable[Alert]) -> None:
+        for alert in alerts:
+            self.past.append(alert)
+            self._unkept.append(alert)
+
+    async def _carry_out(self, order: FlushOrder) -> None:
+        actor, problem = f"rule:{order.alert.rule}", ""
+        receipts: list[Receipt] = []
+        asked: list[str] = []
+        self._flushing[order.key] = order.alert
+        places = asyncio.Semaphore(PROGRAMS_AT_ONCE)
+        try:
+            if not order.action.dry_run:
+                detail = {"labels": order.alert.labels, "uid": order.uid, "pids": order.pids}
+                engines = {"engines": order.engines} if order.engines else {}
+                await self._store.audit(actor, ACTION, detail | engines)
+            flushed = await asyncio.gather(
+                *(self._flush_one(order, each, actor, places) for each in order.programs),
+                *(self._flush_engine(order, each, actor) for each in order.engines),
+            )
+            receipts += (receipt for each in flushed for receipt in each)
+            if order.action.request_end and not order.action.dry_run:
+                asked += [await self._ask_to_end(program, actor) for program in order.programs]
+        except StoreUnavailable as error:
+            problem = str(error)
+        finally:
+            del self._flushing[order.key]
+            self._tracks = conclude(self._tracks, order, receipts, problem, asked)
+            if order.alert.labels not in {alert.labels for alert in self._flushing.values()}:
+                (self._changed[order.alert.labels],) = annotate([order.alert], self._tracks)
+
+    async def _flush_one(
+        self, order: FlushOrder, program: AgentReport, actor: str, places: asyncio.Semaphore
+    ) -> Sequence[Receipt]:
+        """Return the receipts of one program. An error becomes a receipt, so that the other programs are flushed."""
+        target = Target(pid=program.pid, start_ticks=program.start_ticks, uid=order.uid)
+        request = FlushRequest(
+            target=target, steps=order.action.program_steps, dry_run=order.action.dry_run, by_rule=True
+        )
+        async with places:
+            try:
+                return (await self._flush(request, actor)).receipts
+            except (FlushError, StoreUnavailable) as error:
+                return (empty_receipt(program, "refused", str(error), actor, time.time()),)
+
+    async def _ask_to_end(self, program: AgentReport, actor: str) -> str:
+        """Ask a program to end, and return a sentence about it. Raises StoreUnavailable."""
+        named = f"{program.workload or 'the program'} (pid {program.pid})"
+        reason = await self._request_end(program, actor) if self._request_end else "requests to end are not available"
+        return f"{named} was not asked to end: {reason}" if reason else f"{named} was asked to end"
+
+    async def _flush_engine(self, order: FlushOrder, name: str, actor: str) -> Sequence[Receipt]:
+        """Return the receipts of one serving engine."""
+        action = order.action
+        request = FlushRequest(
+            target=Target(workload=name, uid=order.uid),
+            steps=(ENGINE_STEP,),
+            min_reclaimable_bytes=action.min_reclaimable_bytes,
+            dry_run=action.dry_run,
+            by_rule=True,
+        )
+        try:
+            return (await self._flush(request, actor)).receipts
+        except (FlushError, StoreUnavailable) as error:
+            return (receipt_without_bytes(ProcessKey(0, None), name, "refused", str(error), actor, time.time()),)
+
+    def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Future[None]]) -> None:
+        task = asyncio.ensure_future(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+def _attempt(entry: AuditEntry) -> tuple[Key, float] | None:
+    """Return key and time of an attempt to flush; None if the entry is damaged and does not name its alert."""
+    try:
+        labels = tuple((str(name), str(text)) for name, text in entry.detail["labels"])
+        uid = entry.detail.get("uid")
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return (entry.actor.removeprefix("rule:"), labels, uid if isinstance(uid, int) else None), entry.at

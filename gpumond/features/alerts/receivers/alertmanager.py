@@ -1,0 +1,51 @@
+"""Alertmanager's API v2: firing alerts are sent again each minute, and expire if the daemon stops sending.
+
+The figures are Prometheus' own: ``--rules.alert.resend-delay`` and a validity of four times that.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Literal
+
+from pydantic import Field
+
+from gpumond.facts.frame import Alert
+from gpumond.features.alerts.receivers.http_client import HttpReceiver, post
+from gpumond.features.rules.settings import Seconds
+
+VALID_RESENDS = 4
+LEAST_VALID_SECONDS = 60.0
+
+
+class Alertmanager(HttpReceiver):
+    type: Literal["alertmanager"] = "alertmanager"
+    resend: Seconds = Field(60.0, ge=1, le=3600, description="interval at which active alerts are sent again (`1m`)")
+
+    @property
+    def resend_seconds(self) -> float:
+        return self.resend
+
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int:
+        now = time.time()
+        valid_until = now + max(VALID_RESENDS * self.resend, LEAST_VALID_SECONDS)
+        alerts = [_entry(alert, self.instance, valid_until) for alert in self.with_runbooks(raised)]
+        alerts += [_entry(alert, self.instance, alert.resolved_at or now) for alert in self.with_runbooks(resolved)]
+        return await post(self, "/api/v2/alerts", json.dumps(alerts).encode())
+
+
+def _entry(alert: Alert, instance: str, ends_at: float) -> dict[str, object]:
+    starts_at = alert.fired_at or alert.active_at
+    return {
+        "labels": {"instance": instance, **dict(alert.labels)},
+        "annotations": dict(alert.annotations),
+        "startsAt": _time(starts_at),
+        "endsAt": _time(max(starts_at, ends_at)),  # for any clock: Alertmanager rejects an end before the start
+    }
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()

@@ -1,0 +1,184 @@
+"""HTTP POST with one deadline for the whole exchange: no redirects, no proxy from the environment.
+
+Only the status and Retry-After of the answer are used. Its body is not read. No thread delays the exit of the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import Field, model_validator
+
+from gpumond import __version__
+from gpumond.facts.frame import Alert
+from gpumond.facts.text import has_control_characters
+from gpumond.features.alerts.receivers import Rejected, Retry
+from gpumond.features.alerts.receivers.receiver_type import ReceiverType
+from gpumond.features.rules.built_in import RUNBOOKS
+from gpumond.host.files import read_text
+from gpumond.host.http_exchange import Connection, exchange
+from gpumond.host.machine import MACHINE_NAME
+
+TIMEOUT_SECONDS = 5.0
+MAX_RETRY_AFTER_SECONDS = 3600.0
+LINKABLE = re.compile(r"[!-~]+")
+RUNBOOK_URL = "runbook_url"
+"""Annotation with the address of the runbook, as in Prometheus' rules."""
+
+
+class HttpReceiver(ReceiverType):
+    """Base of the types that send over HTTP. A URL can be a secret: it is never shown, and can be read from a file."""
+
+    url: str | None = Field(None, description="address; it is treated as a secret, never shown or logged")
+    url_file: Path | None = Field(None, description="file that contains the address, instead of `url`")
+    bearer_token_file: Path | None = Field(
+        None,
+        description="file with a token for `Authorization: Bearer …`, in one line; a token with a control character is "
+        "not sent",
+    )
+    ca_file: Path | None = Field(None, description="trust this CA instead of the system's")
+    runbooks: str = Field(
+        "",
+        max_length=256,
+        pattern=r"^(https?://[!-~]+)?$",
+        description="beginning of the links to the runbooks of built-in rules (annotation `runbook_url`), followed by "
+        "the name of the rule, such as `https://gpu-1.example:9917/docs/runbooks/`",
+    )
+
+    @property
+    def instance(self) -> str:
+        """Name of this machine, for a receiver of several machines."""
+        return MACHINE_NAME
+
+    @property
+    def runbooks_address(self) -> str:
+        return self.runbooks
+
+    def with_runbooks(self, alerts: Sequence[Alert]) -> list[Alert]:
+        """Return the alerts; those of built-in rules have the annotation ``runbook_url``, if its beginning is known."""
+        address = self.runbooks_address
+        return [
+            replace(alert, annotations=(*alert.annotations, (RUNBOOK_URL, address + alert.rule)))
+            if address and alert.rule in RUNBOOKS and RUNBOOK_URL not in dict(alert.annotations)
+            else alert
+            for alert in alerts
+        ]
+
+    @model_validator(mode="after")
+    def _addressed(self) -> HttpReceiver:
+        if (self.url is None) == (self.url_file is None):
+            raise ValueError(f"{self.name}: expected exactly one of url and url_file")
+        if self.url is not None and not web_address(self.url):
+            raise ValueError(
+                f"{self.name}: expected an http:// or https:// url with a host and without user or password"
+            )
+        return self
+
+
+def web_address(url: str) -> bool:
+    """Return True for an http:// or https:// address with a host and without user or password."""
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and parts.port != 0
+        )
+    except ValueError:
+        return False
+
+
+def linkable(url: str) -> bool:
+    """Return True for a web address of printable ASCII, to which messages may link."""
+    return web_address(url) and LINKABLE.fullmatch(url) is not None
+
+
+async def post(
+    receiver: HttpReceiver,
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str] | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> int:
+    """POST ``body`` (JSON) to the receiver's address and ``path``, and return the status of the answer.
+
+    Raises Retry or Rejected, never with the address.
+    """
+    try:
+        status, retry_after = await asyncio.wait_for(_exchange(receiver, path, body, headers or {}), timeout_seconds)
+    except (asyncio.TimeoutError, TimeoutError):
+        raise Retry("timeout", f"no answer within {timeout_seconds:g} s") from None
+    except socket.gaierror as error:
+        raise Retry("dns", f"the host name cannot be resolved: {error.strerror}") from None
+    except ssl.SSLError as error:
+        raise Retry("tls", f"no secure connection: {error.reason or 'failed'}") from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise Retry("connection", f"no answer: {type(error).__name__}") from None
+    _check_status(status, retry_after)
+    return status
+
+
+def secret(file: Path) -> str:
+    """Return a secret's file without its last line end, read at each use so that it can be replaced.
+
+    Raises Retry, also for a control character: a line end in a token would begin another header.
+    """
+    try:
+        text = read_text(file).removesuffix("\n").removesuffix("\r").strip(" \t")
+    except (OSError, UnicodeDecodeError):
+        raise Retry("secret", f"{file} cannot be read") from None
+    if has_control_characters(text):
+        raise Retry("secret", f"{file} has a line end or another control character; expected one line")
+    return text
+
+
+async def _exchange(
+    receiver: HttpReceiver, path: str, body: bytes, headers: Mapping[str, str]
+) -> tuple[int, str | None]:
+    """Return the status and Retry-After."""
+    url = urlsplit((receiver.url or secret(receiver.url_file or Path())).strip())
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise Rejected("address", "its address is not http:// or https://")
+    target = (url.path.rstrip("/") + path if path else url.path or "/") + (f"?{url.query}" if url.query else "")
+    fields = {"User-Agent": f"gpumond/{__version__}", "Content-Type": "application/json", "Connection": "close"}
+    if receiver.bearer_token_file:
+        fields["Authorization"] = f"Bearer {secret(receiver.bearer_token_file)}"
+    answer = await exchange(_connection(receiver, url), "POST", target, body, {**fields, **headers})
+    return answer.status, answer.headers.get("Retry-After")
+
+
+def _connection(receiver: HttpReceiver, url: SplitResult) -> Connection:
+    tls = ssl.create_default_context(cafile=receiver.ca_file) if url.scheme == "https" else None
+    return Connection(url.hostname or "", url.port, tls=tls)
+
+
+def _check_status(status: int, retry_after: str | None) -> None:
+    if 200 <= status < 300:
+        return
+    text = f"{status} {HTTPStatus(status).phrase}" if status in set(HTTPStatus) else str(status)
+    if status == 429:
+        raise Retry("rate_limited", text, _seconds(retry_after), status)
+    if status == 408 or status >= 500:
+        raise Retry("server_error", text, _seconds(retry_after), status)
+    raise Rejected("auth" if status in (401, 403) else "redirect" if status < 400 else "rejected", text, status)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Parse Retry-After, in seconds or as a date; 0 if it cannot be parsed."""
+    try:
+        seconds = float(retry_after or 0)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(retry_after or "").timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return min(max(0.0, seconds), MAX_RETRY_AFTER_SECONDS) if seconds == seconds else 0.0

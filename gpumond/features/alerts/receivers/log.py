@@ -1,0 +1,39 @@
+"""Alerts in the daemon's log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpumond.facts.frame import Alert
+from gpumond.features.alerts.receivers import BATCH_LIMIT
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A `Notifier` without pydantic, since it is the default."""
+
+    name: str
+
+    @property
+    def resend_seconds(self) -> None:
+        return None
+
+    @property
+    def batch_limit(self) -> int:
+        return BATCH_LIMIT
+
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+        for alert in raised:
+            logger.warning("alert %s fires: %s", alert.rule, _text(alert))
+        for alert in resolved:
+            logger.info("alert %s resolved: %s", alert.rule, _text(alert))
+
+
+def _text(alert: Alert) -> str:
+    labels = " ".join(f"{name}={value}" for name, value in alert.labels if name != "alertname")
+    annotations = "; ".join(text for _, text in alert.annotations)
+    return f"{annotations} ({labels})" if annotations else labels

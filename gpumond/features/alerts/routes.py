@@ -1,0 +1,40 @@
+"""HTTP API of receivers: test messages."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request
+from fastapi.responses import Response
+from pydantic import TypeAdapter
+
+from gpumond.features.alerts.receiver_check import ReceiverTest
+from gpumond.serve import examples
+from gpumond.serve.auth import admit
+from gpumond.serve.dependencies import CHANGES, require_rules
+from gpumond.serve.view import view_of
+
+router = APIRouter(prefix="/api/v1", tags=["receivers"])
+
+Name = Annotated[str, Path(pattern="^[a-z0-9_-]{1,64}$", description="A receiver of the configuration file")]
+EXAMPLE = ReceiverTest(receiver="ops", accepted=True, status=200, reason="", detail="", duration_seconds=0.18)
+TESTED = TypeAdapter(ReceiverTest)
+
+
+@router.post(
+    "/receivers/{name}/test",
+    summary="Send a test message to a receiver",
+    dependencies=CHANGES,
+    **examples.described(ReceiverTest, EXAMPLE, 401, 403, 404, 422, 429, 503, 507),
+)
+async def send_test(request: Request, name: Name, by: str = Depends(require_rules)) -> Response:
+    """Sends one alert of the rule `gpumond-test`, with the label `test="true"`, and returns the receiver's answer.
+
+    The message does not wait for queued notifications and is not repeated. The answer is 200 also if the receiver does
+    not accept the message. 429: the caller has requested ten tests within a minute.
+    """
+    tokens = request.app.state.tokens
+    now = tokens.clock()
+    admit(tokens.receiver_tests, by, now, "too many test messages by this caller")
+    tokens.receiver_tests.count(by, now)
+    return Response(TESTED.dump_json(await view_of(request).test_receiver(name, by)), media_type="application/json")

@@ -1,0 +1,21 @@
+"""The audit of changes and flushes."""
+
+from __future__ import annotations
+
+from gpumond.feature import Command, Feature
+
+FEATURE = Feature(
+    name="audit",
+    commands=(
+        Command(
+            name="audit",
+            module="gpumond.features.audit.command",
+            help="show the audit log of changes and flushes, and verify its integrity",
+            group="Daemon",
+            examples=(
+                "gpumond audit",
+                "gpumond audit verify",
+            ),
+        ),
+    ),
+)

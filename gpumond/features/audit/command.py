@@ -1,0 +1,213 @@
+"""``gpumond audit [verify]``: show the audit log of changes and flushes, and verify its integrity."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpumond.cli import client
+from gpumond.cli.main import DONE, FAILED
+from gpumond.facts.errors import DaemonError
+from gpumond.facts.units import counted, duration, human
+from gpumond.view.text import moment, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=("show", "verify"),
+        default="show",
+        help="verify: check the hash chain of the audit log on this machine",
+    )
+    parser.add_argument(
+        "--limit", type=int, default=100, metavar="N", help="number of entries to show, newest first (default: 100)"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="verify: configuration file of a stopped daemon")
+    parser.add_argument(
+        "--state-dir", type=Path, metavar="PATH", help="verify: state directory (default: that of the daemon at --url)"
+    )
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return _verify(arguments) if arguments.what == "verify" else _show(arguments)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    entries = client.get(arguments.url, f"/api/v1/audit?limit={arguments.limit}")
+    print(json.dumps(entries, indent=2) if arguments.json else table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries)))
+    return DONE
+
+
+def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    for entry in entries:
+        text = sentence(entry["action"], entry["detail"])
+        yield [str(entry["seq"]), moment(entry["at"]), entry["actor"], text]
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from gpumond.config.loading import load
+    from gpumond.store.store import verify_audit
+
+    named = None if arguments.config or arguments.state_dir else _store_of(arguments.url)
+    file = named or load(arguments.config, {"state_dir": arguments.state_dir}).store_file()
+    wrong = verify_audit(file)
+    if arguments.json:
+        print(json.dumps({"file": str(file), "problems": wrong}, indent=2))
+    else:
+        print("\n".join(f"{file}: {problem}" for problem in wrong) or f"{file}: the audit log is intact")
+    return FAILED if wrong else DONE
+
+
+def _store_of(url: str) -> Path | None:
+    """Return the store of the daemon at an address of this machine; None if no daemon answers there and states it."""
+    if not client.is_local(url):
+        return None
+    try:
+        named = client.get(url, "/api/v1/status").get("store_file")
+    except DaemonError:
+        return None
+    return Path(named) if named else None
+
+
+PAIRS_LENGTH, QUOTE = 100, '"'
+MOST_PIDS = 8
+
+Detail = Mapping[str, Any]
+
+
+def sentence(action: str, detail: Any) -> str:
+    """Describe an entry. One of an unknown action, or whose detail was shortened, is its action with pairs."""
+    try:
+        return SENTENCES[action](detail)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return f"{action}: {described(detail)}"
+
+
+def described(detail: Any) -> str:
+    """Return the detail as pairs of key and value, as many as fit."""
+    pairs = detail.items() if isinstance(detail, dict) else [("detail", detail)]
+    text = ", ".join(f"{key}: {json.dumps(value).strip(QUOTE)}" for key, value in pairs)
+    return text if len(text) <= PAIRS_LENGTH else f"{text[:PAIRS_LENGTH].rpartition(',')[0] or text[:PAIRS_LENGTH]}, …"
+
+
+def _named(verb: str, noun: str) -> Callable[[Detail], str]:
+    return lambda detail: f"{verb} {noun} {detail['name']}"
+
+
+def _program(detail: Detail) -> str:
+    return f"{detail['workload'] or 'the program'} (pid {detail['pid']})"
+
+
+def _pids(detail: Detail) -> str:
+    pids = [str(pid) for pid in detail["pids"]]
+    more = f" and {len(pids) - MOST_PIDS} more" if len(pids) > MOST_PIDS else ""
+    return f"{'pid' if len(pids) == 1 else 'pids'} {', '.join(pids[:MOST_PIDS])}{more}" if pids else "no process"
+
+
+def _flush(detail: Detail) -> str:
+    forced = ", in spite of the cooldown" if detail.get("force") else ""
+    return f"requested a flush of {detail['target']}, steps {', '.join(detail['steps'])}{forced}"
+
+
+def _receipts(detail: Detail) -> str:
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in detail["outcomes"].items())
+    return f"flushed {_pids(detail)}: {human(detail['released_bytes'])} released ({counts})"
+
+
+def _refused(detail: Any) -> str:
+    return f"was refused a flush: {_text(detail)}"
+
+
+def _action(detail: Detail) -> str:
+    gpu = dict(detail["labels"]).get("gpu")
+    engines = f" and {', '.join(detail['engines'])}" if detail.get("engines") else ""
+    return f"started its action on {_pids(detail)}{engines}" + (f", for GPU {gpu}" if gpu else "")
+
+
+def _limit(detail: Detail) -> str:
+    device = f" on {detail['device']}" if detail["device"] else ""
+    if detail["limit_bytes"] is None:
+        return f"asked {_program(detail)} to remove its limit{device}"
+    return f"asked {_program(detail)} to limit itself to {human(detail['limit_bytes'])}{device}"
+
+
+def _answer(detail: Detail) -> str:
+    if "answer" in detail:
+        return f"had no answer from pid {detail['pid']} in time"
+    return (
+        f"was refused by pid {detail['pid']}: {detail['reason']}"
+        if detail["reason"]
+        else f"was answered by pid {detail['pid']}"
+    )
+
+
+def _override(detail: Detail) -> str:
+    fields = ", ".join(f"{name}: {json.dumps(value).strip(QUOTE)}" for name, value in detail["body"].items())
+    return f"overrode fields of rule {detail['name']}: {fields}"
+
+
+def _silence(detail: Detail) -> str:
+    matchers = " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
+    return f"silenced {matchers} until {moment(detail['ends_at'])}: {detail['reason'] or 'without a reason'}"
+
+
+def _expire(detail: Detail) -> str:
+    matchers = " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
+    return f"ended the silence of {matchers}"
+
+
+def _baseline(detail: Detail) -> str:
+    of = f" of {detail['workload']}" if detail["workload"] else ""
+    return f"recorded baseline {detail['name']}{of} for {duration(detail['for_seconds'])}"
+
+
+def _reload(detail: Detail) -> str:
+    later = f"; requires a restart: {', '.join(detail['needs_restart'])}" if detail["needs_restart"] else ""
+    return f"reloaded the configuration, which has {counted(detail['rules'], 'rule')} of its own{later}"
+
+
+def _text(detail: Any) -> str:
+    if not isinstance(detail, str):
+        raise TypeError
+    return detail
+
+
+SENTENCES: Mapping[str, Callable[[Any], str]] = {
+    "flush.request": _flush,
+    "flush.receipts": _receipts,
+    "flush.refused": _refused,
+    "flush.interrupted": lambda detail: f"was interrupted: {_text(detail)}",
+    "action": _action,
+    "hook.flush": lambda detail: f"flushed {_pids(detail)} for the alert {detail['alert']} of Alertmanager",
+    "agent.limit": _limit,
+    "agent.snapshot": lambda detail: f"asked {_program(detail)} for a memory snapshot",
+    "agent.classes": lambda detail: f"asked {_program(detail)} for the classes of its live memory",
+    "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines that keep its memory",
+    "agent.end": lambda detail: f"asked {_program(detail)} to end",
+    "agent.fetch": lambda detail: f"fetched memory snapshot {detail['snapshot']} of {_program(detail)}",
+    **{f"agent.{kind}.answer": _answer for kind in ("limit", "snapshot", "classes", "retainers", "end")},
+    "rule.create": _named("created", "rule"),
+    "rule.replace": _named("replaced", "rule"),
+    "rule.delete": _named("deleted", "rule"),
+    "rule.override": _override,
+    "rule.restore": _named("restored", "rule"),
+    "quota.create": _named("created", "quota"),
+    "quota.replace": _named("replaced", "quota"),
+    "quota.delete": _named("deleted", "quota"),
+    "silence.create": _silence,
+    "silence.expire": _expire,
+    "baseline.record": _baseline,
+    "baseline.compare": lambda detail: f"compared baseline {detail['name']} for {duration(detail['for_seconds'])}",
+    "baseline.delete": _named("deleted", "baseline"),
+    "receiver.test": lambda detail: f"sent a test message to receiver {detail['receiver']}",
+    "release": lambda detail: f"released the driver for {duration(detail['for_seconds'])}",
+    "reload": _reload,
+    "trim": lambda detail: f"removed the entries up to {detail['through']}, which were too old or too many",
+    "audit.missing": lambda detail: f"found that entries up to {detail['through']} are missing",
+    "store.set-aside": lambda detail: f"renamed a damaged store to {detail['file']}: {detail['reason']}",
+}

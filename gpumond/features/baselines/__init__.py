@@ -1,0 +1,22 @@
+"""Baselines: the recorded memory use of workloads, and its comparison."""
+
+from __future__ import annotations
+
+from gpumond.feature import Command, Feature
+
+FEATURE = Feature(
+    name="baselines",
+    routes=("gpumond.features.baselines.routes",),
+    commands=(
+        Command(
+            name="baseline",
+            module="gpumond.features.baselines.command",
+            help="measure the memory use of workloads, and compare it after a change",
+            group="Analysis",
+            examples=(
+                "gpumond baseline record before --workload train --for 10m",
+                "gpumond baseline compare before --for 10m --fail-above 5%",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,316 @@
+"""``gpumond baseline``: record the memory use of workloads, and compare it after a change.
+
+The chart of a comparison is drawn with matplotlib (the extra ``plot``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gpumond.cli import client
+from gpumond.cli.main import DONE, FAILED, print_error
+from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
+from gpumond.facts.messages import from_json, to_json
+from gpumond.facts.units import GIB, human, seconds
+from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
+from gpumond.features.recordings import html_report
+from gpumond.view.text import table
+
+ROUTE = "/api/v1/baselines"
+POLL_SECONDS = 1.0
+SAVING_SECONDS = 30.0
+DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95 % FROM", ">TO")
+TIME = "%Y-%m-%d %H:%M:%S"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="what", metavar="record|compare|list|delete", required=True)
+    record = what.add_parser("record", help="measure the memory use of workloads, and store it")
+    record.add_argument("name", metavar="NAME", help="name of the baseline")
+    record.add_argument(
+        "--for", dest="duration", required=True, metavar="DURATION", help="length of the measurement, such as 10m"
+    )
+    record.add_argument("--workload", metavar="NAME", help="measure this workload only")
+    compare = what.add_parser("compare", help="measure again, and show the differences")
+    compare.add_argument("name", metavar="NAME", help="name of the baseline")
+    compare.add_argument(
+        "--for", dest="duration", metavar="DURATION", help="length of the measurement (default: show the last one)"
+    )
+    compare.add_argument(
+        "--fail-above", metavar="SHARE", help="exit with 1 if the peak of live memory grew by more, such as 5%%"
+    )
+    compare.add_argument(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="exit with 1 if it holds; repeatable: 'held_typical>1GiB', 'retries_rate>0', 'utilization_typical<-10%%'",
+    )
+    compare.add_argument("--plot", type=Path, metavar="FILE", help="write a chart to this .svg or .png file")
+    compare.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts to this HTML file")
+    entries = what.add_parser("list", help="list the stored baselines")
+    delete = what.add_parser("delete", help="delete a baseline")
+    delete.add_argument("name", metavar="NAME", help="name of the baseline")
+    for each in (record, compare, entries, delete):
+        client.add_arguments(each)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.what != "list" and not re.fullmatch(NAME, arguments.name):
+        raise ConfigError(
+            f"{arguments.name!r:.80} is not a valid baseline name: expected a letter or digit, then up to 63 letters, "
+            "digits, '.', '_' or '-'"
+        )
+    return {"record": _record, "compare": _compare, "list": _list, "delete": _delete}[arguments.what](arguments)
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    body = {"for_seconds": _duration(arguments.duration), "workload": arguments.workload}
+    client.put(arguments.url, f"{ROUTE}/{arguments.name}", body)
+    kept = _wait(arguments.url, f"{ROUTE}/{arguments.name}", body["for_seconds"])
+    if arguments.json:
+        print(json.dumps(kept, indent=2))
+        return DONE
+    print(table(("WORKLOAD", "MEASURE", ">TYPICAL", ">FROM", ">TO", ">PEAK"), _measures(kept)))
+    if not kept["workloads"]:
+        print(
+            "gpumond: no process held device memory during the measurement; check that the workload is running",
+            file=sys.stderr,
+        )
+    return DONE
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    thresholds = _thresholds(arguments)
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    html_report.check(arguments.html)
+    route = f"{ROUTE}/{arguments.name}/compare"
+    if arguments.duration is not None:
+        duration = _duration(arguments.duration)
+        client.post(arguments.url, route, {"for_seconds": duration}, timeout=30)
+        found = _wait(arguments.url, route, duration)
+    else:
+        found = client.get(arguments.url, route)
+    try:
+        comparison = from_json(Comparison, to_json(found))
+    except ProtocolError as error:
+        raise DaemonError(
+            f"cannot decode the daemon's response ({error}); check that the daemon has the same version as this command"
+        ) from None
+    print(json.dumps(found, indent=2) if arguments.json else "\n".join(_report(comparison)))
+    if arguments.plot is not None:
+        draw_plot(comparison, arguments.plot)
+    if arguments.html is not None:
+        html_report.write(arguments.html, _page(comparison))
+    failures = list(_failures(comparison.differences, thresholds))
+    for failure in failures:
+        print_error(f"gpumond: {failure}")
+    return FAILED if failures else DONE
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    entries = client.get(arguments.url, ROUTE)
+    header = ("NAME", "STARTED", ">SECONDS", "STATE", "WORKLOADS")
+    print(json.dumps(entries, indent=2) if arguments.json else table(header, map(_entry, entries)))
+    return DONE
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    client.delete(arguments.url, f"{ROUTE}/{arguments.name}")
+    if arguments.json:
+        print(json.dumps({"deleted": arguments.name}))
+    return DONE
+
+
+def _wait(url: str, route: str, duration: float) -> Any:
+    """Return the measurement when it is complete."""
+    print(f"gpumond: measuring for {duration:g} s", file=sys.stderr)
+    end = time.monotonic() + duration + SAVING_SECONDS
+    while not (answer := client.get(url, route))["complete"]:
+        if time.monotonic() > end:
+            raise DaemonError(
+                "the measurement is complete, but the daemon cannot store it: check its store with `gpumond status`"
+            )
+        time.sleep(POLL_SECONDS)
+    return answer
+
+
+def _duration(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise ConfigError(f"--for {text!r}: {error}") from None
+
+
+def _thresholds(arguments: argparse.Namespace) -> list[Threshold]:
+    above = [] if arguments.fail_above is None else [("--fail-above", arguments.fail_above, "live_peak>")]
+    found = []
+    for option, text, before in [*above, *(("--fail-if", text, "") for text in arguments.fail_if)]:
+        try:
+            found.append(threshold(before + text))
+        except ValueError as error:
+            raise ConfigError(f"{option} {text!r}: {error}") from None
+    return found
+
+
+def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]) -> Iterator[str]:
+    """Return a message for each threshold that was exceeded or could not be evaluated."""
+    for limit in thresholds:
+        own = [each for each in differences if each.name == limit.name]
+        if not own:
+            yield f"{limit.text}: no comparable measurement"
+        for each in own:
+            if each.difference is None:
+                side = "after" if each.after is None else "before"
+                yield f"{limit.text}: {each.workload} was not measured {side}"
+            elif limit.exceeded(each):
+                before, after = _shown(each, each.before), _shown(each, each.after)
+                yield f"{limit.text}: {each.workload} changed from {before} to {after} {_share(each)}".rstrip()
+
+
+def _report(comparison: Comparison) -> Iterator[str]:
+    yield table(DIFFERENCES, _rows(comparison.differences))
+    warning = _length_warning(comparison)
+    if warning:
+        yield f"\n{warning}"
+
+
+def _length_warning(comparison: Comparison) -> str:
+    longer, shorter = sorted((comparison.before_seconds, comparison.after_seconds), reverse=True)
+    if longer <= 1.5 * shorter:
+        return ""
+    return (
+        f"peaks of measurements of {comparison.before_seconds:.0f} s and {comparison.after_seconds:.0f} s "
+        "are not comparable"
+    )
+
+
+def _page(comparison: Comparison) -> str:
+    """Return the comparison as an HTML document: the table, and a chart of each workload."""
+    started = [
+        datetime.fromtimestamp(at).strftime(TIME) for at in (comparison.before_started_at, comparison.after_started_at)
+    ]
+    parts = [
+        html_report.paragraph(
+            f"Before: {comparison.before_seconds:.0f} s from {started[0]}. "
+            f"After: {comparison.after_seconds:.0f} s from {started[1]}."
+        ),
+        html_report.table(DIFFERENCES, _rows(comparison.differences)),
+    ]
+    warning = _length_warning(comparison)
+    if warning:
+        parts.append(html_report.paragraph(warning))
+    for workload in sorted({each.workload for each in comparison.differences}):
+        own = {
+            (each.measure, each.stat): each
+            for each in comparison.differences
+            if each.workload == workload and each.measure not in ("utilization", "retries")
+        }
+        bars = [
+            (measure, typical.before, typical.after, *_peaks(own.get((measure, "peak"))))
+            for (measure, stat), typical in own.items()
+            if stat == "typical" and _has_values(typical)
+        ]
+        parts += [html_report.heading(workload), html_report.bars(bars)]
+    return html_report.page(f"{comparison.name}: before and after", parts)
+
+
+def _peaks(peak: Difference | None) -> tuple[float | None, float | None]:
+    return (peak.before, peak.after) if peak is not None else (None, None)
+
+
+def _rows(differences: Sequence[Difference]) -> Iterator[list[str]]:
+    for each in differences:
+        if each.before or each.after:
+            values = (each.before, each.after, each.difference)
+            shown = [_shown(each, value) for value in values]
+            yield [each.workload, each.name, *shown, _share(each), _shown(each, each.low), _shown(each, each.high)]
+
+
+def _shown(each: Difference, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if each.measure == "utilization":
+        return f"{100 * value:.1f} %"
+    return f"{value:.1f}/h" if each.measure == "retries" else human(value)
+
+
+def _share(each: Difference) -> str:
+    return "" if each.ratio is None else f"{100 * each.ratio:+.1f} %"
+
+
+def _measures(kept: Any) -> Iterator[list[str]]:
+    for workload in kept["workloads"]:
+        for each in workload["measures"]:
+            found = each["distribution"]
+            shown = Difference(workload["workload"], each["measure"], "", None, None)
+            values = (_shown(shown, found[name]) for name in ("typical", "low", "high", "peak"))
+            yield [workload["workload"], each["measure"], *values]
+
+
+def _entry(entry: Any) -> list[str]:
+    started = datetime.fromtimestamp(entry["started_at"]).strftime(TIME) if entry["started_at"] else "-"
+    state = "kept" if entry["complete"] else "being measured"
+    return [entry["name"], started, f"{entry['seconds']:.0f}", state, ", ".join(entry["workloads"])]
+
+
+FORMATS = (".svg", ".png")
+COLOURS = ("#8da0cb", "#fc8d62")
+
+
+def check_plot(path: Path) -> None:
+    """Check before a measurement that a chart can be written to ``path``. Raises ConfigError."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--plot {path}: expected a name that ends in {' or '.join(FORMATS)}")
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install 'gpumond[plot]'") from None
+    matplotlib.use("Agg")
+
+
+def draw_plot(comparison: Comparison, path: Path) -> None:
+    """Draw before and after for each workload: bars for typical values, marks for peaks. Raises ConfigError."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.hashsalt"] = "gpumond"  # equal comparisons give equal files
+    matplotlib.rcParams["text.parse_math"] = False  # the name of a program may contain a $
+    workloads = sorted({each.workload for each in comparison.differences})
+    figure = Figure(figsize=(8, 1 + 3 * max(1, len(workloads))), layout="constrained")
+    figure.suptitle(f"{comparison.name}: before and after")
+    for place, workload in enumerate(workloads, 1):
+        axes = figure.add_subplot(len(workloads), 1, place)
+        own = {
+            (each.measure, each.stat): each
+            for each in comparison.differences
+            if each.workload == workload and each.measure not in ("utilization", "retries")
+        }
+        measures = [measure for measure, stat in own if stat == "typical" and _has_values(own[measure, stat])]
+        for side, label in enumerate(("before", "after")):
+            at = [number + (side - 0.5) * 0.4 for number in range(len(measures))]
+            typical = [(getattr(own[measure, "typical"], label) or 0.0) / GIB for measure in measures]
+            peaks = [(getattr(own[measure, "peak"], label) or 0.0) / GIB for measure in measures]
+            axes.bar(at, typical, 0.38, label=label, color=COLOURS[side])
+            axes.plot(at, peaks, "k_", markersize=14)
+        axes.set_title(workload, loc="left")
+        axes.set_ylabel("GiB (bar: typical, line: peak)")
+        axes.set_xticks(range(len(measures)), measures)
+        axes.legend()
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    except OSError as error:
+        raise ConfigError(f"--plot {path}: {error.strerror or error}") from None
+
+
+def _has_values(each: Difference) -> bool:
+    return bool(each.before or each.after)

@@ -1,0 +1,260 @@
+"""Stored baselines, and recordings in progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from gpumond.facts.errors import NoSuchBaseline, StoreUnavailable, TooManyBaselines
+from gpumond.facts.frame import Frame, Line
+from gpumond.facts.pools import Receipt
+from gpumond.facts.process import ProcessKey
+from gpumond.features.baselines.statistics import (
+    MEASURES,
+    Baseline,
+    Blocks,
+    Comparison,
+    Measured,
+    WorkloadMeasures,
+    compare,
+)
+
+Side = Literal["before", "after"]
+
+
+class BaselineStore(Protocol):
+    """Methods of the store that are used; each raises StoreUnavailable."""
+
+    async def audit(self, actor: str, action: str, detail: object) -> None: ...
+    async def baselines_have_room(self) -> bool: ...
+    async def put_baseline(self, side: Side, baseline: Baseline) -> None: ...
+    async def baselines(self, side: Side, name: str | None = None) -> list[Baseline]: ...
+    async def delete_baseline(self, name: str, actor: str) -> bool: ...
+
+
+class BaselineService:
+    """One recording at a time for each name and side. A recording in progress is lost when the daemon ends."""
+
+    def __init__(self, store: BaselineStore) -> None:
+        self._store = store
+        self._under_way: dict[tuple[str, Side], BaselineRecorder] = {}
+        self._saving: asyncio.Task[None] | None = None
+
+    def add(self, frame: Frame) -> None:
+        """Add the frame of a tick; never blocks."""
+        for measuring in self._under_way.values():
+            if not measuring.complete:
+                measuring.add(frame)
+        if any(each.complete for each in self._under_way.values()) and (self._saving is None or self._saving.done()):
+            self._saving = asyncio.ensure_future(self._save_quietly())
+
+    async def close(self) -> None:
+        """Wait for the baseline that is being written, if any."""
+        if self._saving is not None:
+            await self._saving
+
+    def flushed(self, receipt: Receipt) -> None:
+        for measuring in self._under_way.values():
+            if not measuring.complete:
+                measuring.flushed(receipt)
+
+    async def record(self, name: str, for_seconds: float, workload: str | None, by: str) -> None:
+        """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, TooManyBaselines."""
+        if not await self._store.baselines_have_room():
+            raise TooManyBaselines("there are too many baselines; delete one that is no longer needed")
+        detail = {"name": name, "for_seconds": for_seconds, "workload": workload}
+        await self._store.audit(by, "baseline.record", detail)
+        self._under_way[name, "before"] = BaselineRecorder(name, for_seconds, workload)
+
+    async def measure_again(self, name: str, for_seconds: float, by: str) -> None:
+        """Record the side that ``comparison`` compares with. Raises NoSuchBaseline, StoreUnavailable."""
+        before = await self._kept("before", name)
+        await self._store.audit(by, "baseline.compare", {"name": name, "for_seconds": for_seconds})
+        self._under_way[name, "after"] = BaselineRecorder(name, for_seconds, before.workload)
+
+    async def all(self) -> list[Baseline]:
+        """Return all baselines; those in progress are not complete."""
+        kept = {each.name: each for each in await self._store.baselines("before")}
+        under_way = {name: _unsaved(each) for (name, side), each in self._under_way.items() if side == "before"}
+        return [baseline for _, baseline in sorted((kept | under_way).items())]
+
+    async def get(self, name: str) -> Baseline:
+        """Return a baseline. Raises NoSuchBaseline."""
+        measuring = self._under_way.get((name, "before"))
+        return _unsaved(measuring) if measuring else await self._kept("before", name)
+
+    async def comparison(self, name: str, other: str | None = None) -> Comparison:
+        """Compare with another baseline, or with the last or the present second recording. Raises NoSuchBaseline."""
+        before = await self._kept("before", name)
+        if other is not None:
+            return compare(before, await self._kept("before", other))
+        measuring = self._under_way.get((name, "after"))
+        return compare(before, _unsaved(measuring) if measuring else await self._kept("after", name))
+
+    async def delete(self, name: str, by: str) -> None:
+        """Delete a baseline. Raises NoSuchBaseline."""
+        stopped = [self._under_way.pop((name, side), None) for side in _SIDES]
+        if not await self._store.delete_baseline(name, by) and not any(stopped):
+            raise _none("before", name)
+
+    async def _kept(self, side: Side, name: str) -> Baseline:
+        found = await self._store.baselines(side, name)
+        if not found:
+            raise _none(side, name)
+        return found[0]
+
+    async def _save_quietly(self) -> None:
+        try:
+            await self._save()
+        except StoreUnavailable:
+            pass  # the store has logged it; the next tick tries again
+
+    async def _save(self) -> None:
+        for (name, side), measuring in list(self._under_way.items()):
+            if measuring.complete:
+                await self._store.put_baseline(side, measuring.baseline())
+                now = self._under_way.get((name, side))
+                if now is measuring:
+                    del self._under_way[name, side]
+                elif now is None:  # it was deleted meanwhile
+                    await self._store.delete_baseline(name, "gpumond")
+
+
+_SIDES: tuple[Side, Side] = ("before", "after")
+
+
+def _unsaved(measuring: BaselineRecorder) -> Baseline:
+    """Return a recording in progress; it is complete once it is stored."""
+    baseline = measuring.baseline()
+    return replace(baseline, complete=False) if baseline.complete else baseline
+
+
+def _none(side: Side, name: str) -> NoSuchBaseline:
+    if side == "before":
+        return NoSuchBaseline(f"there is no baseline {name}; record one with: gpumond baseline record {name} --for 10m")
+    return NoSuchBaseline(
+        f"there is no measurement to compare {name} with; start one with: gpumond baseline compare {name} --for 10m"
+    )
+
+
+SHARES = {
+    "live": ("live", "held"),
+    "cached": ("reclaimable", "held"),
+    "stranded": ("stranded", "held"),
+    "overhead": ("overhead",),
+    "opaque": (),
+}
+"""Measures to which a share of the ledger adds, besides ``used``."""
+
+MAX_WORKLOADS = 64
+
+Counter = tuple[ProcessKey, str, str]
+"""Process, allocator and device UUID"""
+
+
+@dataclass(slots=True)
+class _Workload:
+    seconds: float = 0.0
+    blocks: dict[str, Blocks] = field(default_factory=lambda: defaultdict(Blocks))
+    devices: set[str] = field(default_factory=set)
+    first_retries: dict[Counter, int] = field(default_factory=dict)
+    last_retries: dict[Counter, int] = field(default_factory=dict)
+    flushes: int = 0
+
+
+class BaselineRecorder:
+    """Recording of ``for_seconds`` from the first frame on; ``workload`` None records all of them."""
+
+    def __init__(self, name: str, for_seconds: float, workload: str | None = None) -> None:
+        self.name, self.for_seconds, self.workload = name, for_seconds, workload
+        self._began: tuple[float, float] | None = None
+        self._now = 0.0
+        self._workloads: dict[str, _Workload] = {}
+
+    @property
+    def complete(self) -> bool:
+        return self._began is not None and self._now - self._began[1] >= self.for_seconds
+
+    def add(self, frame: Frame) -> None:
+        """Add a frame. A device that did not answer adds nothing, and neither does a workload on it."""
+        elapsed = frame.snapshot.elapsed_seconds
+        passed = elapsed - self._now if self._began else 0.0
+        self._began = self._began or (frame.snapshot.taken_at, elapsed)
+        self._now = elapsed
+        unknown = {device.uuid for device in frame.snapshot.devices if device.missed}
+        for name, lines in self._lines(frame).items():
+            if name not in self._workloads and len(self._workloads) >= MAX_WORKLOADS:
+                continue
+            own = self._workloads.setdefault(name, _Workload())
+            own.devices = {line.device_uuid for line in lines}
+            if own.devices & unknown:
+                continue
+            own.seconds += passed
+            for measure, value in _sums(lines).items():
+                own.blocks[measure].add(value)
+            busy = [
+                device.sensors.gpu_utilization_ratio
+                for device in frame.snapshot.devices
+                if device.uuid in own.devices and device.sensors.gpu_utilization_ratio is not None
+            ]
+            if busy:
+                own.blocks["utilization"].add(sum(busy) / len(busy))
+        self._count_retries(frame)
+
+    def flushed(self, receipt: Receipt) -> None:
+        own = self._workloads.get(receipt.workload)
+        if own is not None and receipt.outcome not in ("planned", "refused"):
+            own.flushes += 1
+            own.blocks["flush_yield"].add(float(receipt.released_bytes))
+
+    def baseline(self) -> Baseline:
+        """Return the baseline recorded so far."""
+        at, since = self._began or (0.0, 0.0)
+        workloads = tuple(_measures(name, self._workloads[name]) for name in sorted(self._workloads))
+        return Baseline(self.name, self.workload, at, self.for_seconds, self._now - since, self.complete, workloads)
+
+    def _lines(self, frame: Frame) -> dict[str, list[Line]]:
+        """Return the lines by workload. A program without an agent is named by its command."""
+        names = {
+            (device.uuid, key): f"[{process.comm}]"
+            for device in frame.snapshot.devices
+            for key, process in device.processes_by_key.items()
+            if process.comm
+        }
+        table: dict[str, list[Line]] = {}
+        for line in frame.ledger.lines:
+            name = line.workload or (names.get((line.device_uuid, line.process), "") if line.process else "")
+            if name and line.share in SHARES and self.workload in (None, name):
+                table.setdefault(name, []).append(line)
+        return table
+
+    def _count_retries(self, frame: Frame) -> None:
+        for process, report in frame.snapshot.reports_by_process.items():
+            own = self._workloads.get(report.workload)
+            for pool in report.pools if own else ():
+                if own is not None and pool.retries is not None:
+                    counter = (process, pool.allocator, pool.device_uuid)
+                    own.first_retries.setdefault(counter, pool.retries)
+                    own.last_retries[counter] = pool.retries
+
+
+def _sums(lines: list[Line]) -> dict[str, float]:
+    """Return the sums of the measures; without an agent only ``used`` is known."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for line in lines:
+        sums["used"] += line.used_bytes
+        for measure in SHARES[line.share]:
+            sums[measure] += line.used_bytes
+    return sums
+
+
+def _measures(name: str, own: _Workload) -> WorkloadMeasures:
+    measured = tuple(
+        Measured(measure, distribution)
+        for measure in MEASURES
+        if measure in own.blocks and (distribution := own.blocks[measure].distribution()) is not None
+    )
+    retries = sum(last - own.first_retries[counter] for counter, last in own.last_retries.items())
+    return WorkloadMeasures(name, own.seconds, measured, retries if own.last_retries else None, own.flushes)

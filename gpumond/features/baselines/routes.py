@@ -1,0 +1,177 @@
+"""HTTP API of baselines: record, read, compare and delete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.responses import Response
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from gpumond.config.encodable import Encodable
+from gpumond.facts.units import DAY_SECONDS, GIB
+from gpumond.features.baselines.recordings import BaselineService
+from gpumond.features.baselines.statistics import (
+    NAME,
+    Baseline,
+    Comparison,
+    Difference,
+    Distribution,
+    Measured,
+    WorkloadMeasures,
+)
+from gpumond.serve import examples
+from gpumond.serve.dependencies import CHANGES, require_rules
+from gpumond.serve.problems import responses
+from gpumond.serve.view import view_of
+
+router = APIRouter(prefix="/api/v1", tags=["baselines"])
+
+Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
+Other = Annotated[
+    str | None,
+    Query(alias="with", pattern=f"^{NAME}$", description="Name of the other baseline; without it, the measurement"),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineEntry:
+    """One baseline without its distributions. ``complete`` is false while it is being recorded."""
+
+    name: str
+    workload: str | None
+    started_at: float
+    for_seconds: float
+    seconds: float
+    complete: bool
+    workloads: tuple[str, ...]
+
+
+class RecordBody(Encodable):
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"for_seconds": 600, "workload": "train"}]}
+    )
+
+    for_seconds: float = Field(ge=1, le=DAY_SECONDS)
+    workload: str | None = Field(default=None, min_length=1, max_length=256)
+
+
+class CompareBody(Encodable):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"for_seconds": 600}]})
+
+    for_seconds: float = Field(ge=1, le=DAY_SECONDS)
+
+
+LEVELS = (31.0 * GIB, 30.5 * GIB, 31.0 * GIB)
+LIVE = Measured("live", Distribution(34.0 * GIB, 31.0 * GIB, 30.5 * GIB, 31.0 * GIB, LEVELS))
+EXAMPLE = Baseline(
+    "nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, (WorkloadMeasures("train", 600.0, (LIVE,), 3, 1),)
+)
+EXAMPLE_ENTRY = BaselineEntry(
+    name="nightly",
+    workload="train",
+    started_at=examples.TAKEN_AT,
+    for_seconds=600.0,
+    seconds=600.0,
+    complete=True,
+    workloads=("train",),
+)
+EXAMPLE_COMPARISON = Comparison(
+    "nightly",
+    examples.TAKEN_AT,
+    examples.TAKEN_AT + 86400,
+    600.0,
+    600.0,
+    True,
+    (Difference("train", "live", "typical", 31.0 * GIB, 34.1 * GIB, 3.1 * GIB, 0.1, 2.9 * GIB, 3.3 * GIB),),
+)
+ENTRIES, ONE = TypeAdapter(list[BaselineEntry]), TypeAdapter(Baseline)
+COMPARED = TypeAdapter(Comparison)
+
+
+def _service(request: Request) -> BaselineService:
+    return view_of(request).baselines
+
+
+def _entry(baseline: Baseline) -> BaselineEntry:
+    return BaselineEntry(
+        name=baseline.name,
+        workload=baseline.workload,
+        started_at=baseline.started_at,
+        for_seconds=baseline.for_seconds,
+        seconds=baseline.seconds,
+        complete=baseline.complete,
+        workloads=tuple(each.workload for each in baseline.workloads),
+    )
+
+
+def _json(adapter: TypeAdapter[Any], value: Any, status: int = 200) -> Response:
+    return Response(adapter.dump_json(value), status, media_type="application/json")
+
+
+@router.get(
+    "/baselines",
+    summary="Baselines, including those in progress",
+    **examples.described(list[BaselineEntry], [EXAMPLE_ENTRY], 503, 507),
+)
+async def baselines(request: Request) -> Response:
+    return _json(ENTRIES, [_entry(each) for each in await _service(request).all()])
+
+
+@router.get(
+    "/baselines/{name}",
+    summary="One baseline with its distributions",
+    **examples.described(Baseline, EXAMPLE, 404, 422, 503, 507),
+)
+async def baseline(request: Request, name: Name) -> Response:
+    return _json(ONE, await _service(request).get(name))
+
+
+@router.put(
+    "/baselines/{name}",
+    summary="Record a baseline",
+    dependencies=CHANGES,
+    **examples.described(Baseline, EXAMPLE, 401, 403, 409, 422, 503, 507, status=202),
+)
+async def record(request: Request, name: Name, body: RecordBody, by: str = Depends(require_rules)) -> Response:
+    """Starts a recording and returns at once; `complete` is true when it has been stored.
+
+    An existing baseline of this name is replaced when the recording is complete, and its comparison is discarded.
+    """
+    await _service(request).record(name, body.for_seconds, body.workload, by)
+    return _json(ONE, await _service(request).get(name), 202)
+
+
+@router.delete(
+    "/baselines/{name}",
+    summary="Delete a baseline, or cancel its recording",
+    dependencies=CHANGES,
+    status_code=204,
+    response_model=None,
+    responses=responses(401, 403, 404, 422, 503, 507),
+)
+async def remove(request: Request, name: Name, by: str = Depends(require_rules)) -> Response:
+    await _service(request).delete(name, by)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/baselines/{name}/compare",
+    summary="Start a comparison with a baseline",
+    dependencies=CHANGES,
+    **examples.described(Comparison, EXAMPLE_COMPARISON, 401, 403, 404, 422, 503, 507, status=202),
+)
+async def measure_again(request: Request, name: Name, body: CompareBody, by: str = Depends(require_rules)) -> Response:
+    """Starts a new measurement of the baseline's workloads and returns at once."""
+    await _service(request).measure_again(name, body.for_seconds, by)
+    return _json(COMPARED, await _service(request).comparison(name), 202)
+
+
+@router.get(
+    "/baselines/{name}/compare",
+    summary="Comparison of a baseline with another one, or with the latest measurement",
+    **examples.described(Comparison, EXAMPLE_COMPARISON, 404, 422, 503, 507),
+)
+async def comparison(request: Request, name: Name, other: Other = None) -> Response:
+    return _json(COMPARED, await _service(request).comparison(name, other))

@@ -1,0 +1,253 @@
+"""Statistics of baselines: the distribution of a workload's memory over time, and the difference of two of them. No
+I/O.
+
+Consecutive seconds are similar, so that single seconds would give a false certainty. Values are gathered in at most
+``MAX_BLOCKS`` blocks of equal length, and the median of each block counts.
+
+The typical difference is the Hodges-Lehmann shift: the median of all differences between a block after and a block
+before. Its interval is Moses' (Hollander and Wolfe, Nonparametric Statistical Methods, section 4.3): the differences
+whose ranks the Mann-Whitney test would not reject. Neither assumes a distribution, a quarter of outliers moves neither
+far, and nothing is random: the same measurements give the same result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import floor, inf, sqrt
+from statistics import median
+
+from gpumond.facts.units import level
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""The form of a baseline's name."""
+
+MAX_BLOCKS = 120
+CONFIDENCE_Z = 1.96
+"""Quantile of the normal distribution for 95 %, two-sided."""
+
+MEASURES = ("live", "held", "reclaimable", "stranded", "overhead", "used", "utilization", "flush_yield")
+"""Bytes of a workload over all its processes and devices; utilization: the ratio of its devices; flush_yield: what each
+flush released."""
+
+Shift = tuple[float, float | None, float | None]
+
+_THRESHOLD = re.compile(r"\s*([a-z_]+)_(peak|typical|rate)\s*([<>])\s*(.+?)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """``levels`` are the medians of the blocks, ``typical`` is their median; nine tenths are from ``low`` to
+    ``high``.
+    """
+
+    peak: float
+    typical: float
+    low: float
+    high: float
+    levels: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measure of one workload."""
+
+    measure: str
+    distribution: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadMeasures:
+    """``retries`` is None where no allocator counts them. The workload of a program without an agent is its name in
+    brackets.
+    """
+
+    workload: str
+    seconds: float
+    measures: tuple[Measured, ...]
+    retries: int | None = None
+    flushes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Measures recorded from ``started_at`` (unix) for ``seconds`` of the requested ``for_seconds``."""
+
+    name: str
+    workload: str | None
+    started_at: float
+    for_seconds: float
+    seconds: float
+    complete: bool
+    workloads: tuple[WorkloadMeasures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``difference`` is after - before; between ``low`` and ``high`` with 95 % confidence where that is known.
+
+    ``stat``: the peak, the typical value, or the rate per hour. ``ratio``: the difference as a share of the value
+    before. None: not observed on that side.
+    """
+
+    workload: str
+    measure: str
+    stat: str
+    before: float | None
+    after: float | None
+    difference: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.measure}_{self.stat}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A baseline and a later recording; ``complete`` if the later one is."""
+
+    name: str
+    before_started_at: float
+    after_started_at: float
+    before_seconds: float
+    after_seconds: float
+    complete: bool
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """``live_peak>5%``: too much if it grew by more; ``utilization_typical<-10%``: if it fell by more."""
+
+    text: str
+    name: str
+    above: bool
+    level: float
+    relative: bool
+
+    def exceeded(self, found: Difference) -> bool:
+        """Return True if the difference exceeds the threshold; an increase from zero exceeds any share."""
+        if found.name != self.name or found.difference is None:
+            return False
+        change = found.difference
+        if self.relative:
+            change = found.ratio if found.ratio is not None else inf if change > 0 else 0.0
+        return change > self.level if self.above else change < self.level
+
+
+class Blocks:
+    """Values in order of time, in at most ``MAX_BLOCKS`` blocks; when there are too many, pairs are merged."""
+
+    def __init__(self) -> None:
+        self._span = 1
+        self._peak = 0.0
+        self._current: list[float] = []
+        self._levels: list[float] = []
+
+    def add(self, value: float) -> None:
+        self._peak = max(self._peak, value)
+        self._current.append(value)
+        if len(self._current) < self._span:
+            return
+        self._levels.append(median(self._current))
+        self._current = []
+        if len(self._levels) == MAX_BLOCKS:
+            pairs = zip(self._levels[::2], self._levels[1::2], strict=True)
+            self._levels = [(one + other) / 2 for one, other in pairs]
+            self._span *= 2
+
+    def distribution(self) -> Distribution | None:
+        """Return None before the first value. A last block that is less than half full counts for the peak alone."""
+        levels = self._levels
+        if self._current and (2 * len(self._current) >= self._span or not levels):
+            levels = [*levels, median(self._current)]
+        if not levels:
+            return None
+        ordered = sorted(levels)
+        return Distribution(
+            self._peak, median(ordered), quantile(ordered, 0.05), quantile(ordered, 0.95), tuple(levels)
+        )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Interpolate between the two nearest values."""
+    place = share * (len(ordered) - 1)
+    below = floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def shift(before: Sequence[float], after: Sequence[float]) -> Shift:
+    """Return the Hodges-Lehmann shift from ``before`` to ``after`` and its 95 % interval; None for too few values."""
+    differences = sorted(b - a for a in before for b in after)
+    n, m = len(before), len(after)
+    rank = floor(n * m / 2 - CONFIDENCE_Z * sqrt(n * m * (n + m + 1) / 12))
+    if rank < 1:
+        return median(differences), None, None
+    return median(differences), differences[rank - 1], differences[-rank]
+
+
+def compare(before: Baseline, after: Baseline) -> Comparison:
+    """Compare every measure of every workload on either side; workloads in order of their names."""
+    old = {each.workload: each for each in before.workloads}
+    new = {each.workload: each for each in after.workloads}
+    names = sorted(old.keys() | new.keys())
+    differences = tuple(each for name in names for each in _differences(name, old.get(name), new.get(name)))
+    return Comparison(
+        before.name,
+        before.started_at,
+        after.started_at,
+        before.seconds,
+        after.seconds,
+        after.complete,
+        differences,
+    )
+
+
+def threshold(text: str) -> Threshold:
+    """Parse a threshold. Raises ValueError."""
+    match = _THRESHOLD.fullmatch(text)
+    names = {*MEASURES, "retries"}
+    if match is None or match[1] not in names or (match[2] == "rate") != (match[1] == "retries"):
+        raise ValueError(
+            "expected a condition such as live_peak>5%, used_typical>512MiB or retries_rate>0; "
+            f"measures: {', '.join(MEASURES)}"
+        )
+    return Threshold(text, f"{match[1]}_{match[2]}", match[3] == ">", level(match[4]), match[4].endswith("%"))
+
+
+def _differences(workload: str, old: WorkloadMeasures | None, new: WorkloadMeasures | None) -> Iterator[Difference]:
+    before, after = _by_measure(old), _by_measure(new)
+    for measure in MEASURES:
+        one, other = before.get(measure), after.get(measure)
+        if one is not None or other is not None:
+            yield _difference(workload, measure, "peak", one.peak if one else None, other.peak if other else None)
+            estimated = shift(one.levels, other.levels) if one and other else None
+            levels = one.typical if one else None, other.typical if other else None
+            yield _difference(workload, measure, "typical", *levels, estimated)
+    rates = _per_hour(old), _per_hour(new)
+    if rates != (None, None):
+        yield _difference(workload, "retries", "rate", *rates)
+
+
+def _difference(
+    workload: str, measure: str, stat: str, before: float | None, after: float | None, estimated: Shift | None = None
+) -> Difference:
+    if before is None or after is None:
+        return Difference(workload, measure, stat, before, after)
+    change, low, high = estimated or (after - before, None, None)
+    return Difference(workload, measure, stat, before, after, change, change / before if before else None, low, high)
+
+
+def _by_measure(side: WorkloadMeasures | None) -> dict[str, Distribution]:
+    return {each.measure: each.distribution for each in side.measures} if side else {}
+
+
+def _per_hour(side: WorkloadMeasures | None) -> float | None:
+    if side is None or side.retries is None or not side.seconds:
+        return None
+    return side.retries * 3600 / side.seconds

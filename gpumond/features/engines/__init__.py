@@ -1,0 +1,9 @@
+"""Serving engines that the configuration declares, reached over HTTP."""
+
+from __future__ import annotations
+
+from gpumond.feature import Feature
+
+FEATURE = Feature(
+    name="engines",
+)

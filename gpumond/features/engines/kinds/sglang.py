@@ -1,0 +1,88 @@
+"""SGLang: state only.
+
+``/health`` is never read: it generates a token by default.
+"""
+
+from __future__ import annotations
+
+from gpumond.facts.engines import EngineState
+from gpumond.features.engines.prometheus_text import Metrics
+from gpumond.features.engines.spec import Declaration, Dialogue, EngineSpec, at, entries, get
+
+RUNNING = "sglang:num_running_reqs"
+WAITING = ("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs", "sglang:num_paused_reqs")
+KV_CACHE_GB = "sglang:kv_cache_memory_usage_gb"
+SIZES_GB = ("sglang:weight_memory_usage_gb", KV_CACHE_GB, "sglang:graph_memory_usage_gb")
+PARTS = ("kv_cache", "weight", "graph")
+"""Parts of the memory of a rank in the loads."""
+GB = 1 << 30
+"""SGLang divides by it, and calls the result GB."""
+
+
+def read(engine: Declaration) -> Dialogue[EngineState]:
+    """Read the metrics, or without --enable-metrics the loads. Sizes are those of one rank in both, and only the loads
+    state how many there are; with an api key they require it.
+    """
+    answer = yield get("/metrics", of_metrics=True)
+    loads = yield get("/v1/loads", include="core,memory")
+    if answer.status == 404:
+        return _of_loads(loads.accepted().json)
+    page = _OneRank(answer.accepted().body)
+    ranks = at(loads.json, "num_accelerators", kind=int) if loads.status == 200 else None
+    sizes = [size for name in SIZES_GB if (size := page.total(name)) is not None]
+    kv_cache = page.total(KV_CACHE_GB)
+    return EngineState(
+        running=page.count(RUNNING),
+        waiting=page.sum_of(*WAITING),
+        kv_cache_bytes=_bytes(kv_cache, ranks),
+        kv_cache_used_ratio=_used_ratio(page),
+        held_bytes=_bytes(sum(sizes), ranks),
+        work=page.counters("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
+    )
+
+
+class _OneRank(Metrics):
+    """Samples of the first tensor-parallel rank of each replica, since each rank counts the same requests."""
+
+    def __init__(self, page: bytes) -> None:
+        lines = page.split(b"\n")
+        super().__init__(b"\n".join(line for line in lines if b'tp_rank="' not in line or b'tp_rank="0"' in line))
+
+
+def _bytes(gigabytes: float | None, ranks: int | None) -> int | None:
+    return int(gigabytes * GB) * ranks if gigabytes and ranks else None
+
+
+def _used_ratio(page: Metrics) -> float | None:
+    """Return the part of the KV cache that requests use; cached prefixes, which can be evicted, do not count."""
+    parts = [page.total(f"sglang:kv_{part}_tokens") for part in ("used", "evictable", "available")]
+    known = [part for part in parts if part is not None]
+    if len(known) == len(parts) and sum(known) > 0:
+        return known[0] / sum(known)
+    return page.mean("sglang:token_usage")
+
+
+def _of_loads(answer: object) -> EngineState:
+    ranks = answer if isinstance(answer, list) else entries(answer, "loads")
+    counts = [[at(rank, name, kind=int) for rank in ranks] for name in ("num_running_reqs", "num_waiting_reqs")]
+    running, waiting = (sum(count or 0 for count in each) if each and None not in each else None for each in counts)
+    in_use = [at(rank, "token_usage", kind=(int, float)) for rank in ranks]
+    accelerators = at(answer, "num_accelerators", kind=int)
+    sizes = [[at(rank, "memory", f"{part}_gb", kind=(int, float)) for rank in ranks] for part in PARTS]
+    all_sizes = [size for part in sizes for size in part]
+    held, kv_cache = (None if None in each else sum(each) for each in (all_sizes, sizes[0]))
+    return EngineState(
+        running=running,
+        waiting=waiting,
+        kv_cache_bytes=_bytes(kv_cache, accelerators),
+        kv_cache_used_ratio=sum(in_use) / len(in_use) if in_use and None not in in_use else None,
+        held_bytes=_bytes(held, accelerators),
+    )
+
+
+SPEC = EngineSpec(
+    kind="sglang",
+    summary="SGLang (state only)",
+    read=read,
+    without_levers="its release ends the server if a request runs, and health probes run requests",
+)

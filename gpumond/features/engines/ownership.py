@@ -1,0 +1,273 @@
+"""Processes of an engine: those of the driver's list that belong to the process that listens at its address.
+
+A process belongs to a listener if it descends from it, or if both are in the same container or system service. The
+kernel states the listener: for a Unix socket by its peer credentials, else by /proc/PID/fd, which requires the same
+user or root, or by /proc/PID/fdinfo, for which CAP_SYS_PTRACE is enough since Linux 5.14.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from gpumond.devices.process.containers import place
+from gpumond.facts.process import ProcessKey
+from gpumond.features.engines.spec import Address
+from gpumond.host.machine import process_start, start_ticks
+
+MAX_ANCESTORS = 64
+LISTEN = "0A"
+_CREDENTIALS = struct.Struct("3i")
+CAP_SYS_PTRACE = 19
+WITH_PTRACE = (
+    "run `systemctl edit gpumond`, add the lines [Service], CapabilityBoundingSet=CAP_SYS_PTRACE and "
+    "AmbientCapabilities=CAP_SYS_PTRACE, and restart the service; or run the daemon as that user or as root"
+)
+"""Remedy if the listener belongs to another user."""
+
+
+class Owned(NamedTuple):
+    """Processes of an engine. ``problem`` is the reason if they are unknown. ``uid``: the user of all its listeners."""
+
+    listeners: frozenset[ProcessKey] = frozenset()
+    processes: frozenset[ProcessKey] = frozenset()
+    uid: int | None = None
+    problem: str = ""
+
+
+class _Socket(NamedTuple):
+    inode: int
+    uid: int
+
+
+def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc") -> Owned:
+    """Return which of the candidates, the driver's processes, belong to the engine at this address."""
+    keys = [key for key in candidates if key.start_ticks is not None and start_ticks(key.pid, proc) == key.start_ticks]
+    if address.scheme == "unix":
+        return _of_unix_socket(address.host, keys, proc)
+    sockets = dict.fromkeys(_sockets(address, keys, proc))
+    if not sockets:
+        where = "in the network namespace of a GPU process" if _is_remote(address) else "on this machine"
+        return Owned(problem=f"no socket listens at {address} {where}")
+    uid = next(iter(sockets)).uid
+    if uids := sorted({each.uid for each in sockets} - {uid}):
+        others = ", ".join(map(str, uids))
+        return Owned(problem=f"sockets of several users listen at {address}: of uid {uid} and {others}")
+    listeners = _holders({each.inode for each in sockets}, proc)
+    if not listeners:
+        return Owned(uid=uid, problem=f"the process that listens at {address} belongs to uid {uid}, {_hidden(proc)}")
+    return Owned(frozenset(listeners), _belonging(listeners, keys, proc), uid)
+
+
+def _of_unix_socket(path: str, keys: list[ProcessKey], proc: str) -> Owned:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(1.0)
+            peer.connect(path)
+            raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError as error:
+        return Owned(problem=f"unix:{path}: {error.strerror or 'no answer'}")
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    ticks = start_ticks(pid, proc) if pid > 0 else None
+    if ticks is None:
+        return Owned(uid=uid, problem=f"the process that listens at unix:{path} is not visible to the daemon")
+    listeners = {ProcessKey(pid, ticks)}
+    return Owned(frozenset(listeners), _belonging(listeners, keys, proc), uid)
+
+
+def _is_remote(address: Address) -> bool:
+    return not ip_address(address.host).is_loopback
+
+
+def _sockets(address: Address, keys: list[ProcessKey], proc: str) -> Iterator[_Socket]:
+    """Yield the listening sockets: of the daemon's network namespace for loopback, else of the processes' own."""
+    if not _is_remote(address):
+        yield from _listening(f"{proc}/self/net", address)
+        return
+    seen: set[str] = set()
+    for key in keys:
+        directory = f"{proc}/{key.pid}/net"
+        addresses = "".join(_text(f"{directory}/{name}") for name in ("fib_trie", "if_inet6"))
+        if addresses not in seen and _has_address(addresses, address.host):
+            yield from _listening(directory, address)
+        seen.add(addresses)
+
+
+def _has_address(text: str, host: str) -> bool:
+    """Return True if a namespace has the address, as fib_trie (IPv4) or if_inet6 (IPv6) list it."""
+    parsed = ip_address(host)
+    if parsed.version == 6:
+        return parsed.packed.hex() in text.split()
+    return re.search(rf"-- {re.escape(host)}\n +/32 host LOCAL", text) is not None
+
+
+def _listening(directory: str, address: Address) -> list[_Socket]:
+    """Return the sockets that receive connections to the address.
+
+    A socket of IPv4 receives none to an address of IPv6. One of IPv6 receives those to an address of IPv4 only if no
+    socket of IPv4 does: the kernel lets both listen only if the one of IPv6 is limited to its family.
+    """
+    if ip_address(address.host).version == 6:
+        return _in_table(f"{directory}/tcp6", address.port, address.host, "::")
+    return _in_table(f"{directory}/tcp", address.port, address.host, "0.0.0.0") or _in_table(
+        f"{directory}/tcp6", address.port, f"::ffff:{address.host}", "::"
+    )
+
+
+def _in_table(path: str, port: int, *hosts: str) -> list[_Socket]:
+    wanted, found = {f"{_hex(host)}:{port:04X}" for host in hosts}, []
+    for line in _text(path).splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == LISTEN and fields[1] in wanted:
+            found.append(_Socket(int(fields[9]), int(fields[7])))
+    return found
+
+
+def _hex(host: str) -> str:
+    """Return an address as /proc/net/tcp writes it: 32-bit words in the byte order of the machine."""
+    packed = ip_address(host).packed
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return "".join(f"{word:08X}" for word in words)
+
+
+def _hidden(proc: str) -> str:
+    """Return the reason why a listener is not visible, with its remedy."""
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", _text(f"{proc}/self/status"), re.MULTILINE)
+    if effective and not int(effective[1], 16) >> CAP_SYS_PTRACE & 1:
+        return f"and the daemon lacks CAP_SYS_PTRACE, which is required to see it: {WITH_PTRACE}"
+    return (
+        "and is not visible to the daemon: it runs in another PID namespace, or the kernel is older than Linux 5.14 "
+        "and the daemon lacks CAP_DAC_READ_SEARCH"
+    )
+
+
+def _holders(inodes: set[int], proc: str) -> set[ProcessKey]:
+    """Return the processes that have one of these sockets open."""
+    links = {f"socket:[{inode}]" for inode in inodes}
+    with socket.socket(socket.AF_UNIX) as own:  # all sockets are on the same internal mount
+        of_sockets = [each for each in _lines(f"{proc}/self/fdinfo/{own.fileno()}") if each.startswith("mnt_id:")]
+    infos = [{*of_sockets, f"ino:\t{inode}"} for inode in inodes] if of_sockets else []
+    found = set()
+    for name in os.listdir(proc):
+        if name.isdecimal() and _has_socket(f"{proc}/{name}", links, infos):
+            ticks = start_ticks(int(name), proc)
+            if ticks is not None:
+                found.add(ProcessKey(int(name), ticks))
+    return found
+
+
+def _has_socket(process: str, links: set[str], infos: list[set[str]]) -> bool:
+    """Return True if a descriptor of the process has one of the links, or all lines of one of ``infos``."""
+    try:
+        return any(_link(f"{process}/fd/{name}") in links for name in os.listdir(f"{process}/fd"))
+    except PermissionError:  # CAP_SYS_PTRACE does not include the permission to list fd
+        pass
+    except OSError:
+        return False
+    with suppress(OSError):
+        for name in os.listdir(f"{process}/fdinfo"):
+            lines = _lines(f"{process}/fdinfo/{name}")
+            if any(info <= lines for info in infos):
+                return True
+    return False
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _lines(path: str) -> set[str]:
+    return set(_text(path).splitlines())
+
+
+def _belonging(listeners: set[ProcessKey], keys: list[ProcessKey], proc: str) -> frozenset[ProcessKey]:
+    pids = {key.pid for key in listeners}
+    groups = {group for pid in pids if (group := _group(pid, proc))}
+    return frozenset(key for key in keys if _descends(key.pid, pids, proc) or _group(key.pid, proc) in groups)
+
+
+def _descends(pid: int, ancestors: set[int], proc: str) -> bool:
+    for _ in range(MAX_ANCESTORS):
+        if pid in ancestors:
+            return True
+        start = process_start(proc, pid)
+        if start is None or start.parent <= 1:
+            return False
+        pid = start.parent
+    return False
+
+
+def _group(pid: int, proc: str) -> str | None:
+    """Return the cgroups of a process in a container or a system service; None in any other, such as a login."""
+    text = _text(f"{proc}/{pid}/cgroup")
+    placement = place(text)
+    is_service = bool(placement.unit and placement.unit.endswith(".service") and not placement.delegated)
+    return text if placement.container or is_service else None
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+CGROUPS = "/sys/fs/cgroup"
+
+
+def available_bytes(pids: Iterable[int], proc: str = "/proc", cgroups: str = CGROUPS) -> int | None:
+    """Return the smallest of MemAvailable and the free bytes of each cgroup above the processes; None if unknown."""
+    known = [_meminfo(f"{proc}/meminfo")]
+    for pid in pids:
+        known += _limits(_file_text(f"{proc}/{pid}/cgroup"), cgroups)
+    found = [size for size in known if size is not None]
+    return min(found) if found else None
+
+
+def _meminfo(path: str) -> int | None:
+    for line in _file_text(path).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _limits(text: str, cgroups: str) -> Iterator[int]:
+    """Yield limit minus use of a process's memory cgroup and of all above it, in version 1 and 2."""
+    for line in text.splitlines():
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0":
+            root, limit, current = cgroups, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root, limit, current = f"{cgroups}/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        while path.strip("/"):
+            most, used = _file_text(f"{root}{path}/{limit}").strip(), _file_text(f"{root}{path}/{current}").strip()
+            if most.isdigit() and used.isdigit():
+                yield max(0, int(most) - int(used) + _file_cache(f"{root}{path}/memory.stat"))
+            path = path.rpartition("/")[0]
+
+
+def _file_cache(path: str) -> int:
+    """Return the bytes of files in memory, which the kernel drops before the limit applies."""
+    names = ("active_file", "inactive_file")
+    fields = (line.split() for line in _file_text(path).splitlines())
+    return sum(int(size) for name, size in fields if name in names)
+
+
+def _file_text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

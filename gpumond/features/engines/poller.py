@@ -1,0 +1,235 @@
+"""Declared engines: the newest state of each, read in tasks of their own, so that a hanging engine delays nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from gpumond.devices.process.procfs import user_name
+from gpumond.facts.engines import NOT_READ, EngineProcess, EngineReading, EngineState
+from gpumond.facts.errors import EngineError
+from gpumond.facts.process import ProcessKey
+from gpumond.features.engines.connection import carry_out
+from gpumond.features.engines.kinds import spec_of
+from gpumond.features.engines.ownership import Owned, available_bytes, owned
+from gpumond.features.engines.spec import Declaration, Dialogue, Lever, T
+from gpumond.host.event_loop import cancelled
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 10.0
+FIRST_FRAME_SECONDS = 0.5
+READ_SECONDS = 8.0
+"""Limit of one read. Ollama may delay its answer by 5 s while a model is unloaded."""
+MAX_MODELS = 1000
+
+GpuProcesses = Callable[[], Mapping[ProcessKey, float | None] | None]
+"""Function that returns the processes that the driver lists, with their idle times in seconds, as far as it reports
+their use of a device; None before its first reading.
+"""
+
+
+def quiet_seconds(before: EngineState | None, now: EngineState, quiet: float, seconds: float) -> float:
+    """Return the time without a sign of a request, ``seconds`` after the state before."""
+    if now.requests or now.obstacle or before is None or before.work != now.work:
+        return 0.0
+    return quiet + seconds
+
+
+def idle_seconds(state: EngineState, quiet: float, by_driver: Sequence[float | None]) -> float | None:
+    """Return the idle time of an engine: the shorter of what it states and of what the driver states for its processes.
+
+    None if the engine does not state its running requests, and the driver not the use of all its processes.
+    """
+    known = [seconds for seconds in by_driver if seconds is not None]
+    if state.requests is None and (not known or len(known) < len(by_driver)):
+        return None
+    return min([quiet, *known])
+
+
+class _Engine:
+    """One declared engine and its task."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.declaration = declaration
+        self.state: EngineState | None = None
+        self.read_at = 0.0
+        self.problem = NOT_READ
+        self.owned = Owned()
+        self.quiet = 0.0
+        self.pinned_uid: int | None = None
+        self.returning: tuple[float, str] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def stranger(self, found: Owned) -> str:
+        """Return the reason why nothing is sent to this listener; empty if it is the one that is meant."""
+        user, uid = self.declaration.user, found.uid
+        if user is None and not self.declaration.trusts_the_first_listener:
+            return ""
+        if uid is None:
+            return found.problem or "its listener is unknown"
+        if user is not None:
+            known = user in (user_name(uid), str(uid))
+            return "" if known else f"its listener belongs to uid {uid}, not to {user}"
+        if self.pinned_uid in (None, uid):
+            return ""
+        return (
+            f"its listener belongs to uid {uid}, and the earlier one to uid {self.pinned_uid}: no secret is sent; "
+            "declare its user:, or reload the configuration after a change"
+        )
+
+    def keep(self, state: EngineState, now: float) -> None:
+        seconds = now - self.read_at if self.state else 0.0
+        self.quiet = quiet_seconds(self.state, state, self.quiet, seconds)
+        self.state, self.read_at, self.problem = state, now, ""
+        if self.declaration.trusts_the_first_listener and self.pinned_uid is None:
+            self.pinned_uid = self.owned.uid
+
+    def lose(self, problem: str) -> None:
+        if not self.problem:
+            log.warning("engine %s: %s", self.declaration.name, problem)
+        self.state, self.quiet, self.problem = None, 0.0, problem
+
+
+class Engines:
+    """The declared engines. ``poll_seconds``: the pause between two reads of one engine."""
+
+    def __init__(self, poll_seconds: float = POLL_SECONDS, proc: str = "/proc") -> None:
+        self._poll_seconds, self._proc = poll_seconds, proc
+        self._engines: dict[str, _Engine] = {}
+        self._gpu_processes: GpuProcesses | None = None
+
+    def start(self, gpu_processes: GpuProcesses) -> None:
+        """Begin to read the engines. The first read follows the driver's first reading."""
+        self._gpu_processes = gpu_processes
+        for engine in self._engines.values():
+            self._begin(engine)
+
+    def configure(self, declarations: Sequence[Declaration]) -> None:
+        """Replace the declared engines; an unchanged one keeps its state."""
+        before, self._engines = self._engines, {}
+        for declaration in declarations:
+            known = before.get(declaration.name)
+            if known is not None and known.declaration == declaration:
+                self._engines[declaration.name] = before.pop(declaration.name)
+            else:
+                self._engines[declaration.name] = engine = _Engine(declaration)
+                self._begin(engine)
+        for engine in before.values():
+            _end(engine)
+
+    async def close(self) -> None:
+        await cancelled(engine.task for engine in self._engines.values() if engine.task)
+
+    def declaration(self, name: str) -> Declaration | None:
+        engine = self._engines.get(name)
+        return engine.declaration if engine else None
+
+    def readings(self) -> tuple[EngineReading, ...]:
+        """Return the newest reading of each engine."""
+        now, by_driver = time.monotonic(), (self._gpu_processes() if self._gpu_processes else None) or {}
+        return tuple(_reading(engine, now, by_driver) for engine in self._engines.values())
+
+    def returning(self, name: str, since: float | None, problem: str = "") -> None:
+        """Note that an engine is being returned to service since a time of the monotonic clock; None: no longer."""
+        if name in self._engines:
+            self._engines[name].returning = None if since is None else (since, problem)
+
+    async def read(self, name: str) -> EngineState:
+        """Read one engine now. Raises EngineError."""
+        engine = self._engines[name]
+        spec = spec_of(engine.declaration.kind)
+        try:
+            state = await carry_out(engine.declaration, spec.read(engine.declaration), READ_SECONDS)
+        except EngineError as error:
+            engine.lose(str(error))
+            raise
+        if len(state.models) > MAX_MODELS:
+            engine.lose(f"it lists more than {MAX_MODELS:,} models")
+            raise EngineError(engine.problem)
+        engine.keep(state, time.monotonic())
+        return state
+
+    async def owned(self, name: str, candidates: Iterable[ProcessKey]) -> Owned:
+        """Return the processes of one engine among the candidates."""
+        engine = self._engines[name]
+        found = await asyncio.to_thread(owned, engine.declaration.address, list(candidates), self._proc)
+        if problem := engine.stranger(found):
+            found = Owned(uid=found.uid, problem=problem)
+        engine.owned = found
+        return found
+
+    async def carry_out(self, name: str, dialogue: Dialogue[T], seconds: float) -> T:
+        """Carry out a dialogue with one engine. Raises EngineError."""
+        return await carry_out(self._engines[name].declaration, dialogue, seconds)
+
+    async def host_memory(self, processes: Iterable[ProcessKey]) -> int | None:
+        """Return the bytes of host memory that these processes can still allocate; None if unknown."""
+        return await asyncio.to_thread(available_bytes, [key.pid for key in processes], self._proc)
+
+    def _begin(self, engine: _Engine) -> None:
+        if self._gpu_processes is not None:
+            engine.task = asyncio.ensure_future(self._poll(engine, self._gpu_processes))
+
+    async def _poll(self, engine: _Engine, gpu_processes: GpuProcesses) -> None:
+        name = engine.declaration.name
+        while (candidates := gpu_processes()) is None:
+            await asyncio.sleep(FIRST_FRAME_SECONDS)
+        while self._engines.get(name) is engine:
+            try:
+                found = await self.owned(name, candidates)
+                if problem := engine.stranger(found):
+                    engine.lose(problem)
+                else:
+                    await self.read(name)
+            except EngineError:
+                pass  # the reading states it
+            except Exception:
+                engine.lose("its state could not be read; see the log of the daemon")
+                log.exception("engine %s: the read failed", name)
+            await asyncio.sleep(self._poll_seconds)
+            candidates = gpu_processes() or {}
+
+
+def _end(engine: _Engine) -> None:
+    if engine.task:
+        engine.task.cancel()
+
+
+def lever_of(declaration: Declaration) -> Lever | None:
+    return spec_of(declaration.kind).lever(declaration)
+
+
+def _reading(engine: _Engine, now: float, by_driver: Mapping[ProcessKey, float | None]) -> EngineReading:
+    declaration, state = engine.declaration, engine.state
+    lever = lever_of(declaration)
+    known: Mapping[str, object] = {}
+    if state is not None:
+        known = {
+            "models": state.models,
+            "running": state.running,
+            "waiting": state.waiting,
+            "kv_cache_bytes": state.kv_cache_bytes,
+            "kv_cache_used_ratio": state.kv_cache_used_ratio,
+            "asleep": state.asleep,
+            "paused": state.paused,
+            "idle_seconds": idle_seconds(state, engine.quiet, [by_driver.get(key) for key in engine.owned.processes]),
+            "held_bytes": state.held_bytes,
+            "age_seconds": now - engine.read_at,
+        }
+    return EngineReading(
+        name=declaration.name,
+        kind=declaration.kind,
+        up=state is not None,
+        problem=engine.problem,
+        processes=tuple(EngineProcess(*key) for key in sorted(engine.owned.processes)),
+        processes_problem=engine.owned.problem,
+        uid=engine.owned.uid,
+        pinned_uid=engine.pinned_uid,
+        levers=(lever.name,) if lever else (),
+        returning_seconds=now - engine.returning[0] if engine.returning else None,
+        returning_problem=engine.returning[1] if engine.returning else "",
+        **known,  # type: ignore[arg-type]
+    )

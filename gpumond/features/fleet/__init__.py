@@ -1,0 +1,27 @@
+"""Several machines: find their daemons, read their frames, and flush programs on them."""
+
+from __future__ import annotations
+
+from gpumond.feature import Command, Feature
+
+FEATURE = Feature(
+    name="fleet",
+    commands=(
+        Command(
+            name="fleet",
+            module="gpumond.features.fleet.command",
+            help="list the daemons of several machines, show their state and use, and flush programs on them",
+            group="Machines",
+            examples=(
+                "gpumond fleet targets --kubernetes --json",
+                "gpumond fleet status --targets gpus.json --scheme https",
+                "gpumond fleet top --slurm --machine 'gpu-1*'",
+                "gpumond fleet doctor --slurm --machine 'gpu-*'",
+                "gpumond fleet flush --targets gpus.json --workload 'train-*' --dry-run",
+                "gpumond fleet flush --prometheus http://127.0.0.1:9090 --query 'gpumond_pool_reclaimable_bytes > 2e9'",
+                "gpumond fleet sleep --targets gpus.json --engine 'chat-*'",
+                "gpumond fleet report --prometheus http://127.0.0.1:9090 --by workload --for 1d --html report.html",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,147 @@
+"""``gpumond flush``: make programs release cached memory, and print receipts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gpumond.cli import client
+from gpumond.cli.arguments import add_target, duration
+from gpumond.cli.main import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
+from gpumond.facts.errors import DaemonError
+from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
+from gpumond.facts.units import level
+from gpumond.view.frame import receipts_of
+from gpumond.view.text import size, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    target = add_target(parser, "flush")
+    target.add_argument("--all", action="store_true", help="flush every process with an agent")
+    parser.add_argument(
+        "--step",
+        action="append",
+        choices=ALL_STEPS,
+        metavar="STEP",
+        help=f"step to perform, repeatable: {', '.join(ALL_STEPS)}",
+    )
+    parser.add_argument(
+        "--wake", action="store_true", help="with --step engine: undo the last release of a serving engine, if it fits"
+    )
+    parser.add_argument("--min-reclaimable", metavar="SIZE", default="0", help="skip programs that would release less")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show the memory that a flush would release; flush nothing"
+    )
+    parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
+    parser.add_argument("--plan", metavar="ID", help="plan to compare the receipts with (`id` of --dry-run --json)")
+    parser.add_argument(
+        "--timeout", type=duration, default=30.0, metavar="DURATION", help="time limit for each program (default: 30s)"
+    )
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    names = ("pid", "device", "workload", "all")
+    if arguments.wake and arguments.step != [ENGINE_STEP]:
+        print("gpumond: --wake requires --step engine, and no other step", file=sys.stderr)
+        return WRONG_USE
+    try:
+        least = int(level(arguments.min_reclaimable))
+    except ValueError as error:
+        print(f"gpumond: --min-reclaimable {arguments.min_reclaimable!r}: {error}", file=sys.stderr)
+        return WRONG_USE
+    body: dict[str, Any] = {
+        "target": {name: getattr(arguments, name) for name in names if getattr(arguments, name)},
+        "dry_run": arguments.dry_run,
+        "min_reclaimable_bytes": least,
+        "timeout_seconds": arguments.timeout,
+    }
+    if arguments.step:
+        body["steps"] = arguments.step
+    if arguments.force:
+        body["force"] = True
+    if arguments.wake:
+        body["wake"] = True
+    if arguments.plan:
+        body["plan"] = arguments.plan
+    try:
+        answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
+    except DaemonError as error:
+        print_error(f"gpumond: {error}")
+        if "receipts" not in error.problem:
+            return {404: NOTHING_TO_DO, 422: WRONG_USE}.get(error.status, FAILED)
+        answer = error.problem
+    shown = plan_table if arguments.dry_run else receipt_table
+    receipts = receipts_of(answer)
+    print(json.dumps(answer, indent=2) if arguments.json else shown(receipts))
+    return _exit_code(receipts)
+
+
+def _exit_code(receipts: Iterable[dict[str, Any]]) -> int:
+    """Return FAILED if any flush failed, NOTHING_TO_DO if none released, or would release, memory."""
+    receipts = list(receipts)
+    if any(receipt["outcome"] in ("failed", "timeout") for receipt in receipts):
+        return FAILED
+    effective = [
+        receipt
+        for receipt in receipts
+        if receipt["outcome"] in ("freed", "partial", "gone", "woken")
+        or (receipt["outcome"] == "planned" and receipt["expected"] and receipt["expected"]["high"] > 0)
+    ]
+    return DONE if effective else NOTHING_TO_DO
+
+
+def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the plan as a table: the bytes that each pool would release, and their total."""
+    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST", "REASON")
+    promised = [receipt["expected"] for receipt in receipts if receipt["expected"]]
+    low, likely, high = (sum(promise[name] for promise in promised) for name in ("low", "likely", "high"))
+    between = "" if low == high else f", between {size(low)} and {size(high)}"
+    return f"{table(header, _plan_rows(receipts))}\n\na flush would release {size(likely)}{between}"
+
+
+def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for receipt in receipts:
+        promised = [_part(receipt["expected"], name) for name in ("likely", "low", "high")]
+        yield [*_subject(receipt), *promised, _remarks(receipt)]
+
+
+def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the receipts as a table: planned, expected and released bytes, and those that the driver measured."""
+    counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TIME")
+    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON")
+    total = sum(receipt["released_bytes"] for receipt in receipts)
+    return f"{table(header, _receipt_rows(receipts))}\n\n{size(total)} released"
+
+
+def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for receipt in receipts:
+        yield [
+            *_subject(receipt),
+            _part(receipt.get("planned"), "likely"),
+            _part(receipt["expected"], "likely"),
+            size(receipt["released_bytes"]),
+            size(receipt["driver_released_bytes"]),
+            f"{receipt['duration_seconds']:.2f} s",
+            _remarks(receipt) + (" (the program allocated during the flush)" if receipt["raced"] else ""),
+        ]
+
+
+def _remarks(receipt: Mapping[str, Any]) -> str:
+    """Return the reason and, for an engine whose memory goes, how it serves again."""
+    parts = [receipt["reason"]]
+    if receipt.get("wake") and receipt["outcome"] in ("planned", "freed", "partial", "gone", "timeout"):
+        seconds = receipt.get("wake_seconds")
+        parts.append(f"it serves again: {receipt['wake']}" + (f" ({seconds:.0f} s the last time)" if seconds else ""))
+    return "; ".join(filter(None, parts))
+
+
+def _subject(receipt: Mapping[str, Any]) -> list[str]:
+    return [str(receipt["pid"]), receipt["workload"], receipt["allocator"] or "-", receipt["outcome"]]
+
+
+def _part(promise: Mapping[str, Any] | None, name: str) -> str:
+    return size(promise[name] if promise else None)

@@ -1,0 +1,140 @@
+"""POST /api/v1/flushes: flush programs, and return the receipts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
+
+from gpumond.config.encodable import Encodable
+from gpumond.facts.device_names import device_named
+from gpumond.facts.messages import MAX_WORKLOAD
+from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
+from gpumond.features.flush.flusher import FlushOutcome, FlushRequest, Target
+from gpumond.host.peer import counted_name
+from gpumond.serve import examples
+from gpumond.serve.auth import Caller, Tokens, admit
+from gpumond.serve.dependencies import bearer, require_flush
+from gpumond.serve.problems import problem, responses
+from gpumond.serve.view import view_of
+
+MANY_SECONDS = 60.0
+"""Longest timeout for each of several programs, unless an administrator requests it."""
+
+router = APIRouter(prefix="/api/v1", tags=["flush"])
+ANSWER = TypeAdapter(FlushOutcome)
+EXAMPLE = FlushOutcome("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
+
+
+class TargetBody(Encodable):
+    """Exactly one of pid, device (an index, a UUID or a prefix of one, or a PCI address), workload, all.
+
+    With `start_ticks`, only the process with this pid that started then.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    pid: int | None = Field(default=None, gt=0)
+    start_ticks: int | None = Field(default=None, ge=0)
+    device: str | None = Field(default=None, min_length=1, max_length=128)
+    workload: str | None = Field(default=None, min_length=1, max_length=MAX_WORKLOAD)
+    all: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> TargetBody:
+        if sum((self.pid is not None, self.device is not None, self.workload is not None, self.all)) != 1:
+            raise ValueError('expected exactly one of {"pid": N}, {"device": NAME}, {"workload": NAME}, {"all": true}')
+        if self.start_ticks is not None and self.pid is None:
+            raise ValueError("start_ticks requires pid")
+        return self
+
+
+class FlushBody(Encodable):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"target": {"pid": 4242}, "steps": ["ipc", "cache"], "dry_run": True}]},
+    )
+
+    target: TargetBody
+    steps: Annotated[tuple[str, ...], AfterValidator(ordered_steps)] = DEFAULT_STEPS
+    min_reclaimable_bytes: int = Field(default=0, ge=0, strict=True)
+    dry_run: bool = Field(default=False, strict=True)
+    timeout_seconds: float = Field(default=30.0, gt=0, le=600)
+    force: bool = Field(default=False, strict=True, description="Ignore the cooldown after the previous flush.")
+    plan: str | None = Field(default=None, max_length=64, description="The `id` of the plan that this flush executes.")
+    wake: bool = Field(
+        default=False, strict=True, description="Undo the last release of the step `engine`, the only one in `steps`."
+    )
+
+    @model_validator(mode="after")
+    def _of_engines(self) -> FlushBody:
+        if self.wake and self.steps != (ENGINE_STEP,):
+            raise ValueError('wake requires "steps": ["engine"]')
+        return self
+
+
+_OK: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": FlushOutcome,
+        "description": "The flush is complete, and every receipt is final.",
+        "content": {"application/json": {"example": ANSWER.dump_python(EXAMPLE, mode="json")}},
+    }
+}
+
+
+@router.post(
+    "/flushes",
+    summary="Flush programs and return receipts",
+    dependencies=[Depends(bearer)],
+    responses={**_OK, **responses(401, 403, 404, 409, 422, 429, 503, 504, 507)},
+    response_model=None,
+)
+async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(require_flush)) -> Response:
+    """Responds when the flush is complete. Among several programs, those that cannot be flushed now have the outcome
+    `refused`.
+
+    404: no agent matches, or no device has this name. 409: the process is being flushed. 429: cooldown after the
+    previous flush (`force` ignores it), or too many flushes by this caller. 504: an agent did not answer in time; the
+    problem document contains `id`, `receipts` and `released_bytes`. 503, 507: the flush was not started because it
+    cannot be recorded.
+    """
+    if not body.dry_run:
+        count_flush(request.app.state.tokens, caller)
+    view, device = view_of(request), body.target.device
+    uuid = None if device is None else device_named(device, view.frame, caller.uid)
+    wanted = body.target
+    target = Target(
+        pid=wanted.pid,
+        start_ticks=wanted.start_ticks,
+        device=uuid,
+        workload=wanted.workload,
+        all=wanted.all,
+        uid=caller.uid,
+    )
+    timeout = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
+    flush = FlushRequest(
+        target=target,
+        steps=body.steps,
+        min_reclaimable_bytes=body.min_reclaimable_bytes,
+        dry_run=body.dry_run,
+        timeout_seconds=timeout,
+        force=body.force,
+        plan=body.plan,
+        wake=body.wake,
+    )
+    answer = await view.flush(flush, caller.name)
+    unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
+    if unanswered:
+        detail = f"no answer in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
+        return problem(504, detail, **ANSWER.dump_python(answer, mode="json"))
+    return Response(ANSWER.dump_json(answer), media_type="application/json")
+
+
+def count_flush(tokens: Tokens, caller: Caller) -> None:
+    """Count a request for a flush. Raises 429 after too many by this caller."""
+    now = tokens.clock()
+    who = counted_name(caller.name)
+    admit(tokens.flushes, who, now, "too many flushes by this caller; flush a workload or a device in one request")
+    tokens.flushes.count(who, now)

@@ -1,0 +1,39 @@
+"""Instruments for one program: what its live memory consists of, snapshots and limits."""
+
+from __future__ import annotations
+
+from gpumond.feature import Command, Feature
+
+FEATURE = Feature(
+    name="instruments",
+    routes=("gpumond.features.instruments.routes",),
+    commands=(
+        Command(
+            name="limit",
+            module="gpumond.features.instruments.limit",
+            help="limit the memory that the allocators of one program may hold",
+            group="Memory",
+            examples=(
+                "gpumond limit --pid 4242 40GiB",
+                "gpumond limit --workload train --device 0 none",
+            ),
+        ),
+        Command(
+            name="why",
+            module="gpumond.features.instruments.why",
+            help="show what the live memory of a program consists of",
+            group="Programs",
+            examples=(
+                "gpumond why --workload train",
+                "gpumond why --pid 4242 --record 60 --html sites.html",
+            ),
+        ),
+        Command(
+            name="snapshot",
+            module="gpumond.features.instruments.snapshot",
+            help="make a program write its framework's memory snapshot, and fetch the file",
+            group="Programs",
+            examples=("gpumond snapshot --pid 4242 --out memory.pickle",),
+        ),
+    ),
+)

@@ -1,0 +1,253 @@
+"""Requests of an administrator to one program other than a flush: limit, snapshot, and what its memory contains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from gpumond.config.encodable import Encodable
+from gpumond.diagnosis.advice import advice, case_of
+from gpumond.facts.device_names import device_named
+from gpumond.facts.frame import Frame
+from gpumond.facts.messages import AgentResponse, Asked
+from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
+from gpumond.serve import examples
+from gpumond.serve.dependencies import bearer, require_token
+from gpumond.serve.problems import problem, responses
+from gpumond.serve.view import view_of
+
+router = APIRouter(prefix="/api/v1", tags=["agents"])
+LIMITS: TypeAdapter[list[AppliedLimit]] = TypeAdapter(list[AppliedLimit])
+DUMP: TypeAdapter[Dump] = TypeAdapter(Dump)
+
+Pid = Annotated[int, Path(gt=0)]
+SnapshotId = Annotated[int, Path(gt=0, lt=2**31)]
+MAX_RECORD_SECONDS = 600.0
+
+
+class LimitBody(Encodable):
+    """Soft quota of a program.
+
+    ``limit_bytes``: null removes the limit. ``device``: an index, a UUID or a prefix of one, or a PCI address; null for
+    all devices that the program uses.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"limit_bytes": 20 * examples.GIB}]}
+    )
+
+    limit_bytes: int | None = Field(gt=0, lt=2**63)
+    device: str | None = Field(default=None, min_length=1, max_length=128)
+
+
+class RecordBody(Encodable):
+    """``record_seconds``: record the stacks of allocations for this time first; null for no recording."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"record_seconds": 60.0}]})
+
+    record_seconds: float | None = Field(default=None, ge=1, le=MAX_RECORD_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """What the live memory of a program consists of. ``sites``, ``unrecorded_bytes`` (live bytes that were allocated
+    before), ``snapshot`` and ``treemap`` are results of a recording. ``advice``: changes that apply.
+    ``kv_cache_bytes``: the part of the other leaf tensors that a declared serving engine states as its KV cache; null
+    if none states it. A class that is null is unknown, for which ``reason`` is the reason. ``paused_seconds``: the
+    longest time for which their reading has paused the program. ``age_seconds``: that of the classes; at most one
+    reading a second is made.
+    """
+
+    classes: tuple[LiveClasses, ...] = ()
+    sites: tuple[Site, ...] = ()
+    unrecorded_bytes: int = 0
+    kv_cache_bytes: int | None = None
+    advice: tuple[str, ...] = ()
+    snapshot: Dump | None = None
+    treemap: Dump | None = None
+    reason: str = ""
+    paused_seconds: float = 0.0
+    age_seconds: float = 0.0
+
+
+WHY: TypeAdapter[Why] = TypeAdapter(Why)
+WHY_EXAMPLE = Why(
+    classes=(examples.LIVE_CLASSES,),
+    sites=(examples.SITE,),
+    unrecorded_bytes=examples.GIB,
+    advice=("use a smaller batch",),
+    paused_seconds=0.105,
+    snapshot=examples.DUMP,
+    treemap=replace(
+        examples.DUMP, path="/home/research/.local/state/gpumond/snapshots/train-4242-1790000060.html", id=2
+    ),
+)
+
+PROBLEMS = (401, 403, 404, 409, 422, 503, 504, 507)
+
+
+@router.post(
+    "/agents/{pid}/limit",
+    summary="Set a soft quota in a program that allows it",
+    dependencies=[Depends(bearer)],
+    **examples.described(list[AppliedLimit], [examples.APPLIED_LIMIT], *PROBLEMS),
+)
+async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str = Depends(require_token)) -> Response:
+    """Sets a limit above which the program's allocators flush and then fail, as on a smaller device.
+
+    The limit frees no memory by itself. The request is recorded in the audit log.
+
+    404: no agent has this pid, or no device has this name. 409: the program does not allow or support a limit; see
+    `detail`. 504: the program did not answer.
+    """
+    device = None if body.device is None else device_named(body.device, view_of(request).frame)
+    answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, device)
+    if isinstance(answer, Response):
+        return answer
+    return Response(LIMITS.dump_json(list(answer.limits)), media_type="application/json")
+
+
+@router.post(
+    "/agents/{pid}/snapshot",
+    summary="Make a program write its framework's memory snapshot",
+    dependencies=[Depends(bearer)],
+    **examples.described(Dump, examples.DUMP, *PROBLEMS),
+)
+async def snapshot(
+    request: Request, pid: Pid, body: RecordBody | None = None, requested_by: str = Depends(require_token)
+) -> Response:
+    """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`.
+
+    gpumond does not read the file. `GET /api/v1/agents/PID/snapshots/ID` returns it.
+
+    404: no agent has this pid. 409: no snapshot is available; see `detail`. 504: the program did not answer.
+    """
+    answer = await _ask(request, pid, "snapshot", requested_by, record_seconds=_seconds(body))
+    if isinstance(answer, Response):
+        return answer
+    return Response(DUMP.dump_json(answer.dump), media_type="application/json")  # type: ignore[arg-type]
+
+
+@router.post(
+    "/agents/{pid}/why",
+    summary="What the live memory of a program consists of",
+    dependencies=[Depends(bearer)],
+    **examples.described(Why, WHY_EXAMPLE, *PROBLEMS),
+)
+async def why(
+    request: Request, pid: Pid, body: RecordBody | None = None, requested_by: str = Depends(require_token)
+) -> Response:
+    """Returns live bytes by class: parameters, gradients, optimizer state, buffers, other tensors and activations.
+
+    The program may pause for up to a quarter of a second.
+
+    With `record_seconds`, the allocator's history is on for this time, and then off again; the answer contains the
+    sites that allocated most, and a snapshot and a treemap are written for the program's user.
+
+    404: no agent has this pid. 409: refused, for example outside a step of a program with flush_policy `step`; see
+    `detail`. 504: the program did not answer.
+    """
+    answer = await _ask(request, pid, "classes", requested_by, record_seconds=_seconds(body))
+    if isinstance(answer, Response):
+        return answer
+    found = Why(
+        classes=answer.classes,
+        sites=answer.sites,
+        unrecorded_bytes=answer.unrecorded_bytes,
+        kv_cache_bytes=_kv_cache_bytes(view_of(request).frame, pid, answer.classes),
+        advice=_advice(view_of(request).frame, pid, answer.classes),
+        snapshot=answer.dump,
+        treemap=answer.treemap,
+        reason=answer.reason if answer.classes else "",
+        paused_seconds=answer.paused_seconds,
+        age_seconds=answer.age_seconds,
+    )
+    return Response(WHY.dump_json(found), media_type="application/json")
+
+
+@router.get(
+    "/agents/{pid}/snapshots/{snapshot_id}",
+    summary="A file that a program wrote for a snapshot",
+    dependencies=[Depends(bearer)],
+    response_class=Response,
+    response_model=None,
+    responses={
+        200: {
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+            "description": "The bytes of the file",
+        },
+        **responses(*PROBLEMS),
+    },
+)
+async def snapshot_file(
+    request: Request, pid: Pid, snapshot_id: SnapshotId, requested_by: str = Depends(require_token)
+) -> Response:
+    """Streams the file with this `id`, at most 256 MiB, from the program that wrote it. The program keeps four files.
+
+    404: no agent has this pid. 409: the file does not exist; see `detail`. 504: the program did not answer.
+    """
+    found = await view_of(request).fetch(pid, snapshot_id, requested_by)
+    if found is None:
+        return problem(504, f"pid {pid} did not answer in time, or disconnected")
+    if isinstance(found, AgentResponse):
+        return problem(409, found.reason or "the program did not carry out the request")
+    size, parts = found
+    headers = {
+        "Content-Length": str(size),
+        "Content-Disposition": f'attachment; filename="gpumond-{pid}-{snapshot_id}"',
+        "Cache-Control": "no-store",
+    }
+    return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)
+
+
+def _seconds(body: RecordBody | None) -> float | None:
+    return None if body is None else body.record_seconds
+
+
+def _kv_cache_bytes(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> int | None:
+    """Return the KV cache of an engine whose only process this is, if it may be part of the only pool."""
+    for engine in frame.snapshot.engines if frame else ():
+        stated = engine.kv_cache_bytes
+        if [each.pid for each in engine.processes] == [pid] and stated is not None and len(classes) == 1:
+            tensors = classes[0].tensors_bytes
+            return stated if tensors is not None and stated <= tensors else None
+    return None
+
+
+def _advice(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> tuple[str, ...]:
+    """Return the advice for a program on the devices of its classes."""
+    report = None if frame is None else next((each for each in frame.snapshot.reports if each.pid == pid), None)
+    if frame is None or report is None:
+        return ()
+    found: dict[str, None] = {}
+    for uuid in dict.fromkeys(one.device_uuid for one in classes):
+        retried = any(pool.retries or pool.ooms for pool in report.pools if pool.device_uuid == uuid)
+        case = replace(case_of(report, uuid, frame.snapshot, retried), classes=classes)
+        found.update(dict.fromkeys(advice(case)))
+    return tuple(found)
+
+
+async def _ask(
+    request: Request,
+    pid: int,
+    kind: Asked,
+    requested_by: str,
+    limit_bytes: int | None = None,
+    device: str | None = None,
+    record_seconds: float | None = None,
+) -> AgentResponse | Response:
+    """Return the program's answer, or a problem document."""
+    answer = await view_of(request).ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
+    if answer is None:
+        return problem(504, f"pid {pid} did not answer in time, or disconnected; the outcome is unknown")
+    if kind == "limit":
+        succeeded = any(one.applied for one in answer.limits)
+    elif kind == "classes":
+        succeeded = bool(answer.classes or answer.sites)
+    else:
+        succeeded = answer.dump is not None and answer.dump.path is not None
+    return answer if succeeded else problem(409, answer.reason or "the program did not carry out the request")

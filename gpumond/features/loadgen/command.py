@@ -1,0 +1,282 @@
+"""``gpumond load``: generate a known pattern of memory use, and report the expected verdict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpumond import agent
+from gpumond.agent import workload_name
+from gpumond.cli.main import DONE, FAILED
+from gpumond.facts.errors import ConfigError, GpumondError
+from gpumond.facts.units import level, seconds
+from gpumond.features.loadgen.backends import ENGINES, EngineSettings, engine
+from gpumond.features.loadgen.plan import Plan, plan
+from gpumond.features.loadgen.report import Report, failure, summary
+from gpumond.features.loadgen.runner import Executed, Terms, account, run as carry_out
+from gpumond.features.loadgen.scenarios import COMMON, TABLE, Option, Scenario, scenario
+from gpumond.features.loadgen.script import CONTEXT_BYTES
+from gpumond.sim.device import Spec, create, simulated_devices
+from gpumond.view.text import size
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbours", "programs")
+"""Options about the observation or about additional programs. Engines do not use them."""
+
+OWN = ("duration", "fill")
+FILL = 0.8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario: a name or alias from --list")
+    parser.add_argument("--list", action="store_true", help="list all scenarios with their shapes and options")
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="sim",
+        help="engine that allocates the memory (sim: a simulated device, no GPU required)",
+    )
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="index of the device (default: 0)")
+    parser.add_argument(
+        "--card", type=Path, metavar="DIR", help="engine sim: directory of an existing simulated device"
+    )
+    parser.add_argument("--duration", metavar="DURATION", help="end after this time, such as 90s or 10m")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the random values of options that are not given (default: 0)",
+    )
+    parser.add_argument(
+        "--speed", type=float, default=1.0, metavar="X", help="factor by which the plan is accelerated (default: 1)"
+    )
+    parser.add_argument(
+        "--fill",
+        metavar="SHARE",
+        help="maximum share of the device to use (default: 80%%; engine sim: all of a device created for the run)",
+    )
+    parser.add_argument("--max", metavar="SIZE", help="maximum amount of memory to use, such as 8GiB")
+    parser.add_argument("--raw", action="store_true", help="engine cupy: use cudaMalloc instead of the pool")
+    parser.add_argument(
+        "--streams", type=int, default=1, metavar="N", help="engine cupy: number of streams that compute (default: 1)"
+    )
+    parser.add_argument(
+        "--workload", metavar="NAME", help="workload name that the agent reports (default: the scenario's name)"
+    )
+    parser.add_argument("--no-agent", action="store_true", help="run without the agent")
+    parser.add_argument("--json", action="store_true", help="print the work done and the expected verdict as JSON")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="append the result to this file, compare it with the last one, and exit with 1 if it is worse",
+    )
+    for option in _options():
+        meaning = f"{option.meaning} ({option.drawn})".replace("%", "%%")
+        parser.add_argument(f"--{option.name}", metavar=option.unit.upper(), help=meaning)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        print(json.dumps([_entry(one) for one in TABLE], indent=2) if arguments.json else _list())
+        return DONE
+    if arguments.scenario is None:
+        raise ConfigError("load: no scenario given; `gpumond load --list` shows all scenarios")
+    chosen = scenario(arguments.scenario)
+    made, terms = _plan(chosen, arguments), _limits(chosen, arguments)
+    if not 1 <= arguments.streams <= 64:
+        raise ConfigError(f"option --streams {arguments.streams}: expected 1 to 64")
+    with ExitStack() as stack:
+        report = None if arguments.report is None else stack.enter_context(closing(Report(arguments.report)))
+        device_directory = (
+            stack.enter_context(_simulated_device(arguments, made)) if arguments.engine == "sim" else None
+        )
+        settings = EngineSettings(arguments.device, device_directory, arguments.raw, arguments.streams)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before threads start, because they inherit it
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, blocked)
+        started_at = time.time()
+        agent = partial(_agent, None if arguments.no_agent else _workload(arguments, chosen))
+        try:
+            done = carry_out(made, partial(engine, arguments.engine, settings), terms, agent)
+        except GpumondError as error:
+            if report is not None:
+                report.add(failure(made, arguments.engine, started_at, str(error)))
+            raise
+        answer = account(made, done, arguments.engine, arguments.speed, started_at)
+        answer |= report.add(answer) if report is not None else {}
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    print(json.dumps(answer) if arguments.json else _summary(answer))
+    return FAILED if answer["wrong_words"] or answer.get("regressions") else DONE
+
+
+def _options() -> Iterator[Option]:
+    """Return the options of all scenarios, each name once."""
+    seen = {*OF_VIRTUAL_TIME, *OWN}
+    for option in (option for one in TABLE for option in (*one.options, *COMMON)):
+        if option.name not in seen:
+            seen.add(option.name)
+            yield option
+
+
+def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
+    given: dict[str, float | str] = {
+        option.name: value for option in _options() if (value := getattr(arguments, option.name)) is not None
+    }
+    if not (math.isfinite(arguments.speed) and arguments.speed > 0):
+        raise ConfigError(f"option --speed {arguments.speed:g}: expected a number above 0, such as 60")
+    if arguments.duration is not None:
+        given["duration"] = _parsed("duration", arguments.duration, seconds) * arguments.speed
+    if arguments.fill is not None and _fill_ratio(chosen):
+        given["fill"] = arguments.fill
+    return plan(chosen.name, arguments.seed, **given)
+
+
+def _limits(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
+    fill = None if _fill_ratio(chosen) or _creates_device(arguments) else FILL
+    if arguments.fill is not None and not _fill_ratio(chosen):
+        fill = _parsed("fill", arguments.fill, level)
+        if not 0 < fill <= 1:
+            raise ConfigError(f"option --fill {arguments.fill!r}: expected a share above 0 and up to 100%, such as 50%")
+    most = None if arguments.max is None else int(_parsed("max", arguments.max, level))
+    if most is not None and most <= 0:
+        raise ConfigError(f"option --max {arguments.max!r}: expected a size above 0, such as 8GiB")
+    storm = chosen.name == "flush-storm" and not arguments.no_agent
+    return Terms(
+        pause=_pause,
+        fill=fill,
+        most_bytes=most,
+        speed=arguments.speed,
+        flush=_flush if storm else None,
+        verify=chosen.name == "stress",
+        progress=partial(_progress, chosen.name) if sys.stderr.isatty() else None,
+    )
+
+
+def _fill_ratio(chosen: Scenario) -> bool:
+    return any(option.name == "fill" for option in chosen.options)
+
+
+def _parsed(name: str, given: str, parse: Callable[[object], float]) -> float:
+    try:
+        return parse(given)
+    except ValueError as error:
+        raise ConfigError(f"option --{name} {given!r}: {error}") from None
+
+
+def _workload(arguments: argparse.Namespace, chosen: Scenario) -> str:
+    try:
+        return workload_name(arguments.workload or chosen.name)
+    except ValueError as error:
+        raise ConfigError(f"option --workload: {error}") from None
+
+
+def _creates_device(arguments: argparse.Namespace) -> bool:
+    return arguments.engine == "sim" and arguments.card is None and not os.environ.get("GPUMOND_SIM_DIR")
+
+
+@contextmanager
+def _simulated_device(arguments: argparse.Namespace, made: Plan) -> Iterator[Path]:
+    """Yield the directory of a simulated device: the one given, one of a running demo, or a temporary one."""
+    if arguments.card is not None:
+        yield arguments.card
+    elif not _creates_device(arguments):
+        root = os.environ["GPUMOND_SIM_DIR"]
+        present = simulated_devices(root)
+        if arguments.device >= len(present):
+            raise ConfigError(
+                f"--device {arguments.device}: GPUMOND_SIM_DIR={root} has {len(present)} devices; pass a lower index"
+            )
+        yield present[arguments.device].directory
+    else:
+        with tempfile.TemporaryDirectory(prefix="gpumond-load-") as directory:
+            spec = Spec("GPU-10ad0000-0000-4000-8000-000000000001", 0, "Simulated", made.size_bytes)
+            device_directory = Path(directory) / "card0"
+            create(device_directory, Spec(spec.uuid, 0, spec.name, spec.size_bytes, context_bytes=CONTEXT_BYTES))
+            print(f"to monitor this load: GPUMOND_SIM_DIR={directory} gpumond serve --source sim", file=sys.stderr)
+            yield device_directory
+
+
+@contextmanager
+def _agent(workload: str | None) -> Iterator[None]:
+    if workload is None:
+        yield
+        return
+    agent.start(workload=workload)
+    try:
+        yield
+    finally:
+        agent.stop()
+
+
+def _pause(duration: float) -> bool:
+    agent.step()
+    return signal.sigtimedwait(SIGNALS, duration) is None
+
+
+def _flush() -> int:
+    return sum(receipt.released_bytes for receipt in agent.flush())
+
+
+def _progress(name: str, elapsed: float, carried: Executed) -> None:
+    line = f"{name}  {_clock(elapsed)}  allocated {carried.takes}, freed {carried.gives}"
+    line += f"  peak {size(carried.peak_live_bytes)} live, {size(carried.peak_held_bytes)} held"
+    print(f"\r{line[:100]:<100}", end="", file=sys.stderr, flush=True)
+
+
+def _clock(elapsed: float) -> str:
+    return f"{int(elapsed // 3600)}:{int(elapsed // 60 % 60):02}:{int(elapsed % 60):02}"
+
+
+def _summary(done: dict[str, Any]) -> str:
+    truth = done["truth"]
+    lines = [
+        f"{done['scenario']} on {done['engine']}: {done['outcome']} after "
+        f"{done['ended_at'] - done['started_at']:.1f} s",
+        f"allocated {done['takes']} blocks, freed {done['gives']}; "
+        f"peak {size(done['peak_live_bytes'])} live, {size(done['peak_held_bytes'])} held; all memory is freed",
+    ]
+    if done["detail"]:
+        lines.append(done["detail"])
+    if done["flushes"]:
+        lines.append(f"{done['flushes']} flushes released {size(done['released_bytes'])} to the device")
+    if done["checked_bytes"]:
+        lines.append(f"{size(done['checked_bytes'])} checked, {done['wrong_words']} incorrect words")
+    if "regressions" in done:
+        lines.append(summary(done))
+    lines.append(f"expected verdict: {truth['kind'] or 'none'}{' (' + truth['form'] + ')' if truth['form'] else ''}")
+    return "\n".join(lines)
+
+
+def _entry(one: Scenario) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "alias": one.alias,
+        "summary": one.summary,
+        "verdict": one.verdict,
+        "shape": list(one.shape),
+        "options": {option.name: f"{option.meaning} ({option.drawn})" for option in one.options},
+    }
+
+
+def _list() -> str:
+    blocks = []
+    for one in TABLE:
+        title = f"{one.name} ({one.alias})" if one.alias else one.name
+        text = [title, one.summary, f"expected verdict: {one.verdict or 'none'}"]
+        text += [f"--{option.name} {option.meaning} ({option.drawn})" for option in one.options]
+        shape = [*one.shape, *[""] * len(text)]
+        blocks.append("\n".join(f"  {line:<16}{words}".rstrip() for line, words in zip(shape, text, strict=False)))
+    return "\n\n".join(blocks)

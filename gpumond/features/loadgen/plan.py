@@ -1,0 +1,197 @@
+"""Plans from a scenario and a seed: the steps with their times, and the expected verdict. Pure.
+
+The same scenario, seed and options give the same plan, in every version of Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+
+from gpumond.facts.units import HOUR_SECONDS, MINUTE_SECONDS
+from gpumond.features.loadgen import scenarios
+from gpumond.features.loadgen.scenarios import SCENARIOS, Scenario
+from gpumond.features.loadgen.script import (
+    CONTEXT_BYTES,
+    GIB,
+    Observation,
+    ProgramScript,
+    Script,
+    ScriptStep,
+    Truth,
+    View,
+)
+
+__all__ = ["SCENARIOS", "Plan", "plan"]
+
+AFTERMATH_SECONDS = 5 * MINUTE_SECONDS
+"""Seconds for which a plan continues after its program has died of an out-of-memory error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps and their truth. ``options``: all options, given or drawn; ``peak_bytes``: peak live of program 0."""
+
+    scenario: str
+    seed: int
+    options: tuple[tuple[str, float | str], ...]
+    size_bytes: int
+    duration_seconds: float
+    programs: tuple[ProgramScript, ...]
+    steps: tuple[ScriptStep, ...]
+    observation: Observation
+    truth: Truth
+    peak_bytes: int
+    given: tuple[tuple[str, float | str], ...]
+
+    def steps_of(self, program: int) -> tuple[ScriptStep, ...]:
+        return tuple(step for step in self.steps if step.program == program)
+
+    def option(self, name: str) -> float | str | None:
+        return dict(self.options).get(name)
+
+    def twin(self) -> Plan | None:
+        """The same plan without the injected problem; None if there is none."""
+        if not self.truth.kind:
+            return None
+        return _make(SCENARIOS[self.scenario], self.seed, dict(self.given), inject=False)
+
+
+def plan(scenario: str, seed: int = 0, **options: float | str) -> Plan:
+    """Make a plan. ``scenario`` is a name or an alias; options are text or numbers in base units.
+
+    Raises ConfigError.
+    """
+    chosen = scenarios.scenario(scenario)
+    return _make(chosen, seed, scenarios.check(chosen, options), inject=True)
+
+
+def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], inject: bool) -> Plan:
+    script = Script(scenario.name, seed, {"size": scenario.size_bytes, **given}, inject)
+    scenario.write(script)
+    observation = _observe(script, scenario, seed)
+    steps = sorted((step for step in script.steps if step.at < script.duration), key=itemgetter(0))
+    walked = simulate(steps, script)
+    end = script.duration
+    if inject and walked.oom_at is not None:
+        end = min(end, walked.oom_at + AFTERMATH_SECONDS)
+    return Plan(
+        scenario=scenario.name,
+        seed=seed,
+        options=tuple(sorted(script.chosen_options.items())),
+        size_bytes=script.size_bytes,
+        duration_seconds=end,
+        programs=tuple(script.programs),
+        steps=tuple(step for step in walked.steps if step.at < end),
+        observation=observation,
+        truth=_complete(script, walked),
+        peak_bytes=walked.peak_bytes,
+        given=tuple(given.items()),
+    )
+
+
+def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
+    """Draw the conditions of the observation: noise, gaps, and other programs on the device."""
+    dice = script.random("observation")
+    gaps, neighbours = float(dice.random() < 0.5), float(dice.random() < 0.5 and scenario.neighbours)
+    outages: tuple[tuple[float, float], ...] = ()
+    if script.number("gaps", gaps) and script.duration >= 5 * HOUR_SECONDS:
+        outages = ((dice.uniform(0.3, 0.8) * script.duration, dice.uniform(30.0, 60.0) * MINUTE_SECONDS),)
+    if script.number("neighbours", neighbours):
+        _neighbours(script)
+    view = script.word("view", scenario.views[seed % len(scenario.views)])
+    views: dict[str, View] = {"agent": "agent", "process": "process", "device": "device"}
+    return Observation(views[view], int(script.number("noise")), bool(script.number("gaps")), outages)
+
+
+def _neighbours(script: Script) -> None:
+    dice = script.random("neighbours")
+    at = dice.expovariate(1 / (40 * MINUTE_SECONDS))
+    while at < script.duration:
+        ends = at + dice.uniform(5.0, 30.0) * MINUTE_SECONDS
+        program = script.program(f"neighbour-{len(script.programs)}", at, agent=False)
+        script.fill(at + 1.0, dice.uniform(1.0, 4.0) * GIB, 5.0, program, pieces=4)
+        script.end(ends, program=program)
+        at = ends + dice.expovariate(1 / (40 * MINUTE_SECONDS))
+
+
+def _complete(script: Script, walked: Simulated) -> Truth:
+    """Complete the truth about a leak from the simulation, up to the plan's end."""
+    truth = script.truth
+    if truth.injected_at is not None and truth.injected_at >= script.duration:
+        return Truth()
+    if truth.kind != "leak" or truth.injected_at is None:
+        return truth
+    ends_at = script.duration if walked.oom_at is None else walked.oom_at
+    slope = truth.slope_bytes_per_second
+    if slope is None:
+        slope = LeakedBytes(script.kept).until(ends_at) / (ends_at - truth.injected_at)
+    oom_at = walked.oom_at
+    if oom_at is None and slope > 0:
+        oom_at = max(ends_at, truth.injected_at + (script.size_bytes - walked.peak_without_leak_bytes) / slope)
+    return replace(truth, ends_at=ends_at, slope_bytes_per_second=slope, oom_at=oom_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    steps: list[ScriptStep]
+    """Steps, without those of programs that have ended."""
+    oom_at: float | None
+    peak_bytes: int
+    peak_without_leak_bytes: float
+    """Peak of program 0 after the onset of a leak, minus the leaked bytes at that time."""
+
+
+def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
+    """Simulate ``steps`` in order of time. A program ends when the device is full."""
+    devices = [program.device for program in script.programs]
+    used = [0] * (max(devices) + 1)
+    held: list[dict[int, int]] = [{} for _ in devices]
+    sums, running = [0] * len(devices), [False] * len(devices)
+    peak, without_leak, oom_at = 0, 0.0, None
+    onset = script.truth.injected_at
+    rest, kept = LeakedBytes(script.kept), 0.0
+    executed: list[ScriptStep] = []
+    for step in steps:
+        at, action, program, block, size, _, _ = step
+        if action == "start":
+            running[program] = True
+            size = CONTEXT_BYTES
+        if not running[program]:
+            continue
+        executed.append(step)
+        if action in ("start", "take", "take-outside"):
+            if used[devices[program]] + size > script.size_bytes:
+                if program == 0 and oom_at is None:
+                    oom_at = at
+                action = "end"
+            else:
+                held[program][block] = size
+                sums[program] += size
+                used[devices[program]] += size
+        elif action == "give":
+            size = held[program].pop(block)
+            sums[program] -= size
+            used[devices[program]] -= size
+        if action == "end":
+            used[devices[program]] -= sums[program]
+            held[program], sums[program], running[program] = {}, 0, False
+        if program == 0:
+            peak = max(peak, sums[0] - CONTEXT_BYTES)
+            if onset is not None and at >= onset and oom_at is None:
+                kept = rest.until(at)
+                without_leak = max(without_leak, sums[0] - kept)
+    return Simulated(executed, oom_at, peak, without_leak)
+
+
+class LeakedBytes:
+    """Cumulative bytes of a leak at a time. Times must not decrease."""
+
+    def __init__(self, kept: Sequence[tuple[float, float]]) -> None:
+        self._rest, self._sum = sorted(kept, reverse=True), 0.0
+
+    def until(self, at: float) -> float:
+        while self._rest and self._rest[-1][0] <= at:
+            self._sum += self._rest.pop()[1]
+        return self._sum

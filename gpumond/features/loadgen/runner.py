@@ -1,0 +1,397 @@
+"""Execution of a plan in processes: in this one or, if its program dies, in a sequence of children.
+
+A child is forked before any engine is open, since no framework survives a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from gpumond.facts.errors import ConfigError, GpumondError
+from gpumond.facts.messages import from_json, to_json
+from gpumond.facts.units import human
+from gpumond.features.loadgen.backends import AllocationRefused, LoadEngine
+from gpumond.features.loadgen.plan import Plan
+from gpumond.features.loadgen.script import CONTEXT_BYTES, Ending, ScriptStep
+
+GRACE_SECONDS = 10.0
+MESSAGE_BYTES = 1 << 16
+
+ERRORS: Mapping[int, type[GpumondError]] = {3: ConfigError, 4: GpumondError}
+"""Exit codes of a child that could not execute the plan; it has written the reason."""
+
+AgentContext = Callable[[], AbstractContextManager[None]]
+"""A context manager that runs the agent in the process that holds the memory."""
+
+
+def run(plan: Plan, engine: Callable[[], LoadEngine], terms: Terms, agent: AgentContext) -> list[Executed]:
+    """Return the outcome of each run of the plan's program. Raises the exceptions of `prepare`."""
+    planned_runs = list(runs(plan))
+    if len(planned_runs) == 1 and not any(step.action == "end" for step in planned_runs[0][1]):
+        return [_alone(plan, engine(), terms, agent)]
+    done: list[Executed] = []
+    started = time.monotonic()
+    for number, (start, steps) in enumerate(planned_runs):
+        if not _sleep(start, started, terms):
+            break
+        after = planned_runs[number + 1][0] if number + 1 < len(planned_runs) else plan.duration_seconds
+        done.append(_child(plan, steps, after, engine, terms, agent))
+        if done[-1].outcome in ("stopped", "full"):
+            return done
+    _sleep(plan.duration_seconds, started, terms)
+    for carried in done:
+        if carried.outcome == "orphan":
+            Path(carried.detail).unlink(missing_ok=True)
+    return done
+
+
+def _alone(plan: Plan, engine: LoadEngine, terms: Terms, agent: AgentContext) -> Executed:
+    try:
+        carried = prepare(plan, engine, terms)
+        with agent():
+            carry_out(plan.steps_of(0), plan.duration_seconds, engine, terms, carried)
+            engine.close()
+    finally:
+        engine.close()
+    return carried
+
+
+def _sleep(until: float, started: float, terms: Terms) -> bool:
+    """Wait for a time of the plan."""
+    while (left := started + until / terms.speed - time.monotonic()) > 0:
+        if not terms.pause(left):
+            return False
+    return True
+
+
+def _child(
+    plan: Plan,
+    steps: Sequence[ScriptStep],
+    after: float,
+    engine: Callable[[], LoadEngine],
+    terms: Terms,
+    agent: AgentContext,
+) -> Executed:
+    sys.stdout.flush()
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        own = replace(terms, pause=lambda seconds: os.getppid() == parent and terms.pause(seconds))
+        _live(plan, steps, after, engine, own, agent, writer)
+    os.close(writer)
+    status = _wait(pid, terms)
+    with os.fdopen(reader, "rb") as pipe:
+        message = pipe.read(MESSAGE_BYTES)
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+    if code in ERRORS:
+        raise ERRORS[code](message.decode())
+    if not message:
+        raise AllocationRefused(f"the program of the plan ended before its time (wait status {status})")
+    return from_json(Executed, message)
+
+
+def _live(
+    plan: Plan,
+    steps: Sequence[ScriptStep],
+    after: float,
+    make: Callable[[], LoadEngine],
+    terms: Terms,
+    agent: AgentContext,
+    writer: int,
+) -> None:
+    """Execute one run in the child. Does not return."""
+    status = 1
+    try:
+        engine = make()
+        carried = prepare(plan, engine, terms)
+        carried.elapsed_seconds = steps[0].at
+        with agent():
+            ending = carry_out(steps, after, engine, terms, carried)
+            if ending in (None, "exit"):
+                engine.close()
+            else:
+                _end_process(ending, engine, carried, writer)
+        os.write(writer, to_json(carried))
+        status = 0
+    except GpumondError as error:
+        os.write(writer, str(error).encode()[:MESSAGE_BYTES])
+        status = next(code for code, kind in ERRORS.items() if isinstance(error, kind))
+    except BaseException:  # no exception may reach the code of the parent
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _end_process(ending: Ending | None, engine: LoadEngine, carried: Executed, writer: int) -> None:
+    """End the process as if killed by the kernel or an operator."""
+    carried.outcome = "crash"
+    if ending != "crash":
+        carried.outcome, carried.detail = "orphan", str(engine.abandon())
+    os.write(writer, to_json(carried))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait(pid: int, terms: Terms) -> int:
+    """Wait until the child has ended, and stop it on request."""
+    kill_at = float("inf")
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        if kill_at == float("inf"):
+            if not terms.pause(0.1):
+                os.kill(pid, signal.SIGTERM)
+                kill_at = time.monotonic() + GRACE_SECONDS
+        elif time.monotonic() < kill_at:
+            time.sleep(0.01)
+        else:
+            os.kill(pid, signal.SIGKILL)
+
+
+def account(made: Plan, done: list[Executed], engine: str, speed: float, started_at: float) -> dict[str, Any]:
+    """Return the work done and the truth, in real time and real bytes."""
+    last, ended_at = done[-1], time.time()
+    sums = ("taken_bytes", "takes", "gives", "flushes", "released_bytes", "checked_bytes", "wrong_words")
+    peaks = ("peak_live_bytes", "peak_held_bytes")
+    return {
+        "scenario": made.scenario,
+        "seed": made.seed,
+        "options": dict(made.options),
+        "engine": engine,
+        "device_uuid": last.device_uuid,
+        "pid": os.getpid(),
+        "started_at": started_at,
+        "ended_at": ended_at,
+        "speed": speed,
+        "scale": last.scale,
+        "outcome": last.outcome,
+        "detail": last.detail,
+        "lives": len(done),
+        "truth": _truth(made, done, speed, started_at, ended_at),
+        **{name: sum(getattr(one, name) for one in done) for name in sums},
+        **{name: max(getattr(one, name) for one in done) for name in peaks},
+    }
+
+
+def _truth(made: Plan, done: list[Executed], speed: float, started_at: float, ended_at: float) -> dict[str, Any]:
+    """Return the truth in Unix time. If the load ended before the injection, no verdict is expected."""
+    truth = made.truth
+
+    def when(at: float | None) -> float | None:
+        return None if at is None else started_at + at / speed
+
+    injected_at = when(truth.injected_at)
+    injected = injected_at is not None and injected_at < ended_at
+    slope = truth.slope_bytes_per_second
+    died = any(one.outcome == "crash" for one in done)  # too few restarts for a loop
+    return {
+        "kind": truth.kind if injected else "crash" if died else "",
+        "form": truth.form if injected else "",
+        "injected_at": injected_at if injected else None,
+        "ends_at": min(ended_at, when(truth.ends_at) or ended_at) if injected else None,
+        "slope_bytes_per_second": slope * done[-1].scale * speed if injected and slope is not None else None,
+        "oom_at": when(truth.oom_at) if injected else None,
+    }
+
+
+Outcome = Literal["done", "stopped", "full", "crash", "orphan"]
+
+LATE_SECONDS = 1.0
+"""Delay after the plan's end at which the remaining steps are skipped, in seconds."""
+
+CHECK_SECONDS = 30.0
+PROGRESS_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Executed:
+    """Work done so far. Bytes are counted by the engine."""
+
+    outcome: Outcome = "done"
+    detail: str = ""
+    scale: float = 1.0
+    room_bytes: int = 0
+    device_uuid: str | None = None
+    elapsed_seconds: float = 0.0
+    taken_bytes: int = 0
+    takes: int = 0
+    gives: int = 0
+    peak_live_bytes: int = 0
+    peak_held_bytes: int = 0
+    flushes: int = 0
+    released_bytes: int = 0
+    checked_bytes: int = 0
+    wrong_words: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Limits and hooks of an execution. The plan's device is scaled to the share ``fill`` of the real device and to at
+    most ``most_bytes``; without either, to the whole device.
+
+    ``pause(seconds)`` waits and returns False to stop. ``flush`` replaces the engine's own flush. ``verify``: blocks
+    are written and read again.
+    """
+
+    pause: Callable[[float], bool]
+    fill: float | None = None
+    most_bytes: int | None = None
+    speed: float = 1.0
+    flush: Callable[[], int] | None = None
+    verify: bool = False
+    progress: Callable[[float, Executed], None] | None = None
+
+
+def runs(plan: Plan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
+    """Return the runs of the plan's first program: start time and steps of each."""
+    steps: list[ScriptStep] = []
+    for step in plan.steps:
+        if step.program:
+            continue
+        if step.action == "start" and steps:
+            yield steps[0].at, tuple(steps)
+            steps = []
+        steps.append(step)
+    if steps:
+        yield steps[0].at, tuple(steps)
+
+
+def prepare(plan: Plan, engine: LoadEngine, terms: Terms) -> Executed:
+    """Open the engine and set its limit. Raises AllocationRefused without enough memory; nothing is allocated then."""
+    if plan.truth.kind == "orphan" and not engine.makes_orphans:
+        raise AllocationRefused(
+            "a driver frees the memory of a killed program, so there is no orphan on a real device: use --engine sim"
+        )
+    room = engine.open()
+    if terms.fill is None and terms.most_bytes is None:
+        limit_bytes, scale = room.free_bytes, room.size_bytes / plan.size_bytes
+    else:
+        limit_bytes = int(room.size_bytes * (1.0 if terms.fill is None else terms.fill))
+        limit_bytes = limit_bytes if terms.most_bytes is None else min(limit_bytes, terms.most_bytes)
+        scale = (limit_bytes - engine.scratch_bytes) / (plan.size_bytes - CONTEXT_BYTES)
+    needed = int(plan.peak_bytes * scale) + engine.scratch_bytes
+    if scale <= 0 or needed > room.free_bytes:
+        raise AllocationRefused(
+            f"{plan.scenario} needs {human(needed)}, and the device has {human(room.free_bytes)} of "
+            f"{human(room.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free the device"
+        )
+    engine.limit(min(limit_bytes, room.free_bytes))
+    return Executed(
+        scale=scale, room_bytes=int(scale * (plan.size_bytes - CONTEXT_BYTES)), device_uuid=room.device_uuid
+    )
+
+
+def carry_out(
+    steps: Sequence[ScriptStep], until: float, engine: LoadEngine, terms: Terms, carried: Executed
+) -> Ending | None:
+    """Execute the steps at their times and update ``carried``. Returns how the program must end, if the plan states it.
+
+    ``until`` is the end of the plan. The engine is left open.
+    """
+    run = _Run(engine, terms, carried)
+    brim = steps[-1].action == "end" and steps[-1].ending == "crash"  # the time at which the program is killed
+    try:
+        for number, step in enumerate(steps):
+            if not run.wait(step.at):
+                return None
+            if carried.elapsed_seconds > until + LATE_SECONDS * terms.speed:
+                carried.detail = f"too fast for this device: {len(steps) - number} steps of {len(steps)} were skipped"
+                break
+            if step.action == "end":
+                return step.ending
+            try:
+                run.do(step)
+            except MemoryError:
+                if not brim:
+                    raise
+        if brim:
+            return "crash"
+        if run.wait(until):
+            run.check()
+    except MemoryError as error:
+        carried.outcome, carried.detail = "full", str(error)
+    finally:
+        run.update_progress()
+    return None
+
+
+class _Run:
+    def __init__(self, engine: LoadEngine, terms: Terms, carried: Executed) -> None:
+        self._engine, self._terms, self._carried = engine, terms, carried
+        self._started = time.monotonic() - carried.elapsed_seconds / terms.speed
+        self._sizes: dict[int, int] = {}
+        self._live_bytes = 0
+        self._written: set[int] = set()
+        self._check_at = self._progress_at = 0.0
+        self._at = -1.0
+
+    def wait(self, at: float) -> bool:
+        """Wait until a time of the plan. Returns False and sets the outcome if stopped before."""
+        if at == self._at:
+            return True
+        while True:
+            self.update_progress()
+            left = (at - self._carried.elapsed_seconds) / self._terms.speed
+            if not self._terms.pause(max(0.0, min(left, PROGRESS_SECONDS))):
+                self._carried.outcome = "stopped"
+                return False
+            if left <= PROGRESS_SECONDS:
+                self._at = at
+                return True
+
+    def update_progress(self) -> None:
+        """Update the progress, and periodically verify the blocks."""
+        carried, now = self._carried, time.monotonic()
+        carried.elapsed_seconds = (now - self._started) * self._terms.speed
+        carried.peak_live_bytes = max(carried.peak_live_bytes, self._engine.live_bytes())
+        carried.peak_held_bytes = max(carried.peak_held_bytes, self._engine.held_bytes())
+        if self._terms.progress is not None and now >= self._progress_at:
+            self._progress_at = now + PROGRESS_SECONDS
+            self._terms.progress(carried.elapsed_seconds, carried)
+        if now >= self._check_at:
+            self.check()
+            self._check_at = time.monotonic() + CHECK_SECONDS
+
+    def check(self) -> None:
+        for block in self._written:
+            self._carried.wrong_words += self._engine.wrong_words(block)
+            self._carried.checked_bytes += self._sizes[block]
+
+    def do(self, step: ScriptStep) -> None:
+        carried, engine = self._carried, self._engine
+        if step.action in ("take", "take-outside"):
+            size = max(1, int(step.size_bytes * carried.scale))
+            if self._live_bytes + size > carried.room_bytes:
+                raise MemoryError(
+                    f"{human(self._live_bytes)} are allocated, and the limit is {human(carried.room_bytes)}"
+                )
+            engine.allocate(step.block, size, step.action == "take-outside")
+            self._live_bytes += size
+            self._sizes[step.block] = size
+            carried.takes += 1
+            carried.taken_bytes += size
+            if self._terms.verify and engine.has_contents:
+                engine.write(step.block)
+                self._written.add(step.block)
+        elif step.action == "give" and step.block in self._sizes:
+            self._live_bytes -= self._sizes.pop(step.block)
+            self._written.discard(step.block)
+            engine.free(step.block)
+            carried.gives += 1
+        elif step.action == "busy":
+            engine.busy(step.ratio)
+        elif step.action == "flush":
+            carried.flushes += 1
+            carried.released_bytes += (self._terms.flush or engine.flush)()

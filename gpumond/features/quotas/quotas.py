@@ -1,0 +1,138 @@
+"""Quotas of the processes of a snapshot, and the limits that are due in programs. No I/O; time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpumond.facts.cooperative import Steps
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import AppliedLimit, PoolLimit
+from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, QuotaTable
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
+
+RETRY_SECONDS = 10.0
+"""Time until a limit that the program does not report is sent again. It doubles with each attempt."""
+MAX_RETRY_SECONDS = 600.0
+PROCESSES_AT_ONCE = 64
+
+
+def assigning(
+    table: QuotaTable, devices: Sequence[DeviceReading], reports: Sequence[AgentReport]
+) -> Steps[tuple[ProcessQuota, ...]]:
+    """Return the quotas of each process that one matches."""
+    if not table.quotas:
+        return ()
+    listed = {key: process for device in devices for key, process in device.processes_by_key.items()}
+    reported = {report.key: report for report in reports}
+    found: list[ProcessQuota] = []
+    for number, key in enumerate({**listed, **reported}):
+        owner = _owner(listed.get(key), reported.get(key))
+        if number % PROCESSES_AT_ONCE == PROCESSES_AT_ONCE - 1 or not table.knows(owner):
+            yield
+        quota = table.of(owner)
+        if quota is not NO_QUOTA:
+            found.append(ProcessQuota(pid=key.pid, start_ticks=key.start_ticks, quota=quota))
+    return tuple(found)
+
+
+def _owner(process: ProcessUsage | None, report: AgentReport | None) -> Owner:
+    uid = report.uid if report else process.uid if process else None
+    names = (process.user if process else None, None if uid is None else str(uid))
+    return Owner(
+        (report.workload if report else "") or (process.comm if process else None) or "",
+        tuple(name for name in names if name) or ("",),
+        (process.container_name or process.container if process else None) or "",
+        (process.pod_namespace if process else None) or "",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentLimit:
+    """The newest limit that was sent to a program: the limit and its quota, the program's pools at that time, and the
+    elapsed seconds from which it may be sent again. ``refused``: allocators that answered that they cannot be limited.
+    """
+
+    limit_bytes: int | None
+    quota: str
+    pools: frozenset[tuple[str, str]]
+    again_at: float = 0.0
+    failures: int = 0
+    refused: frozenset[str] = frozenset()
+
+    def repeats(self, other: SentLimit) -> bool:
+        return (self.limit_bytes, self.quota, self.pools) == (other.limit_bytes, other.quota, other.pools)
+
+
+Sent = Mapping[ProcessKey, SentLimit]
+
+
+@dataclass(frozen=True, slots=True)
+class DueLimit:
+    """A limit to be set in a program. ``limit_bytes`` None removes the limit that the quota has set."""
+
+    report: AgentReport
+    limit_bytes: int | None
+    quota: str
+
+
+def finding_due_limits(snapshot: Snapshot, sent: Sent) -> Steps[tuple[list[DueLimit], dict[ProcessKey, SentLimit]]]:
+    """Return the limits that are due now, and what will have been sent then.
+
+    A lower limit that the program or an administrator has set remains.
+    """
+    due: list[DueLimit] = []
+    known = {report.key: sent[report.key] for report in snapshot.reports if report.key in sent}
+    for number, report in enumerate(snapshot.reports):
+        if number % PROCESSES_AT_ONCE == PROCESSES_AT_ONCE - 1:
+            yield
+        if not report.allows_limit or not report.pools:
+            continue
+        quota = snapshot.quotas_by_process.get(report.key, NO_QUOTA)
+        before = known.get(report.key)
+        if before is None and quota.limit_bytes is None and not report.limits:
+            continue
+        pools = frozenset((pool.allocator, pool.device_uuid) for pool in report.pools)
+        required = SentLimit(limit_bytes=quota.limit_bytes, quota=quota.limit_quota, pools=pools)
+        if before is not None and not before.repeats(required):
+            before = None
+        if not _differs(report, quota, pools, before.refused if before else frozenset()):
+            if before is not None:
+                known[report.key] = replace(before, again_at=0.0, failures=0)
+            continue
+        if before is not None and snapshot.elapsed_seconds < before.again_at:
+            continue
+        failures = before.failures + 1 if before else 0
+        again_at = snapshot.elapsed_seconds + min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures, 10))
+        due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota or _quota_of(report)))
+        known[report.key] = replace(before or required, again_at=again_at, failures=failures)
+    return due, known
+
+
+def _quota_of(report: AgentReport) -> str:
+    """Return the quota that has set a limit in the program."""
+    return next((limit.quota for limit in report.limits if limit.quota), "")
+
+
+def answered(sent: SentLimit, answer: Sequence[AppliedLimit]) -> SentLimit:
+    """Return the limit that was sent, with the allocators that refused it."""
+    return replace(sent, refused=frozenset(each.allocator for each in answer if not each.applied))
+
+
+def _differs(
+    report: AgentReport, quota: EffectiveQuota, pools: frozenset[tuple[str, str]], refused: frozenset[str]
+) -> bool:
+    """Return True if a pool has another limit than its quota, except the allocators that refused it."""
+    if quota.limit_bytes is None:
+        return any(each.quota for each in report.limits)
+    limits = {(each.allocator, each.device_uuid): each for each in report.limits}
+    limitable = (pool for pool in pools if pool[0] not in refused)
+    return not all(pool in limits and _agrees(limits[pool], quota) for pool in limitable)
+
+
+def _agrees(limit: PoolLimit, quota: EffectiveQuota) -> bool:
+    """Return True for the limit of the quota, and for a lower one that another requester has set."""
+    assert quota.limit_bytes is not None
+    if limit.quota:
+        return (limit.limit_bytes, limit.quota) == (quota.limit_bytes, quota.limit_quota)
+    return limit.limit_bytes <= quota.limit_bytes

@@ -1,0 +1,98 @@
+"""Quotas in the configuration file and in the API."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from gpumond.facts import units
+from gpumond.facts.quota import Quota
+from gpumond.facts.text import has_control_characters
+from gpumond.features.rules.settings import Strict
+
+MAX_BYTES = 2**62
+MAX_PATTERN = 256
+
+
+def _size(value: object) -> object:
+    """Convert a text such as 40GiB to bytes; the model checks any other value. Raises ValueError."""
+    if isinstance(value, str):
+        if not re.fullmatch(SIZE, value):
+            raise ValueError("expected a size such as 40GiB, not a share of the device or a negative number")
+        return int(units.level(value))
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("expected a size such as 40GiB, or an integer of bytes")
+    return value
+
+
+SIZE = r"[0-9]{1,18}(\.[0-9]{1,9})?( ?(B|[KMGT]iB|[kMGT]B))?"
+SIZE_SCHEMA = {
+    "anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_BYTES}, {"type": "string", "pattern": f"^{SIZE}$"}]
+}
+Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=MAX_BYTES), WithJsonSchema(SIZE_SCHEMA)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+
+
+def _names(pattern: str | None) -> bool:
+    """Return True for a pattern that does not match every text."""
+    return bool(pattern) and not set(pattern or "") <= {"*", "?"}
+
+
+class QuotaMatch(Strict):
+    """Patterns with ``*``, ``?`` and ``[...]`` for the attributes of a process. All that are given must match."""
+
+    workload: Pattern | None = Field(None, description="workload of the agent, else the name of the command")
+    user: Pattern | None = Field(None, description="name or uid of the user")
+    container: Pattern | None = Field(None, description="name or ID of the container")
+    namespace: Pattern | None = Field(None, description="Kubernetes namespace of the pod")
+
+    @model_validator(mode="after")
+    def _some(self) -> QuotaMatch:
+        patterns = self.model_dump(exclude_none=True)
+        if not patterns:
+            raise ValueError('expected a pattern for workload, user, container or namespace; workload: "*" matches all')
+        for name, pattern in patterns.items():
+            if has_control_characters(pattern):
+                raise ValueError(f"{name}: {pattern!r:.40} has a control character, such as a line end; remove it")
+        return self
+
+
+class QuotaConfig(Strict):
+    """Limits of each process that matches, on each device. Sizes are texts such as `40GiB`, or integers of bytes."""
+
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", description="name in alerts, `status` and the audit")
+    match: QuotaMatch = Field(description="the processes that the quota applies to")
+    soft: Size | None = Field(None, description="memory above which the alert `quota-exceeded` is active")
+    limit: Size | None = Field(None, description="limit that the daemon sets in programs that allow it")
+    reserve: Size | None = Field(
+        None,
+        description="memory that the daemon keeps available for the processes together; requires a user or namespace",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> QuotaConfig:
+        if self.soft is None and self.limit is None and self.reserve is None:
+            raise ValueError("expected at least one of soft, limit and reserve")
+        if self.soft is not None and self.limit is not None and self.soft > self.limit:
+            raise ValueError("soft: expected at most the limit")
+        if self.reserve is not None and not any(map(_names, (self.match.user, self.match.namespace))):
+            raise ValueError(
+                "reserve: add match.user or match.namespace, and not *; any program can take the name of a workload"
+            )
+        if self.reserve is not None and self.limit is not None and self.reserve > self.limit:
+            raise ValueError("reserve: expected at most the limit")
+        return self
+
+    def quota(self) -> Quota:
+        return Quota(
+            name=self.name,
+            workload=self.match.workload,
+            user=self.match.user,
+            container=self.match.container,
+            namespace=self.match.namespace,
+            soft_bytes=self.soft,
+            limit_bytes=self.limit,
+            reserve_bytes=self.reserve,
+        )

@@ -1,0 +1,214 @@
+"""Plain CSV: ``time,uuid,pid,used_bytes[,live_bytes,held_bytes,size_bytes,utilization]``.
+
+Columns in any order, named in the first line; without names, in the order above. ``time`` is in seconds or
+ISO 8601 (UTC without a zone). An empty pid means the whole device. ``utilization`` is a ratio from 0 to 1, or a
+percentage if its name or a cell says so or one of the first 1000 values is above 1.
+
+Scripts that write their own logs name their columns differently, such as ``memory_used_mib`` or ``mem_reserved_gb``.
+Such a name is accepted with its unit. MB and GB are MiB and GiB, because these scripts divide by powers of 1024.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.facts.units import GIB, MIB
+from gpumond.features.recordings.reader import Lines
+from gpumond.features.recordings.snapshots import MOST_DIGITS, Remarks, Row, label, moment, pid_of
+from gpumond.tick.claims import outermost
+
+COLUMNS = ("time", "uuid", "pid", "used_bytes", "live_bytes", "held_bytes", "size_bytes", "utilization")
+ALSO = {
+    "timestamp": "time",
+    "gpu_uuid": "uuid",
+    "device_uuid": "uuid",
+    "device": "uuid",
+    "gpu": "uuid",
+    "gpu_id": "uuid",
+    "gpu_index": "uuid",
+    "utilization_ratio": "utilization",
+    "gpu_utilization_ratio": "utilization",
+}
+UNITS = {"b": 1, "bytes": 1, "kib": 1024, "kb": 1024, "mib": MIB, "mb": MIB, "gib": GIB, "gb": GIB}
+AMOUNTS = {"used": "used_bytes", "total": "size_bytes", "allocated": "live_bytes", "reserved": "held_bytes"}
+_AMOUNT = re.compile(rf"(?:gpu_|vram_|cuda_)?(?:memory|mem|vram)_({'|'.join(AMOUNTS)})_({'|'.join(UNITS)})")
+_LOAD = re.compile(r"(?:utilization_gpu|util_gpu|gpu_utilization|gpu_util|utilization)_(?:pct|percent)")
+REMEDY = f"expected {','.join(COLUMNS[:4])}[,{','.join(COLUMNS[4:])}]"
+UNKNOWN = ("", "na", "n/a", "nan", "null", "none", "-")
+PEEKED = 1000
+
+Cells = tuple[int, list[str]]
+
+
+def names(line: str) -> dict[str, int] | None:
+    """Return the position of each column; None if this line does not name columns."""
+    found = {_column(name): at for at, name in reversed(list(enumerate(_cells_of(line))))}
+    return found if found.keys() & {"time", "used_bytes", "live_bytes"} else None
+
+
+def _cells_of(line: str) -> list[str]:
+    return [cell.strip().strip('"').lower() for cell in line.split(delimiter(line))]
+
+
+def _column(name: str) -> str:
+    amount = _AMOUNT.fullmatch(name)
+    return AMOUNTS[amount[1]] if amount else "utilization" if _LOAD.fullmatch(name) else ALSO.get(name, name)
+
+
+def _factors(line: str) -> dict[str, int]:
+    """Return the bytes in one unit of each column whose name contains a unit."""
+    amounts = [match for name in _cells_of(line) if (match := _AMOUNT.fullmatch(name))]
+    return {AMOUNTS[amount[1]]: UNITS[amount[2]] for amount in reversed(amounts)}
+
+
+def delimiter(line: str) -> str:
+    return max(",;\t", key=line.count)
+
+
+def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
+    """Yield the rows of a log. Raises ConfigError."""
+    first = lines.first()
+    named = names(first)
+    columns = named or _ordered(lines.name, first)
+    if "time" not in columns or not columns.keys() & {"used_bytes", "live_bytes"}:
+        missing = "time" if "time" not in columns else "used_bytes"
+        raise ConfigError(f"{lines.name}, line 1: no column {missing}; {REMEDY}")
+    read = _cells(lines, delimiter(first), columns if named else None)
+    peeked = list(islice(read, PEEKED))
+    load = columns.get("utilization")
+    percent = load is not None and (
+        any(_LOAD.fullmatch(name) for name in _cells_of(first))
+        or any(len(cells) > load and _is_percent(cells[load]) for _, cells in peeked)
+    )
+    factors = _factors(first) if named else {}
+    for number, cells in chain(peeked, read):
+        try:
+            row = _row(number, cells, columns, percent, factors)
+        except (ValueError, IndexError) as error:
+            remarks.skip(number, "too few cells" if isinstance(error, IndexError) else str(error))
+            continue
+        remarks.rows += 1
+        yield row
+
+
+def _ordered(name: str, first: str) -> dict[str, int]:
+    cells = first.split(delimiter(first))
+    try:
+        moment(cells[0].strip())
+    except ValueError:
+        raise ConfigError(f"{name}, line 1: no column time, and no time in the first cell; {REMEDY}") from None
+    if not 4 <= len(cells) <= len(COLUMNS):
+        raise ConfigError(f"{name}, line 1: {len(cells)} columns without names; {REMEDY}")
+    return {column: at for at, column in enumerate(COLUMNS[: len(cells)])}
+
+
+def _cells(lines: Lines, separator: str, columns: Mapping[str, int] | None) -> Iterator[Cells]:
+    for line in lines:
+        if not lines.whole or (columns is not None and not line[:1].isdigit() and names(line) == columns):
+            continue
+        cells = line.split(separator) if '"' not in line else next(csv.reader([line], delimiter=separator))
+        yield lines.number, cells
+
+
+def _row(
+    number: int, cells: Sequence[str], columns: Mapping[str, int], percent: bool, factors: Mapping[str, int]
+) -> Row:
+    def cell(column: str) -> str:
+        at = columns.get(column)
+        return "" if at is None or at >= len(cells) else cells[at].strip()
+
+    def amount(column: str) -> int | None:
+        return _bytes(cell(column), factors.get(column, 1))
+
+    pid = cell("pid")
+    used = (
+        _bytes(cells[columns["used_bytes"]].strip(), factors.get("used_bytes", 1)) if "used_bytes" in columns else None
+    )
+    return Row(
+        number,
+        moment(cells[columns["time"]].strip()),
+        label(cell("uuid") or "gpu"),
+        None if pid.lower() in UNKNOWN else pid_of(pid),
+        used,
+        amount("size_bytes"),
+        amount("live_bytes"),
+        amount("held_bytes"),
+        _ratio(cell("utilization"), percent),
+    )
+
+
+def _bytes(text: str, factor: int = 1) -> int | None:
+    if factor == 1 and text.isdigit() and len(text) < MOST_DIGITS:
+        return int(text)
+    if text.lower() in UNKNOWN:
+        return None
+    try:
+        value = float(text) * factor
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 2**53:
+        raise ValueError(f"{text[:40]!r}: expected bytes")
+    return int(value)
+
+
+def _is_percent(text: str) -> bool:
+    text = text.strip()
+    try:
+        return text.endswith("%") or float(text) > 1
+    except ValueError:
+        return False
+
+
+def _ratio(text: str, percent: bool) -> float | None:
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        return None
+    value = value / 100 if percent or text.endswith("%") else value
+    return value if 0 <= value <= 1 else None
+
+
+HEADER = ",".join(COLUMNS) + "\n"
+
+Amounts = tuple[int | None, int | None]
+"""Live bytes of one program on one device, and its held bytes; None if an allocator does not know them."""
+
+
+def csv_lines(snapshot: Snapshot) -> str:
+    """Return the lines of one snapshot. A device without new values has none; an unknown value is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for device in snapshot.devices:
+        if not device.missed:
+            for cells in _rows(device, _amounts(snapshot, device.uuid)):
+                writer.writerow((f"{snapshot.taken_at:.3f}", device.uuid, *cells))
+    return text.getvalue()
+
+
+def _rows(device: DeviceReading, amounts: Mapping[ProcessKey, Amounts]) -> Iterator[tuple[object, ...]]:
+    load = device.sensors.gpu_utilization_ratio
+    yield None, device.used_bytes, None, None, device.size_bytes, None if load is None else f"{load:.4f}"
+    listed = device.processes_by_key
+    for key in dict.fromkeys((*listed, *amounts)):
+        used = listed[key].used_bytes if key in listed else None
+        live, held = amounts.get(key, (None, None))
+        if used is not None or live is not None or held is not None:
+            yield key.pid, used, live, held, None, None
+
+
+def _amounts(snapshot: Snapshot, uuid: str) -> dict[ProcessKey, Amounts]:
+    found: dict[ProcessKey, Amounts] = {}
+    for report in snapshot.reports:
+        own = [pool for pool in outermost(report.pools) if pool.device_uuid == uuid]
+        if own:
+            held = sum(pool.held_bytes for pool in own) if all(pool.held_known for pool in own) else None
+            live = [pool.live_bytes for pool in own if pool.live_bytes is not None]
+            found[report.key] = sum(live) if len(live) == len(own) else None, held
+    return found

@@ -1,0 +1,275 @@
+"""``gpumond diagnose FILE``: print verdicts on a recorded log."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from io import TextIOWrapper
+from pathlib import Path
+
+from gpumond.cli.main import DONE, print_error
+from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import Snapshot
+from gpumond.facts.units import counted, duration, human, level, seconds
+from gpumond.facts.verdicts import SHAPES
+from gpumond.features.recordings import html_report
+from gpumond.features.recordings.formats import READERS, Change, Changes, snapshots
+from gpumond.features.recordings.reader import open_lines
+from gpumond.features.recordings.snapshots import NAMELESS, Remarks, day_and_time
+from gpumond.view.text import ChartCurve, draw, safe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="log file, optionally compressed with gzip; - is standard input")
+    parser.add_argument(
+        "--format",
+        choices=("auto", *READERS),
+        default="auto",
+        help="format of the log (auto: detected from its first line)",
+    )
+    parser.add_argument("--size", metavar="SIZE", help="capacity of each device, for a log without it, such as 80GiB")
+    parser.add_argument("--interval", metavar="DURATION", help="time between readings, for a log without timestamps")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line for each start and end of a verdict"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts to this HTML file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    size = _positive("--size", arguments.size, level)
+    interval = _positive("--interval", arguments.interval, seconds)
+    html_report.check(arguments.html)
+    lines = open_lines(arguments.file)
+    remarks = Remarks(lines.name)
+    read = snapshots(lines, arguments.format, remarks, None if size is None else int(size), interval)
+    findings = Findings() if arguments.html is not None or not arguments.json else None
+    try:
+        sized = _diagnose(read, findings, arguments.json)
+    finally:
+        for remark in remarks:
+            print_error(f"gpumond: {lines.name}: {remark}")
+    if not sized:
+        print(
+            f"gpumond: {lines.name}: the log has no device capacity, so time to OOM and memory pressure are unknown;"
+            " pass the capacity with --size BYTES",
+            file=sys.stderr,
+        )
+    if findings is not None and arguments.html is not None:
+        html_report.write(arguments.html, findings.html(lines.name, list(remarks)))
+    if findings is not None and not arguments.json:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
+        print("\n".join(findings.report()))
+    return DONE
+
+
+def _diagnose(read: Iterable[Snapshot], findings: Findings | None, as_json: bool) -> bool:
+    """Diagnose the snapshots and report changes. Returns True if the capacity of every device is known."""
+    diagnosis, changes = Diagnosis(), Changes()
+    unsized: set[str] = set()
+    for snapshot in read:
+        diagnosis = diagnose(diagnosis, snapshot)
+        unsized.update(device.uuid for device in snapshot.devices if device.size_bytes is None and device.up)
+        for change in changes.update(diagnosis.verdicts, snapshot.taken_at):
+            if as_json:
+                print(_line(change), flush=True)
+            if findings is not None:
+                findings.add(change, snapshot.elapsed_seconds)
+        if findings is not None:
+            findings.add_snapshot(snapshot)
+    return not unsized
+
+
+def _line(change: Change) -> str:
+    verdict = change.verdict
+    evidence = dict(verdict.evidence)
+    return json.dumps(
+        {
+            "time": change.at,
+            "uuid": verdict.device_uuid,
+            "pid": verdict.pid,
+            "kind": verdict.kind,
+            "onset": change.onset,
+            "slope_bytes_per_second": evidence.get("slope_bytes_per_second"),
+            "time_to_oom_seconds": verdict.time_to_oom_seconds,
+            "evidence": evidence,
+        }
+    )
+
+
+def _positive(option: str, text: str | None, read: Callable[[object], float]) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = read(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r}: {error}") from None
+    if value <= 0:
+        raise ConfigError(f"{option} {text!r}: expected a value above 0")
+    return value
+
+
+MAX_SERIES = 1000
+MAX_CHANGES = 40
+MAX_CHARTS = 24
+
+Key = tuple[str, ProcessKey | None]
+
+
+@dataclass(slots=True)
+class _Series:
+    name: str
+    curve: ChartCurve = field(default_factory=ChartCurve)
+    top: float | None = None
+    peak: int = 0
+    changes: list[tuple[Change, float]] = field(default_factory=list)
+    left_out: int = 0
+
+    @property
+    def found(self) -> bool:
+        return any(change.verdict.kind not in SHAPES for change, _ in self.changes)
+
+
+class Findings:
+    """The report on one log: a chart and the verdicts of each series, then a summary.
+
+    Memory is bounded: beyond the limits, series and verdicts are only counted.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[Key, _Series] = {}
+        self._unseen: set[Key] = set()
+        self._kinds: Counter[str] = Counter()
+        self._first: Snapshot | None = None
+        self._last: Snapshot | None = None
+        self._count = 0
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        self._first = self._first or snapshot
+        self._last = snapshot
+        self._count += 1
+        elapsed = snapshot.elapsed_seconds
+        held_bytes = {
+            (pool.device_uuid, report.key): pool.live_bytes for report in snapshot.reports for pool in report.pools
+        }
+        for device in snapshot.devices:
+            used = device.used_bytes
+            if used is None:
+                nameless = (
+                    held for (uuid, key), held in held_bytes.items() if (uuid, key.pid) == (device.uuid, NAMELESS)
+                )
+                used = next(nameless, None)
+            if used is not None and not device.missed:
+                self._point(
+                    (device.uuid, None), f"gpu {device.index} {device.name}".rstrip(), elapsed, used, device.size_bytes
+                )
+            for process_key, process in device.processes_by_key.items():
+                held = held_bytes.get((device.uuid, process_key), process.used_bytes)
+                if held is not None and not device.missed:
+                    self._point((device.uuid, process_key), process.comm or "", elapsed, held, None)
+
+    def add(self, change: Change, elapsed: float) -> None:
+        series = self._get((change.verdict.device_uuid, change.verdict.process), "")
+        if change.onset:
+            self._kinds[change.verdict.kind] += 1
+        elif change.verdict.kind == "growing":
+            self._kinds["growing"] -= 1  # a suspicion that has ended is not a finding
+        if series is not None and len(series.changes) < MAX_CHANGES:
+            series.changes.append((change, elapsed))
+        elif series is not None:
+            series.left_out += 1
+
+    def report(self) -> Iterator[str]:
+        """Yield the lines of the text report."""
+        for key, series in self._shown():
+            yield from self._section(key, series)
+            yield ""
+        yield from self._others()
+        yield from self._summary()
+
+    def html(self, name: str, remarks: Sequence[str]) -> str:
+        """Return the report as an HTML document. ``remarks``: messages about ignored parts of the log."""
+        parts = [html_report.paragraph(line) for line in (*self._summary(), *self._others(), *remarks)]
+        for key, series in self._shown():
+            found = [(elapsed, change) for change, elapsed in series.changes]
+            marks = [(elapsed, change.verdict.kind) for elapsed, change in found if _is_finding(change)]
+            parts.append(html_report.heading(", ".join(_title(key, series))))
+            parts.append(html_report.curve(series.curve.points(), series.top, marks))
+            rows: list[tuple[str, str, str]] = [
+                (day_and_time(change.at), change.verdict.kind, _outcome(change)) for _, change in found
+            ]
+            if series.left_out:
+                rows.append(("", "", f"and {series.left_out} more"))
+            if rows:
+                parts.append(html_report.table(("TIME", "VERDICT", "RESULT"), rows))
+        return html_report.page(f"Memory in {name}", parts)
+
+    def _shown(self) -> Iterator[tuple[Key, _Series]]:
+        """Yield the series that have a chart: those with findings first, then devices, in the order of their names."""
+        chosen = sorted(self._series.items(), key=lambda entry: (not entry[1].found, entry[0][1] is not None))
+        shown = {key for key, _ in chosen[:MAX_CHARTS]}
+        for key, series in sorted(self._series.items(), key=lambda entry: (entry[0][0], entry[0][1] or ())):
+            if key in shown:
+                yield key, series
+
+    def _others(self) -> Iterator[str]:
+        others = len(self._series) - min(MAX_CHARTS, len(self._series)) + len(self._unseen)
+        if others:
+            yield f"{others} more series without a finding" if not self._unseen else f"{others} more series"
+
+    def _section(self, key: Key, series: _Series) -> Iterator[str]:
+        yield safe("  ".join(_title(key, series)))
+        yield from draw(series.curve, series.top, [at for change, at in series.changes if _is_finding(change)])
+        for change, _ in series.changes:
+            outcome = _outcome(change)
+            yield safe(f"  {day_and_time(change.at)}  {change.verdict.kind}{outcome and ': '}{outcome}")
+        if series.left_out:
+            yield f"  and {series.left_out} more"
+
+    def _summary(self) -> Iterator[str]:
+        if self._first is None or self._last is None:
+            return
+        passed = self._last.elapsed_seconds - self._first.elapsed_seconds
+        devices = sum(process is None for _, process in self._series)
+        yield (
+            f"{counted(self._count, 'reading')} over {duration(passed)}: {counted(devices, 'device')}, "
+            f"{len(self._series) - devices + len(self._unseen)} processes"
+        )
+        found = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in SHAPES]
+        yield f"found: {', '.join(found)}" if found else "found: nothing that requires action"
+
+    def _point(self, key: Key, name: str, elapsed: float, value: int, top: int | None) -> None:
+        series = self._get(key, name)
+        if series is not None:
+            series.curve.add(elapsed, value)
+            series.name = series.name or name
+            series.top, series.peak = top, max(series.peak, value)
+
+    def _get(self, key: Key, name: str) -> _Series | None:
+        series = self._series.get(key)
+        if series is None:
+            if len(self._series) >= MAX_SERIES:
+                self._unseen.add(key)
+                return None
+            series = self._series[key] = _Series(name)
+        return series
+
+
+def _title(key: Key, series: _Series) -> list[str]:
+    uuid, process = key
+    pid = f" pid {process.pid}" if process else ""
+    return [part for part in (uuid + pid, series.name, f"peak {human(series.peak)}") if part]
+
+
+def _is_finding(change: Change) -> bool:
+    return change.onset and change.verdict.kind not in SHAPES
+
+
+def _outcome(change: Change) -> str:
+    return change.verdict.summary if change.onset else "ended"

@@ -1,0 +1,187 @@
+"""Reports as one HTML file: no script, no external resource, charts in SVG. Not a verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.units import duration, human
+from gpumond.view.text import safe
+
+WIDTH, HEIGHT = 860.0, 200.0
+LEFT, RIGHT, TOP, BOTTOM = 84.0, 12.0, 10.0, 22.0
+GAP_INTERVALS = 10.0
+"""A distance between two points above this number of median distances is a gap in the line."""
+STYLE = """
+:root { color-scheme: light dark; --line: #1f6feb; --other: #d1751f; --bad: #cf222e; --soft: #8884 }
+body { font: 14px/1.45 system-ui, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em }
+h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2em; overflow-wrap: anywhere }
+svg { width: 100%; height: auto; font: 11px system-ui, sans-serif; fill: currentColor }
+table { border-collapse: collapse; margin: .5em 0 } th, td { padding: .15em .7em; text-align: left }
+th { border-bottom: 1px solid } td { border-bottom: 1px solid var(--soft); overflow-wrap: anywhere }
+.number { text-align: right; white-space: nowrap }
+.axis { stroke: currentColor; opacity: .4 } .grid { stroke: currentColor; opacity: .12 }
+.curve { fill: none; stroke: var(--line); stroke-width: 1.5; stroke-linecap: round }
+.top { stroke: var(--bad); stroke-dasharray: 4 4 }
+.mark { stroke: var(--bad) }
+.before { fill: var(--line) } .after { fill: var(--other) }
+.peak { stroke: currentColor; stroke-width: 2 }
+"""
+LABEL_WIDTH = 28
+Point = tuple[float, float]
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """Return the document. ``parts`` are HTML."""
+    shown = text(title)
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{shown}</title><style>{STYLE}</style></head>\n<body><h1>{shown}</h1>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def text(value: str) -> str:
+    """Return text of a log or program as HTML."""
+    return escape(safe(value))
+
+
+def paragraph(value: str) -> str:
+    return f"<p>{text(value)}</p>"
+
+
+def heading(value: str) -> str:
+    return f"<h2>{text(value)}</h2>"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table. A column whose name begins with ``>`` has numbers."""
+    numeric = [name.startswith(">") for name in header]
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        columns = zip(cells, numeric, strict=True)
+        shown = (f"<{tag}{' class=number' if number else ''}>{text(cell)}</{tag}>" for cell, number in columns)
+        return f"<tr>{''.join(shown)}</tr>"
+
+    names = [name.removeprefix(">") for name in header]
+    return f"<table>{row(names, 'th')}{''.join(row(cells, 'td') for cells in rows)}</table>"
+
+
+def curve(points: Sequence[Point], top: float | None, marks: Iterable[tuple[float, str]]) -> str:
+    """Return a chart of bytes over seconds, from 0 to ``top`` (or the maximum), with a line at each mark."""
+    if not points:
+        return ""
+    begin, end = points[0][0], points[-1][0]
+    highest = max(value for _, value in points)
+    scale = 1.05 * max(top or 0.0, highest) or 1.0
+
+    def x(at: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * ((at - begin) / ((end - begin) or 1.0))
+
+    def y(value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / scale)
+
+    shapes = [*_grid(scale, y)]
+    if top is not None:
+        shapes.append(f'<line class="top" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y(top):.1f}" y2="{y(top):.1f}"/>')
+    for at, name in marks:
+        place = f'x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"'
+        shapes.append(f'<line class="mark" {place}><title>{text(name)}</title></line>')
+    for part in _parts(points):
+        drawn = part if len(part) > 1 else part * 2  # a single point is a dot
+        path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in drawn)
+        shapes.append(f'<polyline class="curve" points="{path}"/>')
+    bottom = HEIGHT - 5
+    shapes.append(f'<text x="{LEFT:g}" y="{bottom:g}">0 s</text>')
+    shapes.append(f'<text x="{WIDTH - RIGHT:g}" y="{bottom:g}" text-anchor="end">{text(duration(end - begin))}</text>')
+    return _svg(HEIGHT, f"memory over {duration(end - begin)}, at most {human(highest)}", shapes)
+
+
+def bars(rows: Sequence[tuple[str, float | None, float | None, float | None, float | None]]) -> str:
+    """Return a chart of bytes: name, typical before and after as bars, peaks before and after as lines."""
+    known = [value for row in rows for value in row[1:] if value is not None]
+    scale = max(known, default=0.0) or 1.0
+    left, step, thick = 130.0, 46.0, 14.0
+    shapes: list[str] = []
+    for number, (name, *values) in enumerate(rows):
+        y = TOP + number * step
+        shapes.append(f'<text x="{left - 8:g}" y="{y + thick + 4:g}" text-anchor="end">{text(name)}</text>')
+        for side, (kind, typical, peak) in enumerate(
+            (("before", values[0], values[2]), ("after", values[1], values[3]))
+        ):
+            at = y + side * (thick + 2)
+            if typical is not None:
+                width = (WIDTH - left - RIGHT - 90) * typical / scale
+                shapes.append(f'<rect class="{kind}" x="{left:g}" y="{at:g}" width="{width:.1f}" height="{thick:g}"/>')
+                place = f'x="{WIDTH - RIGHT:g}" y="{at + thick - 3:g}" text-anchor="end"'
+                shapes.append(f"<text {place}>{text(human(typical))}</text>")
+            if peak is not None:
+                x = left + (WIDTH - left - RIGHT - 90) * peak / scale
+                line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{at:g}" y2="{at + thick:g}"'
+                shapes.append(f'<line class="peak" {line}><title>peak {text(human(peak))}</title></line>')
+    return _svg(TOP + len(rows) * step, "typical values and peaks before and after", shapes) if rows else ""
+
+
+def shares(name: str, rows: Sequence[tuple[str, float, float, str]]) -> str:
+    """Return a chart of bars, each with a part: its name, the whole, the part, and the text at its end."""
+    scale = max((whole for _, whole, _, _ in rows), default=0.0) or 1.0
+    left, right, step, thick = 180.0, 190.0, 22.0, 14.0
+    shapes: list[str] = []
+    for number, (label, whole, part, end) in enumerate(rows):
+        y = TOP + number * step
+        shown = label if len(label) <= LABEL_WIDTH else f"{label[: LABEL_WIDTH - 1]}…"
+        shapes.append(f'<text x="{left - 8:g}" y="{y + thick - 3:g}" text-anchor="end">{text(shown)}</text>')
+        for kind, value in (("before", whole), ("after", part)):
+            width = (WIDTH - left - right) * value / scale
+            shapes.append(f'<rect class="{kind}" x="{left:g}" y="{y:g}" width="{width:.1f}" height="{thick:g}"/>')
+        place = f'x="{WIDTH - RIGHT:g}" y="{y + thick - 3:g}" text-anchor="end"'
+        shapes.append(f"<text {place}>{text(end)}</text>")
+    return _svg(TOP + len(rows) * step, name, shapes) if rows else ""
+
+
+def write(path: Path, document: str) -> None:
+    """Write the report. Raises ConfigError."""
+    try:
+        path.write_text(document, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {path}: {error.strerror or error}") from None
+
+
+def check(path: Path | None) -> None:
+    """Check before the work that a report can be written to ``path``. Raises ConfigError."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"--html {path}: {path.parent} is not a directory")
+
+
+def _grid(scale: float, y: Callable[[float], float]) -> Iterator[str]:
+    for share in (0.0, 0.5, 1.0):
+        at = y(share * scale / 1.05)
+        kind = "grid" if share else "axis"
+        yield f'<line class="{kind}" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        label = human(share * scale / 1.05) if share else "0"
+        yield f'<text x="{LEFT - 6:g}" y="{at + 4:.1f}" text-anchor="end">{text(label)}</text>'
+
+
+def _parts(points: Sequence[Point]) -> Iterator[list[Point]]:
+    """Yield the parts of the line between gaps."""
+    distances = sorted(after[0] - before[0] for before, after in pairwise(points))
+    widest = GAP_INTERVALS * distances[len(distances) // 2] if distances else 0.0
+    part = [points[0]]
+    for before, after in pairwise(points):
+        if after[0] - before[0] > widest:
+            yield part
+            part = []
+        part.append(after)
+    yield part
+
+
+def _svg(height: float, name: str, shapes: Iterable[str]) -> str:
+    box = f'viewBox="0 0 {WIDTH:g} {height:g}"'
+    return f'<svg {box} role="img" aria-label="{text(name)}">{"".join(shapes)}</svg>'

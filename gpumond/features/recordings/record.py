@@ -1,0 +1,108 @@
+"""``gpumond record``: write each snapshot of a daemon as one JSON line, or as CSV, for ``gpumond diagnose``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import BinaryIO
+
+from gpumond.cli import client
+from gpumond.cli.main import DONE, print_error
+from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
+from gpumond.facts.messages import from_json, to_json
+from gpumond.facts.snapshot import Snapshot
+from gpumond.facts.units import seconds
+from gpumond.features.recordings.csv_log import HEADER, csv_lines
+
+POLLS_A_TICK = 4
+SHORTEST_SECONDS, FIRST_SECONDS, LONGEST_SECONDS = 0.02, 0.1, 0.5
+NOT_YET = 503
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to append to (default: standard output)")
+    parser.add_argument(
+        "--for",
+        dest="duration",
+        metavar="DURATION",
+        help="length of the recording, such as 10m (default: until Ctrl-C)",
+    )
+    parser.add_argument(
+        "--csv",
+        action="store_true",
+        help="write used, live and held bytes of devices and processes as CSV, in the format that diagnose reads",
+    )
+    client.add_url(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    count = missed = 0
+    last: Snapshot | None = None
+    try:
+        duration = float("inf") if arguments.duration is None else seconds(arguments.duration)
+    except ValueError as error:
+        raise ConfigError(f"--for {arguments.duration!r}: {error}") from None
+    try:
+        with _opened(arguments.out) as out:
+            if arguments.csv and os.fstat(out.fileno()).st_size == 0:
+                out.write(HEADER.encode())
+            for snapshot in taken(arguments.url, duration):
+                out.write(csv_lines(snapshot).encode() if arguments.csv else to_json(snapshot) + b"\n")
+                out.flush()
+                count += 1
+                if last is not None and snapshot.seq > last.seq:
+                    missed += snapshot.seq - last.seq - 1
+                last = snapshot
+    except KeyboardInterrupt:
+        pass
+    summary = f"{count} snapshots recorded" + (f", {missed} missed between two requests" if missed else "")
+    print_error(f"gpumond: {summary}")
+    return DONE
+
+
+def taken(url: str, duration: float) -> Iterator[Snapshot]:
+    """Yield every snapshot that the daemon takes from now on, once. If the daemon becomes unavailable later, wait.
+
+    Raises DaemonError if there is no daemon at first.
+    """
+    end = time.monotonic() + duration
+    last: Snapshot | None = None
+    pause = FIRST_SECONDS
+    away = False
+    while time.monotonic() < end:
+        try:
+            snapshot = from_json(Snapshot, to_json(client.get(url, "/api/v1/snapshot")))
+        except ProtocolError as error:
+            raise DaemonError(
+                f"cannot decode the daemon's snapshot ({error}); check that daemon and command have one version"
+            ) from None
+        except DaemonError as error:
+            if last is None and error.status != NOT_YET:
+                raise
+            if not away:
+                print_error(f"gpumond: {error}; waiting for the daemon")
+            away = True
+            time.sleep(LONGEST_SECONDS)
+            continue
+        away = False
+        if last is None or (snapshot.seq, snapshot.taken_at) != (last.seq, last.taken_at):
+            if last is not None and snapshot.seq == last.seq + 1:
+                tick = snapshot.elapsed_seconds - last.elapsed_seconds
+                pause = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, tick / POLLS_A_TICK))
+            last = snapshot
+            yield snapshot
+        time.sleep(pause)
+
+
+def _opened(path: Path | None) -> nullcontext[BinaryIO] | BinaryIO:
+    if path is None:
+        return nullcontext(sys.stdout.buffer)
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), "ab")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror or error}") from None

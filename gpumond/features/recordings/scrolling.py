@@ -1,0 +1,170 @@
+"""Scrolling tables: ``nvidia-smi dmon``, ``nvidia-smi pmon`` and ``dcgmi dmon``.
+
+A line that begins with ``#`` names the columns, in any order, and is repeated; the line after it has the units. Amounts
+of memory are in MiB, which the programs call MB. ``-`` and ``N/A`` are unknown values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.units import MIB
+from gpumond.features.recordings.snapshots import Remarks, Row, label, moment, pid_of
+
+FIELDS: Mapping[str, str] = {
+    "date": "date",
+    "time": "time",
+    "gpu": "device",
+    "entity": "device",
+    "pid": "pid",
+    "command": "command",
+    "fb": "used",
+    "fbusd": "used",
+    "fbfre": "free",
+    "fbttl": "size",
+    "fbrsv": "reserved",
+    "sm": "utilization",
+    "gputl": "utilization",
+}
+REMEDY = (
+    "record with: nvidia-smi dmon -s um -o DT, nvidia-smi pmon -s um -o DT, or dcgmi dmon -e 203,250,252 -d 1000 and "
+    "--interval 1"
+)
+UNKNOWN = ("-", "N/A")
+DAY_SECONDS = 86_400
+_COMMA = re.compile(r"\s*,\s*")
+_CLOCK = re.compile(r"(\d\d?):(\d\d):(\d\d(?:\.\d+)?)")
+_ENTITY = re.compile(r"([A-Za-z][A-Za-z-]*) (\d+)\s+(.*)")
+
+
+def starts(line: str) -> bool:
+    """Return True if a log with this first line is a scrolling table."""
+    return line.startswith("#") and not {"gpu", "entity"}.isdisjoint(_cells(line[1:].lower()))
+
+
+def is_dcgmi(line: str) -> bool:
+    return starts(line) and "entity" in _cells(line[1:].lower())
+
+
+def rows(numbered: Iterable[tuple[int, str]], remarks: Remarks, interval: float | None) -> Iterator[Row]:
+    """Yield the rows of a table. ``interval``: seconds between two readings without a time. Raises ConfigError."""
+    table = _Table(remarks, interval)
+    for number, line in numbered:
+        if line.startswith("#"):
+            if starts(line):
+                table.use(number, line)
+            continue
+        try:
+            row = table.row(number, line)
+        except (ValueError, IndexError) as error:
+            remarks.skip(number, "too few cells" if isinstance(error, IndexError) else str(error))
+            continue
+        if row is not None:
+            remarks.rows += 1
+            yield row
+
+
+class _Table:
+    def __init__(self, remarks: Remarks, interval: float | None) -> None:
+        self._remarks, self._interval = remarks, interval
+        self._columns: dict[str, int] = {}
+        self._entities = self._comma = False
+        self._listed: set[tuple[int, int | None]] = set()
+        self._last_device = -1
+        self._rounds = self._days = 0
+        self._clock = 0.0
+
+    def use(self, number: int, line: str) -> None:
+        """Use the columns that this line names. Raises ConfigError."""
+        names = _cells(line[1:].lower())
+        self._entities, self._comma = "entity" in names, "," in line
+        self._columns = {}
+        for at, name in enumerate(names):
+            if name in FIELDS:
+                self._columns.setdefault(FIELDS[name], at)
+        where = f"{self._remarks.name}, line {number}"
+        if "used" not in self._columns and not {"free", "size"} <= self._columns.keys():
+            raise ConfigError(f"{where}: no column of used memory (fb, FBUSD); {REMEDY}")
+        if "time" not in self._columns and self._interval is None:
+            raise ConfigError(
+                f"{where}: no column Time; record with -o DT, or pass the seconds between two readings with "
+                "--interval N, as in -d N (dcgmi: milliseconds)"
+            )
+
+    def row(self, number: int, line: str) -> Row | None:
+        """Return the reading of a line, None if it has none. Raises ValueError or IndexError."""
+        if self._entities:
+            entity = _ENTITY.match(line)
+            if entity is None or entity[1] != "GPU":
+                self._ignore(number, line, entity is not None)
+                return None
+            line = f"{entity[2]} {entity[3]}"
+        elif not line[0].isdigit():
+            self._ignore(number, line, False)
+            return None
+        if not self._columns:
+            raise ValueError("a reading before any header")
+        cells = _COMMA.split(line) if self._comma else line.split()
+        number_of_device = cells[self._columns["device"]]
+        if not number_of_device.isdecimal() or len(number_of_device) > 4:
+            raise ValueError(f"{number_of_device[:40]!r}: expected the index of a device")
+        index = int(number_of_device)
+        text = cells[self._columns["pid"]] if "pid" in self._columns else ""
+        pid = None if text in ("", *UNKNOWN) else pid_of(text)
+        size, used, free, reserved = (self._bytes(cells, name) for name in ("size", "used", "free", "reserved"))
+        if used is None and size is not None and free is not None:
+            used = max(0, size - free - (reserved or 0))
+        at, load = self._time(cells, index, pid), self._ratio(cells)
+        name = " ".join(cells[self._columns["command"] :]) if pid is not None and "command" in self._columns else ""
+        return Row(number, at, f"gpu{index}", pid, used, size, None, None, load, index, label(name))
+
+    def _ignore(self, number: int, line: str, is_entity: bool) -> None:
+        if is_entity:
+            self._remarks.note("entity", "lines of other entities than GPU are ignored")
+        elif not line.startswith("ID"):
+            self._remarks.note("message", f"line {number}: the program reported: {label(line[:120])}")
+
+    def _time(self, cells: Sequence[str], index: int, pid: int | None) -> float:
+        if "time" not in self._columns:
+            return self._counted(index, pid)
+        clock = cells[self._columns["time"]]
+        if "date" in self._columns:
+            day = cells[self._columns["date"]]
+            return moment(f"{day[:4]}-{day[4:6]}-{day[6:]} {clock}" if day.isdigit() else f"{day} {clock}")
+        match = _CLOCK.fullmatch(clock)
+        if match is None:
+            raise ValueError(f"{clock[:40]!r} is not a time; expected 12:00:00")
+        at = 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3])
+        if at < self._clock - DAY_SECONDS / 2:
+            self._days += 1
+        self._clock = at
+        return at + DAY_SECONDS * self._days
+
+    def _counted(self, index: int, pid: int | None) -> float:
+        """Return the seconds since the start, from the number of repetitions of the list of devices."""
+        if index < self._last_device or (index, pid) in self._listed:
+            self._rounds += 1
+            self._listed.clear()
+        self._last_device = index
+        self._listed.add((index, pid))
+        return self._rounds * (self._interval or 1.0)
+
+    def _cell(self, cells: Sequence[str], field: str) -> float | None:
+        at = self._columns.get(field)
+        return None if at is None or cells[at] in UNKNOWN else float(cells[at])
+
+    def _bytes(self, cells: Sequence[str], field: str) -> int | None:
+        value = self._cell(cells, field)
+        if value is not None and not 0 <= value < 2**33:
+            raise ValueError(f"{field} {value:g}: expected MiB")
+        return None if value is None else int(value * MIB)
+
+    def _ratio(self, cells: Sequence[str]) -> float | None:
+        value = self._cell(cells, "utilization")
+        return None if value is None or not 0 <= value <= 100 else value / 100
+
+
+def _cells(line: str) -> list[str]:
+    return _COMMA.split(line.strip()) if "," in line else line.split()

@@ -1,0 +1,491 @@
+"""Conversion of the rows of a log to the snapshots that a daemon would have taken.
+
+A snapshot is complete when a series occurs again, or when half an interval has passed. Values that the
+log does not contain are unknown. A process that is no longer listed has ended; if its pid occurs again,
+it is another process.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import lru_cache
+from math import isfinite
+from typing import NamedTuple
+
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.messages import clean
+from gpumond.facts.pools import PoolUsage, Reclaimable
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+
+SOURCE = SourceState(name="log", up=True, responsive=True)
+NAMELESS = 2**31 - 1
+"""The pid of a program whose pool is in the log without a pid. No system has a pid this large."""
+KEPT_INTERVALS = 2.5
+"""Number of its own intervals for which a series is assumed to exist after its last row."""
+IN_STEP = 3
+"""Snapshots with both a process and its device, after which a process that is absent from one has ended."""
+GAP_INTERVALS = 5.0
+MAX_MISSED = 2
+
+Key = tuple[str, int | None]
+
+
+@dataclass(slots=True)
+class _Series:
+    row: Row
+    updated_at: float
+    every: float | None = None
+    run: int = 0
+    in_step: int = 0
+    """Number of consecutive snapshots that contained it, at exactly their time."""
+
+    def update(self, row: Row, updated_at: float) -> None:
+        passed = updated_at - self.updated_at
+        self.every = passed if self.every is None else self.every + 0.2 * (min(passed, 3 * self.every) - self.every)
+        self.row, self.updated_at = row, updated_at
+
+    def fresh(self, now: float, usual: float | None) -> bool:
+        return now - self.updated_at <= KEPT_INTERVALS * (self.every or usual or 1.0)
+
+
+@dataclass(slots=True)
+class _Device:
+    index: int
+    name: str = ""
+    size_bytes: int | None = None
+    missed: int = 0
+    reading: DeviceReading | None = None
+    pids: frozenset[int] | None = None
+
+
+class SnapshotBuilder:
+    """Builder of snapshots. ``complete``: every reading of a device lists all of its processes."""
+
+    def __init__(self, remarks: Remarks, size_bytes: int | None = None, complete: bool = False) -> None:
+        self._remarks, self._size, self._complete = remarks, size_bytes, complete
+        self._devices: dict[str, _Device] = {}
+        self._series: dict[Key, _Series] = {}
+        self._ended: dict[Key, _Series] = {}
+        self._seq = 0
+        self._started = 0.0
+        self._every: float | None = None
+        self._gap_seconds = 0.0
+
+    def snapshots(self, rows: Iterable[Row]) -> Iterator[Snapshot]:
+        together: dict[Key, Row] = {}
+        started = spread = 0.0
+        for elapsed, row in Timeline(self._remarks).in_order(rows):
+            key = (row.device, row.pid)
+            before = together.get(key)
+            if before is not None and before.at == row.at:
+                self._remarks.duplicates += 1
+                continue
+            if together and (before is not None or elapsed - started > spread):
+                yield self._snapshot(started, together)
+                together = {}
+            if not together:
+                started, spread = elapsed, 0.5 * self._interval(key)
+            together[key] = row
+        if together:
+            yield self._snapshot(started, together)
+
+    def _snapshot(self, elapsed: float, together: dict[Key, Row]) -> Snapshot:
+        now = self._clock(elapsed)
+        at = next(iter(together.values())).at
+        for key, row in together.items():
+            series = self._series.get(key)
+            if series is not None:
+                series.update(row, now)
+            elif key in self._ended:
+                series = self._series[key] = self._ended.pop(key)
+                series.update(row, now)
+                series.run += 1
+            else:
+                self._series[key] = _Series(row, now)
+            series = self._series[key]
+            series.in_step = series.in_step + 1 if row.at == at else 0
+            self._describe(row)
+        listed = {device for device, _ in together}
+        readings: list[DeviceReading] = []
+        reports: list[AgentReport] = []
+        for uuid, device in list(self._devices.items()):
+            if uuid in listed:
+                device.missed = 0
+                self._forget(uuid, device, together, now)
+                device.reading = self._reading(uuid, device, reports)
+            else:
+                device.missed += 1
+                if not self._still_there(uuid, device, now):
+                    self._end(uuid, device)
+                    continue
+                if device.reading is not None:
+                    device.reading = replace(device.reading, missed=min(device.missed, MAX_MISSED))
+                    self._reports(uuid, device, reports)
+            if device.reading is not None:
+                readings.append(device.reading)
+        self._seq += 1
+        return Snapshot(
+            seq=self._seq,
+            taken_at=at,
+            elapsed_seconds=elapsed,
+            source=SOURCE,
+            devices=tuple(readings),
+            reports=tuple(reports),
+        )
+
+    def _interval(self, key: Key) -> float:
+        series = self._series.get(key)
+        return (series.every if series else None) or 1.0
+
+    def _clock(self, elapsed: float) -> float:
+        """Return the seconds during which the log was written. A gap in the log does not end a process."""
+        passed = elapsed - self._started
+        if self._seq == 1:
+            self._every = passed
+        elif self._every is not None:
+            if passed > GAP_INTERVALS * self._every:
+                self._gap_seconds += passed - self._every
+            self._every += 0.2 * (min(passed, 3 * self._every) - self._every)
+        self._started = elapsed
+        return elapsed - self._gap_seconds
+
+    def _describe(self, row: Row) -> None:
+        device = self._devices.get(row.device)
+        if device is None:
+            index = len(self._devices) if row.gpu is None else row.gpu
+            device = self._devices[row.device] = _Device(index, size_bytes=self._size)
+        if row.size_bytes is not None:
+            device.size_bytes = row.size_bytes
+        if row.pid is None:
+            device.name = row.name or device.name
+        elif device.pids is None or row.pid not in device.pids:
+            device.pids = (device.pids or frozenset()) | {row.pid}
+
+    def _forget(self, uuid: str, device: _Device, together: dict[Key, Row], now: float) -> None:
+        """Remove the processes that have ended."""
+        for pid in device.pids or ():
+            series = self._series[uuid, pid]
+            if (uuid, pid) not in together:
+                listed = self._complete or series.in_step >= IN_STEP
+                if listed or not series.fresh(now, self._every):
+                    self._end_absent(uuid, pid, device)
+                series.in_step = 0
+
+    def _end_absent(self, uuid: str, pid: int, device: _Device) -> None:
+        self._ended[uuid, pid] = self._series.pop((uuid, pid))
+        device.pids = (device.pids or frozenset()) - {pid}
+
+    def _still_there(self, uuid: str, device: _Device, now: float) -> bool:
+        keys: list[Key] = [(uuid, None), *((uuid, pid) for pid in device.pids or ())]
+        return any(key in self._series and self._series[key].fresh(now, self._every) for key in keys)
+
+    def _end(self, uuid: str, device: _Device) -> None:
+        for pid in device.pids or ():
+            self._end_absent(uuid, pid, device)
+        if (uuid, None) in self._series:
+            self._ended[uuid, None] = self._series.pop((uuid, None))
+        device.reading = None
+
+    def _reading(self, uuid: str, device: _Device, reports: list[AgentReport]) -> DeviceReading:
+        whole = self._series.get((uuid, None))
+        if whole is not None and not whole.fresh(self._started - self._gap_seconds, self._every):
+            whole = None
+        own = [(pid, self._series[uuid, pid]) for pid in sorted(device.pids or ())]
+        loads = [series.row.utilization_ratio for _, series in own]
+        utilization = whole.row.utilization_ratio if whole else None
+        if utilization is None:
+            utilization = max((load for load in loads if load is not None), default=None)
+        self._reports(uuid, device, reports)
+        return DeviceReading(
+            uuid=uuid,
+            index=device.index,
+            name=device.name,
+            size_bytes=device.size_bytes,
+            used_bytes=self._used(whole, own),
+            processes=None if device.pids is None else tuple(_process(pid, series) for pid, series in own),
+            sensors=_sensors(utilization),
+        )
+
+    def _used(self, whole: _Series | None, own: list[tuple[int, _Series]]) -> int | None:
+        if whole is not None and whole.row.used_bytes is not None:
+            return whole.row.used_bytes
+        known = [used for _, series in own if (used := series.row.used_bytes or series.row.held_bytes) is not None]
+        if not known and whole is not None and whole.row.live_bytes is not None:
+            self._remarks.note("pool", "the log has no used memory of a device: the memory of its allocator is used")
+            return max(whole.row.live_bytes, whole.row.held_bytes or 0)
+        if known:
+            self._remarks.note("sum", "the log has no used memory of a device: the sum of its processes is used")
+        return sum(known) if known else None
+
+    def _reports(self, uuid: str, device: _Device, reports: list[AgentReport]) -> None:
+        for pid in (None, *sorted(device.pids or ())):
+            series = self._series.get((uuid, pid))
+            if series is not None and series.row.live_bytes is not None:
+                reports.append(_report(uuid, NAMELESS if pid is None else pid, series))
+
+
+def _process(pid: int, series: _Series) -> ProcessUsage:
+    """Return the usage of a process. A log has no start_ticks, so reuses of its pid are counted instead."""
+    return ProcessUsage(
+        pid=pid,
+        start_ticks=series.run,
+        used_bytes=series.row.used_bytes,
+        kinds=("compute",),
+        comm=series.row.name or None,
+    )
+
+
+def _report(uuid: str, pid: int, series: _Series) -> AgentReport:
+    """Return the report of a pool. Held memory that is not live may be cached or stranded. A log does not distinguish
+    them, so none is known to be reclaimable, and fragmentation is diagnosed at the peaks."""
+    live = series.row.live_bytes or 0
+    held = max(live, series.row.held_bytes or live)
+    pool = PoolUsage(
+        allocator="unknown",
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=Reclaimable(0, 0, held - live, "interval"),
+        stranded_bytes=held - live,
+    )
+    return AgentReport(
+        pid=pid,
+        start_ticks=series.run,
+        uid=0,
+        workload=series.row.name,
+        age_seconds=0.0,
+        frameworks=(),
+        flush_policy="never",
+        pools=(pool,),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _sensors(utilization: float | None) -> Sensors:
+    return Sensors(gpu_utilization_ratio=utilization)
+
+
+MAX_MALFORMED_SHARE = 0.1
+MOST_DIGITS = 16
+"""Maximum value that is accepted as an amount of memory."""
+
+
+label = lru_cache(maxsize=4096)(clean)
+"""A name from a log, sanitised for output."""
+
+
+class Row(NamedTuple):
+    """One reading. ``pid`` is None for the whole device; ``at`` is Unix time, or seconds since the log's start.
+
+    Unknown values are None. ``gpu`` is the device's index.
+    """
+
+    line: int
+    at: float
+    device: str
+    pid: int | None = None
+    used_bytes: int | None = None
+    size_bytes: int | None = None
+    live_bytes: int | None = None
+    held_bytes: int | None = None
+    utilization_ratio: float | None = None
+    gpu: int | None = None
+    name: str = ""
+
+
+class Remarks:
+    """Messages about ignored parts of a log."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rows = 0
+        self.malformed = 0
+        self.duplicates = 0
+        self.strays = 0
+        self._first_malformed = ""
+        self._notes: dict[str, str] = {}
+
+    def skip(self, line: int, why: str) -> None:
+        """Count an unusable line. Raises ConfigError if the log does not have the expected format."""
+        self.malformed += 1
+        self._first_malformed = self._first_malformed or f"line {line}: {clean(why)}"
+        if self.malformed >= 100 and self.rows < self.malformed:
+            self.check()
+
+    def note(self, kind: str, text: str) -> None:
+        """Add a message, each text once."""
+        self._notes.setdefault(kind, text)
+
+    def check(self) -> None:
+        """Raise ConfigError if too many lines are malformed, or if none is usable."""
+        if self.malformed > MAX_MALFORMED_SHARE * (self.rows + self.malformed):
+            raise ConfigError(
+                f"{self.name}: {self.malformed} of {self.rows + self.malformed} lines are malformed, more than a tenth;"
+                f" the first is {self._first_malformed}"
+            )
+        if not self.rows:
+            raise ConfigError(f"{self.name}: the log contains no readings, only a header")
+
+    def __iter__(self) -> Iterator[str]:
+        if self.malformed:
+            yield f"{self.malformed} malformed lines are ignored; the first is {self._first_malformed}"
+        if self.duplicates:
+            yield f"{self.duplicates} lines repeat a reading of the same time; they are ignored"
+        if self.strays:
+            yield f"{self.strays} lines are far out of order in time; they are ignored"
+        yield from self._notes.values()
+
+
+def pid_of(text: str) -> int:
+    """Parse a pid; empty for the whole device. Raises ValueError."""
+    if not text.isdecimal() or len(text) > 10 or not int(text):
+        raise ValueError(f"pid {text[:40]!r}: expected a number, or an empty cell for the whole device")
+    return int(text)
+
+
+_MINUTE_LENGTH = 16
+_ZONED = re.compile(r"([\d.,]+)\s*(?:(Z|z|UTC)|([+-])(\d\d):?(\d\d)?)?")
+_MILLISECONDS = 1e11
+"""Larger numbers are milli-, micro- or nanoseconds; as seconds this is the year 5138."""
+
+
+def moment(text: str) -> float:
+    """Parse ``2024/05/01 12:00:00.123``, ISO 8601 or a number of seconds. Raises ValueError with the remedy."""
+    if text[4:5] not in ("/", "-") or text[:1] == "-":
+        return _number(text)
+    try:
+        match = _ZONED.fullmatch(text, _MINUTE_LENGTH + 1)
+        if match is None or text[_MINUTE_LENGTH] != ":":
+            raise ValueError
+        seconds = float(match[1].replace(",", "."))
+        if not 0 <= seconds < 61:
+            raise ValueError
+        at = _minute(text[:_MINUTE_LENGTH]) + seconds
+        if match[3]:
+            offset = 60 * int(match[4]) + int(match[5] or 0)
+            at -= 60 * (offset if match[3] == "+" else -offset)
+        return at
+    except (ValueError, IndexError):
+        raise ValueError(
+            f"{text[:40]!r} is not a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds"
+        ) from None
+
+
+def day_and_time(at: float) -> str:
+    """Format a time in UTC; as seconds if the log has no dates."""
+    if at < 1e8:
+        return f"{at:.0f} s"
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+@lru_cache(maxsize=4096)
+def _minute(text: str) -> float:
+    year, month, day = int(text[:4]), int(text[5:7]), int(text[8:10])
+    if text[7] not in "/-" or text[10] not in " T" or text[13] != ":":
+        raise ValueError
+    return datetime(year, month, day, int(text[11:13]), int(text[14:16]), tzinfo=timezone.utc).timestamp()
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value) or value < 0:
+        raise ValueError(f"{text[:40]!r} is not a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds")
+    scale = 1.0
+    while value / scale > _MILLISECONDS:
+        scale *= 1000
+    return value if scale == 1 else round(value / scale, 6)
+
+
+WINDOW_SECONDS = 5.0
+JUMP_SECONDS = 3600.0
+MAX_BACKWARDS = 50
+
+
+class Timeline:
+    """Sorter of rows. ``in_order`` yields each row with its seconds since the start, which never decrease."""
+
+    def __init__(self, remarks: Remarks) -> None:
+        self._remarks = remarks
+        self._waiting: list[tuple[float, int, Row]] = []
+        self._pending: list[Row] = []
+        self._first_pending: dict[tuple[str, int | None], Row] = {}
+        self._backwards = 0
+        self._newest: float | None = None
+        self._count = 0
+        self._elapsed = 0.0
+        self._step = 1.0
+        self._offset: float | None = None
+
+    def in_order(self, rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:
+        for row in rows:
+            newest = self._newest
+            if newest is None or newest - WINDOW_SECONDS <= row.at <= newest + JUMP_SECONDS:
+                if self._pending:
+                    self._remarks.strays += len(self._pending)
+                    self._forget_pending()
+                self._wait(row)
+                yield from self._rows_until(max(row.at, newest or row.at) - WINDOW_SECONDS)
+            else:
+                yield from self._jump(row)
+        yield from self._rows_until(float("inf"))
+        if self._pending:
+            self._check_direction(3)
+            yield from self._restart(self._pending)
+
+    def _wait(self, row: Row) -> None:
+        self._count += 1
+        self._newest = row.at if self._newest is None else max(self._newest, row.at)
+        heapq.heappush(self._waiting, (row.at, self._count, row))
+
+    def _rows_until(self, until: float) -> Iterator[tuple[float, Row]]:
+        while self._waiting and self._waiting[0][0] <= until:
+            at, _, row = heapq.heappop(self._waiting)
+            if self._offset is None:
+                self._offset = self._elapsed - at
+            elapsed = at + self._offset
+            if elapsed > self._elapsed:
+                self._step, self._elapsed = elapsed - self._elapsed, elapsed
+            yield self._elapsed, row
+
+    def _jump(self, row: Row) -> Iterator[tuple[float, Row]]:
+        """Continue from the time of the pending rows, once a series has continued there."""
+        self._pending.append(row)
+        first = self._first_pending.setdefault((row.device, row.pid), row)
+        if first.at < row.at:
+            yield from self._rows_until(float("inf"))
+            yield from self._restart([r for r in self._pending if first.at - WINDOW_SECONDS <= r.at <= row.at])
+        elif first.at > row.at:
+            self._backwards += 1
+            self._check_direction(MAX_BACKWARDS)
+
+    def _check_direction(self, limit: int) -> None:
+        if self._backwards > limit:
+            raise ConfigError(
+                f"{self._remarks.name}, line {self._pending[0].line}: time decreases from this line on;"
+                " sort the log by time first"
+            )
+
+    def _forget_pending(self) -> None:
+        self._pending, self._first_pending, self._backwards = [], {}, 0
+
+    def _restart(self, rows: list[Row]) -> Iterator[tuple[float, Row]]:
+        self._remarks.strays += len(self._pending) - len(rows)
+        first = min(row.at for row in rows)
+        if self._newest is not None and first < self._newest:
+            self._remarks.note(
+                "back", f"line {rows[0].line}: the log's clock was set back; time continues from the last reading"
+            )
+            self._elapsed, self._offset = self._elapsed + self._step, None
+        self._forget_pending()
+        self._newest = None
+        for row in rows:
+            self._wait(row)
+        yield from self._rows_until((self._newest or 0.0) - WINDOW_SECONDS)

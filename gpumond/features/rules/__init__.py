@@ -1,0 +1,23 @@
+"""Rules: conditions on quantities, and the alerts that they raise."""
+
+from __future__ import annotations
+
+from gpumond.feature import Command, Feature
+
+FEATURE = Feature(
+    name="rules",
+    routes=("gpumond.features.rules.routes",),
+    commands=(
+        Command(
+            name="rules",
+            module="gpumond.features.rules.command",
+            help="list, check, test and override rules, and test receivers of alerts",
+            group="Daemon",
+            examples=(
+                "gpumond rules check rules.yaml",
+                "gpumond rules test rules.test.yaml",
+                "gpumond rules override device-nearly-full --level 97%",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,388 @@
+"""``gpumond rules check|test FILE``: check rules, and test them on series of values. ``list``, ``override`` and
+``restore``: the daemon's rules. ``test-receiver NAME`` makes the daemon send a test message.
+
+Tests have promtool's format: series of values, evaluation times, and the alerts expected at each time. A series is
+``SCOPE_VALUE{label="text", …}``, as ``device_used_ratio{gpu="0", uuid="GPU-a"}``. Its values are in promtool's
+notation; ``_`` is unknown, and from ``stale`` on, or after its last value, the subject is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from gpumond.cli import client
+from gpumond.cli.main import DONE, FAILED
+from gpumond.config.loading import load, read_yaml
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.frame import Alert
+from gpumond.facts.units import human
+from gpumond.features.rules.evaluation import Activities, Hidden, Labels, Rule, Scope, Subjects, readable, step
+from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, Seconds, Strict, written
+from gpumond.quantities.table import Unit
+from gpumond.view.text import table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
+    check = what.add_parser("check", help="check the rules of a configuration file, and list the active rules")
+    check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file of rules")
+    check.add_argument("--json", action="store_true", help="print the active rules as JSON")
+    test = what.add_parser("test", help="run tests of rules: series, times, expected alerts (docs/reference/rules.md)")
+    test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file of tests")
+    add_override_arguments(what)
+    receiver = what.add_parser("test-receiver", help="make the daemon send a test message to a receiver")
+    receiver.add_argument("name", metavar="NAME", help="a receiver of the configuration file")
+    client.add_arguments(receiver)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.what in ACTIONS:
+        return run_override(arguments)
+    if arguments.what == "test-receiver":
+        return _test_receiver(arguments)
+    return _check(arguments) if arguments.what == "check" else _test(arguments.file)
+
+
+def _test_receiver(arguments: argparse.Namespace) -> int:
+    name = urllib.parse.quote(arguments.name, safe="")
+    result = client.post(arguments.url, f"/api/v1/receivers/{name}/test", {}, timeout=30)
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+    else:
+        status = "" if result["status"] is None else f" with status {result['status']}"
+        after = f"{status} after {result['duration_seconds']:.2f} s"
+        refusal = f"did not accept the message: {result['reason']}: {result['detail']}"
+        print(f"{arguments.name} " + (f"accepted the message{after}" if result["accepted"] else refusal))
+    return DONE if result["accepted"] else FAILED
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    settings = load(arguments.file, environ={})
+    rules = settings.active_rules()
+    if arguments.json:
+        print(json.dumps([written(rule) for rule in rules], indent=2))
+        return DONE
+    own, overrides = {rule.name for rule in settings.rules}, settings.rule_overrides
+    print(f"{arguments.file}: rules in the file: {len(own)}, active rules: {len(rules)}")
+    for rule in rules:
+        origin = "" if rule.name in own else " (built in)"
+        if rule.name in overrides:
+            origin = f" (built in; the file overrides {', '.join(overrides[rule.name])})"
+        print(f"  {rule.name}{origin}: {_sentence(rule)}")
+    for name, fields in overrides.items():
+        if not fields.get("enabled", True):
+            print(f"  {name} (built in): disabled in the file")
+    return DONE
+
+
+def _sentence(rule: Rule) -> str:
+    side, level = ("above", rule.above) if rule.above is not None else ("below", rule.below)
+    held = f" for {rule.for_seconds:g} s" if rule.for_seconds else ""
+    whom = "".join(f", {name} {pattern}" for name, pattern in rule.match)
+    return f"{rule.scope} {rule.value} {side} {readable(UNITS[rule.scope][rule.value], level or 0.0)}{held}{whom}"
+
+
+def _test(files: list[Path]) -> int:
+    failed = False
+    for file in files:
+        count, failures = run_file(file)
+        failed = failed or bool(failures)
+        print(f"{file}: {count - len(failures)} of {count} expectations met")
+        for failure in failures:
+            print(
+                f"  FAILED {failure.test}: {failure.alertname} at {failure.eval_time:g} s\n"
+                f"  expected\n    {failure.expected}\n  got\n    {failure.got}",
+                file=sys.stderr,
+            )
+    return FAILED if failed else DONE
+
+
+GONE = "stale"
+Sample = float | str | None
+"""A value, None if it is unknown, or GONE if the subject no longer exists."""
+
+MAX_SAMPLES = 100_000
+
+_SERIES = re.compile(r"([a-z]+)_(\w+)(?:\{(.*)\})?")
+_LABEL = re.compile(r'\s*(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_RUN = re.compile(rf"({_NUMBER})(?:([+-])(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?))?(?:x(\d+))?")
+_BLANK = re.compile(r"_(?:x(\d+))?")
+
+
+class ExpectedAlert(Strict):
+    exp_labels: dict[str, str] = Field(default_factory=dict)
+    exp_annotations: dict[str, str] | None = None
+
+
+class Expectation(Strict):
+    eval_time: Seconds
+    alertname: str
+    exp_alerts: tuple[ExpectedAlert, ...] = ()
+
+
+class InputSeries(Strict):
+    series: str
+    values: str
+
+
+class RuleTest(Strict):
+    name: str = ""
+    interval: Seconds = Field(default=60.0, gt=0)
+    input_series: tuple[InputSeries, ...]
+    alert_rule_test: tuple[Expectation, ...] = Field(min_length=1)
+
+
+class RuleTestFile(Strict):
+    rule_files: tuple[Path, ...] = ()
+    evaluation_interval: Seconds = Field(default=60.0, gt=0)
+    tests: tuple[RuleTest, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    test: str
+    alertname: str
+    eval_time: float
+    expected: str
+    got: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputValues:
+    scope: Scope
+    value: str
+    labels: Labels
+    samples: tuple[Sample, ...]
+
+
+def run_file(file: Path) -> tuple[int, list[Failure]]:
+    """Return the number of expectations and the failures. Raises ConfigError."""
+    try:
+        content = RuleTestFile.model_validate(read_yaml(file))
+        rules = {rule.name: rule for rule in _rules(file.parent, content.rule_files)}
+        failures = [
+            failure
+            for number, test in enumerate(content.tests)
+            for failure in _failures(test, test.name or f"tests[{number}]", rules, content.evaluation_interval)
+        ]
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        place = ".".join(str(part) for part in wrong["loc"])
+        raise ConfigError(f"{file}: {place}: {wrong['msg']}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    return sum(len(test.alert_rule_test) for test in content.tests), failures
+
+
+def _rules(directory: Path, files: Sequence[Path]) -> Iterator[Rule]:
+    """Return the active rules of each configuration file; without a file, the built-in rules."""
+    for file in files or (None,):
+        yield from load(directory / file if file else None, environ={}).active_rules()
+
+
+def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float) -> Iterator[Failure]:
+    series = [parse_series(entry.series, entry.values) for entry in test.input_series]
+    wanted = sorted(test.alert_rule_test, key=lambda expectation: expectation.eval_time)
+    for expectation in wanted:
+        if expectation.alertname not in rules:
+            raise ValueError(f"{name}: no rule is named {expectation.alertname!r}; the rules are {', '.join(rules)}")
+    activities: dict[str, Activities] = {expectation.alertname: {} for expectation in wanted}
+    if wanted[-1].eval_time / every > MAX_SAMPLES:
+        raise ValueError(f"{name}: more than {MAX_SAMPLES} evaluations")
+    at, evaluations = 0.0, 0
+    for expectation in wanted:
+        while at <= expectation.eval_time:
+            index = int(at / test.interval + 1e-9)
+            for rule_name, before in activities.items():
+                rule = rules[rule_name]
+                activities[rule_name] = step(rule, _subjects(rule.scope, series, index), before, Hidden(), at, at)
+            evaluations += 1
+            at = evaluations * every
+        alerts = [a.alert for a in activities[expectation.alertname].values() if a.alert.phase == "firing"]
+        if not _met(expectation.exp_alerts, alerts):
+            expected = _shown((alert.exp_labels, alert.exp_annotations) for alert in expectation.exp_alerts)
+            got = _shown((_own_labels(alert), dict(alert.annotations)) for alert in alerts)
+            yield Failure(name, expectation.alertname, expectation.eval_time, expected, got)
+
+
+_Row = tuple[Labels, dict[str, float | None]]
+"""The values at one time of the subject with these labels."""
+
+
+def _subjects(scope: Scope, series: Iterable[InputValues], index: int) -> Subjects[_Row]:
+    rows: dict[Labels, dict[str, float | None]] = {}
+    for entry in series:
+        sample = entry.samples[index] if index < len(entry.samples) else GONE
+        if entry.scope == scope and not isinstance(sample, str):
+            rows.setdefault(entry.labels, {})[entry.value] = sample
+    return Subjects(
+        rows=tuple(rows.items()),
+        values={name: partial(_value, name) for name in VALUES[scope]},
+        units=UNITS[scope],
+        labels=lambda row: row[0],
+        texts=partial(_texts, scope),
+        programs=lambda row: tuple(text for name, text in row[0] if name == "workload"),
+    )
+
+
+def _value(name: str, row: _Row) -> float | None:
+    return row[1].get(name)
+
+
+def _texts(scope: Scope, row: _Row) -> dict[str, str]:
+    """Return the template texts of a rule. Values without a series are ``unknown``."""
+    labels, values = dict(row[0]), row[1]
+
+    def text(name: str) -> str:
+        value = values.get(f"{name}_bytes")
+        return labels.get(name) or ("unknown" if value is None else human(value))
+
+    return {name: text(name) for name in PLACEHOLDERS[scope]}
+
+
+def _met(expected: Sequence[ExpectedAlert], alerts: Sequence[Alert]) -> bool:
+    left = list(alerts)
+    for wanted in expected:
+        for alert in left:
+            described = wanted.exp_annotations is None or wanted.exp_annotations == dict(alert.annotations)
+            if described and wanted.exp_labels == _own_labels(alert):
+                left.remove(alert)
+                break
+        else:
+            return False
+    return not left
+
+
+def _own_labels(alert: Alert) -> dict[str, str]:
+    return {name: text for name, text in alert.labels if name != "alertname"}
+
+
+def _shown(alerts: Iterable[tuple[Mapping[str, str], Mapping[str, str] | None]]) -> str:
+    lines = [
+        " ".join(f"{name}={text!r}" for part in (labels, annotations or {}) for name, text in sorted(part.items()))
+        for labels, annotations in alerts
+    ]
+    return "\n    ".join(sorted(lines)) or "nothing"
+
+
+def parse_series(name: str, values: str) -> InputValues:
+    """Parse the name and labels of a series. Raises ValueError."""
+    match = _SERIES.fullmatch(name.strip())
+    scope = next((scope for scope in VALUES if match and match[1] == scope), None)
+    if match is None or scope is None or match[2] not in VALUES[scope]:
+        known = (
+            f"{scope}_ and one of {', '.join(VALUES[scope])}" if scope else 'a name such as device_used_ratio{gpu="0"}'
+        )
+        raise ValueError(f"series {name!r}: expected {known}")
+    labels, rest = {}, match[3] or ""
+    while rest.strip():
+        label = _LABEL.match(rest)
+        if label is None:
+            raise ValueError(f'series {name!r}: expected labels as in {{gpu="0"}}')
+        labels[label[1]] = re.sub(r"\\(.)", r"\1", label[2])
+        rest = rest[label.end() :]
+    return InputValues(scope, match[2], tuple(sorted(labels.items())), tuple(_samples(values)))
+
+
+def _samples(text: str) -> Iterator[Sample]:
+    """Parse promtool's notation: ``1``, ``1x3`` (4 times), ``1+2x3`` (1 3 5 7), ``_``, ``_x3``, ``stale``."""
+    for word in text.split():
+        run, blank = _RUN.fullmatch(word), _BLANK.fullmatch(word)
+        times = int((run and run[4]) or (blank and blank[1]) or 0)
+        if times > MAX_SAMPLES:
+            raise ValueError(f"values {word!r}: more than {MAX_SAMPLES}")
+        if word == GONE:
+            yield GONE
+        elif blank:
+            yield from [None] * (times or 1)
+        elif run and (run[2] is None or run[4]):
+            slope = float(f"{run[2]}{run[3]}") if run[2] else 0.0
+            yield from (float(run[1]) + slope * number for number in range(times + 1))
+        else:
+            raise ValueError(f"values {word!r}: expected numbers, 0.5x10, 0+0.1x8, _, _x5 or stale")
+
+
+ACTIONS = ("list", "override", "restore")
+ROUTE = "/api/v1/rules"
+HEADER = ("RULE", "ORIGIN", "FIRES WHEN", ">FOR", "SEVERITY", "OVERRIDDEN")
+
+
+def add_override_arguments(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    entries = what.add_parser("list", help="list the daemon's rules, with their origin and overrides")
+    override = what.add_parser("override", help="replace fields of a built-in rule of the daemon")
+    override.add_argument("name", metavar="NAME", help="a built-in rule")
+    override.add_argument("--level", metavar="LEVEL", help="level of above or below, such as 0.9, 90%% or 1GiB")
+    override.add_argument("--for", dest="duration", metavar="DURATION", help="duration before it fires, such as 5m")
+    override.add_argument("--severity", metavar="WORD", help="label severity, such as info, warning or critical")
+    state = override.add_mutually_exclusive_group()
+    state.add_argument("--enable", dest="enabled", action="store_true", default=None, help="evaluate the rule")
+    state.add_argument("--disable", dest="enabled", action="store_false", default=None, help="do not evaluate the rule")
+    restore = what.add_parser("restore", help="delete the override of a built-in rule")
+    restore.add_argument("name", metavar="NAME", help="a built-in rule")
+    for each in (entries, override, restore):
+        client.add_arguments(each)
+
+
+def run_override(arguments: argparse.Namespace) -> int:
+    if arguments.what == "list":
+        entries = client.get(arguments.url, ROUTE)
+        print(json.dumps(entries, indent=2) if arguments.json else table(HEADER, map(row, entries)))
+        return DONE
+    route = f"{ROUTE}/{urllib.parse.quote(arguments.name, safe='')}"
+    if arguments.what == "override":
+        entry = client.put(arguments.url, f"{route}/override", _fields(arguments))
+    else:
+        client.delete(arguments.url, f"{route}/override")
+        entry = client.get(arguments.url, route)
+    print(json.dumps(entry, indent=2) if arguments.json else table(HEADER, [row(entry)]))
+    return DONE
+
+
+def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields that are given; the daemon checks them."""
+    given = {
+        "level": arguments.level,
+        "for": arguments.duration,
+        "severity": arguments.severity,
+        "enabled": arguments.enabled,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of one rule as the daemon describes it."""
+    rule = entry["rule"]
+    scope, value, side = rule["scope"], rule["value"], "above" if "above" in rule else "below"
+    unit = UNITS.get(scope, {}).get(value, "count")
+    return (
+        entry["name"],
+        entry["origin"],
+        f"{scope} {value} {side} {readable(unit, rule[side])}" if entry["enabled"] else "disabled",
+        _text("for", unit, rule.get("for", 0.0)),
+        rule.get("labels", {}).get("severity", ""),
+        ", ".join(_overrides(entry["overrides"], unit)),
+    )
+
+
+def _overrides(fields: Mapping[str, Mapping[str, Any]], unit: Unit) -> Iterator[str]:
+    for name, field in fields.items():
+        value, default = (_text(name, unit, field[key]) for key in ("value", "default"))
+        yield f"{name} {value} ({field['origin']}; default {default})"
+
+
+def _text(name: str, unit: Unit, value: Any) -> str:
+    if name == "level":
+        return readable(unit, value)
+    return f"{value:g} s" if name == "for" else str(value).lower()

@@ -1,0 +1,306 @@
+"""Rules and their alerts: Prometheus' semantics for pending, firing, `for` and `keep_firing_for`. No I/O.
+
+A rule compares one value of each subject of its scope with a level. An active alert remains active until the value
+passes the `clear` level. An unknown value changes nothing, since absence is not recovery. The alert of a subject that
+has ended resolves at once: `keep_firing_for` does not apply to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from math import inf
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from gpumond.facts.cooperative import Steps, synchronous
+from gpumond.facts.device_names import device_uuid
+from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
+from gpumond.facts.frame import Alert, Phase
+from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import DeviceReading
+from gpumond.facts.units import duration, human
+from gpumond.quantities.table import Unit
+
+Scope = Literal["device", "process", "pool", "workload", "engine", "daemon"]
+Labels = tuple[tuple[str, str], ...]
+Texts = Mapping[str, str | Callable[[], str]]
+"""Texts of placeholders. A text that takes time is a function, which is called if an annotation contains it."""
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """A flush of the alert's subject when it fires, with its limits; ``workloads`` are globs.
+
+    ``dry_run`` plans and notifies, and flushes nothing. ``only_idle_for_seconds``: serving engines are flushed once
+    they have had no request for so long. ``request_end``: programs are asked to end after the flush.
+    """
+
+    min_reclaimable_bytes: int = 0
+    steps: tuple[str, ...] = DEFAULT_STEPS
+    cooldown_seconds: float = 600.0
+    max_per_hour: int = 6
+    workloads: tuple[str, ...] = ("*",)
+    dry_run: bool = False
+    only_idle_for_seconds: float = 0.0
+    request_end: bool = False
+
+    @property
+    def program_steps(self) -> tuple[str, ...]:
+        """The steps without that of serving engines."""
+        return tuple(step for step in self.steps if step != ENGINE_STEP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One level (``above`` or ``below``), how long it must be exceeded, and its subjects (``match``, globs on
+    labels).
+
+    ``receivers`` are names from the configuration; none means all.
+    """
+
+    name: str
+    scope: Scope
+    value: str
+    above: float | None = None
+    below: float | None = None
+    clear: float | None = None
+    for_seconds: float = 0.0
+    keep_firing_for_seconds: float = 0.0
+    match: Labels = ()
+    labels: Labels = ()
+    annotations: Labels = ()
+    receivers: tuple[str, ...] = ()
+    action: Action | None = None
+
+    def breached(self, value: float, active: bool) -> bool:
+        """Return True if ``value`` is beyond the level, or, while active, not yet back past ``clear``."""
+        if self.above is not None:
+            return value > (self.clear if active and self.clear is not None else self.above)
+        if self.below is not None:
+            return value < (self.clear if active and self.clear is not None else self.below)
+        return False
+
+    def concerns(self, labels: Mapping[str, str], programs: Sequence[str]) -> bool:
+        for name, pattern in self.match:
+            own = programs if name == "workload" and name not in labels else (labels.get(name, ""),)
+            if not any(fnmatchcase(text, pattern) for text in own):
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subjects(Generic[Row]):
+    """Rows of one scope, and functions for the values, labels and texts of a row.
+
+    They are evaluated on demand: nearly every row of a tick needs one or two values only. A value is None if it is
+    unknown now; ``texts`` fill annotations; ``programs`` are the names of the programs on the subject, which a
+    match on ``workload`` uses where that is no label; ``process`` is the subject's process, if it has one.
+    """
+
+    rows: Sequence[Row]
+    values: Mapping[str, Callable[[Row], float | None]]
+    units: Mapping[str, Unit]
+    labels: Callable[[Row], Labels]
+    texts: Callable[[Row], Texts]
+    programs: Callable[[Row], Sequence[str]] = lambda row: ()
+    process: Callable[[Row], ProcessKey | None] = lambda row: None
+
+
+class Hidden(NamedTuple):
+    """Subjects that cannot be read now but have not ended: their alerts are unchanged.
+
+    ``connected``: processes with a connected agent. They have not ended, even if the driver does not list them: an
+    alert on one without a row resolves after ``keep_firing_for``.
+    """
+
+    devices: frozenset[str] = frozenset()
+    processes: frozenset[ProcessKey] = frozenset()
+    workloads: frozenset[tuple[str, str]] = frozenset()
+    """uid and name"""
+    connected: Collection[ProcessKey] = frozenset()
+
+    def covers(self, labels: Mapping[str, str], process: ProcessKey | None) -> bool:
+        return (
+            labels.get("uuid") in self.devices
+            or process in self.processes
+            or (labels.get("uid"), labels.get("workload")) in self.workloads
+        )
+
+
+class Activity(NamedTuple):
+    """State of one alert. ``*_elapsed`` are monotonic, so that no clock change fires or resolves.
+
+    ``process`` is that of the alert, as one object: a tick compares thousands of them. ``cleared_elapsed``: the first
+    evaluation without a breach, while ``keep_firing_for`` delays the resolution.
+    """
+
+    alert: Alert
+    process: ProcessKey | None
+    active_elapsed: float
+    cleared_elapsed: float | None = None
+
+
+Activities = Mapping[Labels, Activity]
+"""The alerts of one rule by the labels of their subjects."""
+
+ALERTS_AT_ONCE = 16
+"""Alerts of one step of an evaluation: 0.2 ms."""
+
+
+def stepping(
+    rule: Rule, subjects: Subjects[Row], before: Activities, hidden: Hidden, now: float, elapsed: float
+) -> Steps[Activities]:
+    """Return the rule's alerts after one evaluation."""
+    after: dict[Labels, Activity] = {}
+    absent = dict(before)
+    value_of, above = subjects.values[rule.value], rule.above
+    below = -inf if rule.below is None else rule.below
+    for row in subjects.rows:
+        value = value_of(row)
+        if not absent and (value is None or not (value < below if above is None else value > above)):
+            continue  # nearly every subject of nearly every tick
+        labels = subjects.labels(row)
+        activity = absent.pop(labels, None)
+        if activity is None and (value is None or not rule.breached(value, active=False)):
+            continue
+        if rule.match and not rule.concerns(dict(labels), subjects.programs(row)):
+            continue
+        process = subjects.process(row)
+        if activity is not None and not same_process(activity.process, process):
+            activity = None  # the process of the alert has ended, and its pid is reused
+        if value is not None:
+            activity = _advance(rule, subjects, row, labels, process, value, activity, now, elapsed)
+        if activity is not None:
+            after[labels] = activity
+        if len(after) % ALERTS_AT_ONCE == 0:
+            yield
+    for labels, activity in absent.items():
+        known = dict(labels)
+        kept: Activity | None = None  # the subject has ended
+        process = activity.process
+        if hidden.covers(known, process):
+            kept = activity
+        elif process in hidden.connected:
+            kept = _cleared(rule, activity, elapsed)
+        if kept is not None:
+            after[labels] = kept
+    return after
+
+
+step = synchronous(stepping)
+
+
+def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
+    """Return the rule with the device that it matches as a UUID. An unknown or ambiguous name matches nothing."""
+    name = dict(rule.match).get("device")
+    if name is None:
+        return rule
+    try:
+        uuid = device_uuid(name, devices)
+    except (NoSuchDevice, AmbiguousDevice):
+        uuid = ""
+    others = (each for each in rule.match if each[0] != "device")
+    return replace(rule, match=(*others, ("uuid", uuid)))
+
+
+def ended(alert: Alert, at: float, reason: str = "") -> Alert:
+    """Return the alert as resolved. ``reason`` states that its subject has ended; empty if the subject still exists."""
+    if reason:
+        summary = dict(alert.annotations).get("summary", "")
+        texts = {**dict(alert.annotations), "summary": f"{reason}; the alert was: {summary}" if summary else reason}
+        alert = replace(alert, annotations=tuple(texts.items()))
+    return replace(alert, phase="resolved", resolved_at=at)
+
+
+def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
+    """Return False if the two are known to be different processes, so that an alert on one is none on the other."""
+    return one == other or one is None or other is None or one.may_be(other)
+
+
+def _advance(
+    rule: Rule,
+    subjects: Subjects[Row],
+    row: Row,
+    labels: Labels,
+    process: ProcessKey | None,
+    value: float,
+    before: Activity | None,
+    now: float,
+    elapsed: float,
+) -> Activity | None:
+    if not rule.breached(value, active=before is not None and before.cleared_elapsed is None):
+        return _cleared(rule, before, elapsed) if before else None
+    identity = _identity(rule.name, labels, rule.labels)
+    if before is not None and before.alert.labels != identity:
+        before = None  # the rule has other labels now: another alert
+    active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
+    if before and before.process and process and process.start_ticks is None:
+        process = before.process  # /proc no longer has the pid
+    phase: Phase = "firing" if elapsed - since >= rule.for_seconds else "pending"
+    fired_at = None if phase == "pending" else (before and before.alert.fired_at) or now
+    alert = Alert(
+        rule=rule.name,
+        phase=phase,
+        labels=identity,
+        annotations=_annotations(rule, subjects, row, value),
+        value=value,
+        active_at=active_at,
+        fired_at=fired_at,
+        pid=process.pid if process else None,
+        start_ticks=process.start_ticks if process else None,
+    )
+    return Activity(alert, process, since)
+
+
+def _cleared(rule: Rule, before: Activity, elapsed: float) -> Activity | None:
+    """Keep the alert for ``keep_firing_for``, counted from the first evaluation without a breach, as Prometheus
+    does.
+    """
+    if before.alert.phase == "pending":
+        return None
+    since = elapsed if before.cleared_elapsed is None else before.cleared_elapsed
+    return before._replace(cleared_elapsed=since) if elapsed - since < rule.keep_firing_for_seconds else None
+
+
+@lru_cache(16_384)
+def _identity(rule: str, labels: Labels, own: Labels) -> Labels:
+    return tuple(sorted({"alertname": rule, **dict(labels), **dict(own)}.items()))
+
+
+def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) -> Labels:
+    if not rule.annotations:
+        return ()
+    level, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
+    words = {**subjects.texts(row), "value": readable(unit, value), "level": readable(unit, level or 0.0)}
+
+    def text(match: re.Match[str]) -> str:
+        word = words.get(match[1], match[0])
+        return word if isinstance(word, str) else word()
+
+    return tuple((name, PLACEHOLDER.sub(text, template)) for name, template in rule.annotations)
+
+
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+def readable(unit: Unit, value: float) -> str:
+    """Format a value with its unit."""
+    if unit == "bytes":
+        return human(value)
+    if unit == "bytes/s":
+        return f"{human(60 * value)}/min"
+    if unit == "seconds":
+        return duration(value)
+    if unit == "ratio":
+        return f"{100 * value:.1f} %"
+    if unit == "hertz":
+        return f"{value / 1e6:.0f} MHz"
+    return f"{value:g}{SYMBOLS.get(unit, '')}"
+
+
+SYMBOLS: Mapping[Unit, str] = {"celsius": " °C", "watts": " W", "joules": " J"}

@@ -1,0 +1,179 @@
+"""HTTP API of rules: read, create, replace, delete, and preview on the last hour."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, HTTPException, Request
+from fastapi.responses import Response
+from pydantic import TypeAdapter
+
+from gpumond.facts.cooperative import Steps
+from gpumond.facts.frame import Alert
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.evaluation import ended
+from gpumond.features.rules.preview import Preview
+from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
+from gpumond.host.event_loop import in_slices
+from gpumond.serve import examples
+from gpumond.serve.auth import authenticate, user
+from gpumond.serve.dependencies import CHANGES, require_rules
+from gpumond.serve.limits import MAX_PREVIEWS
+from gpumond.serve.problems import problem, responses
+from gpumond.serve.view import view_of
+
+router = APIRouter(prefix="/api/v1", tags=["rules"])
+
+PREVIEW_SHARE, ANONYMOUS_PREVIEW_SHARE = 0.5, 0.1
+"""The share of the time that the computation of a preview may use, for a caller who may change rules and for others."""
+
+BODY = written(BUILT_IN[0])
+ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
+PREVIEW = Preview(
+    from_at=examples.TAKEN_AT - 3600,
+    to_at=examples.TAKEN_AT,
+    resolution_seconds=30.0,
+    snapshots=120,
+    omitted=0,
+    fired=(ended(examples.ALERT, examples.TAKEN_AT),),
+)
+ENTRIES = TypeAdapter(list[RuleEntry])
+ONE = TypeAdapter(RuleEntry)
+PREVIEWED = TypeAdapter(Preview)
+FIRED = TypeAdapter(tuple[Alert, ...])
+ALERTS_AT_ONCE = 8
+"""Alerts that are encoded in one step: a preview may have thousands."""
+
+IfMatch = Annotated[str | None, Header(description="The expected ETag of the rule; 412 if it has changed.")]
+
+
+def _registry(request: Request) -> RuleRegistry:
+    return view_of(request).rulebook
+
+
+def etag_of(if_match: str | None) -> str | None:
+    return None if if_match in (None, "*") else if_match.strip().removeprefix("W/").strip('"')
+
+
+def entry_response(entry: RuleEntry, status: int = 200) -> Response:
+    headers = {"ETag": f'"{entry.etag}"', "Location": f"/api/v1/rules/{entry.name}"}
+    return Response(ONE.dump_json(entry), status, headers, media_type="application/json")
+
+
+def _encoding(preview: Preview) -> Steps[bytes]:
+    encoded = PREVIEWED.dump_json(dataclasses.replace(preview, fired=()))
+    alerts: list[bytes] = []
+    for start in range(0, len(preview.fired), ALERTS_AT_ONCE):
+        yield
+        alerts.append(FIRED.dump_json(preview.fired[start : start + ALERTS_AT_ONCE])[1:-1])
+    return encoded.removesuffix(b"]}") + b",".join(alerts) + b"]}"
+
+
+@router.get("/rules", summary="Rules, with their origin and overrides", **examples.described(list[RuleEntry], [ENTRY]))
+async def rules(request: Request) -> Response:
+    return Response(ENTRIES.dump_json(_registry(request).entries()), media_type="application/json")
+
+
+@router.get("/rules/{name}", summary="One rule, with its ETag", **examples.described(RuleEntry, ENTRY, 404))
+async def rule(request: Request, name: str) -> Response:
+    return entry_response(_registry(request).get(name))
+
+
+@router.post(
+    "/rules",
+    summary="Create a rule",
+    dependencies=CHANGES,
+    **examples.described(RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507, status=201),
+)
+async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
+    return entry_response(await _registry(request).put(body.rule(), by, new=True), 201)
+
+
+@router.put(
+    "/rules/{name}",
+    summary="Create or replace a rule",
+    dependencies=CHANGES,
+    **examples.described(RuleEntry, ENTRY, 401, 403, 409, 412, 422, 503, 507),
+)
+async def replace(
+    request: Request, name: str, body: RuleConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
+) -> Response:
+    if body.name != name:
+        raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")
+    return entry_response(await _registry(request).put(body.rule(), by, etag_of(if_match)))
+
+
+@router.delete(
+    "/rules/{name}",
+    summary="Delete a rule",
+    dependencies=CHANGES,
+    status_code=204,
+    response_model=None,
+    responses=responses(401, 403, 404, 409, 412, 503, 507),
+)
+async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
+    await _registry(request).delete(name, by, etag_of(if_match))
+    return Response(status_code=204)
+
+
+@router.post(
+    "/rules/preview",
+    summary="Preview of a rule on the last hour",
+    **examples.described(Preview, PREVIEW, 422, 429, 503),
+)
+async def preview(request: Request, body: RuleConfig) -> Response:
+    """Evaluates a rule on one snapshot per half minute; changes nothing. Shorter events are not included.
+
+    `from_at` is the start of the available data, which begins with the daemon's last start. A caller who may not change
+    rules receives the answer more slowly. 429: a preview by the same user is in progress. 503: the limit of previews is
+    reached.
+    """
+    previews, who, this = request.app.state.previews, user(request.scope), object()
+    caller = await authenticate(request.app.state.tokens, request.scope)
+    share = PREVIEW_SHARE if caller is not None and caller.may("rules") else ANONYMOUS_PREVIEW_SHARE
+    if not previews.admits(who):
+        status, active = (429, "a preview by this user") if previews.of(who) else (503, f"{MAX_PREVIEWS} previews")
+        return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
+    previews.add(who, this)
+    try:
+        result = await view_of(request).preview(body.rule(), share)
+    finally:
+        previews.remove(who, this)
+    return Response(await in_slices(_encoding(result)), media_type="application/json")
+
+
+OVERRIDDEN = RuleEntry(
+    BODY["name"],
+    "built-in",
+    "7d9b1e4c3a0c5f2a",
+    {**BODY, "above": 0.9, "clear": 0.84375},
+    overrides={"level": OverriddenField("api", 0.9, 0.8)},
+)
+
+
+@router.put(
+    "/rules/{name}/override",
+    summary="Override fields of a built-in rule",
+    dependencies=CHANGES,
+    **examples.described(RuleEntry, OVERRIDDEN, 401, 403, 404, 409, 412, 422, 503, 507),
+)
+async def override(
+    request: Request, name: str, body: OverrideConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
+) -> Response:
+    """Replaces all fields of an earlier override of the rule. 409: the configuration file overrides a field."""
+    return entry_response(await view_of(request).rulebook.override(name, body.fields(), by, etag_of(if_match)))
+
+
+@router.delete(
+    "/rules/{name}/override",
+    summary="Restore the defaults of a built-in rule",
+    dependencies=CHANGES,
+    status_code=204,
+    response_model=None,
+    responses=responses(401, 403, 404, 412, 503, 507),
+)
+async def restore(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
+    await view_of(request).rulebook.restore(name, by, etag_of(if_match))
+    return Response(status_code=204)

@@ -1,0 +1,232 @@
+"""Rules in the configuration file and in the API; docs/reference/rules.md describes the keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    field_validator,
+    model_validator,
+)
+
+from gpumond.config.encodable import Encodable
+from gpumond.facts import units
+from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
+from gpumond.facts.text import has_control_characters
+from gpumond.features.rules.evaluation import PLACEHOLDER, Action, Rule, Scope
+from gpumond.quantities import SCOPES
+from gpumond.quantities.table import Unit
+
+VALUES: Mapping[Scope, Mapping[str, str]] = {
+    scope: {value.name: value.meaning for value in spec.values} for scope, spec in SCOPES.items()
+}
+UNITS: Mapping[Scope, Mapping[str, Unit]] = {
+    scope: {value.name: value.unit for value in spec.values} for scope, spec in SCOPES.items()
+}
+LABELS: Mapping[Scope, Mapping[str, str]] = {scope: spec.labels for scope, spec in SCOPES.items()}
+"""Labels that ``match`` can use."""
+
+_ALWAYS = {"value": "the rule's value, with its unit", "level": "the rule's level, with its unit"}
+PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
+    scope: {**_ALWAYS, **spec.placeholders} for scope, spec in SCOPES.items()
+}
+
+
+def matches(scope: Scope) -> Mapping[str, str]:
+    """Return the keys of ``match``: the labels, and the device by any of its names."""
+    named = {"device": "index, UUID, beginning of the UUID, or PCI address of the device; no glob"}
+    return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
+
+
+Seconds = Annotated[float, BeforeValidator(units.seconds)]
+Level = Annotated[float, BeforeValidator(units.level)]
+
+LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+class Strict(Encodable):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class FlushConfig(Strict):
+    min_reclaimable: Level = Field(default=0.0, ge=0)
+    steps: Annotated[tuple[str, ...], AfterValidator(ordered_steps)] = DEFAULT_STEPS
+    only_idle_for: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _idle_engines(self) -> FlushConfig:
+        if self.only_idle_for and ENGINE_STEP not in self.steps:
+            raise ValueError("only_idle_for applies to serving engines: add the step engine, as in steps: [engine]")
+        return self
+
+
+class ActionConfig(Strict):
+    flush: FlushConfig
+    cooldown: Seconds = Field(default=600.0, ge=1)
+    max_per_hour: int = Field(default=6, ge=1, le=3600)
+    workloads: tuple[str, ...] = Field(default=("*",), min_length=1)
+    dry_run: bool = False
+    request_end: bool = False
+
+    def action(self) -> Action:
+        least = int(self.flush.min_reclaimable)
+        return Action(
+            min_reclaimable_bytes=least,
+            steps=self.flush.steps,
+            cooldown_seconds=self.cooldown,
+            max_per_hour=self.max_per_hour,
+            workloads=self.workloads,
+            dry_run=self.dry_run,
+            only_idle_for_seconds=self.flush.only_idle_for,
+            request_end=self.request_end,
+        )
+
+
+def _values() -> str:
+    """Return the values of all scopes with their units."""
+    scopes = (
+        f"{scope}: " + ", ".join(f"{name} ({unit})" for name, unit in units.items()) for scope, units in UNITS.items()
+    )
+    return "one of the scope's values. " + ". ".join(scopes)
+
+
+NAMES_BY_SCOPE: dict[str, Any] = {"x-values": {scope: dict(units) for scope, units in UNITS.items()}}
+"""Names of the values of each scope with their units, for the page."""
+
+
+class RuleConfig(Strict):
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
+    scope: Scope
+    value: str = Field(description=_values(), json_schema_extra=NAMES_BY_SCOPE)
+    above: Level | None = None
+    below: Level | None = None
+    clear: Level | None = None
+    for_: Seconds = Field(default=0.0, alias="for")
+    keep_firing_for: Seconds = 0.0
+    match: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    receivers: tuple[str, ...] = ()
+    action: ActionConfig | None = None
+
+    @field_validator("labels", "annotations")
+    @classmethod
+    def _names(cls, texts: dict[str, str]) -> dict[str, str]:
+        for name in texts:
+            if not LABEL_NAME.fullmatch(name):
+                raise ValueError(f"{name!r:.40} is not a valid label name: expected letters, digits and _")
+        return texts
+
+    @field_validator("match", "labels")
+    @classmethod
+    def _printable(cls, texts: dict[str, str]) -> dict[str, str]:
+        for name, text in texts.items():
+            if has_control_characters(text):
+                raise ValueError(f"{name!r:.40}: {text!r:.40} has a control character, such as a line end; remove it")
+        return texts
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RuleConfig:
+        if self.value not in VALUES[self.scope]:
+            raise ValueError(f"scope {self.scope} has no value {self.value!r}; it has {', '.join(VALUES[self.scope])}")
+        if (self.above is None) == (self.below is None):
+            raise ValueError("expected exactly one of above and below")
+        if self.value == "time_to_oom_seconds" and self.below is None:
+            raise ValueError("time_to_oom_seconds is infinite without growth; expected below instead of above")
+        if self.clear is not None:
+            bound = self.above if self.above is not None else self.below
+            assert bound is not None
+            if (self.clear > bound) if self.above is not None else (self.clear < bound):
+                raise ValueError("clear: expected at most the level of above, or at least the level of below")
+        _check(self.match, matches(self.scope), f"scope {self.scope} has no label", "match")
+        for name, text in self.annotations.items():
+            used = PLACEHOLDER.findall(text)
+            _check(used, PLACEHOLDERS[self.scope], f"scope {self.scope} has no placeholder", f"annotations.{name}")
+        taken = [name for name in self.labels if name == "alertname" or name in LABELS[self.scope]]
+        if taken:
+            raise ValueError(f"labels: {taken[0]!r} is set by gpumond itself; choose another name")
+        if self.action is not None and self.scope == "daemon":
+            raise ValueError("action: scope daemon has nothing to flush")
+        if self.action is not None and self.action.request_end and self.scope != "process":
+            raise ValueError("action: request_end requires the scope process, so that it concerns one program")
+        return self
+
+    def rule(self) -> Rule:
+        return Rule(
+            name=self.name,
+            scope=self.scope,
+            value=self.value,
+            above=self.above,
+            below=self.below,
+            clear=self.clear,
+            for_seconds=self.for_,
+            keep_firing_for_seconds=self.keep_firing_for,
+            match=tuple(self.match.items()),
+            labels=tuple(self.labels.items()),
+            annotations=tuple(self.annotations.items()),
+            receivers=self.receivers,
+            action=self.action.action() if self.action else None,
+        )
+
+
+class OverrideConfig(Strict):
+    """Fields that replace those of a built-in rule; docs/how-to/override-rules.md describes them."""
+
+    level: Level | None = Field(default=None, description="replaces the level of `above` or `below`")
+    for_: Seconds | None = Field(default=None, alias="for", description="replaces the duration `for`")
+    severity: str | None = Field(
+        default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the label `severity`"
+    )
+    enabled: StrictBool | None = Field(default=None, description="false: the rule is not evaluated")
+
+    @model_validator(mode="after")
+    def _any(self) -> OverrideConfig:
+        if not self.fields():
+            raise ValueError("expected at least one of level, for, severity, enabled")
+        return self
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that are set, by their names in the configuration."""
+        values = {"level": self.level, "for": self.for_, "severity": self.severity, "enabled": self.enabled}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def _check(used: Iterable[str], known: Mapping[str, str], what: str, place: str) -> None:
+    for word in used:
+        if word not in known:
+            raise ValueError(f"{place}: {what} {word!r:.40}; it has {', '.join(known) or 'none'}")
+
+
+def written(rule: Rule) -> dict[str, Any]:
+    """Return the rule with the keys of `config.RuleConfig`, which reads it back unchanged."""
+    body: dict[str, Any] = {"name": rule.name, "scope": rule.scope, "value": rule.value}
+    numbers = {
+        "above": rule.above,
+        "below": rule.below,
+        "clear": rule.clear,
+        "for": rule.for_seconds or None,
+        "keep_firing_for": rule.keep_firing_for_seconds or None,
+    }
+    body.update({name: number for name, number in numbers.items() if number is not None})
+    texts = {"match": dict(rule.match), "labels": dict(rule.labels), "annotations": dict(rule.annotations)}
+    body.update({name: own for name, own in texts.items() if own})
+    if rule.receivers:
+        body["receivers"] = list(rule.receivers)
+    if (action := rule.action) is not None:
+        idle = {"only_idle_for": action.only_idle_for_seconds} if action.only_idle_for_seconds else {}
+        body["action"] = {
+            "flush": {"min_reclaimable": action.min_reclaimable_bytes, "steps": list(action.steps), **idle},
+            "cooldown": action.cooldown_seconds,
+            "max_per_hour": action.max_per_hour,
+            "workloads": list(action.workloads),
+            "dry_run": action.dry_run,
+            **({"request_end": True} if action.request_end else {}),
+        }
+    return body

@@ -1,0 +1,22 @@
+"""Silences: alerts that are shown and not sent."""
+
+from __future__ import annotations
+
+from gpumond.feature import Command, Feature
+
+FEATURE = Feature(
+    name="silences",
+    routes=("gpumond.features.silences.routes",),
+    commands=(
+        Command(
+            name="silence",
+            module="gpumond.features.silences.command",
+            help="silence alerts for a time, list silences, and end them",
+            group="Problems",
+            examples=(
+                "gpumond silence add rule=leak 'workload=~train.*' --for 1h --reason 'a known leak'",
+                "gpumond silence list",
+            ),
+        ),
+    ),
+)

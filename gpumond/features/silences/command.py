@@ -1,0 +1,128 @@
+"""``gpumond silence``: create, list and end silences of alerts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from gpumond.cli import client
+from gpumond.cli.main import DONE
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.silence import OPERATORS
+from gpumond.facts.units import seconds
+from gpumond.view.text import table
+
+ROUTE = "/api/v1/silences"
+_MATCHER = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)(=~|!~|!=|=)(.*)", re.DOTALL)
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPE = re.compile(r'\\(["\\])')
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="what", metavar="add|list|delete", required=True)
+    add = what.add_parser("add", help="stop sending the alerts that all matchers match")
+    add.add_argument(
+        "matchers",
+        nargs="+",
+        metavar="MATCHER",
+        help=f"a label, one of {' '.join(OPERATORS)}, and a text: rule=leak, 'workload=~train.*'",
+    )
+    add.add_argument("--for", dest="duration", required=True, metavar="DURATION", help="length, such as 1h or 30m")
+    add.add_argument("--reason", required=True, metavar="TEXT", help="why the alerts are not sent")
+    add.add_argument("--start", metavar="TIME", help="start in local time, such as 2026-11-22T18:00 (default: now)")
+    add.add_argument("--author", default="", metavar="NAME", help="who is responsible (default: the caller)")
+    entries = what.add_parser("list", help="list silences")
+    entries.add_argument("--all", action="store_true", help="include silences that have ended")
+    delete = what.add_parser("delete", help="end silences now")
+    delete.add_argument("ids", nargs="+", metavar="ID", help="identifier, as `silence list` shows it")
+    for each in (add, entries, delete):
+        client.add_arguments(each)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return {"add": _add, "list": _list, "delete": _delete}[arguments.what](arguments)
+
+
+def _add(arguments: argparse.Namespace) -> int:
+    body = {
+        "matchers": [matcher(text) for text in arguments.matchers],
+        "for_seconds": _duration(arguments.duration),
+        "author": arguments.author,
+        "reason": arguments.reason,
+    }
+    if arguments.start is not None:
+        body["starts_at"] = _time(arguments.start)
+    entry = client.post(arguments.url, ROUTE, body, timeout=30)
+    print(json.dumps(entry, indent=2) if arguments.json else entry["silence"]["id"])
+    return DONE
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    entries = [each for each in client.get(arguments.url, ROUTE) if arguments.all or each["state"] != "ended"]
+    if arguments.json:
+        print(json.dumps(entries, indent=2))
+    else:
+        print(
+            table(
+                ("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON"), ([*_row(entry)] for entry in entries)
+            )
+        )
+    return DONE
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    for id in arguments.ids:
+        if not re.fullmatch("[0-9a-f]{16}", id):
+            raise ConfigError(f"{id!r:.80} is not the id of a silence; `gpumond silence list` shows the ids")
+    for id in arguments.ids:
+        client.delete(arguments.url, f"{ROUTE}/{id}")
+    if arguments.json:
+        print(json.dumps({"ended": arguments.ids}))
+    return DONE
+
+
+def matcher(text: str) -> dict[str, str]:
+    """Parse a matcher such as ``rule=leak``; a value may be in double quotes. Raises ConfigError."""
+    found = _MATCHER.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{text!r:.80} is not a matcher; expected LABEL=TEXT, !=, =~ or !~, for example rule=leak")
+    name, operator, value = found.groups()
+    if quoted := _QUOTED.fullmatch(value):
+        value = _ESCAPE.sub(r"\1", quoted[1])
+    return {"name": name, "operator": operator, "value": value}
+
+
+def _duration(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise ConfigError(f"--for {text!r:.80}: {error}") from None
+
+
+def _time(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(f"--start {text!r:.80}: expected a time such as 2026-11-22T18:00") from None
+
+
+def _row(entry: Mapping[str, Any]) -> Iterator[str]:
+    silence = entry["silence"]
+    yield from (silence["id"], entry["state"], _matchers(silence["matchers"]))
+    yield from (f"{datetime.fromtimestamp(silence[name]):%Y-%m-%d %H:%M:%S}" for name in ("starts_at", "ends_at"))
+    yield from (silence["author"], silence["reason"])
+
+
+def _matchers(matchers: Sequence[Mapping[str, str]]) -> str:
+    return " ".join(f"{each['name']}{each['operator']}{_shown(each['value'])}" for each in matchers)
+
+
+def _shown(value: str) -> str:
+    """Return the value as `matcher` reads it."""
+    if value and not re.search(r'[\s"~]', value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

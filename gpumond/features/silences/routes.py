@@ -1,0 +1,184 @@
+"""HTTP API of silences: read, create, end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request
+from fastapi.responses import Response
+from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_validator
+
+from gpumond.config.encodable import Encodable
+from gpumond.facts.silence import Matcher, Operator, Silence, State
+from gpumond.facts.text import has_control_characters
+from gpumond.features.silences.silences import MAX_SECONDS, Silences
+from gpumond.serve import examples
+from gpumond.serve.auth import admit
+from gpumond.serve.dependencies import CHANGES, require_rules
+from gpumond.serve.problems import responses
+from gpumond.serve.view import view_of
+
+router = APIRouter(prefix="/api/v1", tags=["silences"])
+
+MAX_MATCHERS, MAX_VALUE = 8, 256
+
+EXAMPLE_BODY: dict[str, Any] = {
+    "matchers": [
+        {"name": "rule", "operator": "=", "value": "leak"},
+        {"name": "workload", "operator": "=~", "value": "train.*"},
+    ],
+    "for_seconds": 3600,
+    "reason": "known leak, fixed on Monday",
+}
+
+Id = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The id of the silence")]
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceEntry:
+    """One silence and its state."""
+
+    state: State
+    silence: Silence
+
+
+class MatcherBody(Encodable):
+    """A condition on one label of an alert, or on `rule`, the name of its rule."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=64, description="A label, or `rule`.")
+    operator: Operator = Field(description="`=~` and `!~` match the whole text with a regular expression.")
+    value: str = Field(max_length=MAX_VALUE)
+
+    @field_validator("value")
+    @classmethod
+    def _printable(cls, value: str) -> str:
+        return _printable(value)
+
+
+class SilenceBody(Encodable):
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [EXAMPLE_BODY]})
+
+    matchers: list[MatcherBody] = Field(
+        min_length=1, max_length=MAX_MATCHERS, description="An alert must match all of them."
+    )
+    starts_at: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="By default now.")
+    ends_at: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    for_seconds: float | None = Field(
+        default=None, gt=0, le=MAX_SECONDS, description="The time from the start to the end, instead of `ends_at`."
+    )
+    author: str = Field(default="", max_length=128, description="By default the name of the caller.")
+    reason: str = Field(min_length=1, max_length=512)
+
+    @field_validator("author", "reason")
+    @classmethod
+    def _texts(cls, value: str) -> str:
+        return _printable(value)
+
+    @model_validator(mode="after")
+    def _complete(self) -> SilenceBody:
+        if (self.ends_at is None) == (self.for_seconds is None):
+            raise ValueError("expected exactly one of ends_at and for_seconds")
+        if not self.reason.strip():
+            raise ValueError("reason: expected a text, such as the number of a ticket")
+        return self
+
+
+def _printable(text: str) -> str:
+    if has_control_characters(text):
+        raise ValueError(f"{text!r:.40} has a control character, such as a line end; remove it")
+    return text
+
+
+SILENCE = Silence(
+    id="5b0e3a9c71d2f846",
+    matchers=(Matcher("rule", "=", "leak"), Matcher("workload", "=~", "train.*")),
+    starts_at=examples.TAKEN_AT,
+    ends_at=examples.TAKEN_AT + 3600,
+    author="token",
+    reason="known leak, fixed on Monday",
+    created_at=examples.TAKEN_AT,
+    created_by="token",
+)
+ENTRY = SilenceEntry("active", SILENCE)
+ENTRIES, ONE = TypeAdapter(list[SilenceEntry]), TypeAdapter(SilenceEntry)
+
+
+def _silences(request: Request) -> Silences:
+    return view_of(request).silences
+
+
+def _entry(request: Request, silence: Silence, status: int = 200) -> Response:
+    entry = SilenceEntry(_silences(request).state(silence), silence)
+    headers = {"Location": f"/api/v1/silences/{silence.id}"}
+    return Response(ONE.dump_json(entry), status, headers, media_type="application/json")
+
+
+def _count_change(request: Request, by: str) -> None:
+    tokens = request.app.state.tokens
+    now = tokens.clock()
+    admit(tokens.silences, by, now, "too many changes of silences by this caller")
+    tokens.silences.count(by, now)
+
+
+@router.get(
+    "/silences",
+    summary="Silences and their state, the newest last",
+    **examples.described(list[SilenceEntry], [ENTRY]),
+)
+async def silences(request: Request) -> Response:
+    """Returns pending and active silences, and those that ended within the last five days, at most 100 of one user."""
+    registry = _silences(request)
+    entries = [SilenceEntry(registry.state(silence), silence) for silence in registry.all()]
+    return Response(ENTRIES.dump_json(entries), media_type="application/json")
+
+
+@router.get(
+    "/silences/{id}",
+    summary="One silence and its state",
+    **examples.described(SilenceEntry, ENTRY, 404, 422),
+)
+async def silence(request: Request, id: Id) -> Response:
+    return _entry(request, _silences(request).get(id))
+
+
+@router.post(
+    "/silences",
+    summary="Create a silence",
+    dependencies=CHANGES,
+    **examples.described(SilenceEntry, ENTRY, 401, 403, 409, 422, 429, 503, 507, status=201),
+)
+async def create(request: Request, body: SilenceBody, by: str = Depends(require_rules)) -> Response:
+    """Alerts that all matchers match are shown with `silenced_by` and not sent.
+
+    `author` is a text; the audit and `created_by` state the authenticated caller. 409: the caller has 100 silences that
+    have not ended. 429: the caller has changed thirty silences within a minute.
+    """
+    _count_change(request, by)
+    silence = await _silences(request).add(
+        [Matcher(each.name, each.operator, each.value) for each in body.matchers],
+        starts_at=body.starts_at,
+        ends_at=body.ends_at,
+        for_seconds=body.for_seconds,
+        author=body.author.strip(),
+        reason=body.reason,
+        by=by,
+    )
+    return _entry(request, silence, 201)
+
+
+@router.delete(
+    "/silences/{id}",
+    summary="End a silence",
+    dependencies=CHANGES,
+    status_code=204,
+    response_model=None,
+    responses=responses(401, 403, 404, 422, 429, 503, 507),
+)
+async def expire(request: Request, id: Id, by: str = Depends(require_rules)) -> Response:
+    """Ends a silence now. It remains in the list for five days. An ended silence is unchanged."""
+    _count_change(request, by)
+    await _silences(request).expire(id, by)
+    return Response(status_code=204)

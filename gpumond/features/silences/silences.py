@@ -1,0 +1,344 @@
+"""Registry of silences, and the alerts that each one matches."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, NamedTuple, Protocol
+
+from pydantic import StringConstraints, TypeAdapter, ValidationError
+from pydantic_core import SchemaError
+
+from gpumond.facts.cooperative import Steps
+from gpumond.facts.errors import ConfigError, NoSuchSilence, TooManySilences
+from gpumond.facts.frame import Alert
+from gpumond.facts.persisted import Labels
+from gpumond.facts.silence import Matcher, Silence, State
+from gpumond.facts.units import DAY_SECONDS, human
+
+MAX_SILENCES = 100
+"""Silences of one creator that have not ended."""
+MAX_SECONDS = 366 * DAY_SECONDS
+"""Latest end of a silence, from now."""
+MAX_EXPRESSIONS = 256
+"""Characters of all regular expressions of a silence."""
+MAX_COMPILED_OF_CREATOR, MAX_COMPILED_IN_TOTAL = 4 << 20, 16 << 20
+"""Bytes of the compiled regular expressions of the silences that have not ended."""
+KEEP_ENDED, KEEP_ENDED_SECONDS = 100, 5 * DAY_SECONDS
+"""Ended silences of one creator that are listed, and for how long."""
+MAX_KNOWN = 20_000
+"""Alerts whose silences are remembered."""
+
+
+class Test(NamedTuple):
+    """Test of the labels of an alert, and the bytes of its compiled regular expressions."""
+
+    matches: Callable[[Mapping[str, str]], bool]
+    compiled_bytes: int = 0
+
+
+class SilenceStore(Protocol):
+    """The methods of the store that the registry calls; each raises StoreUnavailable."""
+
+    async def silences(self) -> list[Silence]: ...
+    async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None: ...
+
+
+class Silences:
+    """Registry of silences. ``clock`` returns unix seconds."""
+
+    def __init__(self, store: SilenceStore, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self._lock = asyncio.Lock()
+        self._silences: dict[str, Silence] = {}
+        self._tests: dict[str, Test] = {}
+        self._known: dict[Labels, tuple[Silence, ...]] = {}
+        self.loaded = False
+
+    async def load(self) -> list[str]:
+        """Load the stored silences. Returns those that this version cannot use; they remain in the store."""
+        invalid: list[str] = []
+        self._tests, self._silences = {}, {}
+        for silence in await self._store.silences():
+            try:
+                if silence.state(self._clock()) != "ended":
+                    self._tests[silence.id] = self._test(silence.matchers, silence.created_by)
+            except (ConfigError, TooManySilences) as error:
+                invalid.append(f"{silence.id}: {error}")
+            else:
+                self._silences[silence.id] = silence
+        self._use(self._silences)
+        self.loaded = True
+        return invalid
+
+    def all(self) -> list[Silence]:
+        """Return the silences that have not ended or ended recently, the oldest first."""
+        since = self._clock() - KEEP_ENDED_SECONDS
+        recent = (silence for silence in self._silences.values() if silence.ends_at >= since)
+        return sorted(recent, key=lambda silence: silence.created_at)
+
+    def current(self) -> tuple[Silence, ...]:
+        """Return the silences that have not ended."""
+        now = self._clock()
+        return tuple(each for each in self._silences.values() if each.state(now) != "ended" and each.id in self._tests)
+
+    def state(self, silence: Silence) -> State:
+        return silence.state(self._clock())
+
+    def get(self, id: str) -> Silence:
+        """Return the silence. Raises NoSuchSilence."""
+        if id not in self._silences:
+            raise NoSuchSilence(f"no silence has the id {id!r:.80}; GET /api/v1/silences lists them")
+        return self._silences[id]
+
+    async def add(
+        self,
+        matchers: Sequence[Matcher],
+        *,
+        starts_at: float | None = None,
+        ends_at: float | None = None,
+        for_seconds: float | None = None,
+        author: str = "",
+        reason: str,
+        by: str,
+    ) -> Silence:
+        """Create a silence that ends at ``ends_at``, or ``for_seconds`` after its start.
+
+        Raises ConfigError, TooManySilences, StoreUnavailable.
+        """
+        now = self._clock()
+        starts_at = max(now, starts_at or now)
+        end = ends_at if ends_at is not None else starts_at + (for_seconds or 0.0)
+        if end <= starts_at:
+            raise ConfigError("ends_at: expected a time after now and after starts_at")
+        if end > now + MAX_SECONDS:
+            raise ConfigError(f"the silence ends too late; expected an end within {MAX_SECONDS / DAY_SECONDS:g} days")
+        silence = Silence(
+            id=secrets.token_hex(8),
+            matchers=tuple(matchers),
+            starts_at=starts_at,
+            ends_at=end,
+            author=author or by,
+            reason=reason,
+            created_at=now,
+            created_by=by,
+        )
+        async with self._lock:
+            if sum(each.created_by == by for each in self.current()) >= MAX_SILENCES:
+                raise TooManySilences(f"the limit of {MAX_SILENCES} silences by {by} is reached; delete one first")
+            await self._put(silence, by, "silence.create", self._test(matchers, by))
+        return silence
+
+    async def expire(self, id: str, by: str) -> None:
+        """End a silence now; an ended one is unchanged. Raises NoSuchSilence, StoreUnavailable."""
+        async with self._lock:
+            silence, now = self.get(id), self._clock()
+            if silence.state(now) != "ended":
+                over = replace(silence, starts_at=min(silence.starts_at, now), ends_at=now)
+                await self._put(over, by, "silence.expire")
+
+    def silencing(self, alert: Alert) -> tuple[str, ...]:
+        """Return the ids of the active silences that match an alert."""
+        if not self._silences:
+            return ()
+        now = self._clock()
+        return tuple(silence.id for silence in self._matching(alert) if silence.state(now) == "active")
+
+    def marking(self, alerts: Iterable[Alert]) -> Steps[tuple[Alert, ...]]:
+        """Return the alerts, the silenced ones with the ids of their silences."""
+        marked = []
+        for alert in alerts:
+            ids = self.silencing(alert)
+            marked.append(replace(alert, silenced_by=ids) if ids else alert)
+            if self._silences:
+                yield
+        return tuple(marked)
+
+    def _matching(self, alert: Alert) -> tuple[Silence, ...]:
+        found = self._known.get(alert.labels)
+        if found is None:
+            labels = {**dict(alert.labels), "rule": alert.rule}
+            found = tuple(silence for silence in self.current() if self._tests[silence.id].matches(labels))
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[alert.labels] = found
+        return found
+
+    def _test(self, matchers: Sequence[Matcher], creator: str) -> Test:
+        """Return the test of a new silence. Raises ConfigError, TooManySilences."""
+        most = dict.fromkeys((creator, ""), 0)
+        for silence in self.current():
+            for name in {silence.created_by, ""} & most.keys():
+                most[name] += self._tests[silence.id].compiled_bytes
+        room = min(MAX_COMPILED_OF_CREATOR - most[creator], MAX_COMPILED_IN_TOTAL - most[""])
+        size = _compiled_bytes(matchers)
+        if size > room:
+            raise TooManySilences(
+                f"the regular expressions of all silences need {human(size - room)} more memory than they may; shorten "
+                "repetitions, or delete a silence with a regular expression"
+            )
+        return _test(matchers, size)
+
+    async def _put(self, silence: Silence, by: str, action: str, test: Test | None = None) -> None:
+        removed = set(self._excess(silence.created_by))
+        await self._store.put_silence(silence, sorted(removed), by, action)
+        if test is not None:
+            self._tests[silence.id] = test
+        self._use({id: each for id, each in self._silences.items() if id not in removed} | {silence.id: silence})
+
+    def _excess(self, creator: str) -> Iterator[str]:
+        """Yield the ended silences that are too old, and the oldest of a creator who has too many."""
+        now = self._clock()
+        ended = sorted((each for each in self._silences.values() if each.state(now) == "ended"), key=_end)
+        own = [each for each in ended if each.created_by == creator]
+        yield from (each.id for each in ended if each.ends_at < now - KEEP_ENDED_SECONDS)
+        yield from (each.id for each in own[: max(0, len(own) - KEEP_ENDED + 1)])
+
+    def _use(self, silences: dict[str, Silence]) -> None:
+        self._silences, self._known = silences, {}
+        current = {silence.id for silence in self.current()}  # the memory of an ended one is free for others
+        self._tests = {id: test for id, test in self._tests.items() if id in current}
+
+
+def _end(silence: Silence) -> float:
+    return silence.ends_at
+
+
+def _compiled_bytes(matchers: Sequence[Matcher]) -> int:
+    """Return the memory of the compiled regular expressions. Raises ConfigError."""
+    sizes = 0
+    for number, matcher in enumerate(matchers):
+        if "~" in matcher.operator:
+            # it imports pydantic
+
+            with _about(number, matcher):
+                sizes += compiled_bytes(matcher.value)
+    return sizes
+
+
+def _test(matchers: Sequence[Matcher], compiled_bytes: int) -> Test:
+    """Return the test of the labels of an alert. Raises ConfigError."""
+    tests = [_matcher_test(number, matcher) for number, matcher in enumerate(matchers)]
+    if sum(len(each.value) for each in matchers if "~" in each.operator) > MAX_EXPRESSIONS:
+        raise ConfigError(
+            f"matchers: the regular expressions exceed {MAX_EXPRESSIONS} characters; use several silences"
+        )
+    if all(test({}) for test in tests):
+        raise ConfigError(
+            "matchers: all of them match an empty text; expected at least one that does not, for example rule=leak"
+        )
+    return Test(lambda labels: all(test(labels) for test in tests), compiled_bytes)
+
+
+def _matcher_test(number: int, matcher: Matcher) -> Callable[[Mapping[str, str]], bool]:
+    name, value = matcher.name, matcher.value
+    if matcher.operator == "=":
+        return lambda labels: labels.get(name, "") == value
+    if matcher.operator == "!=":
+        return lambda labels: labels.get(name, "") != value
+    # it imports pydantic, and most daemons have no expression
+
+    with _about(number, matcher):
+        expression = compiled(value)
+    if matcher.operator == "=~":
+        return lambda labels: expression(labels.get(name, ""))
+    return lambda labels: not expression(labels.get(name, ""))
+
+
+@contextmanager
+def _about(number: int, matcher: Matcher) -> Iterator[None]:
+    """Name the matcher in a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"matchers.{number}: {matcher!s:.200}: {error}") from None
+
+
+MAX_EXPRESSION = 128
+"""Characters of a regular expression."""
+MAX_COMPILED_BYTES = 1 << 20
+"""Memory of one compiled expression, as `compiled_bytes` estimates it."""
+
+_CHARACTER, _CLASS, _DIGITS, _LETTERS = 2 << 10, 8 << 10, 20 << 10, 128 << 10
+r"""Bytes of the compiled form of a character, a class such as [a-z], \d, and \w, which has 140,000 characters"""
+_ESCAPE = r"\\(?:[xuUpP]\{[^}]*\}|[pP].|.)"
+_INNER = rf"\[\^?\]?(?:{_ESCAPE}|[^\]\\])*\]"
+_TOKEN = re.compile(
+    rf"(?P<flags>\(\?[imsu-]+\))|(?P<open>\((?:\?(?:[imsu-]*:|P?<\w+>))?)(?!\?)|(?P<close>\))"
+    r"|\{(?P<least>\d+)(?P<range>,(?P<most>\d*))?\}|(?P<other>[*+?|^$])"
+    rf"|(?P<class>\[\^?\]?(?:{_ESCAPE}|{_INNER}|[^\]\\\[])*\]|\.)|(?P<character>{_ESCAPE}|[^(\[\\])",
+    re.DOTALL,
+)
+
+
+def compiled(text: str) -> Callable[[str], bool]:
+    """Return a function that tests whether an expression matches the whole of a text. Raises ConfigError."""
+    compiled_bytes(text)
+    try:
+        adapter = TypeAdapter(Annotated[str, StringConstraints(pattern=rf"\A(?s:{text})\z")])
+    except SchemaError as error:
+        raise _invalid(re.sub(r"(?s).*error: ", "", str(error))[:200]) from None
+
+    def matches(text: str) -> bool:
+        try:
+            adapter.validate_python(text)
+        except ValidationError:
+            return False
+        return True
+
+    return matches
+
+
+def compiled_bytes(text: str) -> int:
+    """Return an upper estimate of the memory of a compiled expression, from its classes and counted repetitions.
+
+    Raises ConfigError if it is too long or too expensive, or is no complete expression: "a)|(b" would be valid within a
+    group only.
+    """
+    if len(text) > MAX_EXPRESSION:
+        raise ConfigError(f"the regular expression exceeds {MAX_EXPRESSION} characters; use several silences")
+    groups: list[int] = []
+    total = last = end = 0
+    while end < len(text):
+        token = _TOKEN.match(text, end)
+        if token is None:
+            what = "an unclosed or nested class, a look-around, or a flag other than i, m, s and u"
+            raise _invalid(f"{text[end : end + 8]!r} is {what}")
+        end = token.end()
+        if token["open"]:
+            groups.append(total)
+            total = last = 0
+        elif token["close"]:
+            if not groups:
+                raise _invalid("unopened group")
+            last = total + _CHARACTER
+            total = groups.pop() + last
+        elif token["least"]:
+            times = max(1, int(token["most"] or token["least"]) + (token["range"] == ","))
+            total += last * (times - 1)
+            last *= times
+        elif token["class"] or token["character"]:
+            last = _bytes_of(token[0], _CLASS if token["class"] else _CHARACTER)
+            total += last
+    if groups:
+        raise _invalid("unclosed group")
+    if total > MAX_COMPILED_BYTES:
+        raise ConfigError(
+            f"the regular expression needs {human(total)} of memory, more than {human(MAX_COMPILED_BYTES)}; shorten "
+            r"repetitions such as {200}, and write [a-z0-9_] instead of \w"
+        )
+    return total
+
+
+def _bytes_of(part: str, least: int) -> int:
+    kinds = re.findall(r"\\(.)", part, re.DOTALL)
+    return least + sum(_LETTERS if kind in "wWpP" else _DIGITS if kind in "dDsS" else 0 for kind in kinds)
+
+
+def _invalid(reason: str) -> ConfigError:
+    return ConfigError(f"not a regular expression: {reason}; expected one such as train.*")

@@ -1,0 +1,122 @@
+"""This machine: its name, its processes, and the shares of this process's file descriptors."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from typing import NamedTuple
+
+from gpumond.facts.process import ProcessKey
+
+MACHINE_NAME = os.environ.get("NODE_NAME") or socket.gethostname()
+"""In a pod, the name of its node: there, the kernel returns the pod's name."""
+
+
+STAT_BYTES = 1024
+"""Size that contains a stat line up to its 22nd field."""
+
+KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of the kernel's include/linux/sched.h."""
+
+ENDED_STATES = ("Z", "X")
+
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode number of the host's PID namespace (include/linux/proc_ns.h)."""
+
+
+class ProcessStart(NamedTuple):
+    """Variable data of a process: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*.
+
+    ``start_ticks`` counts from boot, in USER_HZ. ``parent`` and ``session`` are pids, or 0 if they are in another PID
+    namespace.
+    """
+
+    start_ticks: int
+    state: str
+    flags: int
+    parent: int
+    session: int
+
+
+def process_start(proc: str, pid: int) -> ProcessStart | None:
+    """Return the process's data, or None if it does not exist."""
+    try:
+        return start_of(stat_fields(read_head(f"{proc}/{pid}/stat")))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def start_ticks(pid: int, proc: str = "/proc") -> int | None:
+    """Return the start of a process, or None if it does not exist."""
+    start = process_start(proc, pid)
+    return None if start is None else start.start_ticks
+
+
+def find_process(pid: int, proc: str = "/proc") -> tuple[ProcessKey, int] | None:
+    """Return a process and the uid of its user, or None if it does not exist or has ended."""
+    start = process_start(proc, pid)
+    try:
+        uid = os.stat(f"{proc}/{pid}").st_uid
+    except OSError:
+        return None
+    return None if start is None or start.state in ENDED_STATES else (ProcessKey(pid, start.start_ticks), uid)
+
+
+def stat_fields(stat: bytes) -> list[bytes]:
+    """Split a stat line from its third field on. The second, the name, may contain spaces and parentheses."""
+    return stat.rpartition(b")")[2].split(maxsplit=20)
+
+
+def start_of(fields: list[bytes]) -> ProcessStart:
+    """Parse the fields of a stat line. Raises ValueError or IndexError if it is incomplete."""
+    return ProcessStart(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
+
+
+def read_head(path: str, size: int = STAT_BYTES) -> bytes:
+    """Return the first bytes of a file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def in_private_pid_namespace(proc: str = "/proc") -> bool | None:
+    """Return True if this process is in a PID namespace other than the host's; None if that is unknown."""
+    try:
+        return os.stat(f"{proc}/self/ns/pid").st_ino != INITIAL_PID_NAMESPACE
+    except OSError:
+        return None
+
+
+TARGET = 16384
+OTHERS = 64
+"""Descriptors for the store, the collector process, receivers, logs, and connections that are being closed."""
+MAX_CONNECTIONS = 1024
+RESERVED_CONNECTIONS = 16
+"""Additional connections, reserved for /metrics and probes."""
+
+
+def raise_limit() -> None:
+    """Raise RLIMIT_NOFILE to at most TARGET, within the hard limit; many systems start programs with 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = TARGET if hard == resource.RLIM_INFINITY else min(TARGET, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+
+
+def http_connections(limit: int | None = None) -> int:
+    """Return the limit of HTTP connections: a quarter of what OTHERS leaves, at most MAX_CONNECTIONS."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
+    return MAX_CONNECTIONS if limit < 0 else max(8, min(MAX_CONNECTIONS, (limit - OTHERS) // 4))
+
+
+def kept_from_agents() -> int:
+    """Return the number of descriptors that are not available to agent connections."""
+    return OTHERS + http_connections() + RESERVED_CONNECTIONS
+
+
+def http_connections_of_user(connections: int) -> int:
+    """Return the limit of HTTP connections per user; all clients behind a proxy or tunnel count as one user."""
+    return max(1, connections * 3 // 4)

@@ -1,0 +1,151 @@
+"""The files of the page and of the API reference, without external resources."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumond.facts.engines import NOT_READ
+from gpumond.facts.frame import SHARES
+from gpumond.facts.snapshot import MISSED_LIMIT
+from gpumond.facts.verdicts import SHAPES
+from gpumond.features.rules.built_in import RUNBOOKS
+from gpumond.tick.events import Kind
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = {
+    "Vary": "Accept-Encoding",
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+IMMUTABLE = "max-age=31536000, immutable"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """``compressed``: the body with gzip. ``cache``: its Cache-Control."""
+
+    body: bytes
+    compressed: bytes
+    media_type: str
+    etag: str
+    cache: str
+
+
+def file(body: bytes, media_type: str, cache: str = "no-cache") -> File:
+    return File(body, gzip.compress(body, mtime=0), f"{media_type}; charset=utf-8", _tag(body), cache)
+
+
+def _tag(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:16]
+
+
+MARKS: dict[Kind, str] = {
+    "flush": "▼",
+    "oom": "✕",
+    "xid": "✕",
+    "alert-fired": "▲",
+    "alert-resolved": "△",
+    "verdict-began": "◆",
+    "verdict-ended": "◇",
+    "agent-connected": "●",
+    "agent-gone": "○",
+    "process-ended": "○",
+    "device-lost": "○",
+    "device-back": "●",
+}
+"""Signs of events on the time axis of a chart."""
+
+
+def words() -> str:
+    """Return the daemon's vocabulary as a JavaScript module."""
+    known: dict[str, object] = {
+        "SHARES": list(SHARES),
+        "OF_PROCESSES": [share for share in SHARES if share != "unclaimed"],
+        "ORDINARY": sorted(SHAPES),
+        "MISSED_LIMIT": MISSED_LIMIT,
+        "NOT_READ": NOT_READ,
+        "MARKS": MARKS,
+        "RUNBOOKS": sorted(RUNBOOKS),
+    }
+    return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
+
+
+DIRECTORY = Path(__file__).parent
+MODULES = {path.stem: path.read_text() for path in sorted(DIRECTORY.glob("*.js"))} | {"words": words()}
+"""Texts of the modules by name."""
+
+
+def page_files() -> dict[str, File]:
+    """Return the files of the page by path. The document names script and style, whose names contain their hash."""
+    found = {}
+    page = (DIRECTORY / "index.html").read_text()
+    for name, text, media_type in (
+        ("page.js", bundle(MODULES, "page"), "text/javascript"),
+        ("page.css", (DIRECTORY / "page.css").read_text(), "text/css"),
+    ):
+        stem, suffix = name.split(".")
+        hashed = f"{stem}-{_tag(text.encode())}.{suffix}"
+        found[f"/{hashed}"] = file(text.encode(), media_type, IMMUTABLE)
+        page = page.replace(f'"{name}"', f'"{hashed}"')
+    return {"/": file(page.encode(), "text/html"), **found}
+
+
+PAGE = page_files()
+"""They contain no data, and require no authentication, so that users can sign in."""
+
+FILES = PAGE | {"/docs.css": file((DIRECTORY / "docs.css").read_bytes(), "text/css")}
+
+
+IMPORT = re.compile(r'^import (?:(?:\{([^}]*)\}|\* as (\w+)) from )?"\./(\w+)\.js";\n', re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*? |class |const )([\w$]+))", re.MULTILINE)
+COMMENT = re.compile(r"^ *(?://[^\n]*|/\*\*(?:(?!\*/).)*\*/)\n", re.MULTILINE | re.DOTALL)
+LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
+
+
+def bundle(modules: Mapping[str, str], entry: str) -> str:
+    """Return one module that does what ``entry`` does. ``modules``: texts by name, without the suffix.
+
+    Raises ValueError if modules import one another in a circle, or contain another import or export.
+    """
+    joined: dict[str, str] = {}
+    _add(entry, modules, joined, ())
+    return "".join(joined.values())
+
+
+def _add(name: str, modules: Mapping[str, str], joined: dict[str, str], importers: tuple[str, ...]) -> None:
+    if name in importers:
+        raise ValueError(f"modules import one another: {' -> '.join((*importers, name))}")
+    if name in joined:
+        return
+    for found in IMPORT.finditer(modules[name]):
+        _add(found[3], modules, joined, (*importers, name))
+    joined[name] = _function(name, modules[name])
+
+
+def _function(name: str, text: str) -> str:
+    exports = ", ".join(EXPORT.findall(text))
+    body = COMMENT.sub("", EXPORT.sub("", IMPORT.sub(_constant, text)))
+    if left := LEFT.search(body):
+        raise ValueError(f"{name}.js: cannot be joined: {left[0]}")
+    return f"const ${name} = (() => {{\n{body}return {{ {exports} }};\n}})();\n"
+
+
+def _constant(found: re.Match[str]) -> str:
+    names, whole, module = found.groups()
+    if names is None and whole is None:
+        return ""
+    if whole:
+        return f"const {whole} = ${module};\n"
+    return f"const {{{re.sub(r' as ', ': ', names)}}} = ${module};\n"

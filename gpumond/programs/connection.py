@@ -1,0 +1,258 @@
+"""One connection of the agents' socket: its messages, its reports, and their checks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections import Counter
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TypeVar
+
+from gpumond.facts.errors import ProtocolError
+from gpumond.facts.messages import (
+    MAX_MESSAGE_BYTES,
+    MAX_WORKLOAD,
+    AgentResponse,
+    FlushResult,
+    Hello,
+    Message,
+    Report,
+    clean,
+    encode,
+)
+from gpumond.facts.program import MAX_RANKS, SCOPES, PoolLimit
+from gpumond.facts.snapshot import AgentReport
+from gpumond.host.peer import Identity
+from gpumond.tick.claims import MAX_REPORTED_POOLS, bounded
+
+MAX_COMPONENTS = 8
+JOB = re.compile(r"[A-Za-z0-9._/-]{0,128}")
+Answer = TypeVar("Answer")
+SCOPE = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+
+
+def decode(message: bytes) -> Message:
+    """Decode a message of an agent. Raises ProtocolError."""
+    from gpumond.programs import validator  # it imports pydantic-core, which a daemon without agents does not need
+
+    return validator.decode(message)
+
+
+class AgentConnection:
+    """One connection, its hello and its newest report. ``user``: the one for whom its limits count."""
+
+    def __init__(
+        self, connection: socket.socket, identity: Identity, pidfd: int | None, user: int, budget: Budget, now: float
+    ) -> None:
+        self.socket, self.identity, self.pidfd, self.user, self.budget = connection, identity, pidfd, user, budget
+        self.buffer = b""
+        self.hello: Hello | None = None
+        self.report: Report | None = None
+        self.unread = self._read = b""
+        """Message of a report that has not been decoded, and digest of the message of ``report``."""
+        self.received_at = self.partial_since = now
+        self.resumed_at = float("-inf")
+        """End of the last suspension of its process, after which the agent may be silent for a moment."""
+        self.answers: dict[str, asyncio.Future[FlushResult]] = {}
+        self.unanswered: set[str] = set()
+        """Flushes that timed out; an agent answers each of them later."""
+        self.requests: dict[str, asyncio.Future[AgentResponse]] = {}
+
+    def newest(self) -> Report | None:
+        """Return its newest report, decoded lazily: only the last report before a tick is used.
+
+        Raises ProtocolError.
+        """
+        if self.unread:
+            encoded, self.unread = self.unread, b""
+            digest = blake2b(encoded, digest_size=16).digest()
+            if digest == self._read:
+                return self.report
+            report = decode(encoded)
+            if not isinstance(report, Report):
+                raise ProtocolError("type", "malformed report")
+            self.set_report(report, digest)
+        return self.report
+
+    def set_report(self, report: Report, digest: bytes = b"") -> None:
+        """Set the newest report, with at most ``MAX_REPORTED_POOLS`` pools and their sums. Raises ProtocolError."""
+        check_report(report)
+        if len(report.pools) > MAX_REPORTED_POOLS:
+            report = replace(report, pools=bounded(report.pools, most=MAX_REPORTED_POOLS))
+        self.report, self.unread, self._read = report, b"", digest
+
+    def split(self, chunk: bytes, now: float) -> list[bytes]:
+        """Return the messages that are complete with these bytes. Raises ProtocolError."""
+        if not self.buffer:
+            self.partial_since = now
+        *messages, rest = (self.buffer + chunk).split(b"\n")
+        if len(rest) > MAX_MESSAGE_BYTES or any(len(message) > MAX_MESSAGE_BYTES for message in messages):
+            raise ProtocolError("oversize", f"a message of more than {MAX_MESSAGE_BYTES} bytes")
+        if messages:
+            self.partial_since = now
+        self.buffer = rest
+        return messages
+
+    def send(self, message: Message) -> bool:
+        """Send a whole message. False if the agent does not read its socket."""
+        encoded = encode(message)
+        try:
+            return self.socket.send(encoded) == len(encoded)
+        except OSError:
+            return False
+
+    def resolve(self, message: FlushResult | AgentResponse) -> None:
+        """Return an answer to the call that waits for it, if one does."""
+        if isinstance(message, FlushResult):
+            self.unanswered.discard(message.id)
+            _set_result(self.answers.get(message.id), message)
+        else:
+            _set_result(self.requests.get(message.id), message)
+
+    def left(self) -> None:
+        """Cancel all waits for an answer of this agent."""
+        for answer in self.answers.values():
+            if not answer.done():
+                answer.set_exception(ConnectionResetError("the agent disconnected"))
+        for request in self.requests.values():
+            if not request.done():
+                request.set_exception(ConnectionResetError("the agent disconnected"))
+
+
+def _set_result(future: asyncio.Future[Answer] | None, answer: Answer) -> None:
+    if future is not None and not future.done():
+        future.set_result(answer)
+
+
+def check_hello(hello: Hello) -> None:
+    """Check the names of workload and job, and the rank. Raises ProtocolError."""
+    if len(hello.workload) > MAX_WORKLOAD:
+        raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} has more than {MAX_WORKLOAD} characters")
+    if not JOB.fullmatch(hello.job):
+        raise ProtocolError("value", f"hello.job: {hello.job!r:.80} is not [A-Za-z0-9._/-]{{0,128}}")
+    rank, size = hello.rank, hello.world_size
+    if rank is None and size is None:
+        return
+    if rank is None or size is None or not 0 <= rank < size <= MAX_RANKS:
+        raise ProtocolError("value", f"hello: {rank} is no rank of {size}")
+
+
+def check_report(report: Report) -> None:
+    """Check number and length of names that become labels. Raises ProtocolError."""
+    names = [scope.name for scope in report.program.scopes]
+    wrong = next((name for name in names if not SCOPE.fullmatch(name)), None)
+    if wrong is not None:
+        raise ProtocolError("value", f"report.program.scopes: {clean(wrong)!r:.80} is not [A-Za-z0-9._/-]{{1,128}}")
+    if len(names) > SCOPES + 1:
+        raise ProtocolError("value", f"report.program.scopes: {len(names)}, more than {SCOPES + 1}")
+
+
+def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -> AgentReport:
+    return AgentReport(
+        pid=identity.pid,
+        start_ticks=identity.start_ticks,
+        uid=identity.uid,
+        workload=hello.workload,
+        age_seconds=age,
+        frameworks=report.frameworks,
+        flush_policy=report.flush_policy,
+        pools=report.pools,
+        program=report.program,
+        host_pools=report.host_pools,
+        limits=own_limits(report),
+        allows_limit="limit" in hello.answers,
+        admission=hello.admission,
+        rank=hello.rank,
+        world_size=hello.world_size,
+        job=hello.job,
+        components=report.components[:MAX_COMPONENTS],
+    )
+
+
+def own_limits(report: Report) -> tuple[PoolLimit, ...]:
+    """Return the limits of pools that the report contains; a program may have stated any others, or zero."""
+    pools = {(pool.allocator, pool.device_uuid) for pool in report.pools} if report.limits else ()
+    stated = {(each.allocator, each.device_uuid): each for each in report.limits}
+    return tuple(limit for pool, limit in stated.items() if pool in pools and limit.limit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of the socket, some by user; a user beyond the budget is read more slowly, without cost to others."""
+
+    peers: int = 8000
+    peers_per_uid: int = 128
+    pending: int = 512
+    """Connections without a hello; beyond this number none is accepted for a moment."""
+    pending_per_uid: int = 16
+    """Connections of a user beyond this number are accepted and closed at once, so that they do not fill the queue."""
+    hello_seconds: float = 2.0
+    shared_hello_seconds: float = 0.5
+    """The same for a user who has other connections without a hello."""
+    message_seconds: float = 5.0
+    idle_seconds: float = 60.0
+    answer_seconds: float = 0.5
+    """Longer than a flush may take, so that an agent can report why it failed."""
+    stale_seconds: float = 15.0
+    """Age in seconds at which a report is no longer used."""
+    messages_per_second: int = 512
+    bytes_per_second: int = 2 << 20
+    reserved_descriptors: int = 64
+
+
+class Budget:
+    """Token bucket of messages and bytes for one user."""
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._limits, self._filled_at = limits, now
+        self.messages, self.bytes = float(limits.messages_per_second), float(limits.bytes_per_second)
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until this user may be read again; 0 if at once."""
+        limits, passed = self._limits, now - self._filled_at
+        self._filled_at = now
+        self.messages = min(limits.messages_per_second, self.messages + passed * limits.messages_per_second)
+        self.bytes = min(limits.bytes_per_second, self.bytes + passed * limits.bytes_per_second)
+        return max(0.0, -self.messages / limits.messages_per_second, -self.bytes / limits.bytes_per_second)
+
+
+class UserUsage:
+    """Connections and budgets of all users. ``pending`` connections have sent no hello."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._connections: Counter[int] = Counter()
+        self._pending: Counter[int] = Counter()
+        self._budgets: dict[int, Budget] = {}
+
+    def admits(self, user: int) -> bool:
+        limits = self._limits
+        return self._connections[user] < limits.peers_per_uid and self._pending[user] < limits.pending_per_uid
+
+    def add(self, user: int, now: float) -> Budget:
+        """Count a new connection, which is pending. Returns the user's budget."""
+        self._connections[user] += 1
+        self._pending[user] += 1
+        return self._budgets.setdefault(user, Budget(self._limits, now))
+
+    def remove(self, user: int) -> None:
+        self._connections[user] -= 1
+        if not self._connections[user]:
+            del self._connections[user]
+
+    def pending(self, user: int | None = None) -> int:
+        """Return the number of pending connections of a user, or of all."""
+        return self._pending.total() if user is None else self._pending[user]
+
+    def no_longer_pending(self, user: int) -> None:
+        self._pending[user] -= 1
+        if not self._pending[user]:
+            del self._pending[user]
+
+    def forget(self, now: float) -> None:
+        """Forget the full budgets of users without a connection."""
+        for user in [user for user in self._budgets if user not in self._connections]:
+            if self._budgets[user].wait(now) == 0:
+                del self._budgets[user]

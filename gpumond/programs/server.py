@@ -1,0 +1,413 @@
+"""Server of the agents' socket: connections, and the newest report of each agent.
+
+Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer; one in a PID
+namespace that is not visible here is identified by its connection and its uid. Messages and connections of one user do
+not delay other users, and the connection of a peer that violates the protocol is closed and counted. ``connection`` has
+the state of one peer, ``limits`` the limits and what each user uses of them.
+
+This module does *not* cover: the meaning of reports (``engine``) and when to flush (``flush``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from gpumond.facts.cooperative import Steps, synchronous
+from gpumond.facts.errors import ProtocolError
+from gpumond.facts.messages import (
+    MAX_MESSAGE_BYTES,
+    VERSION,
+    AgentRequest,
+    AgentResponse,
+    Bye,
+    Cancel,
+    FlushCommand,
+    FlushResult,
+    Hello,
+    Message,
+    Report,
+)
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import AgentReport, ProgramEnd
+from gpumond.host.peer import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, person_of, sender_pid
+from gpumond.programs.connection import AgentConnection, Limits, UserUsage, agent_report, check_hello, decode
+
+log = logging.getLogger(__name__)
+
+ACCEPTED_AT_ONCE = 16
+REJECTED_PAUSE_SECONDS = 0.004
+"""Pause after each ``ACCEPTED_AT_ONCE`` rejected connections. A full queue of 4096 then takes less than two seconds."""
+ASK_SECONDS = 30.0
+REPORT = b'{"v":%d,"type":"report"' % VERSION
+DEPARTED_KEPT = 256
+ENDS_KEPT = 8192
+SUSPENDED = "this program is suspended, and executes nothing until it is resumed"
+UNASKED = {
+    "limit": "this program does not allow it, or its agent is too old; allow it with "
+    "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
+    "snapshot": "this program's agent is too old",
+    "classes": "this program's agent is too old",
+    "fetch": "this program's agent is too old",
+    "end": "this program has no function for requests to end, or its agent is too old; register one with "
+    "gpumond.agent.on_end_request",
+    "retainers": "this program's agent is too old",
+}
+
+
+class AgentServer:
+    """The daemon's end of all agent connections. Runs on the event loop that calls ``serve``."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        limits: Limits = Limits(),
+        reported: Callable[[int], None] = lambda count: None,
+        rejected: Callable[[str], None] = lambda reason: None,
+        clock: Callable[[], float] = time.monotonic,
+        restored: Callable[[], socket.socket | None] = lambda: None,
+    ) -> None:
+        """``restored`` returns another listener if the socket's file was removed. It is called once a second."""
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - limits.reserved_descriptors
+        self._limits = replace(limits, peers=max(1, min(limits.peers, descriptors // 2)))  # a pidfd each
+        self._listener, self._clock, self._restored = listener, clock, restored
+        self._reported, self._rejected = reported, rejected
+        self._peers: dict[int, AgentConnection] = {}
+        self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
+        self._ends: deque[ProgramEnd] = deque(maxlen=ENDS_KEPT)
+        self._usage = UserUsage(self._limits)
+        self._reports_received = 0
+        self._suspended: Collection[ProcessKey] = frozenset()
+        self._accepting = False
+        self._paused_for_hellos = False
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
+
+    def serve(self) -> None:
+        self._listener.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._sweep()
+
+    def close(self) -> None:
+        for timer in filter(None, (self._sweeper, self._pause)):
+            timer.cancel()
+        self._accept_no_more()
+        self._paused_for_hellos = False
+        self._listener.close()  # before the drops: an agent that reconnects at once must wait for the next daemon
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+
+    def keep(self, suspended: Collection[ProcessKey]) -> None:
+        """Set the suspended processes. Their agents may be silent: they stay connected, with their last report."""
+        resumed = set(self._suspended).difference(suspended)
+        self._suspended = suspended
+        for peer in self._peers.values() if resumed else ():
+            if peer.identity.process in resumed:
+                peer.resumed_at = self._clock()
+
+    def ends(self) -> tuple[ProgramEnd, ...]:
+        """Return the programs whose agent reported their ending since the last call."""
+        ends = tuple(self._ends)
+        self._ends.clear()
+        return ends
+
+    def departed(self) -> tuple[AgentReport, ...]:
+        """Return the last report of each agent that left since the last call, if it contains out-of-memory errors."""
+        departed = tuple(self._departed)
+        self._departed.clear()
+        return departed
+
+    def reporting(self) -> Steps[tuple[AgentReport, ...]]:
+        """Return the newest report of every process whose agent is connected and reported recently."""
+        newest: dict[Identity, AgentReport] = {}
+        for peer in list(self._peers.values()):
+            yield
+            report = self._report_of(peer)
+            if report is not None:
+                newest[peer.identity] = _newer(report, newest.get(peer.identity))
+        self._reported(self._reports_received)
+        self._reports_received = 0
+        return tuple(newest.values())
+
+    reports = synchronous(reporting)
+
+    def report(self, identity: Identity) -> AgentReport | None:
+        """Return the newest report of one process, as `reports` does, without decoding those of others."""
+        newest: AgentReport | None = None
+        for peer in [peer for peer in self._peers.values() if peer.identity == identity]:
+            report = self._report_of(peer)
+            newest = newest if report is None else _newer(report, newest)
+        return newest
+
+    def silent(self) -> tuple[AgentReport, ...]:
+        """Return the last report of each agent that is connected and reported too long ago."""
+        reports = (self._report_of(peer, silent=True) for peer in list(self._peers.values()))
+        return tuple(report for report in reports if report is not None)
+
+    def _report_of(self, peer: AgentConnection, silent: bool = False) -> AgentReport | None:
+        report, age = self._newest_of(peer), self._clock() - peer.received_at
+        suspended = peer.identity.process in self._suspended
+        seconds = self._clock() - max(peer.received_at, peer.resumed_at)
+        is_silent = seconds > self._limits.stale_seconds and not suspended
+        if peer.hello is None or report is None or is_silent is not silent:
+            return None
+        return replace(agent_report(peer.identity, peer.hello, report, age), suspended=suspended)
+
+    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+        """Send a flush to one agent and return its answer: None if it timed out or the agent disconnected.
+
+        An agent that wakes up too late finds a Cancel behind the request.
+        """
+        peer = self._newest(identity)
+        if peer is None or not self._send(peer, request):
+            return None
+        answer = peer.answers[request.id] = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.wait_for(answer, request.timeout_seconds + self._limits.answer_seconds)
+        except (asyncio.TimeoutError, ConnectionError):
+            peer.unanswered.add(request.id)
+            self._send(peer, Cancel(request.id))
+            return None
+        finally:
+            peer.answers.pop(request.id, None)
+
+    async def ask(
+        self, identity: Identity, request: AgentRequest, seconds: float = ASK_SECONDS
+    ) -> AgentResponse | None:
+        """Send a command as `flush` does. A command that the agent does not support, or its program forbids, is
+        not sent, and none to a suspended program.
+        """
+        peer = self._newest(identity)
+        if peer is None or peer.hello is None:
+            return None
+        if request.kind not in peer.hello.answers:
+            return AgentResponse(request.id, UNASKED[request.kind])
+        if identity.process in self._suspended:
+            return AgentResponse(request.id, SUSPENDED)
+        if not self._send(peer, request):
+            return None
+        answer = peer.requests[request.id] = self._loop.create_future()
+        try:
+            return await asyncio.wait_for(answer, seconds)
+        except (asyncio.TimeoutError, ConnectionError):
+            self._send(peer, Cancel(request.id))
+            return None
+        finally:
+            peer.requests.pop(request.id, None)
+
+    def flushing(self, identity: Identity) -> bool:
+        """Return True if a flush of that process may still run: its agent is connected and has not answered."""
+        return any(peer.answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
+
+    def _newest(self, identity: Identity) -> AgentConnection | None:
+        own = [peer for peer in self._peers.values() if peer.identity == identity and (peer.report or peer.unread)]
+        return max(own, key=lambda peer: peer.received_at, default=None)
+
+    def _newest_of(self, peer: AgentConnection) -> Report | None:
+        """Return its newest report; None if that is malformed or the agent has disconnected."""
+        try:
+            report = peer.newest()
+        except ProtocolError as error:
+            self._refuse(peer, error)
+        return report if self._peers.get(peer.socket.fileno()) is peer else None
+
+    def _send(self, peer: AgentConnection, message: Message) -> bool:
+        """Send a whole message and return True; a peer that does not read its socket is dropped."""
+        if peer.send(message):
+            return True
+        self._drop(peer, "unread")
+        return False
+
+    def _accept(self) -> None:
+        admitted = False
+        for _ in range(ACCEPTED_AT_ONCE):
+            if self._usage.pending() >= self._limits.pending or len(self._peers) >= self._limits.peers:
+                self._paused_for_hellos = len(self._peers) < self._limits.peers
+                self._accept_no_more()
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.warning("cannot accept agents at the moment: %s", error)
+                self._accept_no_more()
+                return
+            admitted |= self._admit(connection)
+        if not admitted:
+            self._accept_no_more()
+            self._pause = self._loop.call_later(REJECTED_PAUSE_SECONDS, self._accept_again)
+
+    def _admit(self, connection: socket.socket) -> bool:
+        """Return False if the connection is rejected and closed."""
+        user = person_of(peer_uid(connection))
+        if not self._usage.admits(user):
+            self._reject(connection, "crowd")
+            return False
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        pidfd = peer_pidfd(connection)
+        identity = identify(connection, pidfd)
+        if identity is None:
+            self._reject(connection, "identity")
+            if pidfd is not None:
+                os.close(pidfd)
+            return False
+        now = self._clock()
+        peer = AgentConnection(connection, identity, pidfd, user, self._usage.add(user, now), now)
+        self._peers[connection.fileno()] = peer
+        self._loop.add_reader(connection.fileno(), self._readable, peer)
+        if pidfd is not None:
+            self._loop.add_reader(pidfd, self._ended, peer)  # readable when the process has ended
+        self._readable(peer)  # a hello that waited in the queue does not count as pending
+        if peer.hello is None:
+            self._loop.call_later(self._limits.shared_hello_seconds, self._hello_is_due, peer)
+        return True
+
+    def _hello_is_due(self, peer: AgentConnection) -> None:
+        """Close a connection without a hello whose user has others; a single one has until ``hello_seconds``."""
+        if peer.hello is None and self._usage.pending(peer.user) > 1:
+            self._drop(peer, "hello_timeout")
+
+    def _no_longer_pending(self, user: int) -> None:
+        self._usage.no_longer_pending(user)
+        if self._paused_for_hellos and self._usage.pending() <= self._limits.pending // 2:
+            self._accept_again()
+
+    def _reject(self, connection: socket.socket, reason: str) -> None:
+        self._rejected(reason)
+        connection.close()
+
+    def _readable(self, peer: AgentConnection) -> None:
+        now = self._clock()
+        if (wait := peer.budget.wait(now)) > 0:
+            self._rejected("rate")
+            self._loop.remove_reader(peer.socket.fileno())
+            self._loop.call_later(max(wait, 0.1), self._resume, peer)
+            return
+        try:
+            chunk, ancillary, _, _ = peer.socket.recvmsg(MAX_MESSAGE_BYTES, CREDENTIALS_SPACE)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk, ancillary = b"", []
+        if not chunk:
+            self._drop(peer)
+            return
+        peer.budget.bytes -= len(chunk)
+        if sender_pid(ancillary) not in (None, peer.identity.pid):
+            self._drop(peer, "foreign_sender")  # a forked child, or a passed descriptor
+            return
+        try:
+            for message in peer.split(chunk, now):
+                peer.budget.messages -= 1
+                if peer.report is not None and message.startswith(REPORT):
+                    peer.unread, peer.received_at = message, now
+                    self._reports_received += 1
+                else:
+                    self._handle(peer, decode(message), now)
+        except ProtocolError as error:
+            self._refuse(peer, error)
+
+    def _refuse(self, peer: AgentConnection, error: ProtocolError) -> None:
+        log.info("agent of pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
+        self._drop(peer, error.reason)
+
+    def _handle(self, peer: AgentConnection, message: Message, now: float) -> None:
+        if peer.hello is None:
+            if not isinstance(message, Hello):
+                raise ProtocolError("hello", "the first message is not a hello")
+            check_hello(message)
+            peer.hello = message
+            self._no_longer_pending(peer.user)
+        elif isinstance(message, Hello):
+            raise ProtocolError("hello", "a second hello")
+        elif isinstance(message, Report):
+            peer.set_report(message)
+            peer.received_at = now
+            self._reports_received += 1
+        elif isinstance(message, (AgentResponse, FlushResult)):
+            peer.resolve(message)
+        elif isinstance(message, Bye):
+            if message.ending is not None:
+                self._ends.append(ProgramEnd(peer.identity.pid, peer.identity.start_ticks, message.ending))
+            self._drop(peer)
+        else:
+            raise ProtocolError("type", f"an agent cannot send {type(message).__name__}")
+
+    def _resume(self, peer: AgentConnection) -> None:
+        if self._peers.get(peer.socket.fileno()) is peer:
+            self._loop.add_reader(peer.socket.fileno(), self._readable, peer)
+
+    def _ended(self, peer: AgentConnection) -> None:
+        """Read the last messages of a process that has ended, and drop it."""
+        self._readable(peer)
+        self._drop(peer)
+
+    def _drop(self, peer: AgentConnection, reason: str | None = None) -> None:
+        if reason is None:
+            self._newest_of(peer)  # its last messages
+        descriptor = peer.socket.fileno()
+        if self._peers.get(descriptor) is not peer:
+            return
+        if reason is not None:
+            self._rejected(reason)
+        del self._peers[descriptor]
+        if peer.hello is not None and peer.report is not None and peer.report.program.ooms:
+            last = agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.received_at)
+            self._departed.append(last)
+        self._usage.remove(peer.user)
+        if peer.hello is None:
+            self._no_longer_pending(peer.user)
+        self._loop.remove_reader(descriptor)
+        peer.socket.close()
+        if peer.pidfd is not None:
+            self._loop.remove_reader(peer.pidfd)
+            os.close(peer.pidfd)
+        peer.left()
+
+    def _sweep(self) -> None:
+        """Drop peers that have timed out, and accept again. Runs once a second."""
+        now, limits = self._clock(), self._limits
+        for peer in list(self._peers.values()):
+            if peer.hello is None and now - peer.received_at > limits.hello_seconds:
+                self._drop(peer, "hello_timeout")
+            elif peer.buffer and now - peer.partial_since > limits.message_seconds:
+                self._drop(peer, "frame_timeout")
+            elif (
+                now - max(peer.received_at, peer.resumed_at) > limits.idle_seconds
+                and peer.identity.process not in self._suspended
+            ):
+                self._drop(peer, "idle")
+        self._usage.forget(now)
+        self._replace_listener()
+        self._accept_again()
+        self._sweeper = self._loop.call_later(1.0, self._sweep)
+
+    def _replace_listener(self) -> None:
+        self._accept_no_more()  # its descriptor may be closed, and used again
+        if listener := self._restored():
+            listener.setblocking(False)
+            self._listener = listener
+
+    def _accept_again(self) -> None:
+        if not self._accepting:
+            self._accepting, self._paused_for_hellos = True, False
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept_no_more(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            self._loop.remove_reader(self._listener.fileno())
+
+
+def _newer(report: AgentReport, other: AgentReport | None) -> AgentReport:
+    return report if other is None or report.age_seconds < other.age_seconds else other

@@ -1,1 +1,0 @@
-"""Messages between agent and daemon, and their two decoders."""

@@ -1,0 +1,66 @@
+"""Scopes of rules, each in one file with its values, labels and placeholders. No I/O.
+
+An unknown value is None: a rule on it neither fires nor resolves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpumond.facts.frame import Alert
+from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
+from gpumond.features.rules.evaluation import Hidden, Scope, Subjects
+from gpumond.quantities.context import RuleContext, ScopeSpec
+from gpumond.quantities.daemon import DAEMON
+from gpumond.quantities.device import DEVICE
+from gpumond.quantities.engine import ENGINE
+from gpumond.quantities.pool import POOL
+from gpumond.quantities.process import PROCESS
+from gpumond.quantities.window import RuleWindow, unlisted
+from gpumond.quantities.workload import WORKLOAD
+
+__all__ = ["SCOPES", "RuleContext", "departure", "hidden", "subjects"]
+
+SCOPES: Mapping[Scope, ScopeSpec[Any]] = {
+    "device": DEVICE,
+    "process": PROCESS,
+    "pool": POOL,
+    "workload": WORKLOAD,
+    "engine": ENGINE,
+    "daemon": DAEMON,
+}
+
+
+def subjects(scope: Scope, context: RuleContext) -> Subjects[Any]:
+    return SCOPES[scope].subjects(context)
+
+
+def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
+    """Return devices that were not read completely, processes whose agent is silent or that are suspended, and
+    connected processes.
+    """
+    silent, failed = recent.silent, unlisted(snapshot)
+    return Hidden(
+        frozenset(each.uuid for each in snapshot.devices if each.missed >= MISSED_LIMIT or each.uuid in failed),
+        silent | snapshot.suspended,
+        frozenset((str(uid), name) for uid, name in (recent.agents[process] for process in silent)),
+        snapshot.reports_by_process.keys(),
+    )
+
+
+def departure(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
+    """Return a sentence that states that the subject has ended; empty if it still exists, or may exist."""
+    labels, process = dict(alert.labels), alert.process
+    if scope == "workload":
+        name, uid = labels.get("workload", ""), labels.get("uid", "")
+        exists = any((report.workload, str(report.uid)) == (name, uid) for report in snapshot.reports)
+        return "" if exists else f"every program of {name} has ended"
+    if scope == "engine":
+        name, kind = labels.get("engine", ""), labels.get("kind", "")
+        exists = any((engine.name, engine.kind) == (name, kind) for engine in snapshot.engines)
+        return "" if exists else f"engine {name} ({kind}) is no longer declared"
+    if scope == "device":
+        exists = snapshot.device(labels.get("uuid", "")) is not None
+        return "" if exists else f"GPU {labels.get('gpu', '')} is no longer listed by its driver"
+    return "" if process is None or snapshot.may_contain(process) else f"process {process.pid} has ended"

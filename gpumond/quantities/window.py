@@ -1,0 +1,334 @@
+"""Values that need more than one snapshot: increases of counters, peaks, agents that stopped reporting. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple
+
+from gpumond.diagnosis.peaks import kept_bytes, split_share
+from gpumond.facts.cooperative import Steps, synchronous
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import Program
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Snapshot
+from gpumond.quantities.table import DEVICE_COUNTERS
+
+POOL_COUNTERS = ("device_allocations", "device_frees", "thrashes")
+PROGRAM_COUNTERS = ("steps", "step_retries", "oom_retries", "oom_rescues", "refusals")
+
+OBSERVED_SECONDS = 60.0
+"""Time of observation from which a peak is known, in seconds."""
+
+
+class Workload(NamedTuple):
+    """A name, and the user of its programs: the same name of another user is another workload."""
+
+    uid: int
+    name: str
+
+
+Pool = tuple[ProcessKey, str, str]
+"""Process, allocator and device UUID"""
+
+Xid = tuple[str, int]
+"""(device UUID, number)"""
+
+
+class Growth(NamedTuple):
+    """Last value of a counter, and its increases within the window, by step."""
+
+    last: int
+    grown: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def increase(self) -> int:
+        return sum(amount for _, amount in self.grown)
+
+
+class CounterTrack(NamedTuple):
+    """Observations of one pool: first time, last reported peak, and the highest live and kept bytes per step.
+
+    *Kept* bytes are those that no flush returns: held less reclaimable, that is live and stranded. ``live`` and
+    ``kept`` are the maxima of the window.
+    """
+
+    since: float
+    reported: int | None
+    steps: tuple[tuple[float, int, int], ...]
+    live: int
+    kept: int
+    ooms: Growth | None
+    retries: Growth | None
+    counters: CounterHistory
+    """Those of ``POOL_COUNTERS``."""
+
+    @property
+    def short(self) -> bool:
+        """True if it ran out of memory, or nearly did, within the window."""
+        return bool((self.ooms and self.ooms.grown) or (self.retries and self.retries.grown))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleWindow:
+    elapsed: float = 0.0
+    pools: Mapping[Pool, CounterTrack] = field(default_factory=dict)
+    xids: Mapping[Xid, Growth] = field(default_factory=dict)
+    agents: Mapping[ProcessKey, Workload] = field(default_factory=dict)
+    """Workload of every process that has an agent, or had one and is still on a device."""
+    retried: Mapping[ProcessKey, Growth] = field(default_factory=dict)
+    """Out-of-memory errors of every process after which `retry_on_oom` tried again."""
+    silent: frozenset[ProcessKey] = frozenset()
+    """Processes whose agent no longer reports."""
+    devices: Mapping[str, CounterHistory] = field(default_factory=dict)
+    """``DEVICE_COUNTERS`` by UUID."""
+    programs: Mapping[ProcessKey, CounterHistory] = field(default_factory=dict)
+    """``PROGRAM_COUNTERS`` of every process with an agent that reports."""
+
+    def increase(self, growth: Growth | None, since: float = 0.0) -> float | None:
+        """Return the increase within the window; zero is known only after a whole window."""
+        if growth is None:
+            return None
+        return float(growth.increase) if growth.grown or self.elapsed - since >= WINDOW_SECONDS else None
+
+    def ooms(self, report: AgentReport, track: CounterTrack) -> float | None:
+        """Return the increase of a pool's errors within the window, without those after which `retry_on_oom`
+        tried again.
+
+        The agent counts the latter by process: where several pools ran out, they are subtracted from the sum.
+        """
+        grown = self.increase(track.ooms, track.since)
+        if not grown:
+            return grown
+        process = report.key
+        retried = self.retried.get(process)
+        if retried is None or not retried.grown:
+            return grown
+        tracks = [self.pools[key] for key in {pool_of(process, pool) for pool in report.pools}]
+        left = max(0, sum(each.ooms.increase for each in tracks if each.ooms) - retried.increase)
+        if not left and self.elapsed - track.since < WINDOW_SECONDS:
+            return None
+        return min(grown, float(left))
+
+    def fragmentation(self, track: CounterTrack) -> float | None:
+        """Return 1 - peak live / peak kept over the window; None until it was observed for a minute.
+
+        At a moment of low use a healthy pool looks as fragmented as any; at its peak it does not.
+        """
+        if self.elapsed - track.since < OBSERVED_SECONDS:
+            return None
+        return split_share(track.live, track.kept)
+
+
+def pool_of(process: ProcessKey, pool: PoolUsage) -> Pool:
+    return process, pool.allocator, pool.device_uuid
+
+
+REPORTS_AT_ONCE = 16
+"""Reports whose counters are compared in one step: 0.3 ms."""
+
+
+def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
+    """Return the window after ``snapshot``."""
+    elapsed = snapshot.elapsed_seconds
+    reports = snapshot.reports_by_process
+    agents = {process: Workload(report.uid, report.workload) for process, report in reports.items()}
+    silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
+    pools: dict[Pool, CounterTrack] = {}
+    retried: dict[ProcessKey, Growth] = {}
+    programs: dict[ProcessKey, CounterHistory] = {}
+    for number, (process, report) in enumerate(reports.items()):
+        if number % REPORTS_AT_ONCE == 0:
+            yield
+        for usage in report.pools:
+            pool = pool_of(process, usage)
+            track = before.pools.get(pool)
+            pools[pool] = track if track and process in snapshot.suspended else _track(track, usage, elapsed)
+        if report.program.oom_retries:
+            base = Growth(0 if process in before.agents else report.program.oom_retries)
+            retried[process] = _grown(before.retried.get(process, base), report.program.oom_retries, elapsed)
+        history = before.programs.get(process)
+        if history is None or history.due(elapsed):
+            history = _marked(history, program_counts(report.program), elapsed)
+        programs[process] = history
+    if silent:
+        agents.update((who, before.agents[who]) for who in silent)
+        pools.update((pool, track) for pool, track in before.pools.items() if pool[0] in silent)
+        retried.update((who, growth) for who, growth in before.retried.items() if who in silent)
+    # The count of an XID starts with the daemon, so that its first report is an increase.
+    xids = {
+        (error.device_uuid, error.xid): _grown(
+            before.xids.get((error.device_uuid, error.xid), NONE), error.count, elapsed
+        )
+        for error in snapshot.xids
+    }
+    devices: dict[str, CounterHistory] = {}
+    for device in snapshot.devices:
+        history = before.devices.get(device.uuid)
+        if history is None or history.due(elapsed):
+            history = _marked(history, device_counts(device.sensors), elapsed)
+        devices[device.uuid] = history
+    return RuleWindow(
+        elapsed=elapsed,
+        pools=pools,
+        xids=xids,
+        agents=agents,
+        retried=retried,
+        silent=silent,
+        devices=devices,
+        programs=programs,
+    )
+
+
+remember = synchronous(remembering)
+
+NONE = Growth(0)
+
+device_counts: Callable[[Sensors], Counts] = attrgetter(*DEVICE_COUNTERS)
+pool_counts: Callable[[PoolUsage], Counts] = attrgetter(*POOL_COUNTERS)
+
+
+def program_counts(program: Program) -> Counts:
+    steps, retries = (None, None) if program.step is None else (program.step.steps, program.step.retries)
+    return steps, retries, program.oom_retries, program.oom_rescues, program.refusals
+
+
+def _marked(history: CounterHistory | None, counts: Counts, elapsed: float) -> CounterHistory:
+    return first(counts, elapsed) if history is None else history.marked(counts, elapsed)
+
+
+def _present(before: RuleWindow, reporting: Mapping[ProcessKey, Workload], snapshot: Snapshot) -> frozenset[ProcessKey]:
+    """Return the processes that are on a device; all previous ones while a device is not read completely."""
+    if before.agents.keys() <= reporting.keys():
+        return frozenset()  # not needed: every agent reports
+    if unlisted(snapshot) or any(device.missed >= MISSED_LIMIT for device in snapshot.devices):
+        return frozenset(before.agents)
+    return frozenset(
+        process
+        for device in snapshot.devices
+        for process, usage in device.processes_by_key.items()
+        if usage.state != "gone"
+    )
+
+
+def unlisted(snapshot: Snapshot) -> frozenset[str]:
+    """Return the devices whose process list could not be read now, without those that never have one."""
+    if not snapshot.faults:
+        return frozenset()
+    at_fault = {fault.device_uuid for fault in snapshot.faults}
+    return frozenset(each.uuid for each in snapshot.devices if each.processes is None and each.uuid in at_fault)
+
+
+def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> CounterTrack:
+    peak, live = pool.peak_live_bytes, kept_bytes(pool) if pool.live_bytes is None else pool.live_bytes
+    if peak is not None and peak > live and (before is None or peak != before.reported):
+        live = peak  # a peak that rose was reached within this step, however short it was
+    kept = max(live, kept_bytes(pool))
+    if before is None:
+        ooms, retries = (None if count is None else Growth(count) for count in (pool.ooms, pool.retries))
+        return CounterTrack(
+            since=elapsed,
+            reported=peak,
+            steps=((elapsed, live, kept),),
+            live=live,
+            kept=kept,
+            ooms=ooms,
+            retries=retries,
+            counters=first(pool_counts(pool), elapsed),
+        )
+    counters = before.counters
+    ooms, retries = _counted(before.ooms, pool.ooms, elapsed), _counted(before.retries, pool.retries, elapsed)
+    last = before.steps[-1]
+    if elapsed - last[0] >= BUCKET_SECONDS:
+        earlier = (step for step in before.steps if step[0] > elapsed - WINDOW_SECONDS)
+        steps = (*earlier, (elapsed, live, kept))
+        counters = counters.marked(pool_counts(pool), elapsed)
+        most_live, most_kept = max(step[1] for step in steps), max(step[2] for step in steps)
+    elif live > last[1] or kept > last[2]:
+        steps = (*before.steps[:-1], (last[0], max(last[1], live), max(last[2], kept)))
+        most_live, most_kept = max(before.live, live), max(before.kept, kept)
+    elif ooms is before.ooms and retries is before.retries and peak == before.reported:
+        return before  # nearly every pool of nearly every tick
+    else:
+        steps, most_live, most_kept = before.steps, before.live, before.kept
+    return CounterTrack(
+        since=before.since,
+        reported=peak,
+        steps=steps,
+        live=most_live,
+        kept=most_kept,
+        ooms=ooms,
+        retries=retries,
+        counters=counters,
+    )
+
+
+def _counted(growth: Growth | None, count: int | None, elapsed: float) -> Growth | None:
+    if count is None or (growth is not None and not growth.grown and count == growth.last):
+        return growth
+    return Growth(count) if growth is None else _grown(growth, count, elapsed)
+
+
+def _grown(growth: Growth, count: int, elapsed: float) -> Growth:
+    grown = growth.grown
+    if grown and grown[0][0] <= elapsed - WINDOW_SECONDS:
+        grown = tuple(entry for entry in grown if entry[0] > elapsed - WINDOW_SECONDS)
+    amount = count - growth.last if count >= growth.last else count  # the counter was reset
+    if amount and grown and elapsed - grown[-1][0] < BUCKET_SECONDS:
+        grown = (*grown[:-1], (grown[-1][0], grown[-1][1] + amount))
+    elif amount:
+        grown = (*grown, (elapsed, amount))
+    return growth if grown is growth.grown and count == growth.last else Growth(count, grown)
+
+
+WINDOW_SECONDS = 600.0
+BUCKET_SECONDS = 30.0
+"""Step by which the window moves, in seconds."""
+
+Counts = tuple[float | None, ...]
+"""Counts of one subject, in a fixed order; None is unknown."""
+
+
+class CounterHistory(NamedTuple):
+    """The first observation of a subject, and its counts at times within the window, oldest first.
+
+    Of consecutive marks with the same counts, only the first and the last are kept.
+    """
+
+    since: float
+    marks: tuple[tuple[float, Counts], ...]
+
+    def due(self, elapsed: float) -> bool:
+        """Return True if the counts of ``elapsed`` are to be kept."""
+        return elapsed - self.marks[-1][0] >= BUCKET_SECONDS
+
+    def marked(self, counts: Counts, elapsed: float) -> CounterHistory:
+        kept = [mark for mark in self.marks if mark[0] > elapsed - WINDOW_SECONDS]
+        if len(kept) > 1 and kept[-1][1] == kept[-2][1] == counts:
+            counts = kept.pop()[1]
+        return self._replace(marks=(*kept, (elapsed, counts)))
+
+    def increase(self, position: int, count: float | None, elapsed: float) -> float | None:
+        """Return the increase of one counter to ``count``; zero is known only after a whole window.
+
+        A counter that became smaller was reset: its new count is an increase.
+        """
+        known = [counts[position] for at, counts in self.marks if at > elapsed - WINDOW_SECONDS]
+        values = [value for value in (*known, count) if value is not None]
+        if count is None or len(values) < 2:
+            return None
+        grown = sum(later - earlier if later >= earlier else later for earlier, later in pairwise(values))
+        return float(grown) if grown or elapsed - self.since >= WINDOW_SECONDS else None
+
+
+def first(counts: Counts, elapsed: float) -> CounterHistory:
+    return CounterHistory(elapsed, ((elapsed, counts),))
+
+
+def combined(increases: tuple[float | None, ...]) -> float | None:
+    """Return the sum of the known increases; None if none is known."""
+    known = [increase for increase in increases if increase is not None]
+    return sum(known) if known else None

@@ -1,0 +1,105 @@
+"""The ASGI application over one DaemonView. It accesses neither the driver, /proc nor the disk."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib import import_module
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from starlette.datastructures import State
+
+from gpumond import __version__, serve as api
+from gpumond.host.event_loop import background
+from gpumond.serve import problems
+from gpumond.serve.auth import Tokens
+from gpumond.serve.limits import MAX_PREVIEWS, Shares
+from gpumond.serve.live_frames import LiveFrames
+from gpumond.serve.problems import responses
+from gpumond.serve.streams import MAX_STREAMS, SLOW_SECONDS
+from gpumond.serve.view import DaemonView
+
+DESCRIPTION = (
+    "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "
+    "unknown is null. Errors are RFC 9457 problem documents."
+)
+
+
+Lifespan = Callable[[], AbstractAsyncContextManager[None]]
+
+
+def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan, state: State | None = None) -> FastAPI:
+    """Return the application. ``lifespan`` starts and stops the parts that the view reads. ``state``: that of
+    ``state_of``, if it exists already."""
+
+    @asynccontextmanager
+    async def running(app: FastAPI) -> AsyncIterator[None]:
+        async with lifespan(), background(app.state.live.run()):
+            yield
+
+    app = FastAPI(
+        title="gpumond", version=__version__, description=DESCRIPTION, lifespan=running, docs_url=None, redoc_url=None
+    )
+    app.state = state or state_of(view, tokens)
+    problems.install(app)
+    complete_openapi(app)
+    for router in routers():
+        app.include_router(router)
+    return app
+
+
+def routers() -> Iterator[APIRouter]:
+    """Yield the ``router`` of each module of this package that has one."""
+    for found in pkgutil.iter_modules(api.__path__):
+        module = import_module(f"{api.__name__}.{found.name}")
+        if isinstance(router := getattr(module, "router", None), APIRouter):
+            yield router
+
+
+BODY_PROBLEMS = (400, 413, 415)
+TOKEN_PROBLEMS = (401, 403, 429)
+PARAMETER_PROBLEMS = (422,)
+UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
+"""Schemas that FastAPI documents for 422 and that are not used in responses."""
+
+
+def complete_openapi(app: FastAPI) -> None:
+    """Add the problems that apply to all routes with a body, a token or parameters."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = generate()
+            for methods in document["paths"].values():
+                for operation in methods.values():
+                    _complete(operation)
+            for name in UNUSED_SCHEMAS:
+                document["components"]["schemas"].pop(name, None)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(operation: dict[str, Any]) -> None:
+    body, token = "requestBody" in operation, "security" in operation
+    refusals = (*(BODY_PROBLEMS if body else ()), *(TOKEN_PROBLEMS if token else ()))
+    if body or "parameters" in operation:
+        refusals += PARAMETER_PROBLEMS
+    for status, response in responses(*refusals).items():
+        operation["responses"][str(status)] = response
+
+
+def state_of(view: DaemonView, tokens: Tokens) -> State:
+    return State(
+        {
+            "view": view,
+            "tokens": tokens,
+            "live": LiveFrames(view),
+            "event_streams": Shares(MAX_STREAMS),
+            "previews": Shares(MAX_PREVIEWS, 1),
+            "slow_seconds": SLOW_SECONDS,
+        }
+    )

@@ -1,0 +1,191 @@
+"""Authorization of changes, by a token or a client certificate with the required scope, or by the daemon's Unix socket.
+
+On that socket the kernel identifies the peer: root and the daemon's user have all scopes; other users may only flush
+their own programs.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.exceptions import HTTPException
+
+from gpumond.agent.transport import OVERFLOW_UID
+from gpumond.config.tokens import Token, digest
+from gpumond.facts.errors import GpumondError
+from gpumond.serve.limits import (
+    FAILURES_PER_MINUTE,
+    FLUSHES_PER_MINUTE,
+    RECEIVER_TESTS_PER_MINUTE,
+    SILENCES_PER_MINUTE,
+    TokenBucket,
+    user_of,
+)
+from gpumond.serve.sign_ins import SignIns
+
+SESSIONS = "/api/v1/sessions"
+"""Route where a browser without a token signs in with a code."""
+
+JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+"""Form of the tokens of service accounts; no other token has it."""
+
+
+class TokenReviews(Protocol):
+    """Verification of the tokens of service accounts."""
+
+    def known(self, token: str) -> str | None:
+        """Return the account of a token that was verified a moment ago, as ``NAMESPACE/NAME``."""
+
+    async def account(self, token: str) -> str | None:
+        """Return the account of a token, None if the token is not valid. Raises GpumondError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Authenticated client. ``name`` is for receipts and the audit log; ``uid`` limits flushes to that user.
+
+    ``sessions``: a browser may have the same rights, since a session ends with the caller's own token.
+    """
+
+    name: str
+    scopes: frozenset[str]
+    uid: int | None = None
+    sessions: bool = True
+
+    def may(self, scope: str) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+
+class Tokens:
+    """Bearer tokens, kept as hashes. ``own`` have all scopes; ``others`` returns the current entries of the file.
+
+    ``reviews`` verifies the tokens of service accounts; without it, they are wrong tokens.
+    """
+
+    def __init__(
+        self,
+        *own: str,
+        others: Callable[[], Sequence[Token]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+        reviews: TokenReviews | None = None,
+    ) -> None:
+        self._own = [Token("token", frozenset({"admin"}), digest(token)) for token in own]
+        self._others, self.clock, self.reviews = others, clock, reviews
+        self.sign_ins: SignIns[Caller] = SignIns()
+        self.failures = TokenBucket(FAILURES_PER_MINUTE, 60.0)
+        self.flushes = TokenBucket(FLUSHES_PER_MINUTE, 60.0)
+        self.silences = TokenBucket(SILENCES_PER_MINUTE, 60.0)
+        self.receiver_tests = TokenBucket(RECEIVER_TESTS_PER_MINUTE, 60.0)
+
+    def caller(self, token: str) -> Caller | None:
+        """Return the caller with a token; None for a wrong one. An empty token is wrong, whatever the file contains."""
+        return self._caller(digest(token)) if token else None
+
+    def _caller(self, presented: bytes) -> Caller | None:
+        # Compares with every entry, so that the duration reveals nothing.
+        found = [entry for entry in (*self._own, *self._others()) if hmac.compare_digest(presented, entry.digest)]
+        if not found:
+            session = self.sign_ins.session(presented, self.clock())
+            if session is None:
+                return None
+            return session.caller if session.origin is None else self._caller(session.origin)
+        entry = found[0]
+        name = "token" if entry in self._own else f"token:{entry.name}"
+        return Caller(name, entry.scopes | {"read"})
+
+    def caller_of(self, subjects: Collection[str]) -> Caller | None:
+        """Return the caller with these subjects, such as ``certificate:NAME``; None if the file contains none of them.
+
+        The caller has the scopes of all entries with one of the subjects.
+        """
+        found = [entry for entry in self._others() if entry.subject in subjects] if subjects else []
+        if not found:
+            return None
+        kind = found[0].subject.partition(":")[0]
+        scopes = frozenset({"read"}).union(*(entry.scopes for entry in found))
+        return Caller(f"{kind}:{found[0].name}", scopes, sessions=False)
+
+
+async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | None:
+    """Return the caller of an ASGI request, by its token, else by the kernel's peer credentials on a Unix socket or the
+    certificate of the client.
+
+    A wrong token is a 401, and a 429 after ten within a minute by one user. Valid tokens are not rate-limited.
+    """
+    token = bearer_token(scope)
+    state = scope.get("state") or {}
+    uid: int | None = state.get("uid")
+    if token is None:
+        return tokens.caller_of(state.get("subjects", ())) if uid is None else caller_of_uid(uid)
+    caller = tokens.caller(token)
+    if caller is None and tokens.reviews is not None and JWT.fullmatch(token):
+        caller = await _caller_of_account(tokens, tokens.reviews, token, user(scope))
+    if caller is None:
+        failed(tokens, user(scope))
+        raise HTTPException(401, "the token is invalid or has been revoked", {"WWW-Authenticate": "Bearer"})
+    return caller
+
+
+async def _caller_of_account(tokens: Tokens, reviews: TokenReviews, token: str, who: str) -> Caller | None:
+    """Return the caller with the token of a service account, None if it is not valid.
+
+    An account that the file does not contain is a 403, and a failure of the verification a 503.
+    """
+    account = reviews.known(token)
+    if account is None:
+        admit(tokens.failures, who, tokens.clock(), "too many wrong tokens or passwords")
+        try:
+            account = await reviews.account(token)
+        except GpumondError as error:
+            raise HTTPException(503, f"the token cannot be verified: {error}", {"Retry-After": "5"}) from None
+    if account is None:
+        return None
+    caller = tokens.caller_of({f"service-account:{account}"})
+    if caller is None:
+        raise HTTPException(403, f"the service account {account} has no scope; add a line for it to tokens_file")
+    return caller
+
+
+def caller_of_uid(uid: int) -> Caller | None:
+    if uid in (0, os.geteuid()):
+        return Caller(f"uid:{uid}", frozenset({"admin"}))
+    if uid == OVERFLOW_UID:
+        return None
+    return Caller(f"uid:{uid}", frozenset({"read", "flush"}), uid)
+
+
+def bearer_token(scope: Mapping[str, Any]) -> str | None:
+    kind, _, token = header(scope["headers"], b"authorization").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else None
+
+
+def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
+    """Return the first header of this name, or an empty string."""
+    return next((value.decode("latin-1") for key, value in headers if key == name), "")
+
+
+def user(scope: Mapping[str, Any]) -> str:
+    """Return the user that a request is counted for (``gpumond.serve.limits``). Not for authorization."""
+    state, client = scope.get("state") or {}, scope.get("client")
+    found: str = state.get("user") or user_of(state.get("uid"), str(client[0]) if client else "")
+    return found
+
+
+def failed(tokens: Tokens, key: str) -> None:
+    """Count a failed authentication. Raises 429 after too many failures."""
+    now = tokens.clock()
+    admit(tokens.failures, key, now, "too many wrong tokens or passwords")
+    tokens.failures.count(key, now)
+
+
+def admit(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
+    if (wait := rate.wait(key, now)) > 0:
+        seconds = math.ceil(wait)
+        raise HTTPException(429, f"{refusal}; retry in {seconds} s", {"Retry-After": str(seconds)})

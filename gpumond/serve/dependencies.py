@@ -1,0 +1,52 @@
+"""FastAPI's dependencies of routes that require a caller."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import Depends, HTTPException, Request
+from fastapi.security import HTTPBearer
+
+from gpumond.serve.auth import Caller, authenticate
+
+bearer = HTTPBearer(
+    auto_error=False,
+    description="The token in the file `token` of the daemon's runtime directory, a token of `tokens_file` that has "
+    "the required scope, or that of a Kubernetes service account which `tokens_file` names.",
+)
+CHANGES = [Depends(bearer)]
+"""Dependencies of routes that modify state."""
+TOKEN_REQUIRED = (
+    "this endpoint modifies state and requires `Authorization: Bearer TOKEN`; the daemon writes a token for its user "
+    "to the file `token` in its runtime directory; further tokens are defined in `tokens_file`"
+)
+
+
+def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
+    """Return a FastAPI dependency for the caller. It raises 401 without credentials, and 403 without the scope."""
+
+    async def require(request: Request) -> Caller:
+        caller = await authenticate(request.app.state.tokens, request.scope)
+        if caller is None:
+            raise HTTPException(401, TOKEN_REQUIRED, {"WWW-Authenticate": "Bearer"})
+        if not caller.may(scope):
+            challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
+            raise HTTPException(403, f"{caller.name} does not have the scope {scope}", {"WWW-Authenticate": challenge})
+        return caller
+
+    return require
+
+
+def name_with(scope: str) -> Callable[[Request], Awaitable[str]]:
+    """Return a FastAPI dependency for the caller's name; otherwise like ``caller_with``."""
+    require = caller_with(scope)
+
+    async def name(request: Request) -> str:
+        return (await require(request)).name
+
+    return name
+
+
+require_token = name_with("admin")
+require_rules = name_with("rules")
+require_flush = caller_with("flush")

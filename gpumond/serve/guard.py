@@ -1,0 +1,248 @@
+"""Checks of every request before routing: Host, origin, body, rate limit, and permission to read.
+
+A web page of another origin can make a local browser send requests to 127.0.0.1 and, by DNS rebinding, read the
+responses. The Host header must therefore match a name or address of this daemon exactly, and requests that change state
+are accepted from no other origin than the daemon's own page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gpumond.config.web import Web
+from gpumond.serve.auth import SESSIONS, Tokens, admit, authenticate, failed, header, user
+from gpumond.serve.basic_auth import Passwords
+from gpumond.serve.http import Unsent, in_pieces, without_body
+from gpumond.serve.limits import (
+    CHANGES_AT_ONCE,
+    CHANGES_PER_SECOND,
+    MAX_BODY_BYTES,
+    RequestSlots,
+    TokenBucket,
+    limited,
+    too_large,
+)
+from gpumond.serve.monitoring import LIVENESS, READINESS, refusal
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+ALWAYS_OPEN = (*LIVENESS, *READINESS)
+"""Paths for probes, which send no credentials. They reveal whether devices can be read, and the cause of a failure."""
+
+RESERVED = ("/metrics", *ALWAYS_OPEN)
+"""Paths that are served regardless of load, so that monitoring continues."""
+
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
+STRICT_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Access policy.
+
+    ``hosts``: names in lower case, without port; the address of the connection is always accepted. ``open_reads``:
+    reading requires no token, unless ``web`` defines users. ``web``: returns the current web configuration.
+    """
+
+    hosts: frozenset[str] = frozenset(("localhost", "127.0.0.1", "::1"))
+    open_reads: bool = True
+    web: Callable[[], Web] = Web
+    rejected: Callable[[str], None] = field(default=lambda reason: None)
+
+
+class Guard:
+    """ASGI middleware around the whole application, so that it applies to every route and every error."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, policy: Policy) -> None:
+        self._app, self._tokens, self._policy = app, tokens, policy
+        self._hosts = frozenset(map(_normal, policy.hosts))
+        self._passwords = Passwords(tokens)
+        self._rate, self._rate_of = TokenBucket(1, 1.0), (0.0, 1)
+        self._slots, self._unsent = RequestSlots(), Unsent()
+        self._changes = TokenBucket(CHANGES_AT_ONCE, CHANGES_AT_ONCE / CHANGES_PER_SECOND)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # a WebSocket: not accepted
+        send = self._with_headers(send)
+        if scope["method"] == "HEAD":  # handled as GET
+            scope, send = {**scope, "method": "GET"}, without_body(send)
+        else:
+            send = in_pieces(scope, send, self._unsent)
+        try:
+            await self._check(scope)
+            release_slot = await self._slot(scope)
+        except HTTPException as error:
+            self._policy.rejected(REASONS.get(error.status_code, "other"))
+            await refusal(error.status_code, str(error.detail), error.headers).send(send)
+            return
+
+        async def send_and_release(message: Message) -> None:
+            release_slot()  # sending takes no slot
+            await send(message)
+
+        try:
+            await self._app(scope, limited(receive), send_and_release)
+        finally:
+            release_slot()
+
+    def _reads_are_open(self, web: Web) -> bool:
+        return (self._policy.open_reads or web.mutual) and not web.users
+
+    async def _slot(self, scope: Scope) -> Callable[[], None]:
+        """Take one of the user's slots for concurrent reads. Other requests may take minutes: they use no slot, and
+        begin at a limited rate."""
+        if scope["path"] in ALWAYS_OPEN:
+            return _nothing
+        if scope["method"] in SAFE_METHODS:
+            return await self._slots.take((user(scope), scope["path"] in RESERVED))
+        who, now = user(scope), time.monotonic()
+        wait = self._changes.wait(who, now)
+        self._changes.count(who, now)
+        if wait:
+            await asyncio.sleep(wait)
+        return _nothing
+
+    async def _check(self, scope: Scope) -> None:
+        web = self._policy.web()
+        if (scope.get("state") or {}).get("reserved") and scope["path"] not in RESERVED:
+            detail = "too many connections; the remaining ones are reserved for /metrics and /-/healthy"
+            raise HTTPException(503, detail, {"Retry-After": "1", "Connection": "close"})
+        self._check_rate(web)
+        host = _host(scope)
+        if host not in self._hosts and host != _local(scope):
+            raise HTTPException(421, f"{host} is not a name of this daemon; add it to `hosts` in the configuration")
+        if scope["method"] not in SAFE_METHODS:
+            _check_origin(scope)
+            _check_body(scope)
+        length = header(scope["headers"], b"content-length")
+        if length and int(length) > MAX_BODY_BYTES:
+            raise too_large()
+        if not (self._reads_are_open(web) or _is_open(scope["path"], web)):
+            await self._check_reader(scope, web)
+
+    async def _check_reader(self, scope: Scope, web: Web) -> None:
+        basic = header(scope["headers"], b"authorization")
+        if basic[:6].lower() == "basic " and web.users:
+            if await self._passwords.verify(web.users, basic[6:], user(scope)):
+                return
+            failed(self._tokens, user(scope))
+        elif await authenticate(self._tokens, scope) is not None:
+            return
+        challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"
+        raise HTTPException(401, "authentication required", {"WWW-Authenticate": challenge})
+
+    def _check_rate(self, web: Web) -> None:
+        if not web.rate_interval:
+            return
+        if self._rate_of != (web.rate_interval, web.rate_burst):
+            self._rate_of = web.rate_interval, web.rate_burst
+            self._rate = TokenBucket(web.rate_burst, web.rate_interval * web.rate_burst)
+        now = self._tokens.clock()
+        admit(self._rate, "all", now, "too many requests")
+        self._rate.count("all", now)
+
+    def _with_headers(self, send: Send) -> Send:
+        ours = {**HEADERS, "content-security-policy": STRICT_POLICY}
+        configured = {name.lower(): value for name, value in self._policy.web().headers}
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = [(name, value) for name, value in message.get("headers", ())]
+                named = {name.decode("latin-1").lower() for name, _ in given}
+                given = [(name, value) for name, value in given if name.decode("latin-1").lower() not in configured]
+                added = configured | {name: value for name, value in ours.items() if name not in {*named, *configured}}
+                given += [(name.encode(), value.encode()) for name, value in added.items()]
+                message = {**message, "headers": given}
+            await send(message)
+
+        return send_with_headers
+
+
+REASONS = {
+    400: "host",
+    401: "credentials",
+    403: "origin",
+    413: "oversize",
+    415: "media_type",
+    421: "host",
+    429: "rate",
+    503: "busy",
+}
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_open(path: str, web: Web) -> bool:
+    """Return True if a path requires no credentials: those of probes, and those to sign in, unless users have
+    passwords."""
+    if web.users or path in RESERVED:
+        return path in ALWAYS_OPEN
+    from gpumond.page.files import PAGE  # a daemon that only Prometheus reads does not need the memory of the page
+
+    return path in PAGE or path == SESSIONS
+
+
+def _host(scope: Mapping[str, Any]) -> str:
+    """Return the host of the Host header, without port. The request target is ignored."""
+    hosts = [value.decode("latin-1").strip().lower() for name, value in scope["headers"] if name == b"host"]
+    match = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    if match is None:
+        raise HTTPException(400, "expected exactly one Host header with a name or an address", {"Connection": "close"})
+    return _normal(match[1].strip("[]"))
+
+
+def _local(scope: Mapping[str, Any]) -> str | None:
+    """Return the address that the connection was made to. A request that names it does not depend on DNS."""
+    server = scope.get("server")
+    return _normal(str(server[0]).partition("%")[0]) if server and server[1] is not None else None
+
+
+def _normal(host: str) -> str:
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return str(mapped or ip)
+
+
+def _check_origin(scope: Mapping[str, Any]) -> None:
+    origins = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"origin"]
+    own = f"{scope['scheme']}://{header(scope['headers'], b'host').strip().lower()}"
+    if origins not in ([], [own]):
+        raise HTTPException(403, "requests from other origins may not modify state")
+
+
+def _check_body(scope: Mapping[str, Any]) -> None:
+    """Require JSON. Browsers send forms and plain text across origins without a preflight request, but not JSON."""
+    has_body = header(scope["headers"], b"content-length") not in ("", "0") or any(
+        name == b"transfer-encoding" for name, _ in scope["headers"]
+    )
+    stated = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
+    media_type, _, parameters = (stated or [""])[0].lower().partition(";")
+    charset = CHARSET.search(parameters)
+    if (has_body or stated) and (len(stated) != 1 or media_type.strip() != "application/json"):
+        raise HTTPException(415, "expected exactly one Content-Type header: application/json")
+    if charset and charset[1] not in ("utf-8", "us-ascii"):
+        raise HTTPException(415, f"expected JSON in UTF-8, not in {charset[1]}")

@@ -1,0 +1,359 @@
+"""uvicorn's HTTP/1.1 protocol with absolute deadlines, which it lacks, and bounded bytes for slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any, cast
+
+import uvicorn
+from httptools import HttpParserError
+from starlette.types import Message, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gpumond.config.tls import certificate_subjects
+from gpumond.serve.auth import user
+from gpumond.serve.limits import Shares
+from gpumond.serve.listener import HttpPeer
+
+RECEIVE_SECONDS = 10.0
+TAKE_SECONDS = 30.0
+MAX_HEAD_BYTES = 32 * 1024
+MAX_REQUEST_BYTES = 1 << 20
+"""As sent: with chunks, their extensions and trailers. The application bounds the body itself."""
+MAX_PIPELINED = 8
+"""Requests that wait for the answer to the previous one. Each is parsed, and so takes some KiB."""
+UNDERSTOOD = "only HTTP/1.0 and 1.1 are supported, and targets that begin with /"
+
+TOO_LONG = (431, f"the headers are longer than {MAX_HEAD_BYTES} bytes")
+
+
+CONTRACT = {
+    "connection_made": ("transport",),
+    "connection_lost": ("exc",),
+    "data_received": ("data",),
+    "pause_writing": (),
+    "resume_writing": (),
+    "on_message_begin": (),
+    "on_url": ("url",),
+    "on_header": ("name", "value"),
+    "on_headers_complete": (),
+    "on_message_complete": (),
+    "on_response_complete": (),
+    "send_400_response": ("msg",),
+}
+"""The methods that `HttpProtocol` overrides, and their parameters."""
+
+
+def check_contract(protocol: type, version: str) -> None:
+    """Raise ImportError if ``protocol`` lacks a method of ``CONTRACT``, or has it with other parameters."""
+    for name, expected in CONTRACT.items():
+        method = getattr(protocol, name, None)
+        found = tuple(inspect.signature(method).parameters)[1:] if method is not None else None
+        if found != expected:
+            state = "is missing" if found is None else f"takes ({', '.join(found)}), not ({', '.join(expected)})"
+            raise ImportError(
+                f"uvicorn {version}: {protocol.__name__}.{name} {state}; "
+                "install the version of uvicorn that gpumond requires: pip install 'gpumond[daemon]'"
+            )
+
+
+check_contract(HttpToolsProtocol, uvicorn.__version__)
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. ``admit`` may refuse it by its TLS certificate; ``gone`` is called at its end."""
+
+    def __init__(
+        self,
+        peer: HttpPeer,
+        gone: Callable[[HttpPeer], None],
+        rejected: Callable[[str], None],
+        admit: Callable[[asyncio.BaseTransport], bool],
+        receive_seconds: float = RECEIVE_SECONDS,
+        **uvicorn: Any,
+    ) -> None:
+        super().__init__(**uvicorn)
+        self._peer, self._gone, self._rejected, self._admit = peer, gone, rejected, admit
+        self._receive_seconds = receive_seconds
+        self._receiving: asyncio.TimerHandle | None = None
+        self._taking: asyncio.TimerHandle | None = None
+        self._request_bytes = 0
+        self._head_bytes = 0
+        self._head_complete = False
+        self._refusal = (400, "this is not HTTP/1.1")
+        self._subjects: frozenset[str] = frozenset()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
+        self.transport.set_write_buffer_limits(1, 0)  # the application waits until its last piece is read
+        self._peer.close, self._peer.begun = self.transport.abort, self._begun
+        if not self._admit(transport):
+            self._reject("certificate")
+            return
+        self._subjects = certificate_subjects(transport.get_extra_info("peercert"))
+        self._arm(self._receive_seconds - (time.monotonic() - self._peer.since))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self.resume_writing()
+        self._gone(self._peer)
+        super().connection_lost(exc)
+        # Break reference cycles: a flood of connections makes much garbage before the next collection.
+        for cycle, _ in self.pipeline:
+            cycle.on_response = _nothing
+        self.pipeline.clear()
+        self._peer.close, self._peer.begun = _nothing, bool
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._receiving is None:
+            self._arm(self._receive_seconds)
+        self._request_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing() or self._receiving is None:
+            return
+        if not self._answering() or self.cycle.more_body:
+            self._wait()
+        if not self._head_complete and self._request_bytes > MAX_HEAD_BYTES:
+            self._refusal = TOO_LONG
+            self.send_400_response("")
+        elif self._request_bytes > MAX_REQUEST_BYTES:
+            self._reject("oversize")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_complete, self._head_bytes = False, 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_complete:
+            return  # a trailer: a proxy that filters headers has not seen it (RFC 9110, section 6.5.1)
+        self._count_head(len(name) + len(value) + len(": \r\n"))
+        super().on_header(name, value)
+
+    def _count_head(self, count: int) -> None:
+        self._head_bytes += count
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refusal = TOO_LONG
+            raise HttpParserError("the headers are too long")
+
+    def on_headers_complete(self) -> None:
+        self._head_complete = True
+        if not self.url.startswith(b"/") or self.parser.get_http_version() not in ("1.0", "1.1"):
+            self._refusal = (400, UNDERSTOOD)
+            raise HttpParserError(UNDERSTOOD)
+        if len(self.pipeline) > MAX_PIPELINED:
+            self._reject("pipelined")
+            raise HttpParserError("too many requests at once")
+        peer = self._peer
+        self.scope["state"].update(
+            uid=peer.uid,
+            user=peer.user,
+            reserved=peer.reserved,
+            subjects=self._subjects,
+            drop=partial(_drop, peer, self._rejected),
+        )
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        self._head_complete, self._request_bytes = False, 0
+        self._peer.enter("serving", time.monotonic())
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        unread = self._receiving is not None and self._head_complete and not self.pipeline
+        super().on_response_complete()
+        if unread:
+            self.transport.close()  # answered before the body had arrived: the rest is not read
+        elif not self.pipeline:
+            self._peer.enter("idle" if self._receiving is None else "waiting", time.monotonic())
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._taking is None:
+            self._taking = self.loop.call_later(TAKE_SECONDS, self._reject, "unread")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer with a problem document, and close the connection."""
+        if self.transport.is_closing():
+            return
+        self._rejected("malformed")
+        status, detail = self._refusal
+        body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+        content = json.dumps(body).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/problem+json\r\n"
+            f"content-length: {len(content)}\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + content)
+        self.transport.close()
+
+    def _arm(self, seconds: float) -> None:
+        self._receiving = self.loop.call_later(seconds, self._too_slow)
+
+    def _wait(self) -> None:
+        if self._peer.stage != "waiting":  # a partial request does not move behind connections that sent nothing
+            self._peer.enter("waiting", time.monotonic())
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _begun(self) -> bool:
+        return self.cycle is not None and self.cycle.response_started
+
+    def _too_slow(self) -> None:
+        self._receiving = None
+        if self._head_complete or not self._answering():
+            self._reject("slow")
+        else:
+            self.cycle.keep_alive = False  # the previous answer is still sent
+
+    def _reject(self, reason: str) -> None:
+        self._rejected(reason)
+        self.transport.abort()
+
+    def _disarm(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+
+def _drop(peer: HttpPeer, rejected: Callable[[str], None]) -> None:
+    rejected("unread")
+    peer.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+MAX_UNSENT_BYTES = 32 << 20
+MAX_UNSENT_BYTES_OF_USER = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sending:
+    """One answer to one reader. ``drop`` closes the connection."""
+
+    user: str
+    body: bytes
+    drop: Callable[[], object]
+
+
+class Unsent:
+    """Limits queued bytes in total and per user. A body shared by several responses is counted once.
+
+    Above a limit, the user with the most bytes loses the readers of its oldest body. The newest body is always sent,
+    because a response larger than the limit could otherwise never be read.
+    """
+
+    def __init__(self, total: int = MAX_UNSENT_BYTES, each: int = MAX_UNSENT_BYTES_OF_USER) -> None:
+        self._total = total
+        self._shares: Shares[int] = Shares(total, each)
+        self._readers: dict[tuple[str, int], dict[Sending, None]] = {}
+        self._bodies: dict[int, int] = {}
+        self.bytes = self.answers = 0
+
+    def begin(self, user: str, body: bytes, drop: Callable[[], object]) -> Sending:
+        """Count a response until ``end``; drop others if they exceed a limit."""
+        sending = Sending(user, body, drop)
+        readers = self._readers.setdefault((user, id(body)), {})
+        if not readers:
+            self._shares.add(user, id(body), len(body))
+            self._bodies[id(body)] = self._bodies.get(id(body), 0) + 1
+            self.bytes += len(body) if self._bodies[id(body)] == 1 else 0
+        readers[sending] = None
+        self.answers += 1
+        self._make_room(user, id(body))
+        return sending
+
+    def end(self, sending: Sending) -> None:
+        """Stop counting a response that has been sent or dropped."""
+        key = sending.user, id(sending.body)
+        readers = self._readers.get(key, {})
+        if readers.pop(sending, sending) is None:
+            self.answers -= 1
+            if not readers:
+                self._forget(*key, len(sending.body))
+
+    def _make_room(self, user: str, newest: int) -> None:
+        while self._shares.of(user) > self._shares.each and self._drop_oldest(user, newest):
+            pass
+        while self.bytes > self._total and any(self._drop_oldest(other, newest) for other in self._shares.users()):
+            pass
+
+    def _drop_oldest(self, user: str, newest: int) -> bool:
+        body = next((body for body in self._shares.holders(user) if body != newest), None)
+        if body is None:
+            return False
+        for sending in tuple(self._readers[user, body]):
+            self.end(sending)
+            sending.drop()
+        return True
+
+    def _forget(self, user: str, body: int, size: int) -> None:
+        del self._readers[user, body]
+        self._shares.remove(user, body)
+        self._bodies[body] -= 1
+        if not self._bodies[body]:
+            del self._bodies[body]
+            self.bytes -= size
+
+
+PIECE_BYTES = 16 * 1024
+"""Size of a piece. The transport copies what the kernel does not accept at once, and thus at most one piece."""
+LARGE_PIECE_BYTES = 128 * 1024
+FEW_ANSWERS = 16
+"""Up to this number of answers in progress, large pieces are sent: each piece costs processor time."""
+
+
+def in_pieces(scope: Scope, send: Send, unsent: Unsent) -> Send:
+    """Split bodies into pieces; each is sent when the previous one has been accepted."""
+    drop = (scope.get("state") or {}).get("drop", lambda: None)
+
+    async def send_in_pieces(message: Message) -> None:
+        body: bytes = message.get("body", b"")
+        if len(body) <= PIECE_BYTES:
+            await send(message)
+            return
+        view, more = memoryview(body), message.get("more_body", False)
+        sending = unsent.begin(user(scope), body, drop)
+        try:
+            end = 0
+            while end < len(body):
+                start, size = end, LARGE_PIECE_BYTES if unsent.answers <= FEW_ANSWERS else PIECE_BYTES
+                end += size
+                await send({**message, "body": view[start:end], "more_body": more or end < len(body)})
+        finally:
+            unsent.end(sending)
+
+    return send_in_pieces
+
+
+def without_body(send: Send) -> Send:
+    """End the response after its headers; the server reports the end to the producer of the body."""
+
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return send_head

@@ -1,0 +1,186 @@
+"""Limits of requests: rate, body size, and the share of each user in a limited resource."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive
+
+from gpumond.host.peer import person_of
+
+MAX_BODY_BYTES = 64 * 1024
+FAILURES_PER_MINUTE = 10
+FLUSHES_PER_MINUTE = 30
+SILENCES_PER_MINUTE = 30
+RECEIVER_TESTS_PER_MINUTE = 10
+KEYS = 4096
+CONCURRENT_REQUESTS = 4
+CHANGES_AT_ONCE, CHANGES_PER_SECOND = 8, 50
+"""Limits on a user's requests other than reads. Further requests wait."""
+WAITING = 512
+MAX_PREVIEWS = 2
+"""Limit of previews of rules in progress; one per user."""
+
+
+class TokenBucket:
+    """Token bucket per key: bursts of ``count``, refilled within ``seconds``. The least recently used keys are
+    dropped."""
+
+    def __init__(self, count: int, seconds: float, keys: int = KEYS) -> None:
+        self._count, self._per_second, self._keys = count, count / seconds, keys
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait(self, key: str, now: float) -> float:
+        """Return the seconds until the next request is admitted; 0 if it is admitted now. Counts nothing."""
+        return max(0.0, (1.0 - self._level(key, now)) / self._per_second)
+
+    def count(self, key: str, now: float) -> None:
+        self._left[key] = self._level(key, now) - 1.0, now
+        self._left.move_to_end(key)
+        while len(self._left) > self._keys:
+            self._left.popitem(last=False)
+
+    def _level(self, key: str, now: float) -> float:
+        released, at = self._left.get(key, (float(self._count), now))
+        return min(self._count, released + (now - at) * self._per_second)
+
+
+def too_large() -> HTTPException:
+    return HTTPException(413, f"the body exceeds {MAX_BODY_BYTES} bytes", {"Connection": "close"})
+
+
+def limited(receive: Receive) -> Receive:
+    """Limit the body to ``MAX_BODY_BYTES``, whatever length its headers state."""
+    received = 0
+
+    async def receive_limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MAX_BODY_BYTES:
+            raise too_large()
+        if b"\0" in message.get("body", b""):  # present in UTF-16 and UTF-32, never in JSON as UTF-8
+            raise HTTPException(400, "the body is not JSON in UTF-8")
+        return message
+
+    return receive_limited
+
+
+class RequestSlots:
+    """At most ``each`` concurrent requests per user, and a queue of at most ``waiting`` more.
+
+    A user with a thousand requests therefore delays other users no more than a user with a few.
+    """
+
+    def __init__(self, each: int = CONCURRENT_REQUESTS, waiting: int = WAITING) -> None:
+        self._each, self._waiting = each, waiting
+        self._taken: Counter[object] = Counter()
+        self._queues: dict[object, deque[asyncio.Future[None]]] = {}
+
+    async def take(self, key: object) -> Callable[[], None]:
+        """Wait for a slot, and return a function that releases it once. Raises 503 if the queue is full."""
+        if self._taken[key] < self._each:
+            self._taken[key] += 1
+        else:
+            queue = self._queues.setdefault(key, deque())
+            if len(queue) >= self._waiting:
+                raise HTTPException(
+                    503, f"too many requests by this user: {self._waiting} are already waiting", {"Retry-After": "1"}
+                )
+            slot = asyncio.get_running_loop().create_future()
+            queue.append(slot)
+            try:
+                await slot
+            except asyncio.CancelledError:
+                if slot.done() and not slot.cancelled():
+                    self._release(key)
+                raise HTTPException(503, "the daemon is shutting down", {"Connection": "close"}) from None
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            if not released:
+                released = True
+                self._release(key)
+
+        return release
+
+    def _release(self, key: object) -> None:
+        queue = self._queues.get(key, deque())
+        while queue:
+            slot = queue.popleft()
+            if not slot.done():
+                slot.set_result(None)
+                return
+        self._queues.pop(key, None)
+        self._taken[key] -= 1
+        if not self._taken[key]:
+            del self._taken[key]
+
+
+Holder = TypeVar("Holder", bound=Hashable)
+
+LOOPBACK = "loopback"
+
+
+def user_of(uid: int | None, address: str = "") -> str:
+    """Return the user that a connection is counted for."""
+    if uid is not None:
+        return f"uid:{person_of(uid)}"
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return LOOPBACK if ip.is_loopback else str(ip)
+
+
+class Shares(Generic[Holder]):
+    """Amounts held by users, at most ``total`` altogether and at most ``each`` per user."""
+
+    def __init__(self, total: int, each: int | None = None) -> None:
+        self.total, self.each = total, total if each is None else each
+        self.held = 0
+        self._users: defaultdict[str, dict[Holder, int]] = defaultdict(dict)
+        self._of: defaultdict[str, int] = defaultdict(int)
+
+    def admits(self, user: str, amount: int = 1) -> bool:
+        """Return True if ``amount`` more fits into both the total and the user's share."""
+        return self.held + amount <= self.total and self.of(user) + amount <= self.each
+
+    def add(self, user: str, holder: Holder, amount: int = 1) -> None:
+        """Count ``holder``, even above the limits. A holder is counted once."""
+        self.remove(user, holder)
+        self._users[user][holder] = amount
+        self._of[user] += amount
+        self.held += amount
+
+    def remove(self, user: str, holder: Holder) -> bool:
+        """Remove a holder. Returns False if it was not counted."""
+        amount = self._users.get(user, {}).pop(holder, None)
+        if amount is None:
+            return False
+        self._of[user] -= amount
+        self.held -= amount
+        if not self._users[user]:
+            del self._users[user], self._of[user]
+        return True
+
+    def has(self, user: str, holder: Holder) -> bool:
+        return holder in self._users.get(user, ())
+
+    def of(self, user: str) -> int:
+        return self._of.get(user, 0)
+
+    def users(self) -> list[str]:
+        """Return the users with holders, largest amount first."""
+        return sorted(self._users, key=self.of, reverse=True)
+
+    def holders(self, user: str) -> tuple[Holder, ...]:
+        """Return the user's holders, oldest first."""
+        return tuple(self._users.get(user, ()))

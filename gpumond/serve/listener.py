@@ -1,0 +1,270 @@
+"""Accepts HTTP connections within limits.
+
+At the limit, a new connection is accepted, and the connection that has waited longest among those of the user with the
+most connections is closed. A client that sends its request is therefore served, independent of the number of clients
+that send none. A connection whose request is being answered is never closed. Some connections are reserved for
+/metrics and the probes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from gpumond.host.machine import RESERVED_CONNECTIONS
+from gpumond.host.peer import loopback_uid, peer_uid
+from gpumond.host.runtime_directory import BACKLOG
+from gpumond.serve.limits import LOOPBACK, Shares, user_of
+
+log = logging.getLogger(__name__)
+
+State = Literal["waiting", "idle", "streaming", "serving"]
+CLOSABLE: tuple[State, ...] = ("idle", "streaming")
+"""States in which a connection may be closed for another one, after those that have sent no request."""
+
+HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
+LISTEN_SECONDS = 0.1
+ACCEPTS = 8
+PAUSE_SECONDS = 0.1
+GRACE_SECONDS = 0.5
+"""For answers that are being sent when the listener is closed. A stream of events would never end by itself."""
+PEEKED_BYTES = 8192
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(slots=True, eq=False)
+class HttpPeer:
+    """One connection. ``uid`` is the peer's on a Unix socket, where it grants permissions; ``user`` is the one for whom
+    it counts. ``reserved``: it has one of the places for /metrics and the probes."""
+
+    user: str
+    uid: int | None
+    since: float
+    reserved: bool = False
+    stage: Literal["waiting", "idle", "serving"] = "waiting"
+    close: Callable[[], object] = field(default=lambda: None)
+    begun: Callable[[], bool] = field(default=lambda: False)
+    """Return True if the answer has begun."""
+
+    def enter(self, stage: Literal["waiting", "idle", "serving"], now: float) -> None:
+        self.stage, self.since = stage, now
+
+    @property
+    def state(self) -> State:
+        return "streaming" if self.stage == "serving" and self.begun() else self.stage
+
+
+def first_to_close(peers: Sequence[HttpPeer]) -> HttpPeer | None:
+    """Return the connection to close for a new one; None if all are being served. ``peers`` are in order of arrival."""
+    waiting = next((peer for peer in peers if peer.stage == "waiting"), None)
+    if waiting is not None:
+        return waiting
+    closable = [peer for peer in peers if peer.state in CLOSABLE]
+    return min(closable, key=lambda peer: (CLOSABLE.index(peer.state), peer.since), default=None)
+
+
+class HttpListener:
+    """Accepts on ``listeners`` until it is closed. Runs on the event loop that calls ``open``."""
+
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        protocol: Callable[[HttpPeer], asyncio.Protocol],
+        *,
+        connections: int,
+        per_user: int | None = None,
+        reserved: int = RESERVED_CONNECTIONS,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        rejected: Callable[[str], None] = lambda reason: None,
+        clock: Callable[[], float] = time.monotonic,
+        owner: Callable[[socket.socket], int | None] = loopback_uid,
+    ) -> None:
+        self._listeners, self._protocol, self._tls = listeners, protocol, tls
+        self._rejected, self._clock, self._owner = rejected, clock, owner
+        self._connections: Shares[HttpPeer] = Shares(connections, per_user)
+        self._reserved: Shares[HttpPeer] = Shares(reserved)
+        self._starting: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            self._accept_on(listener)
+
+    def add(self, listener: socket.socket) -> None:
+        """Accept on another socket."""
+        self._listeners = (*self._listeners, listener)
+        self._accept_on(listener)
+
+    def _accept_on(self, listener: socket.socket) -> None:
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def close(self) -> None:
+        self._closed = True
+        for listener in self._listeners:
+            if listener.fileno() >= 0:
+                self._loop.remove_reader(listener.fileno())
+                listener.close()
+        for task in self._starting:
+            task.cancel()
+        for peer in self._peers():
+            if peer.stage == "waiting":
+                peer.close()
+        self._loop.call_later(GRACE_SECONDS, self._clear)
+
+    def _clear(self) -> None:
+        for peer in self._peers():
+            peer.close()
+
+    def _peers(self) -> list[HttpPeer]:
+        return [
+            v for shares in (self._connections, self._reserved) for user in shares.users() for v in shares.holders(user)
+        ]
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._starting, return_exceptions=True)
+
+    def gone(self, peer: HttpPeer) -> None:
+        self._shares(peer).remove(peer.user, peer)
+
+    def _shares(self, peer: HttpPeer) -> Shares[HttpPeer]:
+        return self._reserved if peer.reserved else self._connections
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                connection, address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in EXHAUSTED:
+                    self._exhausted(listener, error)
+                    return
+                continue  # the client closed it before it was accepted
+            uid = peer_uid(connection) if connection.family == socket.AF_UNIX else None
+            peer = HttpPeer(user_of(uid) if uid is not None else self._user(connection, address[0]), uid, self._clock())
+            if self._make_room(peer):
+                self._admit(connection, peer)
+            else:
+                self._rejected("crowd")
+                connection.close()
+
+    def _make_room(self, peer: HttpPeer) -> bool:
+        peers, reserved = self._connections, self._reserved
+        if peers.admits(peer.user):
+            return True
+        if peers.of(peer.user) >= peers.each:
+            if self._close_one(peers, [peer.user]):
+                return True
+        elif self._close_one(peers, peers.users()):
+            return True
+        peer.reserved = True
+        return reserved.admits(peer.user) or self._close_one(reserved, reserved.users())
+
+    def _close_one(self, shares: Shares[HttpPeer], users: Sequence[str]) -> bool:
+        """Close a connection of the first of these users that has one which may be closed; False if none has."""
+        longest = next((found for user in users if (found := first_to_close(shares.holders(user)))), None)
+        if longest is None:
+            return False
+        self._rejected("crowd")
+        self.gone(longest)
+        longest.close()
+        return True
+
+    def _admit(self, connection: socket.socket, peer: HttpPeer) -> None:
+        connection.setblocking(False)
+        self._shares(peer).add(peer.user, peer)
+        if peer.uid is None and self._tls() is not None:
+            self._start(connection, peer)
+            return
+        timer = self._loop.call_later(HEAD_SECONDS, self._too_slow, peer)
+        peer.close = partial(self._abandon, connection, peer, timer)
+        if not self._listen(connection, peer, timer):
+            self._loop.add_reader(connection.fileno(), self._readable, connection, peer, timer)
+
+    def _readable(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
+        self._loop.remove_reader(connection.fileno())
+        self._check_again(connection, peer, timer)
+
+    def _check_again(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
+        if self._shares(peer).has(peer.user, peer) and not self._listen(connection, peer, timer):
+            self._loop.call_later(LISTEN_SECONDS, self._check_again, connection, peer, timer)
+
+    def _listen(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> bool:
+        """Return True if the connection needs no further look: its request's head has arrived, or it was closed.
+
+        Until then it costs nothing but its descriptor; nearly every client sends the whole head at once.
+        """
+        try:
+            head = connection.recv(PEEKED_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            head = b""
+        if not head:
+            peer.close()
+            return True
+        if b"\r\n\r\n" not in head and len(head) < PEEKED_BYTES:
+            return False
+        timer.cancel()
+        peer.stage = "serving"  # else a flood could evict it before it is read
+        self._start(connection, peer)
+        return True
+
+    def _too_slow(self, peer: HttpPeer) -> None:
+        self._rejected("slow")
+        peer.close()
+
+    def _abandon(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        self.gone(peer)
+        self._loop.remove_reader(connection.fileno())
+        connection.close()
+
+    def _start(self, connection: socket.socket, peer: HttpPeer) -> None:
+        task = self._loop.create_task(self._connect(connection, peer))
+        peer.close = task.cancel
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _connect(self, connection: socket.socket, peer: HttpPeer) -> None:
+        tls = None if peer.uid is not None else self._tls()
+        seconds = HANDSHAKE_SECONDS if tls else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._protocol(peer), connection, ssl=tls, ssl_handshake_timeout=seconds
+            )
+        except (OSError, ssl.SSLError):  # no TLS, a wrong certificate, too slow, or closed
+            self._rejected("handshake")
+            self.gone(peer)
+            connection.close()
+        except asyncio.CancelledError:
+            self.gone(peer)
+            connection.close()
+            raise
+
+    def _exhausted(self, listener: socket.socket, error: OSError) -> None:
+        """Free a descriptor, and accept again after a pause."""
+        log.warning("cannot accept connections at the moment: %s", error.strerror)
+        self._rejected("descriptors")
+        self._close_one(self._connections, self._connections.users())
+        self._loop.remove_reader(listener.fileno())
+        self._loop.call_later(PAUSE_SECONDS, self._accept_again, listener)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if not self._closed:
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def _user(self, connection: socket.socket, address: str) -> str:
+        user = user_of(None, address)
+        return user if user != LOOPBACK else user_of(self._owner(connection), address)

@@ -1,0 +1,240 @@
+"""Messages of the stream of frames. A message is encoded and compressed once for all readers."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any, TypedDict
+
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from gpumond.facts.cooperative import Steps, run_to_end
+from gpumond.facts.frame import Frame
+from gpumond.facts.whole_frame import WholeFrame
+from gpumond.host.event_loop import in_slices
+from gpumond.serve.streams import EVENTS, RETRY
+from gpumond.serve.view import DaemonView
+from gpumond.serve.whole_frame import whole_frame
+from gpumond.tick.events import Event
+
+HEARTBEAT_SECONDS = 2.0
+"""Longest time between two messages. A reader that receives none for longer knows that the daemon does not answer."""
+KEPT = 32
+"""Messages that a slow reader can still receive. One that needs older ones receives a complete frame."""
+EVENTS_SENT = 200
+"""Newest events that a complete frame contains."""
+GZIP_LEVEL = 6
+PIECE_BYTES = 64 * 1024
+"""Bytes that are compressed in one step."""
+GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+
+WHOLE = TypeAdapter(WholeFrame)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """``packed`` is a sequence of complete deflate blocks that refer to no earlier ones: it fits into any stream."""
+
+    number: int
+    plain: bytes
+    packed: bytes
+
+
+class LiveFrames:
+    """The messages of all streams. Nothing is computed or kept while there is no reader."""
+
+    def __init__(self, view: DaemonView, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+        self._view, self._heartbeat_seconds = view, heartbeat_seconds
+        self._readers = 0
+        self._wanted, self._published = asyncio.Event(), asyncio.Event()
+        self._encoding = asyncio.Lock()
+        self.number = 0
+        """Number of the newest message."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._frame: Frame | None = None
+        self._whole: WholeFrame | None = None
+        self._first: Message | None = None
+        """The complete frame, if a reader has needed it."""
+        self._later: deque[Message] = deque(maxlen=KEPT)
+        self._last_event = 0
+
+    async def run(self) -> None:
+        """Write a message for each frame while there are readers. Does not return."""
+        while True:
+            await self._wanted.wait()
+            if self._view.frame is self._frame and not await self._view.await_frame(self._heartbeat_seconds):
+                self._publish(await in_slices(_packed(self.number + 1, b": alive\n\n")))
+            else:
+                await self._advance()
+
+    async def messages(self, compressed: bool) -> AsyncGenerator[bytes, None]:
+        """Yield the parts of one stream."""
+        self._readers += 1
+        self._wanted.set()
+        try:
+            yield GZIP_HEADER + START.packed if compressed else START.plain
+            number = -1
+            while True:
+                for message in await self._after(number):
+                    number = message.number
+                    yield message.packed if compressed else message.plain
+                if number == self.number:
+                    await self._published.wait()
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._wanted.clear()
+                self._forget()
+
+    async def _after(self, number: int) -> Iterable[Message]:
+        """Return the messages that follow ``number``; the complete frame if these are no longer kept."""
+        if self._later and self._later[0].number - 1 <= number:
+            return [message for message in self._later if message.number > number]
+        async with self._encoding:
+            if self._whole is None:
+                self._take(self._view.frame)
+            if self._first is None and self._whole is not None:
+                newest = self._view.events.newest()[-EVENTS_SENT:]
+                events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
+                self._first = await in_slices(encoded(self.number, "frame", WHOLE.dump_json(self._whole), events))
+            return [replace(self._first, number=self.number)] if self._first else []
+
+    async def _advance(self) -> None:
+        async with self._encoding:
+            before, last_event = self._whole, self._last_event
+            self._take(self._view.frame)
+            if before is None or self._whole is None:
+                return
+            events: list[Event] = [e for e in self._view.events.after(last_event) if e.id <= self._last_event]
+            found = await in_slices(changes(before, self._whole))
+            body = to_json(found, inf_nan_mode="null")
+            work = encoded(self.number + 1, "changes", body, EVENTS.dump_json(events))
+            self._publish(await in_slices(work))
+
+    def _take(self, frame: Frame | None) -> None:
+        self._frame, self._first = frame, None
+        self._whole = live_frame(whole_frame(frame)) if frame else None
+        self._last_event = self._view.events.last_id
+
+    def _publish(self, message: Message) -> None:
+        self.number = message.number
+        self._later.append(message)
+        self._published.set()  # wakes current waiters; later ones wait for the next message
+        self._published = asyncio.Event()
+
+
+def encoded(number: int, kind: str, body: bytes, events: bytes) -> Steps[Message]:
+    """Return a message: an object's JSON with ``events`` added."""
+    return _packed(number, b"".join((f"event: {kind}\ndata: ".encode(), body[:-1], b',"events":', events, b"}\n\n")))
+
+
+def _packed(number: int, plain: bytes) -> Steps[Message]:
+    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packed = []
+    for start in range(0, len(plain), PIECE_BYTES):
+        packed.append(packer.compress(memoryview(plain)[start : start + PIECE_BYTES]))
+        yield
+    packed.append(packer.flush(zlib.Z_SYNC_FLUSH))
+    return Message(number, plain, b"".join(packed))
+
+
+START = run_to_end(_packed(0, RETRY))
+
+
+PROCESS = ("pid", "start_ticks")
+TABLES = {
+    "snapshot.devices": ("uuid",),
+    "snapshot.reports": PROCESS,
+    "ledger.lines": ("device_uuid", "share", "workload", *PROCESS),
+    "processes": ("device_uuid", *PROCESS),
+    "verdicts": ("device_uuid", "kind", *PROCESS),
+    "alerts": ("rule", "labels", *PROCESS),
+}
+"""The fields that identify a row of each table, by the path of the table in a frame."""
+TENTHS = ("age_seconds", "idle_seconds")
+"""Fields whose changes are sent in tenths of a second: they would otherwise change in each frame."""
+PARTS = ("snapshot", "ledger")
+"""Parts of a frame whose fields are compared one by one."""
+
+
+class TableChanges(TypedDict, total=False):
+    """``rows``: for each row now its place before, -1 for a new one; absent if the rows and their order are the same.
+    ``added``: the new rows. ``cells``: by field, the places of the rows now and their values.
+    """
+
+    rows: list[int]
+    added: list[Any]
+    cells: dict[str, tuple[list[int], list[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameChanges:
+    """``values``: by path, the values that are in no table. ``tables``: by path."""
+
+    values: dict[str, Any]
+    tables: dict[str, TableChanges]
+
+
+def live_frame(whole: WholeFrame) -> WholeFrame:
+    """Return a frame without the driver's lists of processes, whose values are in ``processes``."""
+    devices = (
+        device if device.processes is None else replace(device, processes=()) for device in whole.snapshot.devices
+    )
+    return replace(whole, snapshot=replace(whole.snapshot, devices=tuple(devices)))
+
+
+def changes(before: WholeFrame, after: WholeFrame) -> Steps[FrameChanges]:
+    """Return what makes ``after`` of ``before``. A step ends after each table."""
+    values: dict[str, Any] = {}
+    for part in ("", *PARTS):
+        old, new = (attrgetter(part)(frame) if part else frame for frame in (before, after))
+        for field in fields(new):
+            path = f"{part}.{field.name}" if part else field.name
+            value = getattr(new, field.name)
+            if path not in TABLES and path not in PARTS and value != getattr(old, field.name):
+                values[path] = value
+    tables: dict[str, TableChanges] = {}
+    for path, key in TABLES.items():
+        yield
+        if found := _of_table(attrgetter(path)(before), attrgetter(path)(after), attrgetter(*key)):
+            tables[path] = found
+    return FrameChanges(values, tables)
+
+
+def _of_table(before: Sequence[Any], after: Sequence[Any], key: Callable[[Any], Any]) -> TableChanges:
+    places = {key(row): place for place, row in enumerate(before)}
+    rows = [places.get(key(row), -1) for row in after]
+    if len(places) < len(before) or len(set(rows) - {-1}) < len(rows) - rows.count(-1):  # a key occurs twice
+        rows = [-1] * len(after)
+    found = TableChanges()
+    if rows != list(range(len(before))):
+        found["rows"] = rows
+        found["added"] = [row for row, place in zip(after, rows, strict=True) if place < 0]
+    cells: dict[str, tuple[list[int], list[Any]]] = {}
+    values: Callable[[Any], tuple[Any, ...]] | None = None
+    for now, (row, place) in enumerate(zip(after, rows, strict=True)):
+        if place < 0 or row is before[place]:
+            continue
+        if values is None:
+            names = [field.name for field in fields(row)]
+            values = attrgetter(*names)
+        old, new = values(before[place]), values(row)
+        if old == new:
+            continue
+        for name, was, value in zip(names, old, new, strict=True):
+            if name in TENTHS and was is not None and value is not None:
+                was, value = round(was, 1), round(value, 1)
+            if was != value:
+                changed = cells.setdefault(name, ([], []))
+                changed[0].append(now)
+                changed[1].append(value)
+    if cells:
+        found["cells"] = cells
+    return found

@@ -1,0 +1,99 @@
+"""Endpoints for monitoring and operation: metrics, probes, the reload, and the release of the driver."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import PlainTextResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from gpumond.config.encodable import Encodable
+from gpumond.config.settings import Compat
+from gpumond.metrics.exposition import ALL_GROUPS, Group
+from gpumond.serve import monitoring
+from gpumond.serve.dependencies import bearer, require_token
+from gpumond.serve.problems import problem, response, responses
+from gpumond.serve.view import view_of
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/metrics", response_class=PlainTextResponse, summary="Metrics in Prometheus text format or OpenMetrics")
+async def metrics(
+    request: Request,
+    compat: Compat | None = None,
+    collect: Annotated[list[Group] | None, Query(alias=monitoring.COLLECT)] = None,
+) -> Response:
+    """Returns the metrics. ``compat=dcgm``: devices with the names, labels and units of the newest dcgm-exporter.
+    ``collect[]=device``: only the metrics of devices; repeatable, with ``process`` and ``daemon``.
+    """
+    accept, accept_encoding = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))
+    return response(
+        await monitoring.metrics(view_of(request), accept, accept_encoding, compat, frozenset(collect or ALL_GROUPS))
+    )
+
+
+@router.get("/healthz", response_class=PlainTextResponse, include_in_schema=False)
+@router.get("/-/healthy", response_class=PlainTextResponse, summary="Liveness of the daemon; independent of the GPUs")
+async def healthy() -> Response:
+    return response(monitoring.healthy())
+
+
+@router.get("/readyz", response_class=PlainTextResponse, include_in_schema=False)
+@router.get(
+    "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Readiness: devices can be read"
+)
+async def ready(request: Request) -> Response:
+    return response(monitoring.ready(view_of(request).frame))
+
+
+@router.post(
+    "/-/reload",
+    response_class=PlainTextResponse,
+    responses=responses(401, 403, 422),
+    dependencies=[Depends(bearer)],
+    summary="Reload the configuration",
+)
+async def reload(request: Request, by: str = Depends(require_token)) -> Response:
+    """Reloads the configuration, as SIGHUP does. 422: it is invalid and the previous one stays in effect; see
+    `detail`."""
+    return PlainTextResponse(await view_of(request).reload(by) + "\n")
+
+
+class ReleaseBody(Encodable):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"for_seconds": 120}]})
+
+    for_seconds: float = Field(gt=0, le=86400)
+
+
+class ReleaseAnswer(BaseModel):
+    """Time until which the driver is released."""
+
+    released_until: float = Field(examples=[1_790_000_120.0])
+
+
+@router.post(
+    "/api/v1/release",
+    summary="Release the driver temporarily",
+    dependencies=[Depends(bearer)],
+    responses={
+        200: {
+            "model": ReleaseAnswer,
+            "content": {"application/json": {"example": {"released_until": 1_790_000_120.0}}},
+        },
+        **responses(401, 403, 422, 503, 504, 507),
+    },
+    response_model=None,
+)
+async def release(request: Request, body: ReleaseBody, requested_by: str = Depends(require_token)) -> Response:
+    """Responds when the daemon holds no driver descriptor; it reattaches automatically.
+
+    504: a driver call does not return, so that a process of the daemon still holds the driver.
+    """
+    until, released = await view_of(request).release(body.for_seconds, requested_by)
+    if not released:
+        return problem(504, "a driver call does not return, and its process still holds the driver")
+    return Response(
+        TypeAdapter(ReleaseAnswer).dump_json(ReleaseAnswer(released_until=until)), media_type="application/json"
+    )

@@ -1,0 +1,150 @@
+"""Errors as RFC 9457 problem documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from operator import itemgetter
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
+
+from gpumond.facts.errors import (
+    AlreadyUnderWay,
+    AmbiguousDevice,
+    ConfigError,
+    CoolingDown,
+    FlushError,
+    GpumondError,
+    NoSuchAdmission,
+    NoSuchBaseline,
+    NoSuchDevice,
+    NoSuchQuota,
+    NoSuchReceiver,
+    NoSuchRule,
+    NoSuchSilence,
+    NoSuchTarget,
+    QuotaChanged,
+    QuotaConflict,
+    RuleChanged,
+    RuleConflict,
+    StoreUnavailable,
+    TooManyAdmissions,
+    TooManyBaselines,
+    TooManySilences,
+)
+from gpumond.serve.monitoring import INTERNAL_ERROR, Answer, refusal
+
+STATUS: dict[type[GpumondError], int] = {
+    NoSuchTarget: 404,
+    NoSuchDevice: 404,
+    AmbiguousDevice: 422,
+    AlreadyUnderWay: 409,
+    CoolingDown: 429,
+    NoSuchRule: 404,
+    RuleConflict: 409,
+    RuleChanged: 412,
+    NoSuchQuota: 404,
+    QuotaConflict: 409,
+    QuotaChanged: 412,
+    NoSuchAdmission: 404,
+    TooManyAdmissions: 429,
+    ConfigError: 422,
+    NoSuchBaseline: 404,
+    TooManyBaselines: 409,
+    NoSuchSilence: 404,
+    TooManySilences: 409,
+    NoSuchReceiver: 404,
+}
+
+
+class Problem(BaseModel):
+    """Cause of an error, and its remedy."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, **members: Any) -> Response:
+    return response(refusal(status, detail, headers, **members))
+
+
+def response(answer: Answer) -> Response:
+    return Response(answer.body, answer.status, answer.headers)
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI responses for the problems of a route."""
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {"application/problem+json": {"schema": Problem.model_json_schema()}},
+        }
+        for status in statuses
+    }
+
+
+def allowed(request: Request) -> set[str]:
+    """Return the methods that a path allows. The router reports only those of the first matching route."""
+    documented = request.app.openapi()["paths"].items()
+    matching = [
+        (path.count("{"), set(methods))
+        for path, methods in documented
+        if compile_path(path)[0].match(request.scope["path"])
+    ]
+    methods = {way.upper() for way in min(matching, key=itemgetter(0), default=(0, ()))[1]}
+    return methods | ({"HEAD"} if "GET" in methods else set())
+
+
+def install(app: FastAPI) -> None:
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        headers = dict(error.headers or {})
+        if error.status_code == 405 and (methods := allowed(request)):
+            headers["Allow"] = ", ".join(sorted(methods))
+        return problem(error.status_code, str(error.detail), headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return problem(422, f"{place}: {first['msg'].removeprefix('Value error, ')}")
+
+    @app.exception_handler(NoSuchDevice)
+    @app.exception_handler(AmbiguousDevice)
+    @app.exception_handler(NoSuchRule)
+    @app.exception_handler(RuleConflict)
+    @app.exception_handler(RuleChanged)
+    @app.exception_handler(NoSuchAdmission)
+    @app.exception_handler(TooManyAdmissions)
+    @app.exception_handler(NoSuchQuota)
+    @app.exception_handler(QuotaConflict)
+    @app.exception_handler(QuotaChanged)
+    @app.exception_handler(ConfigError)
+    @app.exception_handler(NoSuchBaseline)
+    @app.exception_handler(TooManyBaselines)
+    @app.exception_handler(NoSuchSilence)
+    @app.exception_handler(TooManySilences)
+    @app.exception_handler(NoSuchReceiver)
+    async def refused(request: Request, error: GpumondError) -> Response:
+        return problem(STATUS[type(error)], str(error))
+
+    @app.exception_handler(FlushError)
+    async def flush_error(request: Request, error: FlushError) -> Response:
+        headers = {"Retry-After": f"{error.retry_after_seconds:.0f}"} if isinstance(error, CoolingDown) else None
+        return problem(STATUS[type(error)], str(error), headers)
+
+    @app.exception_handler(StoreUnavailable)
+    async def store_unavailable(request: Request, error: StoreUnavailable) -> Response:
+        return problem(507 if error.full else 503, f"{error}; nothing was changed")
+
+    @app.exception_handler(Exception)
+    async def internal_error(request: Request, error: Exception) -> Response:
+        return problem(500, INTERNAL_ERROR)

@@ -1,0 +1,284 @@
+"""Read-only routes for parts of the current Frame."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import TypeAdapter
+
+from gpumond import __version__
+from gpumond.facts.engines import EngineReading
+from gpumond.facts.frame import Alert, Frame, Ledger, Verdict
+from gpumond.facts.pools import Receipt
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
+from gpumond.facts.text import accepts
+from gpumond.facts.verdicts import KINDS
+from gpumond.facts.whole_frame import ProcessHolding, StatedCondition, StatedFault, WholeFrame
+from gpumond.features.rules.evaluation import ended
+from gpumond.host.machine import MACHINE_NAME
+from gpumond.page.answers import present
+from gpumond.serve import examples
+from gpumond.serve.view import view_of
+from gpumond.serve.whole_frame import REVISION, holdings, stated_conditions, stated_faults, whole_frame
+from gpumond.store.audit import AuditEntry
+
+router = APIRouter(prefix="/api/v1", tags=["facts"])
+
+COMPRESSED_FROM_BYTES = 1024
+GZIP_LEVEL = 1
+ENTRIES_AT_ONCE = 500
+"""Entries of a long list that are written in one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
+
+    `store_file` is the path of the store on that machine. `revision` is the commit of the daemon's build; `null` if it
+    is unknown.
+    """
+
+    version: str
+    revision: str | None
+    host: str
+    started_at: float
+    uptime_seconds: float
+    source: SourceState
+    snapshot_seq: int
+    snapshot_taken_at: float
+    devices: int
+    devices_up: int
+    agents: int
+    private_pid_namespace: bool | None
+    store_file: str
+    faults: tuple[StatedFault, ...]
+    conditions: tuple[StatedCondition, ...]
+
+
+EXAMPLE_STATUS = Status(
+    version=__version__,
+    revision="8d43ed1f0c5b7a2e9d6f4b3a1c0e8f7d6b5a4c3e",
+    host="gpu-17",
+    started_at=examples.TAKEN_AT - 6,
+    uptime_seconds=6.0,
+    source=examples.SNAPSHOT.source,
+    snapshot_seq=7,
+    snapshot_taken_at=examples.TAKEN_AT,
+    devices=1,
+    devices_up=1,
+    agents=1,
+    private_pid_namespace=False,
+    store_file="/var/lib/gpumond/gpumond.db",
+    faults=(),
+    conditions=(),
+)
+EXAMPLE_FRAME = WholeFrame(
+    version=__version__,
+    revision="8d43ed1f0c5b7a2e9d6f4b3a1c0e8f7d6b5a4c3e",
+    host="gpu-17",
+    snapshot=examples.SNAPSHOT,
+    ledger=examples.LEDGER,
+    verdicts=(examples.VERDICT,),
+    alerts=(examples.ALERT,),
+    silences=(),
+    processes=(examples.HOLDING,),
+    faults=(),
+    conditions=(),
+)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def answer(request: Request, kind: Any, value: Any) -> Response:
+    """Return ``value`` as JSON, without copies or validation. It is compressed if the reader accepts that."""
+    return _json(request, _adapter(kind).dump_json(value), {})
+
+
+def answer_list(request: Request, kind: Any, values: Sequence[Any]) -> Response:
+    """Return a list as JSON. A long one is not compressed, and other requests are answered while it is written."""
+    if len(values) <= ENTRIES_AT_ONCE:
+        return answer(request, list[kind], values)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(values), ENTRIES_AT_ONCE):
+            text = _adapter(list[kind]).dump_json(list(values[start : start + ENTRIES_AT_ONCE]))
+            yield (b"," if start else b"[") + text[1:-1]
+            await asyncio.sleep(0)
+        yield b"]"
+
+    return StreamingResponse(parts(), media_type="application/json")
+
+
+def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
+    """Return a part of the current frame as JSON. It is serialized and compressed once per frame and route."""
+    frame, answers = current_frame(request), view_of(request).answers
+    name = request.scope["route"].path
+    if name not in answers:
+        answers[name] = _adapter(kind).dump_json(make(frame))
+    return _json(request, answers[name], answers)
+
+
+def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Response:
+    """Return a response. ``compressed``: bodies that are compressed already, by route."""
+    headers = {"Vary": "Accept-Encoding"}
+    if len(body) >= COMPRESSED_FROM_BYTES and accepts(request.headers.get("accept-encoding", ""), "gzip"):
+        name = f"{request.scope['route'].path} gzip"
+        if name not in compressed:
+            compressed[name] = gzip.compress(body, GZIP_LEVEL, mtime=0)
+        body, headers["Content-Encoding"] = compressed[name], "gzip"
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def current_frame(request: Request) -> Frame:
+    return present(view_of(request).frame)
+
+
+@router.get(
+    "/frame",
+    summary="The complete result of the last tick",
+    **examples.described(WholeFrame, EXAMPLE_FRAME, 503),
+)
+async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
+    frame = current_frame(request)
+    etag = f'"{view_of(request).started_at:.3f}-{frame.snapshot.seq}"'
+    headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+    if if_none_match is not None and if_none_match.removeprefix("W/") == etag:
+        return Response(status_code=304, headers=headers)
+    whole = answer_once(request, WholeFrame, whole_frame)
+    if "Content-Encoding" in whole.headers:
+        headers["ETag"] = f"W/{etag}"  # the same frame in other bytes
+    whole.headers.update(headers)
+    return whole
+
+
+@router.get(
+    "/snapshot",
+    summary="Values that were read for the last tick",
+    **examples.described(Snapshot, examples.SNAPSHOT, 503),
+)
+async def snapshot(request: Request) -> Response:
+    return answer_once(request, Snapshot, lambda frame: frame.snapshot)
+
+
+@router.get(
+    "/devices", summary="Devices and their sensors", **examples.described(list[DeviceReading], [examples.DEVICE], 503)
+)
+async def devices(request: Request) -> Response:
+    return answer_once(request, list[DeviceReading], lambda frame: list(frame.snapshot.devices))
+
+
+@router.get(
+    "/processes",
+    summary="Processes and their shares",
+    **examples.described(list[ProcessHolding], [examples.HOLDING], 503),
+)
+async def processes(request: Request) -> Response:
+    return answer_once(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
+
+
+@router.get(
+    "/agents", summary="Latest report of each agent", **examples.described(list[AgentReport], [examples.REPORT], 503)
+)
+async def agents(request: Request) -> Response:
+    return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
+
+
+@router.get(
+    "/engines",
+    summary="Newest state of each declared serving engine",
+    **examples.described(list[EngineReading], [examples.ENGINE], 503),
+)
+async def engines(request: Request) -> Response:
+    return answer_once(request, list[EngineReading], lambda frame: list(frame.snapshot.engines))
+
+
+@router.get(
+    "/ledger",
+    summary="Shares of used memory by owner; lines sum to used + overcount",
+    **examples.described(Ledger, examples.LEDGER, 503),
+)
+async def ledger(request: Request) -> Response:
+    return answer_once(request, Ledger, lambda frame: frame.ledger)
+
+
+@router.get(
+    "/verdicts",
+    summary="Active verdicts",
+    description="\n".join(f"- `{kind.name}`: {kind.meaning}" for kind in KINDS),
+    **examples.described(list[Verdict], [examples.VERDICT], 503),
+)
+async def verdicts(request: Request) -> Response:
+    return answer_once(request, list[Verdict], lambda frame: list(frame.verdicts))
+
+
+@router.get("/alerts", summary="Pending and firing alerts", **examples.described(list[Alert], [examples.ALERT], 503))
+async def alerts(request: Request) -> Response:
+    return answer_once(request, list[Alert], lambda frame: list(frame.alerts))
+
+
+@router.get(
+    "/alerts/history",
+    summary="Resolved alerts, newest last",
+    **examples.described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)], 503),
+)
+async def alert_history(request: Request) -> Response:
+    """Returns the last thousand resolved alerts, including those before a restart. Active alerts are in `/alerts`."""
+    return answer(request, list[Alert], list(view_of(request).past_alerts()))
+
+
+@router.get(
+    "/audit",
+    summary="Audit log of changes and flushes, newest last",
+    **examples.described(list[AuditEntry], [examples.AUDIT_ENTRY], 503),
+)
+async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
+    """Returns the newest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
+    chain."""
+    return answer_list(request, AuditEntry, await view_of(request).audit_entries(limit))
+
+
+@router.get(
+    "/receipts",
+    summary="Receipts of flushes, newest last",
+    **examples.described(list[Receipt], [examples.RECEIPT], 503),
+)
+async def receipts(request: Request) -> Response:
+    return answer_list(request, Receipt, list(view_of(request).receipts()))
+
+
+@router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
+async def status(request: Request) -> Response:
+    snapshot, started_at = current_frame(request).snapshot, view_of(request).started_at
+    return answer(
+        request,
+        Status,
+        Status(
+            version=__version__,
+            revision=REVISION,
+            host=MACHINE_NAME,
+            started_at=started_at,
+            uptime_seconds=time.time() - started_at,
+            source=snapshot.source,
+            snapshot_seq=snapshot.seq,
+            snapshot_taken_at=snapshot.taken_at,
+            devices=len(snapshot.devices),
+            devices_up=sum(device.up for device in snapshot.devices),
+            agents=len(snapshot.reports),
+            private_pid_namespace=snapshot.private_pid_namespace,
+            store_file=str(view_of(request).store_file),
+            faults=stated_faults(snapshot),
+            conditions=stated_conditions(snapshot),
+        ),
+    )

@@ -1,0 +1,99 @@
+"""HTTP API of sessions: `gpumond open` requests a code, and the page exchanges it for a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import Response
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from gpumond.config.encodable import Encodable
+from gpumond.serve import examples
+from gpumond.serve.auth import SESSIONS, Caller, Tokens, admit, bearer_token, failed, user
+from gpumond.serve.dependencies import CHANGES, caller_with
+from gpumond.serve.problems import responses
+from gpumond.serve.sign_ins import CODE_SECONDS, SESSION_SECONDS
+
+router = APIRouter(tags=["sessions"])
+
+
+@dataclass(frozen=True, slots=True)
+class SignInCode:
+    """A code for one sign-in."""
+
+    code: str
+    valid_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A token with the rights of the caller that requested the code."""
+
+    token: str
+    valid_seconds: float
+
+
+class CodeBody(Encodable):
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"code": "gpm_9hXk"}]})
+
+    code: str = Field(min_length=1, max_length=128)
+
+
+CODE, SESSION = TypeAdapter(SignInCode), TypeAdapter(Session)
+NO_STORE = {"Cache-Control": "no-store"}
+
+
+@router.post(
+    f"{SESSIONS}/code",
+    summary="Request a one-time code that signs a browser in",
+    dependencies=CHANGES,
+    **examples.described(SignInCode, SignInCode("gpm_9hXk", CODE_SECONDS), 401, 403),
+)
+async def request_code(request: Request, caller: Caller = Depends(caller_with("read"))) -> Response:
+    """Returns a code for the page's address: `/#code=CODE`. It is valid for 60 s, and for one sign-in.
+
+    403: the caller has a client certificate or the token of a service account, which sign in with each request.
+    """
+    tokens: Tokens = request.app.state.tokens
+    if not caller.sessions:
+        raise HTTPException(403, f"{caller.name} can have no session; use a token of gpumond")
+    code = tokens.sign_ins.code(caller, caller.name, bearer_token(request.scope), tokens.clock())
+    return Response(CODE.dump_json(SignInCode(code, CODE_SECONDS)), headers=NO_STORE, media_type="application/json")
+
+
+@router.post(
+    SESSIONS,
+    summary="Exchange a code for the token of a session",
+    **examples.described(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
+)
+async def sign_in(request: Request, body: CodeBody) -> Response:
+    """The token has the rights of the caller that requested the code, for 12 h at most. It ends with the daemon, and
+    when that caller's own token is revoked.
+
+    401: the code does not exist, has ended, or was used before. 429: ten wrong codes or tokens within a minute.
+    """
+    tokens: Tokens = request.app.state.tokens
+    who, now = user(request.scope), tokens.clock()
+    admit(tokens.failures, who, now, "too many wrong codes")
+    token = tokens.sign_ins.exchange(body.code, now)
+    if token is None:
+        failed(tokens, who)
+        raise HTTPException(401, "the code is wrong, older than 60 s, or was used before; run `gpumond open` again")
+    return Response(SESSION.dump_json(Session(token, SESSION_SECONDS)), headers=NO_STORE, media_type="application/json")
+
+
+@router.delete(
+    SESSIONS,
+    summary="End the session whose token is sent",
+    dependencies=CHANGES,
+    status_code=204,
+    response_model=None,
+    responses=responses(401, 403, 404),
+)
+async def sign_out(request: Request, caller: Caller = Depends(caller_with("read"))) -> Response:
+    """404: the token is not that of a session."""
+    tokens: Tokens = request.app.state.tokens
+    if not tokens.sign_ins.end(bearer_token(request.scope) or ""):
+        raise HTTPException(404, "the token is not that of a session; only sessions can be ended")
+    return Response(status_code=204)

@@ -1,0 +1,397 @@
+"""Persistent state: rules and overrides, silences, audit log, receipts, past and active alerts, undelivered
+notifications, requests for memory, history, baselines.
+
+SQLite in WAL mode with synchronous=FULL: an acknowledged change is on the disk. One thread writes, so that the event
+loop waits for no disk. A store that cannot commit reports it (``writable``, ``trouble``), rejects changes, and tries
+again every few seconds; the daemon continues without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.facts.frame import Alert
+from gpumond.facts.persisted import Heartbeat, KeptAlert, Notice
+from gpumond.facts.pools import Receipt
+from gpumond.facts.silence import Silence
+from gpumond.facts.snapshot import Fault
+from gpumond.features.baselines.statistics import Baseline
+from gpumond.host.peer import counted_name
+from gpumond.store import (
+    audit as audit_ends,
+    audit as audit_table,
+    baseline_table,
+    rows as decode,
+    rule_table,
+    silence_table,
+)
+from gpumond.store.admission_rows import AdmissionRows
+from gpumond.store.audit import AuditEntry, canonical, verify_audit as verify_audit
+from gpumond.store.baseline_table import Side
+from gpumond.store.database import Database, Worker
+from gpumond.store.quota_rows import QuotaRows
+from gpumond.store.retention import Bounds as Bounds, remove_excess, remove_old, same_clock
+from gpumond.store.rows import Rows, coarse_text, text, to_text
+from gpumond.tick.history import Coarse
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BEAT_SECONDS = 5.0
+OPEN_SECONDS = 2.0
+TRIM_SECONDS = 600.0
+
+
+def _now() -> Heartbeat:
+    return Heartbeat(time.time(), time.monotonic())
+
+
+class Store:
+    """One file. Every method that changes something returns after the commit, or raises StoreUnavailable.
+
+    ``bounds`` can be replaced at any time. ``clock`` returns unix seconds and a monotonic clock's.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        bounds: Bounds = Bounds(),
+        *,
+        beat_seconds: float = BEAT_SECONDS,
+        clock: Callable[[], Heartbeat] = _now,
+    ) -> None:
+        self.path, self.bounds = path, bounds
+        self._clock = clock
+        self.writable = False
+        self.trouble = ""
+        self._set_aside: tuple[str, ...] = ()
+        self._beat_seconds = beat_seconds
+        self._trimmed = clock()
+        self._thread = Worker("gpumond-store")
+        self._database = Database(path, self._opened, self._replaced, audit_table.newest_ends)
+        self._rows = Rows()
+        self.quota_rows = QuotaRows(self._run, self._record, self._rows)
+        self.admission_rows = AdmissionRows(self._run, self._rows)
+        self._beating: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Open or create the file. Never raises: a store that cannot be opened is not ``writable``, and is
+        opened later.
+        """
+        tried = asyncio.Event()
+        self._beating = asyncio.create_task(self._beat_forever(tried))
+        try:
+            await asyncio.wait_for(tried.wait(), OPEN_SECONDS)
+        except (asyncio.TimeoutError, TimeoutError):
+            self.trouble = f"the store {self.path} takes too long to open"
+            log.error("%s; the daemon continues without it", self.trouble)
+
+    async def close(self, patience: float = 10.0) -> None:
+        """Wait for pending writes, ``patience`` seconds at most, so that a disk that hangs does not block the
+        daemon's end.
+        """
+        if self._beating:
+            self._beating.cancel()
+        closed = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
+        if not (await asyncio.wait({closed}, timeout=patience))[0]:
+            log.error("the store %s does not respond; data that has not been written is lost", self.path)
+        self._thread.shutdown()
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Return the store's problems as faults for the snapshot."""
+        faults = [
+            Fault("store", "corrupt", None, f"{name} could not be read and was renamed in {self.path.parent}")
+            for name in self._set_aside
+        ]
+        faults += self._rows.faults()
+        if not self.writable and self.trouble:
+            faults.append(Fault("store", "not_writable", None, self.trouble))
+        return tuple(faults)
+
+    async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Return etag and body of each rule, by name."""
+        return dict(self._rows.read("rules", await self._run(rule_table.rules), rule_table.rule))
+
+    async def overrides(self) -> dict[str, dict[str, Any]]:
+        """Return the replaced fields of each overridden rule, by name."""
+        rows = await self._run(rule_table.overrides)
+        return dict(self._rows.read("rule_overrides", rows, rule_table.override))
+
+    def left_out(self, table: str, rows: int) -> None:
+        """Report further rows that could be read but not used."""
+        self._rows.left_out(table, self._rows.count(table) + rows)
+
+    async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
+        """Store a rule and return its etag. Raises RuleChanged if ``if_match`` is given and is not the present etag."""
+        text = canonical(body)
+        etag = sha256(text.encode()).hexdigest()[:16]
+
+        def put(db: sqlite3.Connection) -> str:
+            replaced = rule_table.put(db, name, etag, text, if_match)
+            action = "rule.replace" if replaced else "rule.create"
+            self._record(db, actor, action, {"name": name, "body": json.loads(text)})
+            return etag
+
+        return await self._run(put)
+
+    async def delete_rule(self, name: str, actor: str, if_match: str | None = None) -> None:
+        """Delete a rule. Raises NoSuchRule or RuleChanged."""
+
+        def delete(db: sqlite3.Connection) -> None:
+            rule_table.delete(db, name, if_match)
+            self._record(db, actor, "rule.delete", {"name": name})
+
+        await self._run(delete)
+
+    async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None:
+        """Store the replaced fields of a rule."""
+
+        def put(db: sqlite3.Connection) -> None:
+            rule_table.put_override(db, name, canonical(fields))
+            self._record(db, actor, "rule.override", {"name": name, "body": dict(fields)})
+
+        await self._run(put)
+
+    async def delete_override(self, name: str, actor: str) -> None:
+        """Delete the override of a rule. Raises NoSuchRule."""
+
+        def delete(db: sqlite3.Connection) -> None:
+            rule_table.delete_override(db, name)
+            self._record(db, actor, "rule.restore", {"name": name})
+
+        await self._run(delete)
+
+    async def audit(self, actor: str, action: str, detail: Any) -> None:
+        """Add an audit entry; ``detail`` is any JSON value."""
+        await self._run(lambda db: self._record(db, actor, action, detail))
+
+    async def audit_entries(self, limit: int = 1000, users: bool = True) -> list[AuditEntry]:
+        """Return the newest entries, oldest first; without those of ``users`` only the administrators'."""
+        return await self._run(lambda db: audit_table.newest(db, limit, users))
+
+    async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
+        rows = [(receipt.started_at, to_text(receipt), counted_name(receipt.requested_by)) for receipt in receipts]
+
+        def add(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT INTO receipts (at, body, owner) VALUES (?, ?, ?)", rows)
+            remove_excess(db, self.bounds)
+
+        await self._run(add)
+
+    async def receipts(self, limit: int = 1000) -> list[Receipt]:
+        """Return the newest receipts, oldest first."""
+        query = "SELECT body FROM receipts ORDER BY seq DESC LIMIT ?"
+        rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
+        return self._rows.read("receipts", reversed(rows), decode.receipt)
+
+    def keep(
+        self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
+    ) -> Awaitable[None]:
+        """Store all present alerts, the new notifications, and the alerts that have ended, in one transaction.
+
+        Its place before later changes is certain once this returns, awaited or not. It is also a heartbeat:
+        without it, an alert that has just fired would be younger than its ``for`` to the daemon that resumes
+        it.
+        """
+        current = tuple(alerts)
+
+        def keep(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM alerts")
+            db.executemany("INSERT INTO alerts VALUES (?)", ((to_text(alert),) for alert in current))
+            queued = ((each.receiver, each.seq, each.kind, to_text(each.alert)) for each in notices)
+            db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?)", queued)
+            ended = ((alert.resolved_at or 0.0, to_text(alert), _owner(alert)) for alert in over)
+            db.executemany("INSERT INTO past_alerts (at, body, owner) VALUES (?, ?, ?)", ended)
+            remove_excess(db, self.bounds)
+            self._live(db)
+
+        return self._settle(self._submit(keep))
+
+    async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]:
+        """Return the stored alerts, and the last activity of the daemon that stored them."""
+        rows = await self._run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
+        return self._rows.read("alerts", rows, decode.kept_alert), self._database.before
+
+    async def past_alerts(self, limit: int = 1000) -> list[Alert]:
+        """Return the newest alerts that have ended, oldest first."""
+        query = "SELECT body FROM past_alerts ORDER BY seq DESC LIMIT ?"
+        rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
+        return self._rows.read("past_alerts", reversed(rows), decode.alert)
+
+    async def keep_history(self, history: Iterable[Coarse]) -> None:
+        """Store the history, replacing the previous one."""
+
+        def keep(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM history")
+            db.executemany("INSERT INTO history VALUES (?)", ((coarse_text(series),) for series in history))
+
+        await self._run(keep)
+
+    async def history(self) -> list[Coarse]:
+        rows = await self._run(lambda db: db.execute("SELECT body FROM history").fetchall())
+        return self._rows.read("history", rows, decode.coarse)
+
+    async def baselines_have_room(self) -> bool:
+        return await self._run(baseline_table.has_room)
+
+    async def put_baseline(self, side: Side, baseline: Baseline) -> None:
+        await self._run(lambda db: baseline_table.put(db, side, baseline))
+
+    async def baselines(self, side: Side, name: str | None = None) -> list[Baseline]:
+        rows = await self._run(lambda db: baseline_table.rows(db, side, name))
+        return self._rows.read("baselines", rows, baseline_table.baseline)
+
+    async def delete_baseline(self, name: str, actor: str) -> bool:
+        """Delete a baseline. Returns False if there was none."""
+
+        def delete(db: sqlite3.Connection) -> bool:
+            found = baseline_table.delete(db, name)
+            if found:
+                self._record(db, actor, "baseline.delete", {"name": name})
+            return found
+
+        return await self._run(delete)
+
+    async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None:
+        """Store a silence, delete those with the ids ``removed``, and write the audit entry."""
+
+        def put(db: sqlite3.Connection) -> None:
+            silence_table.put(db, silence, removed)
+            self._record(db, actor, action, asdict(silence))
+
+        await self._run(put)
+
+    async def silences(self) -> list[Silence]:
+        return self._rows.read("silences", await self._run(silence_table.rows), silence_table.silence)
+
+    async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
+        """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
+
+        def deliver(db: sqlite3.Connection) -> None:
+            for each in notices:
+                db.execute("DELETE FROM notices WHERE receiver = ? AND seq = ?", (each.receiver, each.seq))
+                key = (each.receiver, canonical(each.alert.labels))
+                if each.kind == "resolved":
+                    db.execute("DELETE FROM told WHERE receiver = ? AND labels = ?", key)
+                elif accepted:
+                    db.execute("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", (*key, to_text(each.alert)))
+
+        await self._run(deliver)
+
+    async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notice], list[tuple[str, Alert]]]:
+        """Return queued notifications in order, and the firing alerts that each receiver knows; other
+        receivers' are deleted.
+        """
+        names = tuple(receivers)
+        among = f"({','.join('?' * len(names))})"
+
+        def load(db: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
+            for table in ("notices", "told"):
+                db.execute(f"DELETE FROM {table} WHERE receiver NOT IN {among}", names)
+            return (
+                db.execute("SELECT receiver, seq, kind, alert FROM notices ORDER BY receiver, seq").fetchall(),
+                db.execute("SELECT receiver, alert FROM told").fetchall(),
+            )
+
+        notices, known = await self._run(load)
+        return (
+            self._rows.read("notices", notices, decode.notice),
+            self._rows.read("told", known, lambda receiver, body: (text(receiver), decode.alert(body))),
+        )
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._settle(self._submit(work))
+
+    def _submit(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[tuple[T, bool]]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._database.transaction, work)
+
+    async def _settle(self, submitted: asyncio.Future[tuple[T, bool]]) -> T:
+        try:
+            done, changed = await submitted
+        except (sqlite3.Error, OSError, ValueError, TypeError) as error:  # a damaged file can raise any of them
+            raise self._failed(error) from None
+        if changed:  # a read says nothing about whether writes succeed
+            if not self.writable:
+                log.info("the store %s is writable", self.path)
+            self.writable, self.trouble = True, ""
+        return done
+
+    def _failed(self, error: Exception) -> StoreUnavailable:
+        full = "full" in str(error) or _full(self.path.parent)
+        trouble = f"the store {self.path} cannot be written: {error}{' (the disk is full)' if full else ''}"
+        if trouble != self.trouble:
+            log.error("%s; monitoring and alerting continue, changes are refused", trouble)
+        self.writable, self.trouble = False, trouble
+        return StoreUnavailable(trouble, full)
+
+    async def _beat(self) -> None:
+        def beat(db: sqlite3.Connection) -> tuple[str, ...]:
+            self._live(db)
+            return self._database.set_aside()
+
+        try:
+            self._set_aside = await self._run(beat)
+        except StoreUnavailable:
+            pass  # the store has logged it
+
+    def _live(self, db: sqlite3.Connection) -> None:
+        now = self._clock()
+        db.execute("INSERT OR REPLACE INTO heartbeat VALUES (1, ?, ?)", (now.at, now.monotonic))
+
+    async def _beat_forever(self, tried: asyncio.Event) -> None:
+        while True:
+            await self._beat()
+            tried.set()
+            await asyncio.sleep(self._beat_seconds)
+            if self._clock().monotonic - self._trimmed.monotonic >= TRIM_SECONDS:
+                await self.trim()
+
+    async def trim(self) -> None:
+        """Remove rows that are too old or too many; the age is unknown if the clock was just set."""
+        before, self._trimmed = self._trimmed, self._clock()
+        steady = same_clock(before, self._trimmed)
+
+        def trim(db: sqlite3.Connection) -> None:
+            if steady:
+                remove_old(db, self.bounds, self._trimmed.at)
+            remove_excess(db, self.bounds)
+
+        try:
+            await self._run(trim)
+        except StoreUnavailable:
+            pass  # the store has logged it
+
+    def _record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
+        chain = audit_table.append(db, actor, action, detail)
+        remove_excess(db, self.bounds, chain)
+
+    def _opened(self, db: sqlite3.Connection, recorded: audit_ends.Ends) -> None:
+        for problem in audit_table.note_missing(db, recorded):
+            log.error("the audit of the store %s is not complete: %s", self.path, problem)
+
+    def _replaced(self, db: sqlite3.Connection, aside: str, reason: str) -> None:
+        self._record(db, "gpumond", "store.set-aside", {"file": aside, "reason": reason})
+
+
+def _owner(alert: Alert) -> str:
+    """Return the owner of a past alert's share: a user where a label names one, else its rule."""
+    uid = dict(alert.labels).get("uid")
+    return counted_name(f"uid:{uid}") if uid else alert.rule
+
+
+def _full(directory: Path) -> bool:
+    try:
+        return os.statvfs(directory).f_bavail == 0
+    except OSError:
+        return False

@@ -1,0 +1,401 @@
+"""Limits on the claims of agents: the driver's count, the device's size and the number of pools. No I/O.
+
+Any user can run an agent, and an agent can report any value. A claim therefore affects others (the ledger, unclaimed
+memory, rules on devices) only as far as the driver confirms it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from gpumond.facts.cooperative import Steps
+from gpumond.facts.pools import PoolUsage, Reclaimable
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import OTHER
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Excess, Fault, Snapshot
+
+MAX_POOLS = 32
+"""Most pools of one agent that are kept; the others are summed for each device, with the allocator ``OTHER``."""
+MAX_REPORTED_POOLS = 64
+"""Most pools of one message that are kept: eight allocators on eight devices."""
+MAX_POOLS_OF_UID = 1024
+"""Pools of all agents of one user. Beyond it, each of its agents has an equal share: eight of 128 agents."""
+
+SLACK_RATIO = 1 / 32
+"""Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
+
+
+def complete_lists(
+    devices: Collection[DeviceReading],
+    faults: Iterable[Fault],
+    private_pid_namespace: bool | None,
+    listing: Collection[str] = (),
+) -> frozenset[str]:
+    """Return the devices on which a process holds no memory unless the driver lists it.
+
+    A device is not among them if pids may mean other processes, behind an MPS server, with MIG, if processes are
+    hidden from the daemon, or if its driver lists no process on any device. ``listing``: sources whose driver is known
+    to list processes.
+    """
+    if private_pid_namespace and any(device.vendor != "sim" for device in devices):
+        return frozenset()
+    parents = {device.parent_uuid for device in devices}
+    hidden = {fault.device_uuid for fault in faults if fault.kind == "processes_hidden"}
+    listing = {*listing, *(device.source for device in devices if device.processes)}
+    return frozenset(
+        device.uuid
+        for device in devices
+        if device.processes is not None
+        and device.source in listing
+        and device.parent_uuid is None
+        and device.uuid not in parents
+        and device.uuid not in hidden
+        and not device.has_mps_server
+    )
+
+
+def is_confirmed(counts: Mapping[ProcessKey, int | None], process: ProcessKey, complete: bool) -> bool:
+    """Return False if the driver would list the process if it had memory on the device, and does not list it.
+
+    A listed process with the same pid and an unknown start may be this one.
+    """
+    return not complete or process in counts or ProcessKey(process.pid, None) in counts
+
+
+def limit(device: DeviceReading, counts: Mapping[ProcessKey, int | None], process: ProcessKey) -> int | None:
+    """Return the most that this process can hold on the device, in bytes; None if it is unknown."""
+    count = counts.get(process)
+    return device.used_bytes if count is None else count
+
+
+def slack(device: DeviceReading) -> int:
+    return int(SLACK_RATIO * (device.size_bytes or 0))
+
+
+def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
+    """Return the held bytes that the driver counts for the process: managed memory is not among them."""
+    if len(pools) == 1 and not pools[0].managed:
+        return {pools[0].device_uuid: pools[0].held_bytes}  # nearly every report of nearly every tick
+    sums: dict[str, int] = {}
+    for pool in outermost(pools):
+        if not pool.managed:
+            sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.held_bytes
+    return sums
+
+
+def resident(managed: Mapping[ProcessKey, int], unattributed: int) -> dict[ProcessKey, int]:
+    """Return the managed bytes of each process that are attributed to it on a device, at most all.
+
+    How many of them are on the device is unknown. Those that are belong to the used bytes that the driver counts for no
+    process, so that these are the limit; several processes share them by size.
+    """
+    total = sum(managed.values())
+    if total <= unattributed:
+        return dict(managed)
+    return {process: size * unattributed // total for process, size in managed.items()}
+
+
+def unmapped_by_device(pools: Iterable[PoolUsage]) -> dict[str, int]:
+    """Return the unmapped bytes on each device where they are known."""
+    sums: dict[str, int] = {}
+    for pool in outermost(pools):
+        if pool.unmapped_bytes is not None:
+            sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.unmapped_bytes
+    return sums
+
+
+def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
+    """Return the pools of one process without those that allocate from another of its pools, such as CuPy on RMM."""
+    pools = tuple(pools)
+    if len(pools) < 2 or not any(pool.inside for pool in pools):
+        return pools
+    present = {(pool.allocator, pool.device_uuid) for pool in pools}
+    return tuple(
+        pool for pool in pools if pool.inside == pool.allocator or (pool.inside, pool.device_uuid) not in present
+    )
+
+
+def shares_of_pools(reports: Iterable[AgentReport], person_of: Callable[[int], int]) -> dict[int, int]:
+    """Return the most pools of one agent for each person whose agents have more than ``MAX_POOLS_OF_UID``."""
+    pools, agents = Counter[int](), Counter[int]()
+    for report in reports:
+        person = person_of(report.uid)
+        pools[person] += len(report.pools)
+        agents[person] += 1
+    return {
+        person: max(1, min(MAX_POOLS, MAX_POOLS_OF_UID // agents[person]))
+        for person, number in pools.items()
+        if number > MAX_POOLS_OF_UID
+    }
+
+
+def bounded(
+    pools: tuple[PoolUsage, ...], devices: Collection[str] | None = None, most: int = MAX_POOLS
+) -> tuple[PoolUsage, ...]:
+    """Return at most ``most`` pools and, for each of these devices, the sum of the others.
+
+    Pools inside others are dropped first, since their bytes are counted in the outer pool. Pools on other devices
+    and managed pools, whose place is unknown, are not summed. Without ``devices`` there are sums for at most ``most``
+    of those that the pools name.
+    """
+    if len(pools) <= most:
+        return pools
+    outer = outermost(pools)
+    kept = [pool for pool in outer if pool.allocator != OTHER][:most]
+    own = set(map(id, kept))
+    rest: dict[str, list[PoolUsage]] = {}
+    for pool in outer:
+        if id(pool) not in own and not pool.managed and (devices is None or pool.device_uuid in devices):
+            rest.setdefault(pool.device_uuid, []).append(pool)
+    return (*kept, *(_sum(uuid, rest[uuid]) for uuid in list(rest)[: most if devices is None else None]))
+
+
+def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
+    """Return the sum of the pools. A counter that one pool does not know is unknown; peaks are omitted."""
+    held = stranded = low = likely = high = thrashes = 0
+    for pool in pools:
+        flush = pool.reclaimable
+        held, stranded = held + pool.held_bytes, stranded + pool.stranded_bytes
+        low, likely, high = low + flush.low, likely + flush.likely, high + flush.high
+        thrashes += pool.thrashes
+    exactness = {pool.reclaimable.exactness for pool in pools}
+    return PoolUsage(
+        allocator=OTHER,
+        device_uuid=uuid,
+        live_bytes=_known([pool.live_bytes for pool in pools]),
+        held_bytes=held,
+        reclaimable=Reclaimable(low, likely, high, exactness.pop() if len(exactness) == 1 else "interval"),
+        stranded_bytes=stranded,
+        ooms=_known([pool.ooms for pool in pools]),
+        retries=_known([pool.retries for pool in pools]),
+        device_allocations=_known([pool.device_allocations for pool in pools]),
+        device_frees=_known([pool.device_frees for pool in pools]),
+        thrashes=thrashes,
+        held_known=all(pool.held_known for pool in pools),
+        spillable_bytes=_known([pool.spillable_bytes for pool in pools]),
+        unmapped_bytes=_known([pool.unmapped_bytes for pool in pools]),
+        private_bytes=_known([pool.private_bytes for pool in pools]),
+        live_allocations=_known([pool.live_allocations for pool in pools]),
+    )
+
+
+def _known(values: list[int | None]) -> int | None:
+    return None if None in values else sum(value for value in values if value is not None)
+
+
+REPORTS_AT_ONCE = 16
+"""Reports that are checked in one step: 0.1 ms."""
+FRESH_SECONDS = 2.0
+"""Maximum age of a claim that is compared: the program may have freed the memory of an older one."""
+FAULT_TICKS = 2
+"""Consecutive ticks after which an excess that cannot be unmapped is a fault."""
+UNMAPPED_TICKS = 3
+"""Consecutive ticks after which another excess is counted as unmapped."""
+
+
+class _Driver:
+    """Counts of the driver. A device that does not answer has those of its last reading."""
+
+    def __init__(
+        self, devices: Collection[DeviceReading], complete: Collection[str], previous: Snapshot | None
+    ) -> None:
+        self.devices = {device.uuid: device for device in devices}
+        self._previous = previous
+        self.sizes = {device.uuid: device.size_bytes for device in devices}
+        self.counts = {device.uuid: device.counts for device in devices}
+        self.processes = {process for each in self.counts.values() for process in each}
+        self._complete = complete
+
+    def confirms(self, process: ProcessKey, pool: PoolUsage) -> bool:
+        """Return True if the driver counts at least the held bytes of this pool for the process."""
+        count = self.counts.get(pool.device_uuid, {}).get(process)
+        return count is not None and pool.held_bytes <= count and not _exceeds(pool, self.sizes[pool.device_uuid])
+
+    def is_at_rest(self, process: ProcessKey, uuid: str) -> bool:
+        """Return False while the count changes, as it does while a process is being suspended or resumed."""
+        last = self._previous.device(uuid) if self._previous else None
+        if last is None:
+            return True
+        if self._previous is not None and process in self._previous.suspended:
+            return False
+        return last.counts.get(process) == self.counts[uuid].get(process)
+
+    def may_list(self, process: ProcessKey, uuid: str) -> bool:
+        return uuid in self.devices and is_confirmed(self.counts[uuid], process, uuid in self._complete)
+
+
+def checking(
+    reports: Collection[AgentReport],
+    devices: Collection[DeviceReading],
+    complete: Collection[str],
+    previous: Snapshot | None,
+    faults: list[Fault],
+    person_of: Callable[[int], int],
+) -> Steps[tuple[tuple[AgentReport, ...], tuple[Excess, ...]]]:
+    """Return the reports, limited to possible values and to their number of pools, and the claims that exceed a limit.
+
+    Adds a fault for each report that claims more than the driver counts for its process, unless the excess can be
+    unmapped.
+    """
+    if not reports:
+        return (), ()
+    driver = _Driver(devices, complete, previous)
+    before = previous.reports_by_process if previous else {}
+    excessive = previous.excesses if previous else ()
+    ticks = {(each.process, each.device_uuid): each.ticks for each in excessive if not each.allocator}
+    checked: list[AgentReport] = []
+    excesses: list[Excess] = []
+    shares = shares_of_pools(reports, person_of)
+    for number, report in enumerate(reports):
+        if number % REPORTS_AT_ONCE == 0:
+            yield
+        process = report.key
+        if len(report.pools) == 1 and report.uses_device and driver.confirms(process, report.pools[0]):
+            checked.append(report)  # nearly every report of nearly every tick
+            continue
+        earlier = before.get(process)
+        pools = bounded(report.pools, driver.sizes, shares.get(person_of(report.uid), MAX_POOLS))
+        fault = None
+        for uuid, claimed in held_by_device(pools).items():
+            if claimed <= (driver.counts.get(uuid, {}).get(process) or 0):
+                continue
+            excess = _excess(report, uuid, claimed, driver, ticks.get((process, uuid), 0))
+            if excess is None:
+                continue
+            unmapped = _unmapped(excess, pools, driver)
+            if unmapped and excess.ticks >= UNMAPPED_TICKS:
+                excess = replace(excess, unmapped_bytes=unmapped)
+                pools = _without(pools, uuid, unmapped)
+            elif not unmapped and excess.ticks >= FAULT_TICKS and _is_fresh(report, driver.devices[uuid]):
+                fault = fault or _fault(excess, driver.devices[uuid])
+            excesses.append(excess)
+        if fault:
+            faults.append(fault)
+        over = [pool for pool in pools if _exceeds(pool, driver.sizes.get(pool.device_uuid))]
+        if over:
+            excesses += (_of_size(report, each, driver) for each in over if driver.may_list(process, each.device_uuid))
+            pools = tuple(_capped(pool, driver.sizes.get(pool.device_uuid)) for pool in pools)
+        uses = bool(
+            (earlier is not None and earlier.uses_device)
+            or process in driver.processes
+            or any(pool.held_bytes or pool.live_bytes != 0 for pool in pools)
+        )
+        if pools is not report.pools or uses != report.uses_device:
+            report = replace(report, pools=pools, uses_device=uses)
+        checked.append(report)
+    return tuple(checked), tuple(excesses)
+
+
+def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks: int) -> Excess | None:
+    """Return the excess of all pools together over the driver's count; None if there is none."""
+    device = driver.devices.get(uuid)
+    if device is None or not claimed:
+        return None
+    most = limit(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
+    if most is None or claimed <= most + slack(device):
+        return None
+    return Excess(
+        pid=report.pid,
+        start_ticks=report.start_ticks,
+        device_uuid=uuid,
+        workload=report.workload,
+        claimed_bytes=claimed,
+        limit_bytes=most,
+        ticks=ticks + (_is_fresh(report, device) and driver.is_at_rest(report.key, uuid)),
+    )
+
+
+def _is_fresh(report: AgentReport, device: DeviceReading) -> bool:
+    return report.age_seconds < FRESH_SECONDS and not device.missed
+
+
+def _fault(excess: Excess, device: DeviceReading) -> Fault:
+    detail = (
+        f"the agent of pid {excess.pid} claims {excess.claimed_bytes} B on GPU {device.index}, the driver counts "
+        f"{excess.limit_bytes} B"
+    )
+    return Fault("agent", "claim_over_driver", None, detail)
+
+
+def _unmapped(excess: Excess, pools: tuple[PoolUsage, ...], driver: _Driver) -> int:
+    """Return the excess if private pools explain it, else 0: then the agent is wrong.
+
+    Nothing is known without the driver's count for the process, or if that of an MPS server contains it. At most the
+    size of the device is unmapped.
+    """
+    uuid = excess.device_uuid
+    if driver.counts[uuid].get(excess.process) is None or driver.devices[uuid].has_mps_server:
+        return 0
+    private = sum(_private_bytes(pool) for pool in outermost(pools) if pool.device_uuid == uuid and not pool.managed)
+    over, size = excess.claimed_bytes - excess.limit_bytes, driver.sizes[uuid]
+    most = private if size is None else min(private, size)
+    return min(over, most) if over <= most + slack(driver.devices[uuid]) else 0
+
+
+def _private_bytes(pool: PoolUsage) -> int:
+    return pool.held_bytes if pool.private_bytes is None else min(pool.private_bytes, pool.held_bytes)
+
+
+def _without(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -> tuple[PoolUsage, ...]:
+    """Subtract unmapped bytes from the private pools on a device. A program in sleep mode has them in use."""
+    outer, changed = {id(pool) for pool in outermost(pools) if not pool.managed}, []
+    for pool in pools:
+        own = min(unmapped, _private_bytes(pool)) if pool.device_uuid == uuid and id(pool) in outer else 0
+        if own:
+            unmapped -= own
+            pool = replace(
+                _limited(pool, None if pool.live_bytes is None else pool.live_bytes - own, pool.held_bytes - own),
+                unmapped_bytes=(pool.unmapped_bytes or 0) + own,
+            )
+        changed.append(pool)
+    return tuple(changed)
+
+
+def _limited(pool: PoolUsage, most: int | None, held: int) -> PoolUsage:
+    """Return the pool with at most these live and held bytes. The number of allocations is then unknown, if the live
+    bytes are fewer. Unknown live bytes stay unknown.
+    """
+    live = None if pool.live_bytes is None else max(0, min(pool.live_bytes, held if most is None else most, held))
+    free = held - (live or 0)
+    reported = pool.reclaimable
+    low, likely, high = (min(each, free) for each in (reported.low, reported.likely, reported.high))
+    return replace(
+        pool,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=Reclaimable(low, likely, high, reported.exactness),
+        stranded_bytes=min(pool.stranded_bytes, free - likely) if live is None else free - likely,
+        live_allocations=pool.live_allocations if live == pool.live_bytes else None,
+    )
+
+
+def _exceeds(pool: PoolUsage, size: int | None) -> bool:
+    return size is not None and (
+        (pool.live_bytes or 0) > size
+        or pool.held_bytes > size
+        or pool.reclaimable.high > size
+        or (pool.unmapped_bytes or 0) > size
+    )
+
+
+def _of_size(report: AgentReport, pool: PoolUsage, driver: _Driver) -> Excess:
+    return Excess(
+        pid=report.pid,
+        start_ticks=report.start_ticks,
+        device_uuid=pool.device_uuid,
+        workload=report.workload,
+        claimed_bytes=max(pool.live_bytes or 0, pool.held_bytes, pool.reclaimable.high, pool.unmapped_bytes or 0),
+        limit_bytes=driver.sizes[pool.device_uuid] or 0,
+        ticks=1,
+        allocator=pool.allocator,
+    )
+
+
+def _capped(pool: PoolUsage, size: int | None) -> PoolUsage:
+    """Limit each figure of a pool to the size of its device."""
+    if size is None or not _exceeds(pool, size):
+        return pool
+    unmapped = None if pool.unmapped_bytes is None else min(pool.unmapped_bytes, size)
+    return replace(_limited(pool, size, min(pool.held_bytes, size)), unmapped_bytes=unmapped)

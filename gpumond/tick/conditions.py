@@ -1,0 +1,118 @@
+"""Permanent limits of a reading that are not faults: they change what the numbers mean. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gpumond.facts.remedies import CONDITIONS
+from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, Excess, Snapshot, Suspension
+from gpumond.facts.units import human
+from gpumond.tick.claims import unmapped_by_device
+
+OF_DEVICES = tuple(kind for kind in CONDITIONS if kind not in ("private_pid_namespace", "agent_pid_unknown"))
+SHOWN_AGENTS = 3
+"""Agents without a pid that the condition names; it counts the others."""
+
+
+class Condition(NamedTuple):
+    """A limit of one device; ``device_uuid`` is None for the machine. ``detail`` states process and reason, if any."""
+
+    device_uuid: str | None
+    kind: str
+    detail: str = ""
+
+
+def conditions(snapshot: Snapshot) -> Iterator[Condition]:
+    if snapshot.private_pid_namespace and any(device.vendor != "sim" for device in snapshot.devices):
+        yield Condition(None, "private_pid_namespace")
+    without_pid = [report for report in snapshot.reports if not report.has_pid]
+    if without_pid:
+        yield Condition(None, "agent_pid_unknown", _names(without_pid))
+    for device in snapshot.devices:
+        for kind in of_device(device):
+            yield Condition(device.uuid, kind)
+    for each in snapshot.suspensions:
+        if each.confirmed:
+            yield Condition(each.device_uuid, "suspended", _of_suspension(snapshot, each))
+    for report in snapshot.reports:
+        for uuid, size in _managed(report).items():
+            size_text = f"{human(size)} are allocated; the part on the device is unknown"
+            detail = f"{_process(report.pid, report.workload)}: {size_text}"
+            yield Condition(uuid, "managed_memory", detail)
+        yield from _uncounted(report, snapshot)
+    for excess in snapshot.excesses:
+        if excess.unmapped_bytes or excess.allocator:
+            yield _of_excess(excess)
+
+
+def _uncounted(report: AgentReport, snapshot: Snapshot) -> Iterator[Condition]:
+    """Yield a condition for each pool with unknown live bytes, and for a program with RMM that reports no pool."""
+    process = _process(report.pid, report.workload)
+    for pool in report.pools:
+        if pool.live_bytes is None and pool.inside is None:
+            size = f"{human(pool.held_bytes)} of" if pool.held_known else "memory of unknown size of"
+            detail = f"{process}: {size} {pool.allocator} can't be split into live and free bytes"
+            yield Condition(pool.device_uuid, "live_unknown", detail)
+    if not report.pools and any(framework.startswith("rmm ") for framework in report.frameworks):
+        for device in snapshot.devices:
+            if report.key in device.processes_by_key:
+                yield Condition(device.uuid, "live_unknown", f"{process}: it has loaded RMM, and RMM counts nothing")
+
+
+def _process(pid: int, workload: str) -> str:
+    return f"pid {pid} ({workload})" if workload else f"pid {pid}"
+
+
+def _names(reports: Sequence[AgentReport]) -> str:
+    names = [f"{each.workload or 'unnamed'} (uid {each.uid}, connection {each.pid})" for each in reports[:SHOWN_AGENTS]]
+    others = len(reports) - len(names)
+    return ", ".join([*names, f"{others} others"] if others else names)
+
+
+def _managed(report: AgentReport) -> Mapping[str, int]:
+    """Return the bytes of managed memory that a program holds, by the device of its pools."""
+    sums: dict[str, int] = {}
+    for pool in report.pools:
+        if pool.managed and pool.held_bytes:
+            sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.held_bytes
+    return sums
+
+
+def _of_suspension(snapshot: Snapshot, suspension: Suspension) -> str:
+    report = snapshot.reports_by_process.get(suspension.process)
+    name = (report.workload if report else "") or suspension.usage.comm or "unnamed"
+    unmapped = unmapped_by_device(report.pools).get(suspension.device_uuid, 0) if report else 0
+    counted = human(suspension.usage.used_bytes or 0)
+    return f"pid {suspension.process.pid} ({name}): {human(unmapped)} of its allocators, {counted} of the driver before"
+
+
+def _of_excess(excess: Excess) -> Condition:
+    process = _process(excess.pid, excess.workload)
+    claimed, limit = human(excess.claimed_bytes), human(excess.limit_bytes)
+    if excess.allocator:
+        detail = f"{process}: {excess.allocator} claims {claimed}, the device has {limit}: counted as {limit}"
+        return Condition(excess.device_uuid, "claim_over_size", detail)
+    detail = (
+        f"{process}: its allocators claim {claimed}, the driver counts {limit}: {human(excess.unmapped_bytes)} are "
+        "inferred to be unmapped"
+    )
+    return Condition(excess.device_uuid, "unmapped_inferred", detail)
+
+
+def of_device(device: DeviceReading) -> Iterator[str]:
+    if device.missed >= MISSED_LIMIT:
+        return  # all values are unknown
+    if device.unified:
+        yield "unified_memory"
+    if device.sensors.addressing_mode == "ats":
+        yield "coherent_memory"
+    if device.sensors.virtualization_mode in ("vgpu", "host_vgpu", "host_vsga"):
+        yield device.sensors.virtualization_mode
+    if device.processes is None:
+        yield "no_process_list"
+    elif device.has_mps_server:
+        yield "mps"
+    is_counted = device.used_bytes is not None and not device.unified
+    if device.vendor == "nvidia" and is_counted and device.reserved_bytes is None and device.parent_uuid is None:
+        yield "reserved_in_used"

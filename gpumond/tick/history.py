@@ -1,0 +1,435 @@
+"""Bounded history of each device and of each process on a device: samples in rows of numbers. No I/O."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import floor, inf, isfinite, nan
+from typing import Literal, NamedTuple
+
+from gpumond.facts.process import ProcessKey, process_key
+from gpumond.facts.snapshot import Snapshot
+
+Signal = Literal["used", "live", "held", "utilization", "unclaimed"]
+SIGNALS: tuple[Signal, ...] = ("used", "live", "held", "utilization", "unclaimed")
+"""Signals in bytes; the utilisation is a ratio. Live and held are reported by agents and summed over their pools."""
+USED, LIVE, HELD, UTILIZATION, UNCLAIMED = range(5)
+PROCESS_SIGNALS = 3
+"""Number of signals of a process: the first three."""
+
+MAX_PROCESSES = 1000
+"""Maximum number of processes with a history; a further one is observed without it."""
+MAX_ENDED = 32
+"""Number of ended processes whose series are kept, the newest."""
+AWAITED_SECONDS = 600.0
+"""Time that a restored series waits for its process."""
+
+ProcessSeriesKey = tuple[str, ProcessKey]
+"""Device UUID and process"""
+
+SeriesKey = tuple[str, ProcessKey | None]
+"""Device UUID and process; None for the device as a whole"""
+
+
+class Point(NamedTuple):
+    """One block, or one sample, that begins at ``at`` (unix time)."""
+
+    at: float
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coarse:
+    """Series of one device (``pid`` None) or process in the form that the store keeps.
+
+    ``blocks`` are rows of the 15-minute tier: unix time, count, then minimum, median, maximum of each signal;
+    ``records`` the highest median of each signal in each tier so far. Unknown is None.
+    """
+
+    device_uuid: str
+    pid: int | None
+    start_ticks: int | None
+    born_at: float
+    records: tuple[tuple[float | None, ...], ...]
+    blocks: tuple[tuple[float | None, ...], ...]
+
+
+class History:
+    """Series of all devices and processes, extended by each snapshot.
+
+    Time is the snapshots' monotonic clock, times ``pace``. Unix times are derived from the newest snapshot, so that
+    a step of the wall clock moves no sample relative to another.
+    """
+
+    def __init__(self, pace: float = 1.0) -> None:
+        self.pace = pace
+        self.now = -inf
+        self.taken_at = 0.0
+        self.devices: dict[str, Series] = {}
+        self.processes: dict[ProcessSeriesKey, Series] = {}
+        self._ended: dict[ProcessSeriesKey, Series] = {}
+        self._awaited: dict[SeriesKey, Coarse] = {}
+        self._awaited_until = inf
+        self._born = 0
+
+    def unix(self, at: float) -> float:
+        """Convert a time of this clock to unix time."""
+        return self.taken_at - (self.now - at) / self.pace
+
+    def begin(self, snapshot: Snapshot) -> bool:
+        """Advance the clock. Returns False, and nothing may be added, if the snapshot is not newer than the last."""
+        now = snapshot.elapsed_seconds * self.pace
+        if now <= self.now:
+            return False
+        self.now, self.taken_at = now, snapshot.taken_at
+        if self._awaited:
+            self._awaited_until = min(self._awaited_until, now + AWAITED_SECONDS * self.pace)
+            if now > self._awaited_until:
+                self._awaited.clear()
+        return True
+
+    def device(self, uuid: str) -> Series:
+        """Return the series of a device; create it if necessary."""
+        series = self.devices.get(uuid)
+        if series is None:
+            series = self.devices[uuid] = self._series((uuid, None), len(SIGNALS))
+        return series
+
+    def process(self, key: ProcessSeriesKey) -> Series | None:
+        """Return the series of a process; create it if necessary. None if there are too many."""
+        series = self.processes.get(key)
+        if series is None and len(self.processes) < MAX_PROCESSES:
+            series = self.processes[key] = self._series(key, PROCESS_SIGNALS)
+        return series
+
+    def end(self, key: ProcessSeriesKey) -> None:
+        """Mark a process as ended. Its series is kept for some time."""
+        series = self.processes.pop(key, None)
+        if series is not None:
+            self._ended.pop(key, None)
+            self._ended[key] = series
+            if len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+
+    def forget(self, uuid: str) -> None:
+        """Remove a device that no longer exists."""
+        self.devices.pop(uuid, None)
+
+    def newest(self, device_uuid: str, pid: int) -> ProcessKey | None:
+        """Return the newest process with this pid that has or had a series on the device."""
+        for series in (self.processes, self._ended):
+            for uuid, process in reversed(series):
+                if (uuid, process.pid) == (device_uuid, pid):
+                    return process
+        return None
+
+    def series(
+        self, key: SeriesKey, signal: Signal, since: float = 0.0, resolution: float | None = None
+    ) -> tuple[Point, ...]:
+        """Return samples (resolution None or below 15 s) or the longest blocks that are not longer than
+        ``resolution``.
+
+        ``since`` is unix time. Times at which the signal was unknown are left out. The last block is the one that
+        has not closed yet. Empty if the device, process or signal is unknown.
+        """
+        found = self._find(key)
+        place = SIGNALS.index(signal)
+        if found is None or place >= found.signals:
+            return ()
+        fitting = [i for i, tier in enumerate(TIERS) if resolution is not None and tier.seconds <= resolution]
+        if not fitting:
+            values = found.samples(place)
+            rows: Iterable[tuple[float, ...]] = zip(found.sample_times(), values, values, values, strict=True)
+        else:
+            columns = (found.column(fitting[-1], place, kind) for kind in (MIN, MEDIAN, MAX))
+            rows = zip(found.times(fitting[-1]), *columns, strict=True)
+            running = found.running(fitting[-1])
+            if running is not None:
+                rows = chain(rows, [(running[0], *running[2 + 3 * place : 5 + 3 * place])])
+        points = (Point(self.unix(at), low, median, high) for at, low, median, high in rows if median == median)
+        return tuple(point for point in points if point.at >= since)
+
+    def age(self, key: SeriesKey) -> float:
+        """Return the seconds of this clock since the first sample of the device or process; 0 if it is unknown."""
+        found = self._find(key)
+        return 0.0 if found is None else self.now - found.born
+
+    def coarse(self) -> Iterator[Coarse]:
+        """Yield all series to be stored when the daemon stops. Snapshots may be added between two of them."""
+        for uuid in tuple(self.devices):
+            if uuid in self.devices:
+                yield self._coarse((uuid, None), self.devices[uuid])
+        for key in tuple(self.processes):
+            if key in self.processes:
+                yield self._coarse(key, self.processes[key])
+        yield from tuple(self._awaited.values())
+
+    def restore(self, coarse: Iterable[Coarse]) -> None:
+        """Restore series: each when its device or process has a sample again within ten minutes."""
+        self._awaited.update(((one.device_uuid, process_key(one.pid, one.start_ticks)), one) for one in coarse)
+
+    def _series(self, key: SeriesKey, signals: int) -> Series:
+        self._born += 1
+        # Blocks of different series close at different times, so that no tick closes all of them.
+        phase = float(self._born * 7 % 60)
+        kept = self._awaited.pop(key, None)
+        if kept is None or [len(record) for record in kept.records] != [signals] * len(TIERS):
+            return Series(signals, self.now, phase)
+        series = Series(signals, self.now, phase)
+        series.born = min(self.now, self._moment(kept.born_at))
+        width = 2 + 3 * signals
+        blocks = (
+            [self._moment(row[0]), *(nan if value is None else value for value in row[1:])]
+            for row in kept.blocks
+            if len(row) == width and row[0] is not None and row[0] < self.taken_at
+        )
+        series.restore(blocks, [[-inf if value is None else value for value in record] for record in kept.records])
+        return series
+
+    def _moment(self, unix: float) -> float:
+        return self.now - (self.taken_at - unix) * self.pace
+
+    def _find(self, key: SeriesKey) -> Series | None:
+        uuid, process = key
+        if process is None:
+            return self.devices.get(uuid)
+        return self.processes.get((uuid, process)) or self._ended.get((uuid, process))
+
+    def _coarse(self, key: SeriesKey, series: Series) -> Coarse:
+        records = tuple(
+            tuple(
+                # Blocks of the longest tier are stored themselves.
+                _known(record if place == QUARTER else max(record, highest(series.column(place, signal))))
+                for signal, record in enumerate(series.records[place])
+            )
+            for place in range(len(TIERS))
+        )
+        width = 2 + 3 * series.signals
+        flat = series.tiers[QUARTER].newest(SAMPLES)
+        rows = (flat[i : i + width] for i in range(0, len(flat), width))
+        blocks = tuple((self.unix(row[0]), *map(_known, row[1:])) for row in rows)
+        uuid, process = key
+        return Coarse(
+            device_uuid=uuid,
+            pid=process.pid if process else None,
+            start_ticks=process.start_ticks if process else None,
+            born_at=self.unix(series.born),
+            records=records,
+            blocks=blocks,
+        )
+
+
+def _known(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+SAMPLES = 900
+SHORTEST_SECONDS = 0.75
+"""Minimum distance of two samples; a closer one is dropped."""
+
+
+class Tier(NamedTuple):
+    seconds: int
+    rows: int
+
+
+TIERS = (Tier(15, 240), Tier(60, 240), Tier(300, 144), Tier(900, 96))
+MINUTE, FIVE_MINUTES, QUARTER = 1, 2, 3
+"""Indices in TIERS."""
+MIN, MEDIAN, MAX = 0, 1, 2
+"""Indices in a block."""
+
+
+class Rows:
+    """The newest ``capacity`` rows of ``width`` numbers each."""
+
+    __slots__ = ("_capacity", "_data", "_head", "width")
+
+    def __init__(self, width: int, capacity: int) -> None:
+        self.width = width
+        self._capacity = width * capacity
+        self._data = array("d")
+        self._head = 0
+
+    def __len__(self) -> int:
+        return len(self._data) // self.width
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes, including the array's spare capacity."""
+        return self._data.__sizeof__()
+
+    def append(self, row: Sequence[float]) -> Sequence[float] | None:
+        """Append a row and return the row that it replaces, if any."""
+        if len(self._data) < self._capacity:
+            self._data.extend(row)
+            return None
+        head = self._head
+        gone = self._data[head : head + self.width]
+        self._data[head : head + self.width] = array("d", row)
+        self._head = (head + self.width) % self._capacity
+        return gone
+
+    def newest(self, count: int) -> array[float]:
+        """Return the last ``count`` rows, or all if there are fewer, concatenated, the oldest first."""
+        data, head = self._data, self._head
+        length = min(count * self.width, len(data))
+        if head >= length:
+            return data[head - length : head]
+        return data[len(data) - (length - head) :] + data[:head]
+
+
+class Series:
+    """Samples and blocks of one device or process. Times are those of the History's clock."""
+
+    __slots__ = (
+        "_closes",
+        "_count",
+        "_marks",
+        "_minutes",
+        "_phase",
+        "born",
+        "last",
+        "records",
+        "rows",
+        "signals",
+        "tiers",
+    )
+
+    def __init__(self, signals: int, born: float, phase: float) -> None:
+        self.signals = signals
+        self.born = born
+        self.last = -inf
+        self.rows = Rows(1 + signals, SAMPLES)
+        self.tiers = tuple(Rows(2 + 3 * signals, tier.rows) for tier in TIERS)
+        self.records = [[-inf] * signals for _ in TIERS]
+        """Highest median of each tier and signal among the blocks that are no longer kept."""
+        self._phase = phase
+        self._closes = [self._end(born, tier) for tier in TIERS]
+        self._count = 0
+        self._marks = [0, 0]
+        """Numbers of samples when the last block of 15 s, and the last minute, closed."""
+        self._minutes = [0, 0]
+
+    def add(self, row: Sequence[float]) -> int:
+        """Add the row (time, signals …). Returns the number of tiers, from the shortest on, of which a block
+        has closed.
+        """
+        at = row[0]
+        if at - self.last < SHORTEST_SECONDS:
+            return 0
+        closed = 0
+        if at >= self._closes[0]:
+            closed = self._close(at)
+        self.rows.append(row)
+        self.last = at
+        self._count += 1
+        return closed
+
+    def column(self, tier: int, signal: int, kind: int = MEDIAN, count: int = SAMPLES) -> array[float]:
+        """Return one number of each of the newest ``count`` closed blocks, the oldest first; NaN where it is
+        unknown.
+        """
+        rows = self.tiers[tier]
+        return rows.newest(count)[2 + 3 * signal + kind :: 2 + 3 * self.signals]
+
+    def times(self, tier: int, count: int = SAMPLES) -> array[float]:
+        return self.tiers[tier].newest(count)[:: 2 + 3 * self.signals]
+
+    def counts(self, tier: int, count: int = SAMPLES) -> array[float]:
+        return self.tiers[tier].newest(count)[1 :: 2 + 3 * self.signals]
+
+    def running(self, tier: int) -> list[float] | None:
+        """Return the row of the block that has not closed yet; None if it has no sample."""
+        begin = self._closes[tier] - TIERS[tier].seconds
+        width = 1 + self.signals
+        flat = self.rows.newest(SAMPLES)
+        fresh = sum(1 for at in flat[::width] if at >= begin)
+        return [begin, *_of_samples(flat[len(flat) - fresh * width :], self.signals)] if fresh else None
+
+    def samples(self, signal: int, count: int = SAMPLES) -> array[float]:
+        return self.rows.newest(count)[1 + signal :: 1 + self.signals]
+
+    def sample_times(self, count: int = SAMPLES) -> array[float]:
+        return self.rows.newest(count)[:: 1 + self.signals]
+
+    def restore(self, blocks: Iterable[Sequence[float]], records: Sequence[Sequence[float]]) -> None:
+        for block in blocks:
+            self.tiers[QUARTER].append(block)
+        self.records = [list(record) for record in records]
+
+    def _end(self, at: float, tier: Tier) -> float:
+        return (floor((at - self._phase) / tier.seconds) + 1) * tier.seconds + self._phase
+
+    def _close(self, at: float) -> int:
+        closed = 0
+        for place, tier in enumerate(TIERS):
+            if at < self._closes[place]:
+                break
+            begin = self._closes[place] - tier.seconds
+            if place <= MINUTE:
+                fresh, self._marks[place] = self._count - self._marks[place], self._count
+                summary = _of_samples(self.rows.newest(fresh), self.signals) if fresh else None
+            else:
+                fresh, self._minutes[place - 2] = self._minutes[place - 2], 0
+                summary = _of_blocks(self.tiers[MINUTE].newest(fresh), self.signals) if fresh else None
+            if summary is not None:
+                self._keep(place, [begin, *summary])
+                if place == MINUTE:
+                    self._minutes[0] += 1
+                    self._minutes[1] += 1
+            self._closes[place] = self._end(at, tier)
+            closed = place + 1
+        return closed
+
+    def _keep(self, place: int, row: Sequence[float]) -> None:
+        gone = self.tiers[place].append(row)
+        if gone is not None:
+            record = self.records[place]
+            for signal, median in enumerate(gone[2 + MEDIAN :: 3]):
+                if median > record[signal]:
+                    record[signal] = median
+
+
+def _of_samples(flat: array[float], signals: int) -> list[float]:
+    width = 1 + signals
+    summary = [len(flat) / width]
+    for signal in range(1, width):
+        column = _ordered(flat[signal::width])
+        summary += (column[0], _middle(column), column[-1]) if column else (nan, nan, nan)
+    return summary
+
+
+def _of_blocks(flat: array[float], signals: int) -> list[float]:
+    width = 2 + 3 * signals
+    summary = [sum(flat[1::width])]
+    for first in range(2, width, 3):
+        medians = _ordered(flat[first + MEDIAN :: width])
+        if medians:
+            lows, highs = flat[first + MIN :: width], flat[first + MAX :: width]
+            summary += (min(_finite(lows)), _middle(medians), max(_finite(highs)))
+        else:
+            summary += (nan, nan, nan)
+    return summary
+
+
+def _ordered(values: array[float]) -> list[float]:
+    total = sum(values)
+    return sorted(values if total == total else _finite(values))
+
+
+def _finite(values: Iterable[float]) -> Iterator[float]:
+    return (value for value in values if value == value)
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def highest(values: Iterable[float]) -> float:
+    return max(_finite(values), default=-inf)

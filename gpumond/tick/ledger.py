@@ -1,0 +1,289 @@
+"""Attribution of every used byte of every device to a line of the ledger. No I/O.
+
+The driver reports the memory of each device and each process; agents report its live, cached and stranded part. Both
+are read at different times and either can be wrong, so a disagreement is kept as overcount and not clamped away, except
+that the live bytes of a process never exceed the driver's count for it:
+
+    sum of a device's lines = its used bytes + its overcount,    every line >= 0
+
+Unmapped bytes are not part of used, and have no line. Managed memory (cudaMallocManaged) is on the device or on the
+host: agents state it, and the driver counts the part on the device for no process. It is attributed as far as there are
+used bytes without another owner. So is the memory of a suspended process that is being restored.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from gpumond.facts.cooperative import Steps, synchronous
+from gpumond.facts.frame import Ledger, Line, Overcount, Share
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Overhead, Snapshot, Suspension
+from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, limit, outermost, resident, slack
+
+
+class _Pools(NamedTuple):
+    """Pools of one process on one device, summed over its allocators.
+
+    ``opaque``: held bytes of pools whose live bytes are unknown. ``split``: number of the other pools. ``unsized``:
+    number of pools whose held bytes are unknown as well.
+    """
+
+    live: int = 0
+    cached: int = 0
+    stranded: int = 0
+    opaque: int = 0
+    split: int = 0
+    unsized: int = 0
+
+    @property
+    def held(self) -> int:
+        return self.live + self.cached + self.stranded + self.opaque
+
+    def plus(self, other: _Pools) -> _Pools:
+        return _Pools(*map(sum, zip(self, other, strict=True)))
+
+    def at_most(self, held: int) -> _Pools:
+        live = min(self.live, held)
+        cached = min(self.cached, held - live)
+        stranded = min(self.stranded, held - live - cached)
+        opaque = min(self.opaque, held - live - cached - stranded)
+        return self._replace(live=live, cached=cached, stranded=stranded, opaque=opaque)
+
+
+_NONE = _Pools()
+REPORTS_AT_ONCE = 16
+"""Reports whose pools are split in one step: 0.1 ms."""
+
+
+def _new_line(uuid: str, share: Share, used: int, process: ProcessKey, workload: str) -> Line:
+    pid, start_ticks = process
+    return Line(device_uuid=uuid, share=share, used_bytes=used, pid=pid, start_ticks=start_ticks, workload=workload)
+
+
+_line = lru_cache(16_384)(_new_line)
+"""Most lines except the live ones are equal in consecutive ticks, and a lookup is faster than a new object."""
+
+
+def attributing(snapshot: Snapshot) -> Steps[Ledger]:
+    """Make the ledger of a snapshot. A device whose used bytes are unknown has no ``unclaimed`` line and no
+    overcount.
+    """
+    reports = snapshot.reports_by_process
+    yield
+    pools = yield from _pools_by_device(snapshot, counted=True)
+    uncounted = (yield from _pools_by_device(snapshot, counted=False)) if _has_uncounted(snapshot) else {}
+    complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+    yield
+    lines: list[Line] = []
+    overcounts: list[Overcount] = []
+    for device in snapshot.devices:
+        claims = _bounded(device, pools[device.uuid], device.uuid in complete)
+        unclaimed = max(0, (device.used_bytes or 0) - _seen_bytes(device, claims))
+        on_device: dict[ProcessKey, _Pools] = {}
+        if device.uuid in uncounted:
+            complete_for_device = device.uuid in complete
+            on_device = _on_device(device, uncounted[device.uuid], complete_for_device, snapshot.suspended, unclaimed)
+            unclaimed -= sum(own.held for own in on_device.values())
+        own = _process_lines(device, reports, claims, on_device)
+        if device.used_bytes is not None:
+            own.append(Line(device_uuid=device.uuid, share="unclaimed", used_bytes=unclaimed))
+            overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
+        lines += own
+        yield
+    return Ledger(tuple(lines), tuple(overcounts))
+
+
+attribute = synchronous(attributing)
+
+
+def _has_uncounted(snapshot: Snapshot) -> bool:
+    return bool(snapshot.suspensions) or any(pool.managed for report in snapshot.reports for pool in report.pools)
+
+
+def _on_device(
+    device: DeviceReading,
+    pools: Mapping[ProcessKey, _Pools],
+    complete: bool,
+    suspended: Collection[ProcessKey],
+    unattributed: int,
+) -> dict[ProcessKey, _Pools]:
+    """Return the pools that the driver does not count for their process, as far as they are attributed to it."""
+    held = {
+        process: own.held
+        for process, own in pools.items()
+        if own.held and (process in suspended or is_confirmed(device.counts, process, complete))
+    }
+    return {process: pools[process].at_most(size) for process, size in resident(held, unattributed).items()}
+
+
+def _pools_by_device(snapshot: Snapshot, counted: bool) -> Steps[Mapping[str, dict[ProcessKey, _Pools]]]:
+    """Return the pools of every process by device; a MIG instance's also count for its parent, as its bytes do.
+
+    ``counted``: those that the driver counts for their process, else only the others: managed memory, and pools of
+    suspended processes.
+    """
+    parents = {device.uuid: device.parent_uuid for device in snapshot.devices if device.parent_uuid is not None}
+    table: defaultdict[str, dict[ProcessKey, _Pools]] = defaultdict(dict)
+    absent = {(each.device_uuid, each.process) for each in snapshot.suspensions}
+    for number, (process, report) in enumerate(snapshot.reports_by_process.items()):
+        if number % REPORTS_AT_ONCE == 0:
+            yield
+        for pool in outermost(report.pools):
+            if (pool.managed or (bool(absent) and (pool.device_uuid, process) in absent)) is counted:
+                continue
+            uuid: str | None = pool.device_uuid
+            shares = _shares(pool)
+            while uuid is not None:
+                own = table[uuid]
+                before = own.get(process)
+                own[process] = before.plus(shares) if before else shares
+                uuid = parents.get(uuid)
+    return table
+
+
+def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete: bool) -> dict[ProcessKey, _Pools]:
+    """Return the claims on one device, each limited to the driver's count for its process."""
+    counts, tolerated = device.counts, slack(device)
+    found: dict[ProcessKey, _Pools] = {}
+    for process, own in pools.items():
+        if is_confirmed(counts, process, complete):
+            most = limit(device, counts, process)
+            if most is not None and own.held > most + tolerated:
+                own = own.at_most(most)
+            elif most is not None and own.live > most:
+                own = own._replace(live=most)
+            found[process] = own
+    return found
+
+
+def _shares(pool: PoolUsage) -> _Pools:
+    """Split the pool's held bytes into three parts; a report that does not add up is corrected."""
+    held, live, cached = pool.held_bytes, pool.live_bytes, pool.reclaimable.likely
+    if live is None:
+        return _Pools(opaque=held, unsized=not pool.held_known)
+    if live + cached > held:
+        live = min(live, held)
+        cached = min(cached, held - live)
+    return _Pools(live, cached, held - live - cached, split=1)
+
+
+def _process_lines(
+    device: DeviceReading,
+    reports: Mapping[ProcessKey, AgentReport],
+    pools: Mapping[ProcessKey, _Pools],
+    managed: Mapping[ProcessKey, _Pools],
+) -> list[Line]:
+    uuid, listed = device.uuid, device.processes_by_key
+    lines: list[Line] = []
+    for process, usage in listed.items():
+        used, report = usage.used_bytes, reports.get(process)
+        if report is not None and report.pools:
+            own = pools.get(process, _NONE)
+            rest = 0 if used is None else max(0, used - own.held)
+            if own.unsized:  # it may all be in that pool
+                own, rest = own._replace(opaque=own.opaque + rest), 0
+            whole = own.plus(managed[process]) if process in managed else own
+            lines += _agent_lines(uuid, process, report.workload, whole)
+            if used is not None and not own.unsized:
+                lines.append(_line(uuid, "overhead", rest, process, report.workload))
+        elif used is not None:
+            # An agent without a pool has no information about the process.
+            lines.append(_line(uuid, "opaque", used, process, report.workload if report else ""))
+    for process in {**pools, **managed}:
+        if process not in listed:
+            own = pools.get(process, _NONE).plus(managed.get(process, _NONE))
+            lines += _agent_lines(uuid, process, reports[process].workload, own)
+    return lines
+
+
+def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _Pools) -> Iterator[Line]:
+    """Yield the lines of the process's pools. Without a pool whose parts are known, the parts have none."""
+    uncounted = pools.opaque or pools.unsized
+    if pools.split or not uncounted:
+        yield _new_line(uuid, "live", pools.live, process, workload)
+        yield _line(uuid, "cached", pools.cached, process, workload)
+        yield _line(uuid, "stranded", pools.stranded, process, workload)
+    if uncounted:
+        yield _line(uuid, "opaque", pools.opaque, process, workload)
+
+
+def _seen_bytes(device: DeviceReading, pools: Mapping[ProcessKey, _Pools]) -> int:
+    """Return the bytes that visible processes own: the driver's count of each, else its agent's."""
+    counted = {key: each.used_bytes for key, each in device.processes_by_key.items() if each.used_bytes is not None}
+    return sum(counted.values()) + sum(own.held for process, own in pools.items() if process not in counted)
+
+
+COMPONENTS: Mapping[str, str] = {"nccl": "with NCCL", "graphs": "with CUDA graphs", "triton": "with Triton kernels"}
+"""By the name that agents state: the name of the part. Others are ignored."""
+CONTEXT = "context"
+FIRST_SECONDS = 30.0
+"""Time after which a first value is not that of the context: the program has run for too long."""
+SETTLING_SECONDS = 2.0
+"""Time from the first sight of a component until its memory is allocated."""
+
+
+def following(
+    devices: Sequence[DeviceReading],
+    reports: Sequence[AgentReport],
+    suspensions: Sequence[Suspension],
+    previous: Snapshot | None,
+    elapsed: float,
+) -> Iterator[Overhead]:
+    """Yield the state of each process with an agent on each device that counts its memory."""
+    if previous is None:
+        return
+    before = {(each.device_uuid, each.process): each for each in previous.overheads}
+    yield from (before[key] for each in suspensions if (key := (each.device_uuid, each.process)) in before)
+    by_process = {report.key: report for report in reports}
+    for device in devices:
+        for process, count in device.counts.items():
+            report = by_process.get(process)
+            if report is None or count is None:
+                continue
+            known = before.get((device.uuid, process))
+            if known is None:
+                # Without an agent that was there before the context, nobody knows what the first value contains.
+                last = previous.device(device.uuid)
+                if last is None or process in last.counts or process not in previous.reports_by_process:
+                    continue
+                pid, start_ticks = process
+                known = Overhead(device_uuid=device.uuid, pid=pid, start_ticks=start_ticks, began=elapsed)
+            after = _next(known, report, count, elapsed)
+            if after is not None:
+                yield after
+
+
+def _next(known: Overhead, report: AgentReport, count: int, elapsed: float) -> Overhead | None:
+    """Return the state after one reading, the same object while nothing changes; None if its parts cannot be known."""
+    held = held_by_device(report.pools).get(known.device_uuid, 0)
+    new = tuple(name for name in report.components if name in COMPONENTS and name not in known.components)
+    if new:
+        known = replace(known, components=known.components + new, unsettled=known.unsettled + new, changed=elapsed)
+    if (count, held) != (known.counted_bytes, known.held_bytes):
+        return replace(known, counted_bytes=count, held_bytes=held)
+    size = count - held
+    if size < 0 or (known.unsettled and elapsed - known.changed < SETTLING_SECONDS):
+        return known
+    if not known.parts:
+        if elapsed - known.began > FIRST_SECONDS:
+            return None
+        return replace(known, parts=((CONTEXT, size),), rest_bytes=size, unsettled=())
+    if not known.unsettled:
+        return known if size == known.rest_bytes else replace(known, rest_bytes=size)
+    name = " and ".join(COMPONENTS[each] for each in known.unsettled).replace(" and with ", " and ")
+    part = (name, max(0, size - known.rest_bytes))
+    return replace(known, parts=(*known.parts, part), rest_bytes=size, unsettled=())
+
+
+def parts(overhead: Overhead | None, size: int | None) -> tuple[tuple[str, int], ...] | None:
+    """Return names and bytes of the parts of an overhead of ``size`` bytes, which are their sum; None if unknown."""
+    if overhead is None or size is None or not overhead.parts:
+        return None
+    other = size - sum(part for _, part in overhead.parts)
+    return (*overhead.parts, ("other", other)) if other >= 0 else None

@@ -1,0 +1,1 @@
+"""What `status`, `top`, `fleet` and the web UI show. No I/O."""

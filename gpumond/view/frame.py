@@ -1,0 +1,172 @@
+"""Answers of daemons, checked in one place for the command line, `top` and `fleet`: typed, finite, bounded values.
+
+A daemon may run on another machine, be of another version, or not be gpumond. What was checked here has every key of
+its type, `WholeFrame` for a frame, with values of the types of its fields; the rest of the code relies on that.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
+
+from gpumond.facts.errors import DaemonError
+from gpumond.facts.messages import to_json
+from gpumond.facts.pools import Receipt
+from gpumond.facts.whole_frame import WholeFrame
+
+FRAME = "/api/v1/frame"
+MALFORMED = "the server is not gpumond, or has an incompatible version"
+MAX_FRAME_BYTES = 8 << 20
+MAX_INTEGER = 2**63
+MAX_NUMBER = 1e100
+"""Numbers are smaller: sums and differences of them are finite."""
+MAX_TEXT = 4096
+"""Longer texts are cut."""
+
+
+class CheckedFrame(dict[str, Any]):
+    """The JSON object of a frame. Keys that this version does not know are absent."""
+
+
+def frame_of(answer: object) -> CheckedFrame:
+    """Return a frame with the types of `WholeFrame`. Raises DaemonError if the answer is not a frame.
+
+    Missing values have their defaults, and those that may be unknown are None: an earlier version did not state them.
+    """
+    return answer if isinstance(answer, CheckedFrame) else CheckedFrame(checked_as(WholeFrame, answer, "frame"))
+
+
+def receipts_of(answer: object) -> list[dict[str, Any]]:
+    """Return the receipts of an answer to a flush. Raises DaemonError if it has none."""
+    receipts = answer.get("receipts") if isinstance(answer, Mapping) else None
+    found: list[dict[str, Any]] = checked_as(tuple[Receipt, ...], receipts, "receipts")
+    return found
+
+
+def checked_as(hint: Any, answer: object, name: str) -> Any:
+    """Return the JSON of a type. Raises DaemonError, with the name and the path of a value that has another type."""
+    try:
+        return _check(hint)(answer)
+    except _Mismatch as mismatch:
+        raise DaemonError(f"{MALFORMED} ({name}{mismatch.path}: expected {mismatch.expected})") from None
+
+
+class _Mismatch(Exception):
+    """A value of a wrong type. The path is added while the exception propagates."""
+
+    def __init__(self, expected: str, path: str = "") -> None:
+        super().__init__(expected)
+        self.expected, self.path = expected, path
+
+
+_Check = Callable[[Any], Any]
+
+
+def _compile(hint: Any) -> _Check:
+    """Return the function that checks a JSON value."""
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    if isinstance(hint, NewType):
+        return _check(hint.__supertype__)
+    if is_dataclass(hint):
+        return _object(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:  # a newer version may have more of them
+        return _text
+    if origin is tuple and arguments[1:] == (...,):
+        return _array(_check(arguments[0]))
+    if origin is tuple:
+        return _row(tuple(map(_check, arguments)))
+    if origin in (Union, types.UnionType):
+        own = {_check(each) for each in arguments if each is not type(None)}
+        if len(own) == 1:
+            return _optional(*own) if type(None) in arguments else own.pop()
+    raise TypeError(f"no JSON form for {hint}")
+
+
+_check: Callable[[Any], _Check] = cache(_compile)
+
+
+def _object(cls: Any) -> _Check:
+    hints = get_type_hints(cls)
+    entries = [(field.name, _check(hints[field.name]), _default(field, hints[field.name])) for field in fields(cls)]
+
+    def check(value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise _Mismatch("an object")
+        found = {}
+        name = ""
+        try:
+            for name, inner, default in entries:
+                if name in value:
+                    found[name] = inner(value[name])
+                elif default is MISSING:
+                    raise _Mismatch("a value")
+                else:
+                    found[name] = default
+        except _Mismatch as mismatch:
+            mismatch.path = f".{name}{mismatch.path}"
+            raise
+        return found
+
+    return check
+
+
+def _default(field: Any, hint: Any) -> Any:
+    """Return the JSON of a field's default, which no reader changes; MISSING without one."""
+    if field.default is not MISSING:
+        return json.loads(to_json(field.default))
+    return None if type(None) in get_args(hint) else MISSING
+
+
+def _array(inner: _Check) -> _Check:
+    def check(value: Any) -> list[Any]:
+        if type(value) is not list:
+            raise _Mismatch("an array")
+        return [inner(entry) for entry in value]
+
+    return check
+
+
+def _row(inner: tuple[_Check, ...]) -> _Check:
+    def check(value: Any) -> list[Any]:
+        if type(value) is not list or len(value) != len(inner):
+            raise _Mismatch(f"an array of {len(inner)}")
+        return [own(entry) for own, entry in zip(inner, value, strict=True)]
+
+    return check
+
+
+def _optional(inner: _Check) -> _Check:
+    return lambda value: None if value is None else inner(value)
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or not -MAX_INTEGER < value < MAX_INTEGER:
+        raise _Mismatch("an integer between -2^63 and 2^63")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not abs(value) < MAX_NUMBER:  # no NaN
+        raise _Mismatch("a number below 1e100")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise _Mismatch("text")
+    return value if len(value) <= MAX_TEXT else value[:MAX_TEXT]
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _Mismatch("true or false")
+    return value
+
+
+_SCALARS: dict[Any, _Check] = {int: _integer, float: _number, str: _text, bool: _flag}

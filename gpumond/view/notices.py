@@ -1,0 +1,279 @@
+"""Notices of a frame: faults, conditions, alerts and verdicts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from gpumond.facts.process import IDLE_SECONDS, ProcessKey
+from gpumond.facts.units import duration, human
+from gpumond.facts.verdicts import SHAPES
+from gpumond.view.lines import Line, Piece, clipped, wrapped
+from gpumond.view.machine import View
+from gpumond.view.rows import plain
+
+Level = Literal["bad", "warn", "note"]
+
+SEVERITIES = {"critical": 0, "page": 0, "info": 2}
+_WARNING = 1
+_MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameNotice:
+    """A notice. ``kind`` is the part of the title that notices about other subjects have in common; empty if no other
+    notice is like it.
+    """
+
+    level: Level
+    title: str
+    text: str
+    kind: str = ""
+
+
+def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+    source, index = frame["snapshot"]["source"], {}
+    for device in frame["snapshot"]["devices"]:
+        index[device["uuid"]] = f"GPU {device['index']}"
+    if not source["up"]:
+        own = [f["remedy"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
+        released = source["reason"] == "released"
+        title = "the driver is released" if released else f"no device can be read: {plain(source['reason'], 40)}"
+        yield FrameNotice("note" if released else "bad", title, _advised(source["detail"], *own[:1]))
+    elif not index:
+        yield FrameNotice("warn", "no device found", "the driver lists no devices")
+    for fault in frame["faults"]:
+        if source["up"] or (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
+            where = index.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
+            yield FrameNotice(
+                "warn",
+                plain(f"{where}: {fault['kind']}", 80),
+                _advised(fault["detail"], fault["remedy"]),
+                plain(fault["kind"], 40),
+            )
+    for condition in frame["conditions"]:
+        where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
+        text = _advised(condition.get("detail", ""), condition["remedy"])
+        yield FrameNotice("note", plain(f"{where}: {condition['kind']}", 80), text, plain(condition["kind"], 40))
+
+
+def _advised(detail: str, remedy: str = "") -> str:
+    """Append the remedy to a detail that does not already contain it."""
+    parts = (detail,) if remedy in detail else (detail, remedy)
+    return plain(": ".join(part for part in parts if part), 400)
+
+
+def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+    """Yield alerts: firing before pending, then by severity, then the oldest first."""
+
+    def rank(alert: Mapping[str, Any]) -> tuple[bool, int, float]:
+        return alert["phase"] != "firing", _severity(alert), alert["active_at"]
+
+    for alert in sorted(frame["alerts"], key=rank):
+        firing = alert["phase"] == "firing"
+        since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
+        age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
+        silenced = ", silenced" if alert.get("silenced_by") else ""
+        rule = plain(alert["rule"], 60)
+        title = f"{rule} {'firing' if firing else 'pending'} for {age}{silenced}"
+        summary = plain(dict(alert["annotations"]).get("summary", ""), 400)
+        level: Level = _MARKS[_severity(alert)] if firing and not silenced else "note"
+        yield FrameNotice(level, title, summary, f"alert {rule}")
+
+
+def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
+    """Remove texts that repeat an earlier notice."""
+    for candidate in candidates:
+        again = any(other.text and other.text in candidate.text for other in others)
+        yield replace(candidate, text="") if again else candidate
+
+
+def _severity(alert: Mapping[str, Any]) -> int:
+    return SEVERITIES.get(dict(alert["labels"]).get("severity", ""), _WARNING)
+
+
+def verdicts(verdicts: Iterable[Mapping[str, Any]]) -> Iterator[FrameNotice]:
+    """Yield the verdicts that require attention, the most urgent first."""
+
+    def urgency(verdict: Mapping[str, Any]) -> tuple[float, float]:
+        left = verdict["time_to_oom_seconds"]
+        return float("inf") if left is None else left, verdict["since"]
+
+    for verdict in sorted((each for each in verdicts if each["kind"] not in SHAPES), key=urgency):
+        level: Level = "note" if verdict["kind"] in ("growing", "release") else "warn"
+        kind = plain(verdict["kind"], 40)
+        yield FrameNotice(level, kind, plain(verdict["summary"], 400), kind)
+
+
+def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
+    """Return the notices of each kind together, in the order of the first of each kind."""
+    kinds: dict[object, list[FrameNotice]] = {}
+    for place, notice in enumerate(notices):
+        kinds.setdefault((notice.kind, notice.level) if notice.kind else place, []).append(notice)
+    return list(kinds.values())
+
+
+REMEDIES = {
+    "gone": "this process is not visible here: wait, the driver may still be cleaning up; if the entry remains, "
+    "look for its children among the holders, or reset the device once it is unused (nvidia-smi --gpu-reset)",
+    "zombie": "the process has ended, but its parent has not collected its status: end or restart the parent "
+    "(ps -o ppid= -p {pid})",
+    "uninterruptible": "the process waits in the kernel, often in the driver, and no signal ends it: if this lasts, "
+    "check the kernel log (dmesg), then reset the device or reboot",
+    "stopped": "the process is stopped and keeps its memory: kill -CONT {pid} resumes it, kill {pid} ends it",
+    "holder": "the process keeps the device open while memory has no owner: check if its program is dead "
+    "(ps -fp {pid}); kill {pid} ends it",
+    "orphaned": "its parent has ended, and no service manager runs it (nohup has the same effect): if it is not "
+    "needed, kill {pid} ends it",
+    "idle": "the process is idle and keeps its memory: gpumond flush --pid {pid} releases its cache if it runs "
+    "the agent; kill {pid} ends it",
+}
+LIKELY_MEANT = ("orphaned", "idle")
+IDLE_BYTES = 1 << 30
+"""Smaller amounts are ignored: a context alone takes half as much."""
+
+
+class Stuck(NamedTuple):
+    pid: int
+    kind: str
+    what: str
+    remedy: str
+
+
+def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
+    """Yield the stuck ones of the API's processes. A process on several devices is yielded once."""
+    named: set[ProcessKey] = set()
+    for process in processes:
+        kind = _kind(process)
+        key = ProcessKey(process["pid"], process.get("start_ticks"))
+        if kind is None or key in named:
+            continue
+        named.add(key)
+        where = next((f" in {word} {process[key]}" for word, key in _PLACES if process[key]), "")
+        used = process["used_bytes"]
+        held = "" if used is None else f", {human(used)}"
+        program = process["workload"] or process["comm"] or "unknown program"
+        more = ", orphaned" if kind == "holder" and process.get("orphaned") else ""
+        lately = f" for {duration(process['idle_seconds'])}" if _is_idle(process) else ""
+        word = "idle" if kind == "idle" else _WORDS.get(kind, kind)
+        idle = lately if kind == "idle" or not lately else f", idle{lately}"
+        what = f"pid {process['pid']} ({program}{where}) is {word}{more}{idle}{held}"
+        yield Stuck(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]))
+
+
+def _kind(process: Mapping[str, Any]) -> str | None:
+    """Return the most severe kind that applies to the process."""
+    if "holder" in process["kinds"]:
+        return "holder"
+    if process["state"] in REMEDIES:
+        return str(process["state"])
+    if process.get("orphaned"):
+        return "orphaned"
+    return "idle" if _is_idle(process) else None
+
+
+def _is_idle(process: Mapping[str, Any]) -> bool:
+    return (process.get("idle_seconds") or 0) >= IDLE_SECONDS and (process["used_bytes"] or 0) >= IDLE_BYTES
+
+
+_WORDS = {"holder": "a holder of the device that the driver does not list", "zombie": "a zombie"}
+_PLACES = (
+    ("pod", "pod_name"),
+    ("container", "container_name"),
+    ("container", "container"),
+    ("Slurm job", "slurm_job"),
+    ("unit", "unit"),
+)
+
+
+Engine = Mapping[str, Any]
+
+
+def engines_by_process(frame: Mapping[str, Any]) -> dict[ProcessKey, Engine]:
+    return {
+        ProcessKey(process["pid"], process["start_ticks"]): engine
+        for engine in frame["snapshot"].get("engines", ())
+        for process in engine["processes"]
+    }
+
+
+def kv_cache_bytes(engine: Engine, of_bytes: int | None) -> int | None:
+    """Return the size of the engine's KV cache; None if it is unknown, or cannot be a part of ``of_bytes``."""
+    stated = engine.get("kv_cache_bytes")
+    return stated if stated and not engine["asleep"] and stated <= (of_bytes or 0) else None
+
+
+def holder(process: Mapping[str, Any]) -> str:
+    """Return the share that contains the KV cache: without an agent all memory of a process is opaque."""
+    return "opaque" if process["live_bytes"] is None else "live"
+
+
+def kv_cache_sentences(frame: Mapping[str, Any]) -> dict[tuple[str, ProcessKey], str]:
+    """Return, by device and process, which part of its memory is KV cache and is in use, as far as it is known.
+
+    The size is that of the whole engine, so it is stated only if one process on one device holds it.
+    """
+    engines = engines_by_process(frame)
+    places = [(each, ProcessKey(each["pid"], each["start_ticks"])) for each in frame["processes"]]
+    parts = Counter(engines[key]["name"] for _, key in places if key in engines)
+    found: dict[tuple[str, ProcessKey], str] = {}
+    for process, key in places:
+        engine = engines.get(key)
+        if engine is None or engine["asleep"] or engine["kv_cache_used_ratio"] is None:
+            continue
+        alone, share = parts[engine["name"]] == 1, process[f"{holder(process)}_bytes"]
+        stated = kv_cache_bytes(engine, share) if alone else None
+        size = "" if stated is None else f"{human(stated)}, "
+        found[process["device_uuid"], key] = f"of which KV cache {size}{engine['kv_cache_used_ratio']:.0%} in use"
+    return found
+
+
+STYLES = {"bad": "alarm", "warn": "bold", "note": ""}
+
+
+def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:
+    """Yield all notices, those about the connections first."""
+    yield from connections
+    if view is None:
+        return
+    yield from view.notices
+    yield from (replace(alert, title=f"alert {alert.title}") for alert in view.alerts)
+    yield from view.verdicts
+    yield from view.stuck
+    if view.processes and not view.agents:
+        yield FrameNotice("note", "no program runs the agent", "start one with gpumond run -- python YOUR_PROGRAM.py")
+    elif view.up and view.devices and not view.processes:
+        yield FrameNotice("note", "no process uses a device", "")
+
+
+def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
+    """Return the notices in at most ``rows`` lines, one for each kind."""
+    groups = grouped(notices)
+    lines = [clipped(_summary(group), width) for group in groups]
+    if len(lines) > rows:
+        hidden = sum(map(len, groups[max(0, rows - 1) :]))
+        lines[max(0, rows - 1) :] = [[Piece(f"{hidden} more: press a")]] if rows else []
+    return lines
+
+
+def _summary(group: Sequence[FrameNotice]) -> Line:
+    first = group[0]
+    if len(group) == 1:
+        return _line(first)
+    return [Piece(f"{first.kind} ({len(group)})", STYLES[first.level]), Piece(f": {first.text or first.title}, …")]
+
+
+def _line(notice: FrameNotice) -> Line:
+    return [Piece(notice.title, STYLES[notice.level]), Piece(f": {notice.text}" if notice.text else "")]
+
+
+def remarks_in_full(notices: Iterable[FrameNotice], width: int) -> list[Line]:
+    """Return all notices by kind, with their complete texts."""
+    lines: list[Line] = []
+    for group in grouped(notices):
+        lines += [[]] if lines else []
+        for notice in group:
+            lines += wrapped(_line(notice), width)
+    return lines or [[Piece("no alerts, verdicts or problems")]]

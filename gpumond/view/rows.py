@@ -1,0 +1,274 @@
+"""Rows for the devices and processes of a frame. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gpumond.facts.frame import SHARES
+from gpumond.facts.process import ProcessKey, process_key
+from gpumond.facts.snapshot import MISSED_LIMIT
+from gpumond.facts.units import duration, human
+from gpumond.facts.verdicts import SHAPES
+from gpumond.view.notices import engines_by_process, holder, kv_cache_sentences
+
+HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
+"""The shares that a process can have."""
+
+Key = tuple[str, ProcessKey | None]
+"""Device UUID and process; a device as a whole has no process."""
+
+ProcessLife = tuple[str, ProcessKey]
+"""Device UUID and process"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """One device. ``shares`` is empty and ``returnable_bytes`` None if its memory is unknown.
+
+    ``state`` is empty without a problem.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    pci_bus_id: str
+    parent_uuid: str | None
+    size_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    reserved_bytes: int | None
+    overcount_bytes: int
+    shares: Mapping[str, int]
+    unmapped_bytes: int
+    returnable_bytes: int | None
+    state: str
+    busy_ratio: float | None
+    celsius: float | None
+    watts: float | None
+    host: str = ""
+    """Name of the daemon, if there are several."""
+
+    @property
+    def label(self) -> str:
+        """Return the index, after the name of the daemon if there are several."""
+        return f"{self.host}:{self.index}" if self.host else str(self.index)
+
+
+class ProcessSources(NamedTuple):
+    """The parts of a frame about a process: itself, the report of its agent and its serving engine, if any."""
+
+    process: Mapping[str, Any]
+    report: Mapping[str, Any] | None
+    engine: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One process on one device. ``verdicts`` are sentences.
+
+    ``container`` is the pod or container. ``overhead_parts``: a text, empty if they are unknown. ``kv_cache``: the
+    share that contains the KV cache of a serving engine, and a text about it; None if it is unknown.
+    """
+
+    key: ProcessLife
+    gpu: str
+    pid: int
+    program: str
+    user: str
+    uid: int | None
+    container: str
+    busy_ratio: float | None
+    used_bytes: int | None
+    shares: Mapping[str, int | None]
+    unmapped_bytes: int | None
+    limit_bytes: int | None
+    overhead_parts: str
+    kv_cache: tuple[str, str] | None
+    verdict: str
+    notable: bool
+    state: str
+    flush_policy: str | None
+    verdicts: tuple[str, ...]
+    sources: ProcessSources
+
+    @property
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """Return pairs of a term and a value. Computed at each call, since few rows need them."""
+        return tuple((term, plain(value, 120)) for term, value in _facts(*self.sources) if value)
+
+    @property
+    def words(self) -> str:
+        """Return the text that the filter searches, in lower case."""
+        values = (value for _, value in self.facts)
+        return " ".join((f"gpu {self.gpu}", str(self.pid), self.program, self.user, self.verdict, *values)).lower()
+
+
+def cached(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [line for line in lines if line["share"] == "cached"]
+
+
+def process_of(value: Mapping[str, Any]) -> ProcessKey | None:
+    """Return the process of a line, a report, a verdict or a process; None if it concerns a whole device."""
+    return process_key(value["pid"], value.get("start_ticks"))
+
+
+def returnable(lines: Iterable[Mapping[str, Any]], refusing: Collection[ProcessKey | None]) -> int | None:
+    """Return the bytes that a flush would release, processes that refuse excluded. None if no cache is reported."""
+    held = cached(lines)
+    return sum(line["used_bytes"] for line in held if process_of(line) not in refusing) if held else None
+
+
+def _sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the bytes of each share, in the order of the shares."""
+    found: dict[str, int] = {}
+    for line in lines:
+        found[line["share"]] = found.get(line["share"], 0) + line["used_bytes"]
+    return {share: found[share] for share in SHARES if share in found}
+
+
+def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -> Iterator[DeviceRow]:
+    overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
+    held: dict[str, list[Mapping[str, Any]]] = {}
+    for line in frame["ledger"]["lines"]:
+        held.setdefault(line["device_uuid"], []).append(line)
+    unmapped: Counter[str] = Counter()
+    for process in frame["processes"]:
+        unmapped[process["device_uuid"]] += process.get("unmapped_bytes") or 0
+    for device in frame["snapshot"]["devices"]:
+        lines, sensors = held.get(device["uuid"], []), device["sensors"]
+        yield DeviceRow(
+            uuid=str(device["uuid"]),
+            index=int(device["index"]),
+            name=plain(device["name"], 60),
+            pci_bus_id=plain(device["pci_bus_id"], 40),
+            parent_uuid=device["parent_uuid"],
+            size_bytes=device["size_bytes"],
+            used_bytes=device["used_bytes"],
+            free_bytes=device["free_bytes"],
+            reserved_bytes=device["reserved_bytes"],
+            overcount_bytes=overcounts.get(device["uuid"], 0),
+            shares=_sums(lines),
+            unmapped_bytes=unmapped[device["uuid"]],
+            returnable_bytes=returnable(lines, refusing),
+            state=_device_state(device),
+            busy_ratio=sensors["gpu_utilization_ratio"],
+            celsius=sensors["gpu_temperature_celsius"],
+            watts=sensors["power_watts"],
+        )
+
+
+def _device_state(device: Mapping[str, Any]) -> str:
+    missed = device["missed"]
+    readings = "1 reading" if missed == 1 else f"{missed} readings"
+    if missed >= MISSED_LIMIT:
+        return f"no response for {readings}: values not shown"
+    if missed:
+        return f"values from {readings} ago"
+    return "" if device["up"] else "faulty"
+
+
+def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
+    """Yield processes, the one that holds most memory first."""
+    index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
+    reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
+    engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
+    verdicts: dict[Key, list[Mapping[str, Any]]] = {}
+    for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in SHAPES):
+        verdicts.setdefault((each["device_uuid"], process_of(each)), []).append(each)
+    for process in sorted(frame["processes"], key=lambda process: -(process["used_bytes"] or 0)):
+        uuid, pid = process["device_uuid"], int(process["pid"])
+        key = (uuid, ProcessKey(pid, process["start_ticks"]))
+        report, process_verdicts = reports.get(key[1]), verdicts.get(key, [])
+        gpu = index.get(uuid, "?")
+        program = plain(process["workload"] or process["comm"] or "?", 64)
+        user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
+        verdict = plain(process_verdicts[0]["kind"], 20) if process_verdicts else ""
+        yield ProcessRow(
+            key=key,
+            gpu=gpu,
+            pid=pid,
+            program=program,
+            user=user,
+            uid=process["uid"],
+            container=plain(_pod(process) or process["container_name"] or process["container"] or "", 64),
+            busy_ratio=process["utilization_ratio"],
+            used_bytes=process["used_bytes"],
+            shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
+            unmapped_bytes=process.get("unmapped_bytes"),
+            limit_bytes=process.get("limit_bytes"),
+            overhead_parts=overhead_sentence(process),
+            kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
+            verdict=verdict,
+            notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in SHAPES,
+            state=_process_state(process),
+            flush_policy=report["flush_policy"] if report else None,
+            verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),
+            sources=ProcessSources(process, report, engines.get(key[1])),
+        )
+
+
+def overhead_sentence(process: Mapping[str, Any]) -> str:
+    """Return the parts of the overhead, such as ``context 0.5 GiB, with NCCL 1.2 GiB``; empty if they are unknown."""
+    return ", ".join(f"{plain(name, 60)} {human(size)}" for name, size in process.get("overhead_parts") or () if size)
+
+
+def _process_state(process: Mapping[str, Any]) -> str:
+    odd = (
+        process["state"] if process["state"] != "alive" else None,
+        "orphaned" if process["orphaned"] else None,
+        "holds the device open" if "holder" in process["kinds"] else None,
+        f"{human(process['unmapped_bytes'])} asleep" if process.get("unmapped_bytes") else None,
+    )
+    return plain(", ".join(word for word in odd if word))
+
+
+def _pod(process: Mapping[str, Any]) -> str:
+    return f"{process['pod_namespace']}/{process['pod_name']}" if process["pod_name"] else ""
+
+
+def _facts(
+    process: Mapping[str, Any], report: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
+) -> Iterator[tuple[str, object]]:
+    yield "command", process["comm"]
+    yield "state", _process_state(process)
+    yield "kinds", ", ".join(process["kinds"])
+    yield "container", process["container_name"] or process["container"]
+    yield "pod", _pod(process)
+    yield "unit", process["unit"]
+    yield "Slurm job", process["slurm_job"]
+    yield "engine", engine and f"{engine['name']} ({engine['kind']})"
+    yield "busy", None if process["utilization_ratio"] is None else f"{process['utilization_ratio']:.0%}"
+    yield "limit", None if process.get("limit_bytes") is None else human(process["limit_bytes"])
+    yield "quota", quota_sentence(process.get("quota"))
+    shortage = process.get("reserve_shortage_bytes")
+    yield "reserve", f"{human(shortage)} not available" if shortage else None
+    yield "idle for", duration(process["idle_seconds"]) if process["idle_seconds"] else None
+    if report:
+        yield "frameworks", ", ".join(report["frameworks"])
+        yield (
+            "flush",
+            {"allow": "allowed", "step": "at the next step", "never": "not allowed"}.get(report["flush_policy"]),
+        )
+        yield "reported", f"{report['age_seconds']:.1f} s before the frame"
+
+
+def quota_sentence(quota: Mapping[str, Any] | None) -> str | None:
+    """Return the limits that quotas require, each with its quota; None without one."""
+    if quota is None:
+        return None
+    kinds = (("soft limit", "soft"), ("limit", "limit"), ("reserve", "reserve"))
+    sizes = ((name, quota[f"{kind}_bytes"], quota[f"{kind}_quota"]) for name, kind in kinds)
+    return ", ".join(f"{name} {human(size)} ({owner})" for name, size, owner in sizes if size is not None)
+
+
+def plain(text: object, most: int = 200) -> str:
+    """Return untrusted text as one line of at most ``most`` characters, with a replacement for each character that
+    could change the terminal or the adjacent text (control characters, escapes, direction marks, surrogates)."""
+    cut = str(text)[: most + 1]
+    safe = cut
+    if not cut.isprintable():
+        safe = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in cut)
+    return safe if len(safe) <= most else safe[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

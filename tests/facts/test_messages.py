@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gpumond.facts import messages
+from gpumond.facts.errors import ProtocolError
+from gpumond.facts.pools import Expected, PoolUsage, Reclaimable, StepResult
+from gpumond.facts.program import (
+    AppliedLimit,
+    ByteChange,
+    Call,
+    Dump,
+    LiveClasses,
+    Oom,
+    OomPool,
+    Program,
+    RecentMemory,
+    Retainer,
+    ScopeDevice,
+    ScopeKept,
+    ScopeUsage,
+    Site,
+    StepUsage,
+    ThreadStack,
+)
+from gpumond.facts.snapshot import Reading
+from gpumond.testing import make_device, make_fault, make_pool, make_process
+from tests.fuzzing import mutated
+
+POOL = make_pool(live=1, cached=2, live_allocations=3, managed=True)
+CALL = Call("/home/a/train.py", 31, "train.<locals>.step")
+CLASSES = LiveClasses(
+    allocator="torch",
+    device_uuid="GPU-a",
+    live_bytes=21,
+    parameters_bytes=1,
+    gradients_bytes=2,
+    optimizer_bytes=3,
+    buffers_bytes=4,
+    tensors_bytes=5,
+    activations_bytes=None,
+    excess_bytes=0,
+)
+PROGRAM = Program(
+    scopes=(
+        ScopeUsage(
+            name="epoch/forward",
+            entries=2,
+            ooms=0,
+            retries=1,
+            unmeasured=0,
+            devices=(ScopeDevice("GPU-a", ByteChange(-5), ByteChange(3), 7, True),),
+        ),
+    ),
+    step=StepUsage(steps=3, steps_per_second=1.5, kept_bytes=-0.5, live_bytes=7, stranded_bytes=0, retries=1),
+    ooms=(
+        Oom(
+            number=1,
+            at=2.5,
+            seen="retry",
+            device_uuid="GPU-a",
+            request_bytes=5,
+            scope="epoch",
+            pools=(
+                OomPool(
+                    allocator="torch",
+                    device_uuid="GPU-a",
+                    live_bytes=1,
+                    cached_bytes=2,
+                    stranded_bytes=3,
+                    largest_free_bytes=4,
+                ),
+            ),
+            scopes=(ScopeKept("x", ByteChange(-1)),),
+            open_scopes=("epoch",),
+            stack=(CALL,),
+            omitted_calls=3,
+            threads=(ThreadStack("loader", (CALL, CALL)),),
+            recent=RecentMemory((60.0, 0.5), (1, 2), (3, 4)),
+            classes=(CLASSES,),
+            sites=(Site(5, 1, (CALL,)),),
+        ),
+    ),
+    oom_retries=2,
+    oom_rescues=1,
+    retainers=(Retainer(file="/home/a/train.py", line=31, function="train", name="losses", size_bytes=5, tensors=2),),
+)
+MESSAGES = [
+    messages.Hello("train", "0.1.0", "3.11.7"),
+    messages.Hello("train", "0.1.0", "3.11.7", rank=3, world_size=8, job="ray/02000000"),
+    messages.Report("step", ("torch 2.13.0",), (POOL,)),
+    messages.FlushCommand("id", "torch", ("ipc", "cache"), True, 2.5),
+    messages.Cancel("id"),
+    messages.FlushResult(
+        "id", "freed", "", (messages.PoolChange(POOL, POOL, Expected(0, 1, 2)),), (StepResult("cache", 1, 0.1),)
+    ),
+    messages.AgentRequest("id", "limit", 5, "GPU-a"),
+    messages.AgentResponse("id", "", (AppliedLimit("torch", "GPU-a", None, True),), Dump("torch", "/tmp/x", 7)),
+    messages.AgentRequest("id", "fetch", snapshot_id=2, offset=4096),
+    messages.AgentRequest("id", "classes", record_seconds=60.0),
+    messages.AgentResponse(
+        "id",
+        dump=Dump("torch", "/tmp/x", 7, id=2),
+        classes=(CLASSES,),
+        sites=(Site(5, 1, (CALL,)),),
+        unrecorded_bytes=3,
+        treemap=Dump("torch", "/tmp/x.html", 7, id=3),
+        part=("eJwDAAAAAAE=",),
+        part_bytes=0,
+        file_bytes=0,
+    ),
+    messages.Report(program=PROGRAM),
+    messages.Bye(),
+    messages.Bye("out-of-memory"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_message_round_trips(message: messages.Message):
+    encoded = messages.encode(message)
+    assert encoded.endswith(b"\n")
+    assert encoded.count(b"\n") == 1
+    assert messages.decode(encoded) == message
+
+
+def test_reading_round_trips():
+    reading = Reading(
+        devices=(make_device(processes=(make_process(used_bytes=None),)),),
+        faults=(make_fault("GPU-a"),),
+        driver_version="580.1",
+    )
+    assert messages.from_json(Reading, messages.to_json(reading)) == reading
+
+
+def test_unknown_keys_of_a_newer_peer_are_ignored():
+    encoded = json.dumps({"v": 1, "type": "hello", "workload": "w", "mood": {"good": [True]}}).encode()
+    assert messages.decode(encoded) == messages.Hello("w")
+
+
+@pytest.mark.parametrize(
+    ("encoded", "reason"),
+    [
+        (b"", "JSON"),
+        (b"[]", "object"),
+        ('{"v":1,"type":"bye"}'.encode("utf-16-le"), "JSON"),
+        (b'{"v":2,"type":"bye"}', "version"),
+        (b'{"v":1,"type":"shout"}', "shout"),
+        (b'{"v":1,"type":["bye"]}', "type"),
+        (b'{"v":1,"type":"cancel"}', "cancel.id is missing"),
+        (b'{"v":1,"type":"cancel","id":7}', "cancel.id"),
+        (b'{"v":1,"type":"hello","workload":"a\\nb"}', "printable"),
+        (b'{"v":1,"type":"hello","workload":"\\ud800"}', "printable"),
+        (b'{"v":1,"type":"hello","v":1}', "duplicate"),
+        (b'{"v":1,"type":"report","flush_policy":"maybe"}', "allow, step, never"),
+        (b'{"v":1,"type":"report","pools":{}}', "array"),
+        (b'{"v":1,"type":"flush","id":"","allocator":"","steps":[],"timeout_seconds":NaN}', "NaN"),
+        (b'{"v":1,"type":"flush","id":"","allocator":"","steps":[],"timeout_seconds":1e999}', "finite"),
+        (b"[" * 60_000, "JSON"),
+        (b"\xff\xfe", "JSON"),
+    ],
+)
+def test_invalid_message_is_refused_with_the_field(encoded: bytes, reason: str):
+    with pytest.raises(ProtocolError, match=reason):
+        messages.decode(encoded)
+
+
+@pytest.mark.parametrize("amount", [-1, 2**63, 1.5, "1", True, None])
+def test_byte_counts_are_integers_within_the_size_of_a_device(amount: object):
+    body = json.loads(messages.encode(messages.Report(pools=(POOL,))))
+    body["pools"][0]["held_bytes"] = amount
+    with pytest.raises(ProtocolError, match=r"report\.pools\.held_bytes"):
+        messages.decode(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("amount", [-(2**63), 2**63, 1.5, "1", True, None])
+def test_change_may_be_negative_and_is_bounded_in_both_directions(amount: object):
+    body = json.loads(messages.encode(messages.Report(program=PROGRAM)))
+    body["program"]["scopes"][0]["devices"][0]["kept_bytes"] = amount
+    with pytest.raises(ProtocolError, match=r"report\.program\.scopes\.devices\.kept_bytes"):
+        messages.decode(json.dumps(body).encode())
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
+
+
+@given(st.dictionaries(st.sampled_from(["v", "type", "workload", "pools", "id", "steps", "outcome"]), trees))
+def test_arbitrary_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
+    body |= {"v": 1, "type": "report"}
+    try:
+        message = messages.decode(json.dumps(body).encode())
+    except ProtocolError:
+        return
+    assert isinstance(message, messages.Report)
+
+
+def test_mutated_messages_decode_or_raise_protocol_errors():
+    rng = random.Random(7)
+    encoded_messages = [messages.encode(message) for message in MESSAGES]
+    verdicts = {verdict(mutated(rng, rng.choice(encoded_messages))) for _ in range(100_000)}
+    assert "" in verdicts
+    assert all(text.isprintable() for text in verdicts)
+
+
+def verdict(encoded: bytes) -> str:
+    try:
+        messages.decode(encoded)
+    except ProtocolError as error:
+        return str(error)
+    return ""
+
+
+def test_text_is_cleaned_for_wire_log_and_terminal():
+    assert (
+        messages.clean("a\x1b[31m\nb\u202e")
+        == "a\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
+    )
+    assert len(messages.clean("x" * 4096)) == messages.MAX_TEXT
+
+
+def test_pool_usage_is_the_same_on_both_ends():
+    pool = PoolUsage(
+        allocator="torch",
+        device_uuid="GPU-a",
+        live_bytes=1,
+        held_bytes=2,
+        reclaimable=Reclaimable(0, 1, 1, "interval"),
+        stranded_bytes=0,
+        inside="rmm",
+        ooms=3,
+    )
+    message = messages.decode(messages.encode(messages.Report(pools=(pool,))))
+    assert isinstance(message, messages.Report)
+    assert message.pools == (pool,)

@@ -1,0 +1,49 @@
+"""Remedies: one line for every kind of fault, condition and verdict, and a row in docs/how-to/troubleshoot.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import gpumond
+from gpumond.facts.errors import FAULTS, FaultKind
+from gpumond.facts.remedies import CONDITIONS, OF_A_RETURN_CODE, remedy
+from gpumond.facts.verdicts import KINDS, VerdictName
+from tests.facts.test_conditions import test_conditions_of_a_device as conditions_table
+
+ROWS = [
+    line
+    for line in (Path(gpumond.__file__).parents[1] / "docs/how-to/troubleshoot.md").read_text().splitlines()
+    if line.startswith("| ") and line.count("|") >= 4
+]
+
+
+def test_remedies_of_faults_cover_every_kind():
+    assert sorted(FAULTS) == sorted(get_args(FaultKind))
+
+
+def test_every_kind_of_verdict_has_a_record():
+    assert tuple(kind.name for kind in KINDS) == get_args(VerdictName)
+
+
+def test_remedies_of_conditions_cover_every_tested_condition():
+    tested = {kind for mark in conditions_table.pytestmark for _, kinds in mark.args[1] for kind in kinds}
+    others = {"private_pid_namespace", "agent_pid_unknown", "unmapped_inferred", "claim_over_size", "managed_memory"}
+    assert tested | others | {"suspended", "live_unknown"} == set(CONDITIONS)
+
+
+@pytest.mark.parametrize("kind", [*FAULTS, *CONDITIONS])
+def test_remedy_is_one_line_with_the_next_step(kind: str):
+    assert remedy(kind)
+    assert "\n" not in remedy(kind)
+
+
+@pytest.mark.parametrize("kind", [*FAULTS, *CONDITIONS])
+def test_remedy_has_a_row_in_the_operations_manual(kind: str):
+    assert any(f'"{kind}"' in row or f"`{kind}`" in row for row in ROWS), kind
+
+
+def test_remedy_of_an_unlisted_return_code():
+    assert remedy("corrupted_inforom") == OF_A_RETURN_CODE

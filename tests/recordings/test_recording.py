@@ -1,0 +1,98 @@
+"""Recordings of gpumond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpumond.facts.messages import from_json, to_json
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Snapshot, SourceState, XidErrors
+from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+from tests.recordings.reading import elapsed, read, read_with_notices
+
+FULL = replace(
+    make_snapshot(
+        make_device(
+            processes=(
+                make_process(uid=0, comm="python", container="c", state="alive"),
+                make_process(11, None, start_ticks=None),
+            ),
+            sensors=Sensors(
+                gpu_utilization_ratio=0.1,
+                throttle_reasons=("gpu_idle",),
+                persistence_mode=True,
+                compute_mode="Default",
+                ecc_corrected_volatile=3,
+            ),
+            missed=1,
+            up=False,
+            gpu_instance_id=2,
+            parent_uuid="GPU-p",
+            unified=True,
+        ),
+        reports=(make_report(pools=(make_pool(live=GIB, cached=5, stranded=7, inside="rmm", ooms=0, retries=2),)),),
+        faults=(make_fault(), make_fault("GPU-a")),
+        xids=(XidErrors("GPU-a", 79, 2, 1.5),),
+        store_writable=False,
+    ),
+    taken_at=1_790_000_000.123456,
+    elapsed_seconds=0.1 + 0.2,
+    source=SourceState(
+        name="nvml",
+        up=False,
+        responsive=True,
+        reason="timeout",
+        detail="x",
+        driver_version="1",
+        library_version="2",
+        cuda_version="3",
+    ),
+)
+
+
+def lines(*snapshots: Snapshot) -> bytes:
+    return b"".join(to_json(snapshot) + b"\n" for snapshot in snapshots)
+
+
+def test_snapshot_is_read_back_completely():
+    assert from_json(Snapshot, to_json(FULL)) == FULL
+    assert read(lines(FULL)) == [FULL]
+
+
+def at(seq: int, elapsed_seconds: float, taken_at: float) -> Snapshot:
+    return make_snapshot(make_device(), seq=seq, elapsed_seconds=elapsed_seconds, taken_at=taken_at)
+
+
+def test_time_continues_after_a_restart_of_the_daemon():
+    snapshots, remarks = read_with_notices(lines(at(1, 1, 100), at(2, 2, 101), at(1, 0.5, 111), at(2, 1.5, 112)))
+    assert elapsed(snapshots) == [1, 2, 12, 13]
+    assert "line 3: the daemon was restarted" in remarks[0]
+
+
+def test_duplicate_rows_count_once():
+    snapshots, _ = read_with_notices(lines(at(1, 1, 100), at(1, 1, 100), at(2, 2, 101)))
+    assert elapsed(snapshots) == [1, 2]
+
+
+def test_incomplete_last_line_causes_no_notice():
+    snapshots, remarks = read_with_notices(lines(at(1, 1, 100), at(2, 2, 101))[:-20])
+    assert (elapsed(snapshots), remarks) == ([1], [])
+
+
+def test_invalid_line_is_skipped_with_a_notice():
+    many = [at(n, n, 100 + n) for n in range(1, 21)]
+    snapshots, remarks = read_with_notices(lines(*many) + b'{"seq":"x"}\n' + lines(at(30, 30, 200)))
+    assert len(snapshots) == 21
+    assert remarks[0].startswith("1 malformed lines are ignored; the first is line 21: ")
+
+
+def test_out_of_range_number_makes_a_line_invalid():
+    huge = to_json(at(1, 1, 100)).replace(b'"elapsed_seconds":1', b'"elapsed_seconds":1' + b"9" * 400) + b"\n"
+    snapshots, remarks = read_with_notices(huge + lines(*[at(n, n, 100 + n) for n in range(1, 21)]))
+    assert len(snapshots) == 20
+    assert "line 1: Snapshot.elapsed_seconds: expected a finite number" in remarks[0]
+
+
+def test_missing_capacity_can_be_given():
+    snapshots = read(lines(make_snapshot(make_device(size_bytes=None), make_device("GPU-b"))), size=5)
+    assert [device.size_bytes for device in snapshots[0].devices] == [5, 80 * GIB]

@@ -1,0 +1,78 @@
+"""Time in logs: order, gaps, clock changes, and logs appended to logs."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.snapshot import Snapshot
+from tests.recordings.reading import elapsed, read, read_with_notices, used
+
+
+def log(*times: float, uuid: str = "a") -> str:
+    return "".join(f"{time},{uuid},,{number}\n" for number, time in enumerate(times))
+
+
+def read_log(*times: float) -> tuple[list[Snapshot], list[str]]:
+    return read_with_notices("time,uuid,pid,used_bytes\n" + log(*times))
+
+
+def test_lines_out_of_order_are_sorted():
+    snapshots, remarks = read_log(0, 1, 3, 2, 4)
+    assert (elapsed(snapshots), used(snapshots, "a")) == ([0, 1, 2, 3, 4], [0, 1, 3, 2, 4])
+    assert remarks == []
+
+
+def test_gap_remains_a_gap():
+    snapshots, _ = read_log(0, 1, 2, 2402, 2403)
+    assert elapsed(snapshots) == [0, 1, 2, 2402, 2403]
+
+
+def test_long_gap_remains_a_gap_if_the_series_continues():
+    snapshots, remarks = read_log(0, 1, 100_000, 100_001)
+    assert (elapsed(snapshots), remarks) == ([0, 1, 100_000, 100_001], [])
+
+
+@pytest.mark.parametrize("restart", [(500, 501, 502), (0, 1, 2), (994, 995, 996)], ids=["clock", "appended", "near"])
+def test_clock_set_back_begins_a_new_section_and_elapsed_time_continues(restart: tuple[float, ...]):
+    snapshots, remarks = read_log(1000, 1001, 1002, *restart)
+    assert elapsed(snapshots) == [0, 1, 2, 3, 4, 5]
+    assert [snapshot.taken_at for snapshot in snapshots] == [1000, 1001, 1002, *restart]
+    assert "line 5: the log's clock was set back" in remarks[0]
+
+
+@pytest.mark.parametrize("stray", [10.0, 4e9], ids=["back", "ahead"])
+def test_single_line_with_a_distant_time_is_skipped(stray: float):
+    snapshots, remarks = read_log(1000, 1001, stray, 1002, 1003)
+    assert elapsed(snapshots) == [0, 1, 2, 3]
+    assert remarks == ["1 lines are far out of order in time; they are ignored"]
+
+
+def test_series_written_one_after_another_are_merged():
+    snapshots = read("time,uuid,pid,used_bytes\n" + log(*range(100), uuid="a") + log(*range(100), uuid="b"))
+    assert elapsed(snapshots) == [float(n) for n in range(200)]
+    assert used(snapshots, "b") == list(range(100))
+
+
+@pytest.mark.parametrize("times", [range(90_000, 0, -6), range(90, 0, -6)], ids=["long", "short"])
+def test_reversed_log_is_refused_with_the_remedy(times: range):
+    with pytest.raises(ConfigError, match="line 3: time decreases from this line on; sort the log by time"):
+        read_log(*times)
+
+
+def test_readings_a_moment_apart_are_one_snapshot_unless_of_the_same_device():
+    rows = "".join(f"{30 * t},a,,{t}\n{30 * t + 9},b,,{t}\n" for t in range(10))
+    snapshots = read("time,uuid,pid,used_bytes\n" + rows)
+    assert [[d.used_bytes for d in s.devices] for s in snapshots[-5:]] == [[t, t] for t in range(5, 10)]
+
+
+def test_device_missing_from_readings_is_missed_and_then_removed():
+    rows = "".join(f"{t},a,,{t}\n" + (f"{t},b,,{t}\n" if t < 5 else "") for t in range(12))
+    snapshots = read("time,uuid,pid,used_bytes\n" + rows)
+    missed = [{d.uuid: d.missed for d in s.devices}.get("b") for s in snapshots]
+    assert missed == [0, 0, 0, 0, 0, 1, 2, None, None, None, None, None]
+
+
+def test_snapshots_of_a_log_are_deterministic():
+    rows = "time,uuid,pid,used_bytes\n" + log(*(t + (t * 7 % 5) for t in range(500)))
+    assert read(rows) == read(rows)

@@ -1,0 +1,116 @@
+"""/docs: the whole API on one page without network access or scripts."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from gpumond.page.files import POLICY
+from gpumond.serve.docs import reference, type_of
+from tests.serve.test_app import View, ask
+
+VOID = ("meta", "link", "tr", "th", "td")
+"""Elements without an end tag; those of tables end with the next one."""
+
+
+class Reader(HTMLParser):
+    """Elements, addresses and text of a page; checks that elements are closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, attribute: str) -> set[str]:
+        return {attributes[attribute] or "" for _, attributes in self.elements if attribute in attributes}
+
+
+@pytest.fixture(scope="module")
+def openapi() -> Any:
+    return ask(View(), "/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def read() -> Reader:
+    return Reader(ask(View(), "/docs").text)
+
+
+def test_docs_page_lists_each_operation_parameter_and_type(openapi: Any, read: Reader):
+    anchors = read.all("id")
+    for path, methods in openapi["paths"].items():
+        for method, operation in methods.items():
+            assert f"{method.upper()}-{path}" in anchors
+            assert operation["summary"].replace("`", "") in read.text
+            for parameter in operation.get("parameters", ()):
+                assert parameter["name"] in read.text
+    assert {f"type-{name}" for name in openapi["components"]["schemas"]} <= anchors
+    assert '"released_bytes": 42949672960' in read.text
+
+
+def test_links_have_targets_and_elements_are_closed(read: Reader):
+    inside = {address.removeprefix("#") for address in read.all("href") if address.startswith("#")}
+    assert len(inside) > 20
+    assert inside <= read.all("id")
+    assert {address for address in read.all("href") if not address.startswith("#")} == {
+        "./",
+        "openapi.json",
+        "docs.css",
+        "data:,",
+    }
+    assert read.open == []
+
+
+def test_docs_page_has_no_scripts_and_no_external_resources():
+    answer = ask(View(), "/docs")
+    assert answer.headers["content-security-policy"] == POLICY
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert not re.search(r"<script|<style| style=| on\w+=|https?://", answer.text)
+    assert ask(View(), "/docs", headers={"If-None-Match": answer.headers["etag"]}).status_code == 304
+
+
+def test_descriptions_are_escaped():
+    hostile = "<img src=x onerror=alert(1)> & `code`"
+    operation = {"tags": [hostile], "summary": hostile, "description": hostile, "responses": {}}
+    document = {
+        "info": {"version": hostile, "description": hostile},
+        "paths": {f"/{hostile}": {"get": operation}},
+        "components": {"schemas": {hostile: {"description": hostile, "properties": {hostile: {"type": hostile}}}}},
+    }
+    read = Reader(reference(document))
+    assert "img" not in {tag for tag, _ in read.elements}
+    assert read.text.count("<img src=x onerror=alert(1)>") >= 7
+    assert "code" in {tag for tag, _ in read.elements}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "integer"}, "integer"),
+        ({}, "anything"),
+        ({"anyOf": [{"type": "number"}, {"type": "null"}]}, "number or null"),
+        ({"type": "array", "items": {"$ref": "#/components/schemas/Line"}}, 'list of <a href="#type-Line">Line</a>'),
+        ({"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}]}, "(string, number)"),
+        ({"enum": ["a", "b"], "type": "string"}, "<code>a</code>, <code>b</code>"),
+        ({"const": 1}, "<code>1</code>"),
+        ({"type": "object", "additionalProperties": {"type": "string"}}, "object of string"),
+    ],
+)
+def test_type_as_text(schema: Any, words: str):
+    assert type_of(schema) == words

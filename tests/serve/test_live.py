@@ -1,0 +1,276 @@
+"""Stream of frames, without a server: what readers receive, and how often it is computed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import zlib
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+
+from gpumond.facts.cooperative import run_to_end
+from gpumond.facts.frame import Alert, Frame, Verdict
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.whole_frame import WholeFrame
+from gpumond.serve.app import create_app
+from gpumond.serve.auth import Tokens
+from gpumond.serve.live_frames import HEARTBEAT_SECONDS, KEPT, WHOLE, LiveFrames, changes, live_frame
+from gpumond.serve.whole_frame import whole_frame
+from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.ledger import attribute
+from tests.serve.test_app import View, ask, no_lifespan
+from tests.serve.test_events import Reader
+
+
+def random_frame(rng: random.Random, seq: int) -> Frame:
+    """Return a frame of few devices and processes, so that successive frames have many of them in common."""
+    devices, reports = [], []
+    for index in rng.sample(range(3), rng.randint(0, 3)):
+        uuid = f"GPU-{index}"
+        pids = rng.sample(range(1, 6), rng.randint(0, 4))
+        used = {pid: rng.choice((None, rng.randint(1, 3) * GIB)) for pid in pids}
+        processes = tuple(make_process(pid, used[pid], idle_seconds=rng.choice((None, 0.5, 7.5))) for pid in pids)
+        sensors = Sensors(power_watts=rng.choice((None, 100.5, float("nan"))))
+        listed = rng.choice((processes, processes, None))
+        devices.append(make_device(uuid, index=index, used_bytes=9 * GIB, processes=listed, sensors=sensors))
+        for pid in pids:
+            if rng.random() < 0.5 and all(report.pid != pid for report in reports):
+                pools = (make_pool(uuid, live=rng.randint(0, GIB), cached=rng.randint(0, GIB)),)
+                reports.append(make_report(pid, pools, workload=rng.choice(("train", "\u2028<ü>"))))
+    faults = tuple(make_fault(rng.choice((None, "GPU-0"))) for _ in range(rng.randint(0, 1)))
+    snapshot = make_snapshot(*devices, seq=seq, taken_at=1e6 + seq, reports=tuple(reports), faults=faults)
+    verdicts = [
+        Verdict(device_uuid="GPU-0", pid=pid, start_ticks=100, kind="leak", since=1.0, evidence=(("points", seq),))
+        for pid in rng.sample(range(1, 6), rng.randint(0, 2))
+    ]
+    alert = Alert(
+        rule="full", phase="firing", labels=(("gpu", "0"),), annotations=(), value=rng.random(), active_at=1.0
+    )
+    alerts = tuple(replace(alert, pid=rng.choice((None, 1))) for _ in range(rng.randint(0, 2)))  # keys may be equal
+    return Frame(snapshot, attribute(snapshot), tuple(verdicts), alerts)
+
+
+def random_wholes(seed: int, count: int = 12) -> list[WholeFrame]:
+    rng = random.Random(seed)
+    frames = [live_frame(whole_frame(random_frame(rng, seq))) for seq in range(count)]
+    return [frame for frame in frames for _ in range(rng.randint(1, 2))]
+
+
+def as_json(whole: WholeFrame) -> Any:
+    return json.loads(WHOLE.dump_json(whole))
+
+
+def changes_as_json(before: WholeFrame, after: WholeFrame) -> Any:
+    return json.loads(to_json(run_to_end(changes(before, after)), inf_nan_mode="null"))
+
+
+def apply(frame: Any, found: Any) -> None:
+    """Apply changes as the documentation of the route describes."""
+
+    def owner(path: str) -> tuple[Any, str]:
+        *part, name = path.split(".")
+        return (frame[part[0]] if part else frame), name
+
+    for path, value in found["values"].items():
+        table, name = owner(path)
+        table[name] = value
+    for path, table_changes in found["tables"].items():
+        table, name = owner(path)
+        if "rows" in table_changes:
+            added = iter(table_changes["added"])
+            table[name] = [next(added) if row < 0 else table[name][row] for row in table_changes["rows"]]
+        for field, (places, values) in table_changes.get("cells", {}).items():
+            for place, value in zip(places, values, strict=True):
+                table[name][place][field] = value
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_changes_make_each_frame_of_the_previous_one(seed: int):
+    wholes = random_wholes(seed)
+    shown = as_json(wholes[0])
+    for before, after in pairwise(wholes):
+        apply(shown, changes_as_json(before, after))
+        assert shown == as_json(after)
+
+
+def test_ages_are_sent_in_tenths_of_a_second():
+    def whole(age: float) -> WholeFrame:
+        snapshot = make_snapshot(reports=(make_report(age_seconds=age),))
+        return whole_frame(Frame(snapshot, attribute(snapshot)))
+
+    def after(age: float) -> Any:
+        return changes_as_json(whole(0.12), whole(age))
+
+    assert after(0.13)["tables"] == {}
+    assert after(1.26)["tables"]["snapshot.reports"]["cells"] == {"age_seconds": [[0], [1.3]]}
+
+
+def test_unchanged_frame_has_no_changes():
+    (whole, *_) = random_wholes(1)
+    assert changes_as_json(whole, replace(whole)) == {"values": {}, "tables": {}}
+
+
+class LiveView(View):
+    """A daemon whose next frame is taken by the test."""
+
+    def __init__(self) -> None:
+        super().__init__(random_frame(random.Random(1), 1))
+        self._taken = asyncio.Event()
+
+    def take(self, frame: Frame) -> None:
+        self.frame = frame
+        self.events.publish(frame, (), ())
+        self._taken.set()
+        self._taken = asyncio.Event()
+
+    async def await_frame(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._taken.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+
+def messages(received: bytes) -> list[tuple[str, Any]]:
+    """Return the kind and the content of each message; comments are left out."""
+    found = []
+    for message in received.decode().split("\n\n"):
+        if message.startswith("event: "):
+            kind, _, data = message.partition("\n")
+            found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def shown_frame(received: bytes) -> Any:
+    """Return the frame that the messages lead to."""
+    frame: Any = None
+    for kind, content in messages(received):
+        content.pop("events")
+        if kind == "frame":
+            frame = content
+        else:
+            apply(frame, content)
+    return frame
+
+
+async def until(found: Callable[[], object]) -> None:
+    for _ in range(2000):
+        if found():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("not in time")
+
+
+Scene = Callable[[LiveView, Callable[..., Reader], LiveFrames], Coroutine[Any, Any, None]]
+
+
+def with_readers(scene: Scene, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+    async def run() -> None:
+        view = LiveView()
+        app = create_app(view, Tokens("secret"), no_lifespan)
+        app.state.live = LiveFrames(view, heartbeat_seconds)
+        task = asyncio.create_task(app.state.live.run())
+        readers: list[Reader] = []
+
+        def connect(**headers: str) -> Reader:
+            readers.append(Reader(app, path="/api/v1/live", **headers))
+            return readers[-1]
+
+        await scene(view, connect, app.state.live)
+        for reader in readers:
+            reader.disconnect.set()
+            await reader.task
+        task.cancel()
+        assert app.state.event_streams.held == 0
+
+    asyncio.run(run())
+
+
+def test_reader_receives_a_frame_then_changes_and_events():
+    async def scene(view: LiveView, connect: Callable[..., Reader], _: LiveFrames) -> None:
+        rng, reader = random.Random(2), connect()
+        await until(lambda: messages(reader.received))
+        for seq in range(2, 8):
+            view.take(random_frame(rng, seq))
+            await until(lambda seq=seq: len(messages(reader.received)) == seq)
+            assert view.frame is not None
+            assert shown_frame(reader.received) == as_json(live_frame(whole_frame(view.frame)))
+        kinds, contents = zip(*messages(reader.received), strict=True)
+        assert kinds == ("frame", *["changes"] * 6)
+        published = [event.id for event in view.events.newest()]
+        assert [event["id"] for content in contents for event in content["events"]] == published != []
+
+    with_readers(scene)
+
+
+def test_compressed_stream_equals_the_plain_one():
+    async def scene(view: LiveView, connect: Callable[..., Reader], _: LiveFrames) -> None:
+        plain, packed = connect(), connect(accept_encoding="gzip, br")
+        await until(lambda: messages(plain.received) and packed.received)
+        for seq in range(2, 6):
+            view.take(random_frame(random.Random(seq), seq))
+            await until(lambda seq=seq: len(messages(plain.received)) == seq)
+
+        def unpacked() -> bytes:
+            return zlib.decompressobj(31).decompress(bytes(packed.received))
+
+        await until(lambda: messages(unpacked()) == messages(plain.received))
+        assert unpacked().startswith(b"retry: 3000\n\n")
+
+    with_readers(scene)
+
+
+def test_changes_are_computed_once_and_only_for_readers():
+    async def scene(view: LiveView, connect: Callable[..., Reader], frames: LiveFrames) -> None:
+        view.take(random_frame(random.Random(2), 2))
+        await asyncio.sleep(0.05)
+        assert frames.number == 0
+        readers = [connect(accept_encoding="gzip") for _ in range(5)]
+        await until(lambda: all(reader.received for reader in readers))
+        number = frames.number
+        for seq in range(3, 6):
+            sizes = [len(reader.received) for reader in readers]
+            view.take(random_frame(random.Random(seq), seq))
+            await until(lambda sizes=sizes: all(len(r.received) > s for r, s in zip(readers, sizes, strict=True)))
+        assert frames.number == number + 3
+
+    with_readers(scene)
+
+
+def test_slow_reader_receives_a_frame_in_place_of_changes_that_are_no_longer_kept():
+    async def scene(view: LiveView, connect: Callable[..., Reader], _: LiveFrames) -> None:
+        slow, quick = connect(), connect()
+        await until(lambda: messages(slow.received) and messages(quick.received))
+        slow.blocked = asyncio.Event()
+        for seq in range(2, KEPT + 5):
+            view.take(random_frame(random.Random(seq), seq))
+            await until(lambda seq=seq: len(messages(quick.received)) == seq)
+        slow.blocked.set()
+        await until(lambda: [kind for kind, _ in messages(slow.received)].count("frame") == 2)
+        assert shown_frame(slow.received) == shown_frame(quick.received)
+
+    with_readers(scene)
+
+
+def test_reader_receives_comments_while_no_frame_is_taken():
+    async def scene(view: LiveView, connect: Callable[..., Reader], _: LiveFrames) -> None:
+        reader = connect()
+        await until(lambda: reader.received.count(b": alive\n\n") > KEPT + 1)
+        late = connect()
+        await until(lambda: messages(late.received))
+        view.take(random_frame(random.Random(2), 2))
+        await until(lambda: len(messages(late.received)) == 2)
+        assert shown_frame(late.received) == shown_frame(reader.received)
+
+    with_readers(scene, heartbeat_seconds=0.01)
+
+
+def test_stream_before_the_first_frame_is_refused():
+    answer = ask(View(frame=None), "/api/v1/live")
+    assert answer.status_code == 503

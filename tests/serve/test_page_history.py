@@ -1,0 +1,219 @@
+"""Charts of the page without a browser: range, axes, layers, marks, and the evidence of a leak."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from gpumond.facts.frame import Verdict
+from gpumond.serve.examples import TAKEN_AT, VERDICT
+from gpumond.testing import GIB
+from tests.diagnosis.curves import MIB, by_process, each_onset, first, leaking, noisy, steps_of
+from tests.serve.page_modules import needs_node, run_module
+
+pytestmark = needs_node
+
+NOW = 1_000_000
+DAY = 86_400
+HOUR: dict[str, float | None] = {"seconds": 3600, "to": None}
+
+CHANGES: dict[str, tuple[str, dict[str, float | None]]] = {
+    "dragged": ("m.between(999_000, 999_100, NOW)", {"seconds": 100, "to": 999_100}),
+    "too short": ("m.between(999_000, 999_001, NOW)", {"seconds": 10, "to": 999_005.5}),
+    "up to now": ("m.between(999_000, NOW + 5, NOW)", {"seconds": 1005, "to": None}),
+    "before the last day": ("m.between(800_000, 800_600, NOW)", {"seconds": 600, "to": NOW - DAY + 600}),
+    "zoomed in": ("m.zoomed(hour, NOW - 1800, 0.5, NOW)", {"seconds": 1800, "to": NOW - 900}),
+    "zoomed in at the end": ("m.zoomed(hour, NOW, 0.5, NOW)", {"seconds": 1800, "to": None}),
+    "zoomed out": ("m.zoomed(hour, NOW - 1800, 1e6, NOW)", {"seconds": DAY, "to": None}),
+    "earlier": ("m.moved(hour, -0.25, NOW)", {"seconds": 3600, "to": NOW - 900}),
+    "later than now": ("m.moved(hour, 0.25, NOW)", HOUR),
+}
+
+
+def test_range_is_within_the_last_day():
+    calls = ", ".join(call for call, _ in CHANGES.values())
+    expression = f"((NOW, DAY, hour) => [{calls}])(...given)"
+    found = run_module("range", expression, NOW, DAY, HOUR)
+    assert dict(zip(CHANGES, found, strict=True)) == {name: expected for name, (_, expected) in CHANGES.items()}
+
+
+ADDRESSES: dict[str, dict[str, float | None] | None] = {
+    "900": {"seconds": 900, "to": None},
+    "1000-4600": {"seconds": 3600, "to": 4600},
+    "": None,
+    "5": None,
+    "999999": None,
+    "4600-1000": None,
+    "x": None,
+}
+
+
+def test_range_is_restored_from_the_address():
+    found = run_module("range", "given.map((text) => m.rangeOf(text))", *ADDRESSES)
+    assert dict(zip(ADDRESSES, found, strict=True)) == ADDRESSES
+    known = {text: known for text, known in ADDRESSES.items() if known}
+    assert run_module("range", "given.map((each) => m.rangeText(each))", *known.values()) == list(known)
+
+
+def test_axes_have_few_lines_at_round_values():
+    for seconds in (10, 60, 900, 3600, 21_600, DAY):
+        times = run_module("range", "m.timeLines(given[0], given[0] + given[1], 8)", NOW + 0.5, seconds)
+        assert 3 <= len(times) <= 9, seconds
+        assert all(NOW < at <= NOW + 0.5 + seconds for at in times)
+        assert len({other - one for one, other in pairwise(times)}) == 1
+    sizes = [1, 5, 700, 3 * MIB, 24 * GIB, 80 * GIB, 33.5 * GIB]
+    for top, levels in zip(sizes, run_module("range", "given.map((top) => m.byteLines(top))", *sizes), strict=True):
+        assert len(levels) <= 4
+        assert all(0 < level <= top for level in levels)
+        if top >= 4:
+            assert len(levels) >= 2
+            assert levels[0] == 2 ** (levels[0].bit_length() - 1)
+
+
+COLUMNS: dict[str, tuple[dict[str, float], dict[str, list[float]]]] = {
+    "with an agent": (
+        {"used": 10, "held": 8, "live": 5},
+        {"live": [0, 5], "pooled": [5, 8], "rest": [8, 10]},
+    ),
+    "without an agent": ({"used": 10}, {"rest": [0, 10]}),
+    "a device": (
+        {"used": 10, "held": 6, "live": 5, "unclaimed": 3},
+        {"live": [0, 5], "pooled": [5, 6], "rest": [6, 7], "unclaimed": [7, 10]},
+    ),
+    "agents report more": ({"used": 10, "held": 12, "live": 5}, {"live": [0, 5], "pooled": [5, 12]}),
+    "driver unknown": ({"held": 8, "live": 5}, {"live": [0, 5], "pooled": [5, 8]}),
+    "live unknown": ({"used": 10, "held": 8}, {"pooled": [0, 8], "rest": [8, 10]}),
+    "nothing known": ({}, {}),
+}
+
+
+def test_layers_add_up_to_the_used_memory():
+    columns = [column for column, _ in COLUMNS.values()]
+    found = run_module("stack", "given.map((column) => m.layersOf(column))", *columns)
+    assert dict(zip(COLUMNS, found, strict=True)) == {name: layers for name, (_, layers) in COLUMNS.items()}
+
+
+def test_rest_is_named_by_what_agents_report():
+    given = [[[{"used": 1}], True], [[{"held": 1}], True], [[{"held": 1}], False]]
+    found = run_module("stack", "given.map(([columns, whole]) => m.restOf(columns, whole))", *given)
+    assert found == ["opaque", "overhead and opaque", "overhead"]
+
+
+def ranges(*values: tuple[float, float, float]) -> list[dict[str, float]]:
+    return [{"at": at, "end": end, "low": median, "median": median, "high": median} for at, end, median in values]
+
+
+def test_columns_contain_what_is_known_at_each_time():
+    signals = {
+        "used": ranges((0, 10, 7), (10, 20, 8), (50, 60, 9)),
+        "live": ranges((10.002, 20.002, 3), (60, 70, 4)),  # the last one is newer than the used memory
+    }
+    columns = run_module("stack", "m.columnsOf(given[0])", signals)
+    assert columns == [
+        {"at": 0, "end": 10, "used": 7},
+        {"at": 10, "end": 20, "used": 8, "live": 3},
+        {"at": 50, "end": 60, "used": 9},
+    ]
+    runs = run_module("stack", "m.runsOf(given[0], 'rest').map((run) => run.map(({ at, end }) => [at, end]))", columns)
+    assert runs == [[[0, 10], [10, 20]], [[50, 60]]], "a gap interrupts a layer"
+    assert run_module("stack", "m.columnAt(given[0], 30)", columns) is None
+
+
+def test_later_points_are_joined_to_known_ones():
+    expression = "m.joined(...given.slice(0, 2).map((all) => all.map((at) => ({ at }))), given[2]).map(({ at }) => at)"
+    assert run_module("intervals", expression, [1, 2, 3], [3.01, 4.01], 1.5) == [2, 3.01, 4.01]
+    assert run_module("intervals", expression, [1, 2, 3], [], 1.5) == [1, 2, 3]
+    assert run_module("intervals", expression, [1, 2, 3], [9], 0) == [1, 2, 3, 9]
+
+
+def event(number: int, kind: str, at: float, **fields: Any) -> dict[str, Any]:
+    other = {"device_uuid": "GPU-0", "pid": None, "start_ticks": None, "summary": f"{kind} {number}"}
+    return {"id": number, "at": at, "kind": kind, **other, **fields}
+
+
+def test_marks_are_those_of_the_device_or_the_process():
+    process = {"pid": 7, "start_ticks": 100}
+    events = [
+        event(1, "agent-connected", 10, **process, device_uuid=None),
+        event(2, "flush", 20, **process),
+        event(3, "oom", 30, pid=8, start_ticks=100),
+        event(4, "alert-fired", 40, device_uuid="GPU-1"),
+        event(5, "process-ended", 50, pid=7, start_ticks=99),
+        event(6, "flush", 500, **process),
+        event(7, "unheard-of", 30, **process),
+    ]
+    expression = "m.marksOf(given[0], given[1], 0, 100).map((mark) => mark.id)"
+    assert run_module("marks", expression, events, {"uuid": "GPU-0", "pid": None}) == [2, 3, 5]
+    assert run_module("marks", expression, events, {"uuid": "GPU-0", **process}) == [1, 2]
+    many = [event(number, "flush", number / 10) for number in range(100)]
+    assert run_module("marks", expression, many, {"uuid": "GPU-0", "pid": None}) == list(range(40, 100))
+
+
+def test_crossing_is_drawn_at_the_time_until_the_device_is_full():
+    """The verdicts are those of the daemon's diagnosis, when they begin."""
+    times = {}
+    for per_minute, noise, minutes in ((200 * MIB, 4 * MIB, 20), (2 * GIB, 20 * MIB, 30)):
+        snapshots = by_process(noisy(leaking(per_minute, onset=5), noise), steps_of(minutes))
+        found = first(each_onset(snapshots), "leak")
+        assert found is not None
+        at, verdict = found
+        assert verdict.fit is not None
+        assert verdict.time_to_oom_seconds is not None
+        times[at] = verdict
+    fits = [TypeAdapter(Verdict).dump_python(verdict, mode="json")["fit"] for verdict in times.values()]
+    drawings = run_module("evidence", "given.map((fit) => [m.limits(fit), m.shapes(fit)])", *fits)
+    for (at, verdict), (limits, shapes) in zip(times.items(), drawings, strict=True):
+        assert verdict.fit is not None
+        assert verdict.fit.full_at == pytest.approx(1e9 + at + verdict.time_to_oom_seconds, abs=0.1)
+        if limits["full"] is None:
+            assert "crossed" not in shapes
+            continue
+        (place,) = re.findall(r"^M([\d.]+) 0V100$", shapes["crossed"])
+        drawn = limits["from"] + float(place) / 1000 * (limits["to"] - limits["from"])
+        assert drawn == pytest.approx(verdict.fit.full_at, abs=(limits["to"] - limits["from"]) / 1e4)
+    assert any(limits["full"] is not None for limits, _ in drawings)
+
+
+def test_evidence_is_drawn_as_stated():
+    fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
+    soon = fit | {
+        "full_at": fit["at"] + 300,
+        "full_at_earliest": fit["at"] + 280,
+        "full_at_latest": fit["at"] + 320,
+    }
+    expression = "[m.shapes(given[0]), m.limits(given[0]), m.shapes(given[1])]"
+    shapes, limits, near = run_module("evidence", expression, fit, soon)
+    assert limits["full"] is None
+    assert list(shapes) == ["band", "line", "projection", "points"]
+    assert list(near) == ["crossing", "band", "line", "projection", "points", "full", "crossed"]
+    earliest, latest = re.findall(r"^M([\d.]+) 0H([\d.]+)V100", near["crossing"])[0]
+    (crossed,) = re.findall(r"^M([\d.]+) 0V", near["crossed"])
+    assert float(earliest) < float(crossed) < float(latest) == 1000
+
+
+def test_summary_states_the_time_left():
+    fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
+    text = run_module("evidence", "m.summary(given[0], given[1])", fit, TAKEN_AT)
+    rate = r"32\.0 MiB each minute \(31\.6 MiB to 32\.4 MiB\)"
+    assert re.match(rf"{rate}; the device is full at .+, in 1 h 4 min \(", text)
+
+
+def test_figures_of_a_verdict_have_units():
+    evidence = [
+        ["slope_bytes_per_second", MIB],
+        ["growth_bytes", 3 * GIB],
+        ["window_seconds", 90.0],
+        ["used_ratio", 0.953],
+        ["significance", 4.56789],
+    ]
+    assert run_module("evidence", "m.figures(given[0])", evidence) == [
+        ["slope", "60.0 MiB each minute"],
+        ["growth", "3.0 GiB"],
+        ["window", "1 min 30 s"],
+        ["used", "95.3 %"],
+        ["significance", "4.57"],
+    ]

@@ -1,0 +1,162 @@
+"""Functions of the page without I/O: numbers, changes of a frame, receipts, the intervals and evidence of charts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from gpumond.facts.pools import Receipt
+from gpumond.serve.examples import RECEIPT
+from gpumond.testing import GIB
+from gpumond.view.text import size
+from tests.serve.page_modules import needs_node, run_module
+from tests.serve.test_live import as_json, changes_as_json, random_wholes
+
+pytestmark = needs_node
+
+SIZES = [
+    None,
+    0,
+    1,
+    1023,
+    1024,
+    1280,
+    1792,
+    10 * 1024**2,
+    1047552,
+    1048575,
+    5 * GIB // 4,
+    7 * GIB // 4,
+    80 * GIB,
+    3**25,
+    -1280,
+]
+
+
+def test_sizes_are_written_as_on_the_command_line():
+    assert run_module("format", "given.map(m.human)", *SIZES) == [size(value) for value in SIZES]
+
+
+DURATIONS = {
+    0: "0 s",
+    42.4: "42 s",
+    59.6: "1 min",
+    99: "1 min 39 s",
+    120: "2 min",
+    599: "9 min 59 s",
+    1530: "26 min",
+    3599: "1 h",
+    7500: "2 h 5 min",
+    10800: "3 h",
+    86399: "1 d",
+    273600: "3 d 4 h",
+}
+
+
+def test_durations_are_rounded_to_the_nearest():
+    assert run_module("format", "given.map(m.duration)", *DURATIONS) == list(DURATIONS.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_page_applies_changes_to_a_frame(seed: int):
+    wholes = random_wholes(seed, count=40)
+    found = [changes_as_json(before, after) for before, after in pairwise(wholes)]
+    expression = "given[1].map((changes) => (m.applyChanges(given[0], changes), JSON.stringify(given[0])))"
+    shown = run_module("live", expression, as_json(wholes[0]), found)
+    assert [json.loads(each) for each in shown] == [as_json(whole) for whole in wholes[1:]]
+
+
+def flushed(expected: int, released: int, driver: int | None, raced: bool = False) -> dict[str, Any]:
+    interval = {"low": expected * GIB, "high": expected * GIB}
+    held = {"held_bytes": 6 * GIB, "live_bytes": (6 - expected) * GIB}
+    driver_released = None if driver is None else driver * GIB
+    amounts = {"released_bytes": released * GIB, "driver_released_bytes": driver_released}
+    return {"expected": interval, "before": held, "raced": raced, **amounts}
+
+
+FLUSHES: list[tuple[dict[str, Any], list[str]]] = [
+    (flushed(4, 4, 4), []),
+    (
+        flushed(3, 3, 3),
+        ["between the plan (6.0 GiB held, 2.0 GiB live) and the flush (6.0 GiB held, 3.0 GiB live)"],
+    ),
+    (flushed(4, 3, 3), ["released less than expected at the start."]),
+    (flushed(4, 5, 5, raced=True), ["released more than expected at the start because the program allocated"]),
+    (flushed(4, 4, 2, raced=True), ["The driver's figure differs because the program allocated"]),
+    (flushed(4, 4, None), ["The driver does not report this process's memory"]),
+]
+
+
+def test_receipt_explains_differing_figures():
+    receipts = [receipt for receipt, _ in FLUSHES]
+    expression = "given[1].map((receipt) => [...m.differences(receipt, given[0])])"
+    found = run_module("receipts", expression, flushed(4, 0, None), receipts)
+    for sentences, (_, reasons) in zip(found, FLUSHES, strict=True):
+        assert len(sentences) == len(reasons)
+        assert all(reason in sentence for reason, sentence in zip(reasons, sentences, strict=True)), sentences
+
+
+def test_download_of_receipts_contains_planned_expected_and_released():
+    receipt = TypeAdapter(Receipt).dump_python(RECEIPT, mode="json")
+    records = run_module("receipts", "given.map((receipt) => m.record(receipt))", receipt, receipt | {"planned": None})
+    text = run_module("downloads", "m.csvOf(m.tableOf(given[0]))", records)
+    table = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [row["planned_low_bytes"] for row in table] == [str(41 * GIB), ""]
+    assert {row["expected_high_bytes"] for row in table} == {str(40 * GIB)}
+    assert {row["driver_released_bytes"] for row in table} == {str(40 * GIB)}
+
+
+INTERVALS = """given.map(([times, length, started]) => {
+    const found = m.intervals(times.map((at) => ({ at })), length, 0, 100, started);
+    return [found.map((each) => [each.at, each.end]), m.unknown(found, 0, 100).map((each) => [each.from, each.to])];
+})"""
+PAST: dict[str, tuple[list[int], float | None, float, list[Any], list[Any]]] = {
+    "blocks": ([-10, 20, 50, 80], 30, -1000, [[0, 20], [20, 50], [50, 80], [80, 100]], []),
+    "edges": ([20, 50], 30, -1000, [[20, 50], [50, 80]], [[0, 20], [80, 100]]),
+    "gap": ([0, 20, 60, 80], 20, -1000, [[0, 20], [20, 40], [60, 80], [80, 100]], [[40, 60]]),
+    "samples": ([90, 92, 94, 98, 99], None, -1000, [[90, 92], [92, 94], [94, 98], [98, 99], [99, 100]], [[0, 90]]),
+    "samples with a gap": (
+        [10, 12, 14, 80, 82],
+        None,
+        -1000,
+        [[10, 12], [12, 14], [14, 16], [80, 82], [82, 84]],
+        [[0, 10], [16, 80], [84, 100]],
+    ),
+    "nothing": ([], None, -1000, [], [[0, 100]]),
+    "first block of the daemon": ([30, 60], 30, 42, [[42, 60], [60, 90]], [[0, 42], [90, 100]]),
+}
+
+
+def test_unknown_values_are_marked_in_the_chart():
+    found = run_module("intervals", INTERVALS, *([times, length, start] for times, length, start, *_ in PAST.values()))
+    assert dict(zip(PAST, found, strict=True)) == {
+        name: [known, unknown] for name, (*_, known, unknown) in PAST.items()
+    }
+
+
+def test_crossing_with_the_size_is_drawn_where_it_is_near():
+    fits = {
+        drawn: {
+            "points": [[1000.0 + 60 * number, float(number << 20)] for number in range(6)],
+            "at": 1300.0,
+            "level_bytes": float(5 << 20),
+            "slope_bytes_per_second": (1 << 20) / 60,
+            "band_bytes": 0.0,
+            "full_at": 1300 + seconds_left,
+            "full_at_latest": 1300 + 1.1 * seconds_left,
+        }
+        for seconds_left, drawn in ((240.0, True), (86_400.0, False))
+    }
+    found = run_module("evidence", "given.map((fit) => [m.limits(fit), m.line(fit, fit.full_at)])", *fits.values())
+    for (drawn, fit), (limits, level) in zip(fits.items(), found, strict=True):
+        assert limits["from"] == 1000
+        assert limits["full"] == (level if drawn else None)
+        assert limits["to"] == (fit["full_at_latest"] if drawn else 1600)
+        assert limits["low"] == 0
+        assert limits["high"] >= max(level for _, level in fit["points"])

@@ -1,0 +1,230 @@
+"""What the page lists: rows of processes and devices, groups with sums, the part that is drawn, and downloads."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+
+from gpumond.facts.frame import SHARES
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from tests.serve.page_modules import needs_node, run_module
+from tests.serve.test_live import as_json, random_wholes
+from tests.top.frames import make_frame
+
+pytestmark = needs_node
+
+BY_USED = {"id": "used", "up": False}
+FRAMES = [as_json(whole) for seed in range(4) for whole in random_wholes(seed)]
+
+
+def frame_of_two_devices() -> dict[str, Any]:
+    devices = [
+        make_device(
+            f"GPU-{index}",
+            index=index,
+            used_bytes=40 * GIB,
+            processes=(
+                make_process(10 + index, (30 - index) * GIB, comm="python", user="ann", slurm_job="77"),
+                make_process(20 + index, None, comm="sh", user="bob"),
+            ),
+        )
+        for index in range(2)
+    ]
+    report = make_report(10, (make_pool("GPU-0", live=20 * GIB, cached=5 * GIB),), workload="train")
+    return make_frame(*devices, reports=(report,))
+
+
+def listed(frame: Any, by: str = "", order: Any = BY_USED, unfolded: tuple[str, ...] = ()) -> list[Any]:
+    expression = """m.listed(m.rowsOf(given[0]), given[1], given[2], new Set(given[3])).map(
+        (item) => item.rows ? [item.title, item.rows.length, item.used_bytes, [...item.partial].sort()] : item.pid)"""
+    found: list[Any] = run_module("rows", expression, frame, by, order, unfolded)
+    return found
+
+
+def test_rows_are_in_the_order_of_a_column_and_then_of_their_pid():
+    frame = frame_of_two_devices()
+    assert listed(frame) == [10, 11, 20, 21]
+    assert listed(frame, order={"id": "user", "up": False}) == [20, 21, 10, 11]
+    assert listed(frame, order={"id": "gpu", "up": True}) == [10, 20, 11, 21]
+
+
+def test_groups_have_sums_of_what_is_known():
+    frame = frame_of_two_devices()
+    groups = listed(frame, "user")
+    assert [group[:3] for group in groups] == [["ann", 2, 59 * GIB], ["bob", 2, None]]
+    partial = ["cached", "live", "opaque", "overhead", "stranded"]  # one of Ann's processes has an agent
+    assert [group[3] for group in groups] == [partial, []]
+    assert [group[:2] for group in listed(frame, "Slurm job")] == [["77", 2], ["no Slurm job", 2]]
+    assert [group[:2] for group in listed(frame, "workload")] == [["train", 1], ["no workload", 3]]
+    devices = listed(frame, "device", {"id": "gpu", "up": True}, ("group device GPU 1",))
+    assert devices[0][:3] == ["GPU 0", 2, 30 * GIB]
+    assert devices[1][:3] == ["GPU 1", 2, 29 * GIB]
+    assert devices[2:] == [11, 21]
+    assert devices[1][3] == ["opaque", "used"]
+
+
+def sum_of(known: list[int]) -> int | None:
+    return sum(known) if known else None
+
+
+def test_sums_of_groups_equal_those_of_the_frames():
+    fields = ["used_bytes", *(f"{share}_bytes" for share in SHARES[:5])]
+    expression = """given[0].map((frame) => m.grouped(m.rowsOf(frame), "device", given[2]).map(
+        (group) => [group.rows[0].device_uuid, given[1].map((field) => group[field])]))"""
+    for frame, groups in zip(FRAMES, run_module("rows", expression, FRAMES, fields, BY_USED), strict=True):
+        expected: dict[str, list[Any]] = defaultdict(list)
+        for process in frame["processes"]:
+            expected[process["device_uuid"]].append([process[field] for field in fields])
+        sums = {
+            uuid: [sum_of([value for value in column if value is not None]) for column in zip(*rows, strict=True)]
+            for uuid, rows in expected.items()
+        }
+        assert dict(groups) == sums
+
+
+CHANGED = """(() => {
+    const rows = m.rowsOf(given[0]);
+    for (const row of rows) row.change_bytes = given[1][row.pid] ?? null;
+    const text = (item) => m.COLUMNS.find(({ id }) => id === "change").text(item);
+    return m.listed(rows, given[2], given[3], new Set()).map((item) => [item.title ?? item.pid, text(item)]);
+})()"""
+BY_CHANGE = {"id": "change", "up": False}
+
+
+def test_change_of_a_group_is_known_if_those_of_all_members_are():
+    frame = frame_of_two_devices()
+    changes = {10: -GIB, 11: 3 * GIB, 20: GIB}
+    rows = run_module("rows", CHANGED, frame, changes, "", BY_CHANGE)
+    assert rows == [[11, "+3.0 GiB"], [20, "+1.0 GiB"], [10, "-1.0 GiB"], [21, ""]]
+    groups = run_module("rows", CHANGED, frame, changes, "user", BY_CHANGE)
+    assert groups == [["ann", "+2.0 GiB"], ["bob", ""]]
+
+
+FILTERS: dict[tuple[str, str], list[int]] = {
+    ("", ""): [10, 20, 11, 21],
+    ("ANN", ""): [10, 11],
+    ("ann  11", ""): [11],
+    ("gpu python", "1"): [11],
+    ("train", ""): [10],
+    ("77", "0"): [10],
+    ("", "1"): [11, 21],
+    ("nothing", ""): [],
+}
+
+
+def test_filter_finds_each_word_in_names_and_numbers():
+    expression = "given[1].map(([text, gpu]) => m.find(m.rowsOf(given[0]), text, gpu).map((row) => row.pid))"
+    found = run_module("rows", expression, frame_of_two_devices(), list(FILTERS))
+    assert dict(zip(FILTERS, found, strict=True)) == FILTERS
+
+
+def test_rows_keep_their_order_while_the_user_points_at_one():
+    expression = "m.inOrderOf(given[0], given[1].map((key) => ({ key }))).map((item) => item.key)"
+    assert run_module("rows", expression, list("abcd"), list("xdcay")) == list("acdxy")
+
+
+PARTS = """given.map(([count, size, extras, from, to, pinned]) => m.parts({ count, size, extras, from, to, pinned }))"""
+LISTS: dict[str, list[Any]] = {
+    "start": [3200, 44, [], 0, 600, -1],
+    "middle": [3200, 44, [], 70_000, 70_600, -1],
+    "end": [3200, 44, [], 140_200, 140_800, -1],
+    "beyond": [100, 44, [], 99_000, 99_600, -1],
+    "tall window": [3200, 10, [], 0, 30_000, -1],
+    "details": [100, 44, [[2, 400], [50, 300]], 1000, 1600, -1],
+    "focus before": [3200, 44, [], 70_000, 70_600, 3],
+    "focus after": [3200, 44, [[3199, 500]], 0, 600, 3199],
+    "empty": [0, 44, [], 0, 600, -1],
+}
+
+
+def test_drawn_part_contains_what_is_seen_and_at_most_sixty_rows():
+    for (name, given), parts in zip(LISTS.items(), run_module("viewport", PARTS, *LISTS.values()), strict=True):
+        count, size, extras, first, last, pinned = given
+        tall = dict(extras)
+        tops = [place * size + sum(extra for other, extra in extras if other < place) for place in range(count + 1)]
+        places = [part["place"] for part in parts if "place" in part]
+        assert len(places) <= 61, name
+        assert places == sorted(set(places)), name
+        assert pinned in (-1, *places), name
+        ends = [tops[place] + size + tall.get(place, 0) for place in range(count)]
+        seen = [place for place in range(count) if tops[place] < last and ends[place] > first]
+        assert set(seen[:60]) <= set(places), name
+        heights = sum(part["gap"] if "gap" in part else size + tall.get(part["place"], 0) for part in parts)
+        assert heights == tops[count], name
+
+
+@pytest.mark.parametrize(("count", "layout"), [(1, "full"), (4, "full"), (5, "rows"), (63, "rows"), (64, "tiles")])
+def test_layout_of_devices_follows_from_their_number(count: int, layout: str):
+    assert run_module("matrix", "m.layoutOf(given[0])", count) == layout
+
+
+def test_rows_of_devices_state_the_bytes_of_the_frame():
+    expression = """given.map((frame) => m.devicesOf(frame).map(
+        ({ device, sums, programs, verdict }) => [device.uuid, sums, programs, verdict]))"""
+    for frame, rows in zip(FRAMES, run_module("matrix", expression, *FRAMES), strict=True):
+        expected: list[Any] = []
+        for device in frame["snapshot"]["devices"]:
+            uuid = device["uuid"]
+            sums: Counter[str] = Counter()
+            for line in frame["ledger"]["lines"]:
+                if line["device_uuid"] == uuid:
+                    sums[line["share"]] += line["used_bytes"]
+            number = sum(process["device_uuid"] == uuid for process in frame["processes"])
+            leaks = any(verdict["device_uuid"] == uuid for verdict in frame["verdicts"])
+            programs = None if device["processes"] is None else number
+            expected.append([uuid, dict(sums), programs, "leak" if leaks else ""])
+        assert rows == expected
+
+
+def test_worst_verdict_of_a_device_is_that_which_leaves_least_time():
+    kinds = [("growing", 10.0), ("fragmentation", None), ("leak", 600.0), ("steady", 1.0)]
+    verdicts = [
+        {"device_uuid": "GPU-0", "kind": kind, "since": 1.0, "time_to_oom_seconds": left} for kind, left in kinds
+    ]
+    frame = frame_of_two_devices()
+    found = run_module("matrix", "m.devicesOf(given[0]).map((row) => row.verdict)", frame | {"verdicts": verdicts})
+    assert found == ["leak", ""]
+
+
+def test_bar_ends_each_share_at_its_part_of_the_size():
+    expression = "[m.gradient(given[0], 8), m.gradient({}, 8), m.gradient(given[0], 0)]"
+    full, empty, unknown = run_module("bars", expression, {"live": 4, "cached": 1, "stranded": 0})
+    assert full == "linear-gradient(to right, var(--live) 0 50.00%, var(--cached) 0 62.50%, transparent 0)"
+    assert (empty, unknown) == ("none", "none")
+
+
+def test_line_of_a_device_ends_where_values_are_missing():
+    points = [{"at": at, "median": bytes_} for at, bytes_ in ((10, 0), (20, 5), (80, 10), (200, 10))]
+    expression = "m.sparkLine(given[0], given[1], 0, 100, 30)"
+    assert run_module("sparkline", expression, points, 10) == "M10.0 19.5H20.0V10.0M80.0 0.5"
+    assert run_module("sparkline", expression, [], None) == ""
+
+
+def test_every_share_has_a_meaning():
+    meanings = run_module("meanings", "m.MEANINGS")
+    assert tuple(meanings)[: len(SHARES)] == SHARES
+
+
+HOSTILE = '=HYPERLINK("x"),\nnext'
+
+
+def test_csv_contains_what_is_listed():
+    frame = frame_of_two_devices()
+    frame["processes"][0]["comm"] = HOSTILE
+    rows_of, download = "m.rowsOf(given[0])", "m.csvOf(m.tableOf(m.records(given[0])))"
+    rows = run_module("rows", rows_of, frame)
+    table = list(csv.DictReader(io.StringIO(run_module("downloads", download, rows), newline="")))
+    assert [row["pid"] for row in table] == [str(row["pid"]) for row in rows]
+    assert [row["gpu"] for row in table] == ["0", "0", "1", "1"]
+    assert table[0]["comm"] == f"'{HOSTILE}"
+    assert table[1]["used_bytes"] == ""
+    groups = run_module("rows", "m.grouped(m.rowsOf(given[0]), 'user', given[1])", frame, BY_USED)
+    table = list(csv.DictReader(io.StringIO(run_module("downloads", download, groups), newline="")))
+    assert [(row["group"], row["processes"], row["used_bytes"]) for row in table] == [
+        ("ann", "2", str(59 * GIB)),
+        ("bob", "2", ""),
+    ]

@@ -1,0 +1,113 @@
+"""The page's rules without a browser: their text, the fields of the editor, and the intervals of a preview."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.settings import UNITS, RuleConfig, written
+from tests.serve.page_modules import needs_node, run_module
+from tests.serve.test_app import View, ask
+
+pytestmark = needs_node
+
+BY_MATCH: dict[str, Any] = {
+    "name": "large-program",
+    "scope": "workload",
+    "value": "held_bytes",
+    "above": 3 << 30,
+    "clear": 2e9,
+    "for": 90.0,
+    "match": {"workload": "train-*", "uid": "1000"},
+    "labels": {"team": "research", "severity": "critical"},
+    "action": {"flush": {"min_reclaimable": 1 << 30}},
+}
+RULES = [written(rule) for rule in BUILT_IN] + [BY_MATCH]
+
+
+def test_description_of_the_api_names_the_values_of_each_scope():
+    value = ask(View(), "/openapi.json").json()["components"]["schemas"]["RuleConfig"]["properties"]["value"]
+    assert value["x-values"] == {scope: dict(units) for scope, units in UNITS.items()}
+
+
+def test_fields_of_the_editor_state_the_same_rule():
+    found = run_module("ruleform", "given.map((rule) => m.ruleOf(m.fieldsOf(rule)))", *RULES)
+    assert [RuleConfig(**each).rule() for each in found] == [RuleConfig(**rule).rule() for rule in RULES]
+
+
+def test_fields_are_as_a_user_writes_them():
+    fields = run_module("ruleform", "m.fieldsOf(given[0])", BY_MATCH)
+    assert {name: fields[name] for name in ("side", "level", "for", "severity")} == {
+        "side": "above",
+        "level": "3GiB",
+        "for": "90s",
+        "severity": "critical",
+    }
+
+
+EXPRESSIONS = {
+    "device-nearly-full": "device used_ratio > 80 %",
+    "device-lost": "device up < 1",
+    "leak": "process leak > 0",
+    "large-program": "workload {workload=train-*, uid=1000} held_bytes > 3.0 GiB",
+}
+
+
+LEVELS: list[tuple[str, Any, Any]] = [
+    ("used_ratio", "50%", 5.0),
+    ("used_ratio", 0.25, 2.5),
+    ("used_bytes", "1.5KiB", 1536.0),
+    ("live_bytes", 4, 4),
+    ("processes", 4, None),
+    ("used_bytes", "much", None),
+]
+
+
+def test_level_is_drawn_where_the_chart_shows_the_value():
+    given = [{"value": value, "above": level} for value, level, _ in LEVELS]
+    found = run_module("ruleform", "given.map((rule) => m.levelBytes(rule, 10))", *given)
+    assert found == [each for *_, each in LEVELS]
+
+
+def test_rule_is_shown_as_a_comparison():
+    found = run_module("ruleform", "given.map((rule) => m.expression(rule))", *RULES)
+    shown = {rule["name"]: text for rule, text in zip(RULES, found, strict=True)}
+    assert {name: shown[name] for name in EXPRESSIONS} == EXPRESSIONS
+
+
+OTHERS = {"": True, '{"a": 1}': True, "[1]": False, "{": False, "1": False}
+
+
+@pytest.mark.parametrize(("text", "valid"), OTHERS.items())
+def test_other_keys_are_a_json_object(text: str, valid: bool):
+    assert (run_module("ruleform", "m.problemOf(given[0])", text) == "") is valid
+
+
+def test_override_contains_what_differs_and_what_the_api_overrides():
+    rule = next(rule for rule in RULES if rule["name"] == "device-nearly-full")
+    overridden = {"severity": {"origin": "api", "value": "critical", "default": "warning"}}
+    by_file = {"for": {"origin": "file", "value": 5.0, "default": 60.0}}
+    entry = {"rule": rule, "enabled": True, "overrides": overridden | by_file}
+    expression = "m.overrideOf({ ...m.fieldsOf(given[0].rule), enabled: true, ...given[1] }, given[0])"
+    assert run_module("ruleform", expression, entry, {}) == {"severity": "critical"}
+    changes = {"level": "90%", "for": "", "enabled": False}
+    expected = {"severity": "critical", "level": "90%", "for": "0s", "enabled": False}
+    assert run_module("ruleform", expression, entry, changes) == expected
+
+
+def alert(at: float, end: float | None, uuid: str | None, pid: int | None = None) -> dict[str, Any]:
+    labels = [["alertname", "r"], *([["uuid", uuid]] if uuid else [])]
+    times = {"active_at": at - 5, "fired_at": at, "resolved_at": end}
+    process = {"pid": pid, "start_ticks": None if pid is None else 7}
+    return {"rule": "r", "labels": labels, "annotations": [["summary", f"at {at}"]], **times, **process}
+
+
+def test_preview_is_drawn_as_intervals_of_each_subject():
+    fired = [alert(10, 20, "GPU-a"), alert(30, None, "GPU-a"), alert(15, 25, "GPU-b", 7), alert(40, 50, None)]
+    found = run_module("ruleform", "m.spansOf(given[0], given[1])", {"fired": fired, "to_at": 60}, 4)
+    spans = {(each["uuid"], each["pid"]): [(span["from"], span["to"]) for span in each["spans"]] for each in found}
+    assert spans == {(None, None): [(40, 50)], ("GPU-b", 7): [(15, 25)], ("GPU-a", None): [(30, 60), (10, 20)]}
+    (newest,) = run_module("ruleform", "m.spansOf(given[0], given[1])", {"fired": fired, "to_at": 60}, 1)
+    assert newest["uuid"] is None

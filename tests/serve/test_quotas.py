@@ -1,0 +1,123 @@
+"""HTTP API of quotas: origins, authorization, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from gpumond.config.tokens import Token, digest
+from gpumond.features.quotas.settings import QuotaConfig
+from gpumond.serve.app import create_app
+from gpumond.serve.auth import Tokens
+from tests.serve.guarded import PeerMiddleware
+from tests.serve.test_app import TOKEN, View, ask, no_lifespan
+
+GIB = 1 << 30
+TEAM: dict[str, Any] = {"name": "team", "match": {"workload": "train-*", "user": "research"}, "limit": "40GiB"}
+PATH = "/api/v1/quotas/team"
+
+
+def put(view: View, body: dict[str, Any], if_match: str | None = None) -> httpx.Response:
+    return ask(view, PATH, "PUT", headers=TOKEN | ({"If-Match": if_match} if if_match else {}), json=body)
+
+
+def test_quota_is_created_read_replaced_and_deleted():
+    view = View()
+    made = put(view, TEAM)
+    assert (made.status_code, made.headers["location"]) == (200, PATH)
+    read = ask(view, PATH)
+    etag = made.headers["etag"]
+    assert read.json() == made.json()
+    assert read.json() == {
+        "name": "team",
+        "origin": "api",
+        "etag": etag.strip('"'),
+        "quota": TEAM | {"limit": 40 * GIB},
+    }
+    assert ask(view, "/api/v1/quotas").json() == [read.json()]
+    replaced = put(view, read.json()["quota"] | {"soft": "30GiB"}, etag)
+    assert (replaced.status_code, view.quotas.table.quotas[0].soft_bytes) == (200, 30 * GIB)
+    assert put(view, TEAM, etag).status_code == 412
+    assert ask(view, PATH, "DELETE", headers=TOKEN).status_code == 204
+    assert (ask(view, PATH).status_code, view.quotas.table.quotas) == (404, ())
+    assert ask(view, PATH, "DELETE", headers=TOKEN).status_code == 404
+
+
+def test_quota_of_the_configuration_file_is_read_only():
+    view = View()
+    view.quotas.configure([QuotaConfig.model_validate(TEAM).quota()])
+    assert ask(view, PATH).json()["origin"] == "file"
+    for refused in (put(view, TEAM), ask(view, PATH, "DELETE", headers=TOKEN)):
+        assert refused.status_code == 409
+        assert "configuration file" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        ({"limit": "half"}, "a size such as 40GiB"),
+        ({"limit": "50%"}, "not a share of the device"),
+        ({"limit": 0}, "greater than or equal to 1"),
+        ({"limit": True}, "a size such as 40GiB"),
+        ({"limit": 1.5}, "an integer of bytes"),
+        ({"limit": "-1GiB"}, "a size such as 40GiB"),
+        ({"limit": "9" * 18 + "TiB"}, "less than or equal to"),
+        ({"limit": None}, "at least one of soft, limit and reserve"),
+        ({"soft": "41GiB"}, "soft: expected at most the limit"),
+        ({"reserve": "41GiB"}, "reserve: expected at most the limit"),
+        ({"reserve": "1GiB", "match": {"workload": "prod"}}, "add match.user or match.namespace"),
+        ({"reserve": "1GiB", "match": {"container": "prod"}}, "add match.user or match.namespace"),
+        ({"reserve": "1GiB", "match": {"workload": "prod", "user": "*"}}, "add match.user or match.namespace"),
+        ({"match": {}}, "expected a pattern"),
+        ({"match": {"group": "a"}}, "match.group"),
+        ({"match": {"user": "a\nb"}}, "control character"),
+        ({"hard": 1}, "hard"),
+        ({"name": "other"}, "differs from the name in the path"),
+    ],
+)
+def test_invalid_quota_states_what_is_expected(change: dict[str, Any], detail: str):
+    view = View()
+    answer = put(view, TEAM | change)
+    assert (answer.status_code, view.quotas.table.quotas) == (422, ())
+    assert detail in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("size", "size_bytes"), [("1.5 GiB", 3 << 29), ("100MB", 100_000_000), ("5", 5), (7, 7)])
+def test_sizes_are_texts_or_integers(size: object, size_bytes: int):
+    assert put(View(), TEAM | {"limit": size}).json()["quota"]["limit"] == size_bytes
+
+
+def test_unprivileged_users_and_scopes_are_refused_by_name():
+    view = View()
+    tokens = Tokens("secret", others=lambda: (Token("ci", frozenset({"flush"}), digest("flusher")),))
+    app = create_app(view, tokens, no_lifespan)
+
+    async def send(uid: int | None, headers: dict[str, str], method: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app=PeerMiddleware(app, uid, "127.0.0.1"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, PATH, headers=headers, json=TEAM if method == "PUT" else None)
+
+    for method in ("PUT", "DELETE"):
+        foreign = asyncio.run(send(1000, {}, method))
+        assert (foreign.status_code, foreign.json()["detail"]) == (403, "uid:1000 does not have the scope rules")
+        scoped = asyncio.run(send(None, {"Authorization": "Bearer flusher"}, method))
+        assert (scoped.status_code, scoped.json()["detail"]) == (403, "token:ci does not have the scope rules")
+        assert asyncio.run(send(None, {}, method)).status_code == 401
+    assert view.quotas.table.quotas == ()
+
+
+def test_quota_that_cannot_be_stored_is_not_in_effect():
+    view = View()
+    view.store.full = True
+    assert (put(view, TEAM).status_code, view.quotas.table.quotas) == (507, ())
+
+
+def test_stored_quota_that_cannot_be_read_is_skipped_and_named():
+    view = View()
+    view.store.stored_quotas = {"team": ("1", TEAM), "later": ("2", TEAM | {"name": "later", "colour": "red"})}
+    (wrong,) = asyncio.run(view.quotas.load())
+    assert wrong.startswith("later: ")
+    assert [entry.name for entry in view.quotas.entries()] == ["team"]

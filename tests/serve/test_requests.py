@@ -1,0 +1,277 @@
+"""Validation of requests: each refusal has its exact status and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from gpumond.config.web import Web
+from gpumond.serve.auth import Tokens
+from gpumond.serve.guard import Guard, Policy
+from gpumond.serve.limits import CHANGES_AT_ONCE, CONCURRENT_REQUESTS, MAX_BODY_BYTES
+from tests.serve.guarded import ADMIN, FLUSH, RULE, GuardedApi, PeerMiddleware
+
+HOSTS = [
+    ("127.0.0.1:9917", 200),
+    ("127.0.0.1", 200),
+    ("localhost:1", 200),
+    ("LOCALHOST", 200),
+    ("[::1]:9917", 200),
+    ("[0:0::1]", 200),
+    ("10.0.0.7:9917", 200),  # the address that the connection came to
+    ("[::ffff:10.0.0.7]", 200),
+    ("evil.com", 421),
+    ("127.0.0.1.evil.com", 421),
+    ("127.0.0.1.evil.com:9917", 421),
+    ("localhost.evil.com", 421),
+    ("127.0.0.2", 421),
+    ("127.1", 421),
+    ("2130706433", 421),
+    ("10.0.0.8", 421),
+    ("[::2]", 421),
+    ("localhost.", 421),
+    ("127.0.0.1:9917@evil.com", 400),
+    ("evil.com/127.0.0.1", 400),
+    ("127.0.0.1, evil.com", 400),
+    ("127.0.0.1:port", 400),
+    ("[::1", 400),
+    ("", 400),
+]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/api/v1/ledger", "/-/healthy", "/openapi.json", "/nothing"])
+def test_host_header_must_match_exactly_on_every_route(path: str):
+    api = GuardedApi()
+    for host, status in HOSTS:
+        answer = api.ask("GET", path, headers={"Host": host})
+        assert answer.status_code == (404 if status == 200 and path == "/nothing" else status), host
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
+def test_host_of_another_name_changes_nothing(host: str, status: int):
+    api = GuardedApi()
+    assert api.flush({**ADMIN, "Host": host}).status_code == status
+    assert api.unchanged() == (status != 200)
+
+
+def test_host_header_must_be_present_once():
+    api = GuardedApi()
+    for headers in ([], [("host", "127.0.0.1"), ("host", "127.0.0.1")]):
+        request = httpx.Request("GET", "http://127.0.0.1/metrics", headers=headers)
+        request.headers = httpx.Headers(headers)
+
+        async def send(request: httpx.Request = request) -> int:
+            transport = httpx.ASGITransport(app=PeerMiddleware(api.app, None, "127.0.0.1"))
+            return (await transport.handle_async_request(request)).status_code
+
+        assert asyncio.run(send()) == 400
+
+
+def test_host_of_the_configuration_is_accepted():
+    api = GuardedApi(Policy(hosts=frozenset({"gpu17.example.com", "0:0:0::5"})))
+    assert api.ask("GET", "/metrics", headers={"Host": "GPU17.example.com:9917"}).status_code == 200
+    assert api.ask("GET", "/metrics", headers={"Host": "[::5]"}).status_code == 200
+    assert api.ask("GET", "/metrics", headers={"Host": "localhost"}).status_code == 421
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://127.0.0.1:9917", 200),  # the page of the daemon itself
+        ("http://127.0.0.1", 403),
+        ("http://127.0.0.1:3000", 403),
+        ("https://127.0.0.1:9917", 403),
+        ("http://localhost:9917", 403),
+        ("http://evil.com", 403),
+        ("http://127.0.0.1:9917.evil.com", 403),
+        ("null", 403),
+        ("", 403),
+    ],
+)
+@pytest.mark.parametrize(("method", "path"), [("POST", "/api/v1/flushes"), ("PUT", "/api/v1/rules/hog")])
+def test_origin_of_another_page_changes_nothing(origin: str | None, status: int, method: str, path: str):
+    api = GuardedApi()
+    headers = ADMIN if origin is None else {**ADMIN, "Origin": origin}
+    body = FLUSH if path.endswith("flushes") else RULE
+    assert api.ask(method, path, headers=headers, json=body).status_code == status
+    assert api.unchanged() == (status != 200)
+
+
+def test_reading_sends_no_permission_to_other_origins():
+    api = GuardedApi()
+    answer = api.ask("GET", "/api/v1/ledger", headers={"Origin": "http://evil.com"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert api.ask("OPTIONS", "/api/v1/flushes", headers={"Origin": "http://evil.com"}).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("media_type", "status"),
+    [
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=x", 415),
+        ("application/jsonp", 415),
+        ("text/plain, application/json", 415),
+        ("application/json; charset=utf-16", 415),
+        (None, 415),
+    ],
+)
+def test_body_must_be_json_with_its_media_type(media_type: str | None, status: int):
+    api = GuardedApi()
+    headers = ADMIN if media_type is None else {**ADMIN, "Content-Type": media_type}
+    content = b'{"target": {"all": true}}'
+    assert api.ask("POST", "/api/v1/flushes", headers=headers, content=content).status_code == status
+    assert api.unchanged() == (status != 200)
+
+
+def test_two_media_types_are_refused():
+    api = GuardedApi()
+    headers = [*ADMIN.items(), ("Content-Type", "application/json"), ("Content-Type", "text/plain")]
+    content = b'{"target": {"all": true}}'
+    assert api.ask("POST", "/api/v1/flushes", headers=headers, content=content).status_code == 415
+    assert api.ask("POST", "/api/v1/flushes", headers=headers[::-1], content=content).status_code == 415
+    assert api.unchanged()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_json_is_utf_8(encoding: str):
+    api = GuardedApi()
+    headers = {**ADMIN, "Content-Type": "application/json"}
+    content = '{"target": {"all": true}}'.encode(encoding)
+    assert api.ask("POST", "/api/v1/flushes", headers=headers, content=content).status_code == 400
+    assert api.unchanged()
+
+
+def test_reserved_connections_serve_metrics_and_probes_only():
+    api = GuardedApi()
+
+    async def reserved(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["reserved"] = True
+        await guard(scope, receive, send)
+
+    guard, api.app = api.app, reserved  # type: ignore[assignment]
+    assert [api.ask("GET", path).status_code for path in ("/metrics", "/-/healthy", "/-/ready")] == [200] * 3
+    refused = api.ask("GET", "/api/v1/frame")
+    assert (refused.status_code, refused.headers["retry-after"], refused.headers["connection"]) == (503, "1", "close")
+    assert refused.json()["detail"].startswith("too many connections")
+
+
+def guarded_requests(handle: Callable[[str], Awaitable[object]]) -> Callable[..., Coroutine[None, None, int]]:
+    """Return a function that sends a request through a guard and returns the status of the response.
+
+    ``handle`` is awaited with the path of each request that the guard admits, before the response is sent.
+    """
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await handle(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guard = Guard(app, Tokens("t"), Policy())
+
+    async def request(method: str, path: str, client: str = "127.0.0.1") -> int:
+        transport = httpx.ASGITransport(app=PeerMiddleware(guard, None, client))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            return (await http.request(method, path)).status_code
+
+    return request
+
+
+def test_concurrent_reads_per_user_are_limited():
+    """Reads of another user, and scrapes of the same user, do not wait for them."""
+    admitted: list[str] = []
+    release = asyncio.Event()
+
+    async def handle(path: str) -> None:
+        admitted.append(path)
+        await release.wait()
+
+    request = guarded_requests(handle)
+
+    async def run() -> list[int]:
+        many = [asyncio.create_task(request("GET", f"/{number}", f"127.0.0.{number + 1}")) for number in range(20)]
+        while len(admitted) < CONCURRENT_REQUESTS:
+            await asyncio.sleep(0.001)
+        others = [
+            asyncio.create_task(request("GET", "/other", "10.0.0.1")),
+            asyncio.create_task(request("GET", "/metrics")),
+        ]
+        while not {"/other", "/metrics"} <= set(admitted):
+            await asyncio.sleep(0.001)
+        assert len(admitted) == CONCURRENT_REQUESTS + 2
+        release.set()
+        return list(await asyncio.gather(*many, *others))
+
+    assert asyncio.run(asyncio.wait_for(run(), 20)) == [200] * 22
+
+
+def test_changes_of_one_user_are_rate_limited():
+    """Changes of another user do not wait for them."""
+    admitted: list[str] = []
+
+    async def handle(path: str) -> None:
+        admitted.append(path)
+
+    request = guarded_requests(handle)
+
+    async def run() -> list[int]:
+        many = [request("POST", f"/{number}") for number in range(4 * CHANGES_AT_ONCE)]
+        return list(await asyncio.gather(*many, request("POST", "/other", "10.0.0.1")))
+
+    assert asyncio.run(asyncio.wait_for(run(), 20)) == [200] * (4 * CHANGES_AT_ONCE + 1)
+    assert admitted.index("/other") < 2 * CHANGES_AT_ONCE
+
+
+def test_body_limit_applies_regardless_of_content_length():
+    api = GuardedApi()
+    long = b'{"target": {"all": true}, "x": "' + b"x" * MAX_BODY_BYTES + b'"}'
+    headers = {**ADMIN, "Content-Type": "application/json"}
+    assert api.ask("POST", "/api/v1/flushes", headers=headers, content=long).status_code == 413
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(long), 1000):
+            yield long[start : start + 1000]
+
+    assert api.ask("POST", "/api/v1/flushes", headers=headers, content=pieces()).status_code == 413
+    assert api.unchanged()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/nothing", "/docs", "/api/v1/status"])
+def test_security_headers_are_in_every_response(path: str):
+    headers = GuardedApi().ask("GET", path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert len(headers.get_list("content-security-policy")) == 1
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    refused = GuardedApi().ask("GET", path, headers={"Host": "evil.com"})
+    assert refused.headers["x-content-type-options"] == "nosniff"
+    assert refused.headers["content-type"] == "application/problem+json"
+
+
+def test_headers_of_the_web_configuration_replace_the_defaults():
+    web = Web(headers=(("X-Frame-Options", "sameorigin"), ("Strict-Transport-Security", "max-age=5")))
+    headers = GuardedApi(Policy(web=lambda: web)).ask("GET", "/").headers
+    assert headers.get_list("x-frame-options") == ["sameorigin"]
+    assert headers["strict-transport-security"] == "max-age=5"
+
+
+def test_refusals_are_counted_by_reason():
+    reasons: list[str] = []
+    api = GuardedApi(Policy(rejected=reasons.append))
+    api.ask("GET", "/metrics", headers={"Host": "evil.com"})
+    api.flush({**ADMIN, "Origin": "http://evil.com"})
+    assert reasons == ["host", "origin"]
+
+
+def test_api_schema_has_no_command_line_and_no_environment():
+    document = GuardedApi().ask("GET", "/openapi.json").text
+    assert "cmdline" not in document
+    assert "environ" not in document

@@ -1,0 +1,105 @@
+"""HTTP API of silences and receivers: authorization, mistakes and limits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from gpumond.serve.app import create_app
+from gpumond.serve.auth import Tokens
+from gpumond.serve.limits import SILENCES_PER_MINUTE
+from tests.serve.test_app import TOKEN, View, ask, no_lifespan
+
+RULE = {"name": "rule", "operator": "=", "value": "leak"}
+BODY: dict[str, Any] = {"matchers": [RULE], "for_seconds": 60, "reason": "known"}
+
+
+def create(view: View, body: dict[str, Any]) -> httpx.Response:
+    return ask(view, "/api/v1/silences", "POST", headers=TOKEN, json=body)
+
+
+def test_silence_is_created_read_and_ended():
+    view = View()
+    made = create(view, BODY)
+    id = made.json()["silence"]["id"]
+    assert (made.status_code, made.headers["location"]) == (201, f"/api/v1/silences/{id}")
+    assert made.json()["state"] == "active"
+    silence = made.json()["silence"]
+    assert (silence["matchers"], silence["reason"], silence["author"]) == ([RULE], "known", "token")
+    assert ask(view, f"/api/v1/silences/{id}").json() == made.json()
+    assert ask(view, "/api/v1/silences").json() == [made.json()]
+    for _ in range(2):
+        assert ask(view, f"/api/v1/silences/{id}", "DELETE", headers=TOKEN).status_code == 204
+    assert ask(view, f"/api/v1/silences/{id}").json()["state"] == "ended"
+    assert ask(view, f"/api/v1/silences/{'0' * 16}", "DELETE", headers=TOKEN).status_code == 404
+
+
+def test_silences_without_token_are_unchanged():
+    view = View()
+    assert ask(view, "/api/v1/silences", "POST", json=BODY).status_code == 401
+    assert ask(view, f"/api/v1/silences/{'0' * 16}", "DELETE").status_code == 401
+    assert ask(view, "/api/v1/receivers/log/test", "POST").status_code == 401
+    assert ask(view, "/api/v1/silences").json() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        ({"matchers": []}, "body.matchers: List should have at least 1 item"),
+        ({"matchers": [RULE] * 9}, "at most 8 items"),
+        ({"matchers": [RULE | {"operator": "~"}]}, "body.matchers.0.operator: Input should be '=', '!=', '=~' or '!~'"),
+        ({"matchers": [RULE | {"name": "a b"}]}, "body.matchers.0.name: String should match pattern"),
+        ({"matchers": [RULE | {"value": "a\nb"}]}, "has a control character, such as a line end; remove it"),
+        ({"matchers": [RULE | {"value": "a" * 257}]}, "body.matchers.0.value: String should have at most 256"),
+        ({"matchers": [RULE | {"operator": "=~", "value": "["}]}, "matchers.0: rule=~[: not a regular expression"),
+        ({"matchers": [RULE | {"operator": "!="}]}, "all of them match an empty text"),
+        ({"matchers": ["rule=leak"]}, "body.matchers.0: "),
+        ({"for_seconds": "60"}, "body.for_seconds: Input should be a valid number"),
+        ({"for_seconds": 0}, "body.for_seconds: Input should be greater than 0"),
+        ({"for_seconds": None}, "expected exactly one of ends_at and for_seconds"),
+        ({"ends_at": 1e12}, "expected exactly one of ends_at and for_seconds"),
+        ({"ends_at": 1.0, "for_seconds": None}, "ends_at: expected a time after now and after starts_at"),
+        ({"ends_at": 1e12, "for_seconds": None}, "expected an end within 366 days"),
+        ({"starts_at": 1e12}, "expected an end within 366 days"),
+        ({"reason": ""}, "body.reason: String should have at least 1 character"),
+        ({"reason": " "}, "reason: expected a text, such as the number of a ticket"),
+        ({"reason": "a" * 513}, "at most 512 characters"),
+        ({"author": "a\x1b[31m"}, "has a control character"),
+        ({"comment": "x"}, "body.comment: Extra inputs are not permitted"),
+    ],
+)
+def test_mistake_in_a_silence_is_named(change: dict[str, Any], detail: str):
+    view = View()
+    answer = create(view, BODY | change)
+    assert (answer.status_code, ask(view, "/api/v1/silences").json()) == (422, [])
+    assert detail in answer.json()["detail"]
+
+
+def test_silence_that_cannot_be_stored_is_not_in_effect():
+    view = View()
+    view.store.full = True
+    assert create(view, BODY).status_code == 507
+    assert ask(view, "/api/v1/silences").json() == []
+
+
+def test_changes_of_one_caller_are_limited():
+    app = create_app(View(), Tokens("secret"), no_lifespan)
+
+    async def run() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9917", headers=TOKEN) as client:
+            return [await client.post("/api/v1/silences", json=BODY) for _ in range(SILENCES_PER_MINUTE + 1)]
+
+    *accepted, refused = asyncio.run(run())
+    assert {answer.status_code for answer in accepted} == {201}
+    assert refused.status_code == 429
+    assert "too many changes of silences by this caller; retry in" in refused.json()["detail"]
+    assert refused.headers["retry-after"]
+
+
+def test_receiver_test_returns_the_answer_of_the_receiver():
+    answer = ask(View(), "/api/v1/receivers/ops/test", "POST", headers=TOKEN)
+    assert (answer.status_code, answer.json()["accepted"], answer.json()["status"]) == (200, True, 200)

@@ -1,0 +1,54 @@
+"""The line or scope that keeps the memory of a leak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumond.facts.frame import Verdict
+from gpumond.facts.program import ByteChange, Program, Retainer, ScopeDevice, ScopeUsage
+from gpumond.testing import GIB, make_device, make_report, make_snapshot
+from gpumond.tick.retainers import with_retainers
+
+LEAK = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="train grows")
+RETAINER = Retainer(file="/home/a/train.py", line=31, function="train", name="losses", size_bytes=GIB, tensors=12)
+
+
+def scope(name: str, kept: int, last: int, entries: int = 5) -> ScopeUsage:
+    device = ScopeDevice("GPU-a", ByteChange(kept), ByteChange(last), 0)
+    return ScopeUsage(name=name, entries=entries, devices=(device,))
+
+
+def summary(program: Program, verdict: Verdict = LEAK) -> str:
+    snapshot = make_snapshot(make_device(), reports=(make_report(program=program),))
+    (found,) = with_retainers([verdict], snapshot)
+    return found.summary
+
+
+def test_leak_names_the_line_that_keeps_its_memory():
+    text = "train grows; kept by losses in train at /home/a/train.py:31 (12 tensors in 20 s)"
+    scopes = (scope("epoch", 5 * GIB, GIB),)
+    assert summary(Program(retainers=(RETAINER,), scopes=scopes)) == text
+    both = (RETAINER, replace(RETAINER, name="", line=50))
+    assert summary(Program(retainers=both)).endswith(", train at /home/a/train.py:50 (12 tensors in 20 s)")
+
+
+@pytest.mark.parametrize(
+    ("scopes", "text"),
+    [
+        ((scope("epoch", 5 * GIB, GIB), scope("load", GIB, GIB)), "train grows; the scope epoch keeps 5.0 GiB"),
+        ((scope("set-up", 5 * GIB, GIB, entries=1),), "train grows"),
+        ((scope("epoch", 5 * GIB, 0),), "train grows"),
+        ((), "train grows"),
+    ],
+)
+def test_leak_names_the_scope_if_no_line_is_known(scopes: tuple[ScopeUsage, ...], text: str):
+    assert summary(Program(scopes=scopes)) == text
+
+
+def test_other_verdicts_and_unknown_programs_are_unchanged():
+    program = Program(retainers=(RETAINER,))
+    assert summary(program, replace(LEAK, kind="growing")) == "train grows"
+    assert summary(program, replace(LEAK, start_ticks=101)) == "train grows"
+    assert summary(program, replace(LEAK, pid=None, start_ticks=None)) == "train grows"
