@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: run demo test soak check bench-check docs site packages clean
 
 run: $(VENV)/.installed  ## the daemon on this machine's GPUs; without any, the demo
-	@if $(BIN)/python -c 'from gpumond.cli.serve import choose_source; choose_source("auto")' 2>/dev/null; \
+	@if $(BIN)/python -c 'from gpumond.commands.serve import choose_source; choose_source("auto")' 2>/dev/null; \
 	  then exec $(BIN)/gpumond serve; else exec $(BIN)/gpumond demo; fi
 
 demo: $(VENV)/.installed  ## the daemon on a simulated device with programs on it

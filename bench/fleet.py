@@ -63,7 +63,7 @@ def serve(answer: bytes, port: Any) -> None:
 def measured(*arguments: str) -> tuple[float, float, str]:
     """Return the seconds and the memory (MiB) of a command, and its output."""
     program = (
-        "import resource, sys; from gpumond.cli.main import main; main(sys.argv[1:]); sys.stdout.flush(); "
+        "import resource, sys; from gpumond.commands.main import main; main(sys.argv[1:]); sys.stdout.flush(); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
     )
     began = time.perf_counter()

@@ -104,7 +104,7 @@ def run_driver(place: int) -> int:
 
 def run_daemon(arguments: list[str]) -> int:
     """Run ``gpumond`` with clocks; the process that reads the driver runs with clocks, too."""
-    from gpumond.cli import main as cli
+    from gpumond.commands import main as cli
 
     start = subprocess.Popen
 

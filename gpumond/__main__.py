@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gpumond.cli.main import main
+from gpumond.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,7 +18,7 @@ SECTIONS = dict(
 DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 SOURCE = """
-from gpumond.cli.doctor_checks import AUTOMATIC
+from gpumond.cli.doctor import AUTOMATIC
 from gpumond.config.schema import SettingsConfig
 from gpumond.sources import load
 source = load(SettingsConfig(source="tegra").source)

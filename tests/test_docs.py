@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from gpumond.cli.main import VERBS
+from gpumond.commands.main import commands
 from gpumond.config.loading import load
 from gpumond.config.schema import SettingsConfig
 
@@ -91,8 +91,8 @@ def test_manual_page_is_rendered_without_a_warning():
     command = ["man", "--warnings", "--local-file", ROOT / "deploy/man/gpumond.1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr == ""
-    for verb in VERBS:
-        assert f"gpumond {verb}" in done.stdout
+    for command in commands():
+        assert f"gpumond {command}" in done.stdout
 
 
 def test_configuration_page_describes_every_setting():

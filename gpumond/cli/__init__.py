@@ -1,1 +1,1 @@
-"""The command line."""
+"""What all commands use: the client of the daemon, values of options, exit codes."""

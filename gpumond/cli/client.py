@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from gpumond import __version__
 from gpumond.cli.arguments import address
-from gpumond.cli.main import DONE, FAILED, NOTHING_TO_DO, print_error
+from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, print_error
 from gpumond.facts.device_names import device_uuid
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.messages import SERVICE_SOCKET, default_socket

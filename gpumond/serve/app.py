@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import import_module
@@ -11,7 +10,8 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from starlette.datastructures import State
 
-from gpumond import __version__, serve as api
+from gpumond import __version__
+from gpumond.features import features
 from gpumond.host.event_loop import background
 from gpumond.serve import problems
 from gpumond.serve.auth import Tokens
@@ -50,12 +50,23 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan, state: Stat
     return app
 
 
+ROUTES = (
+    "gpumond.serve.resources",
+    "gpumond.serve.history",
+    "gpumond.serve.live",
+    "gpumond.serve.events",
+    "gpumond.serve.operations",
+    "gpumond.serve.sessions",
+    "gpumond.serve.runbooks",
+    "gpumond.page.routes",
+)
+"""Modules with routes of the core."""
+
+
 def routers() -> Iterator[APIRouter]:
-    """Yield the ``router`` of each module of this package that has one."""
-    for found in pkgutil.iter_modules(api.__path__):
-        module = import_module(f"{api.__name__}.{found.name}")
-        if isinstance(router := getattr(module, "router", None), APIRouter):
-            yield router
+    """Yield the routers of the core and of the features."""
+    for module in (*ROUTES, *(module for feature in features() for module in feature.routes)):
+        yield import_module(module).router
 
 
 BODY_PROBLEMS = (400, 413, 415)

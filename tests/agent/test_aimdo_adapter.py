@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli.run import INJECT, environment
+from gpumond.commands.run import INJECT, environment
 from tests.agent.daemon import SECONDS, STANDINS
 from tests.agent.driver import run as run_program
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumond import __version__
-from gpumond.cli.attach import CannotAttach, attach
+from gpumond.commands.attach import CannotAttach, attach
 from gpumond.facts.messages import Hello, Report
 from tests.agent.daemon import SECONDS, FakeDaemon, environment, finished, host
 

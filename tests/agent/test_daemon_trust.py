@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.agent.transport import OVERFLOW_UID, Transport, service_uid, trusted_uids
-from gpumond.cli.doctor import agent_socket
+from gpumond.commands.doctor import agent_socket
 from tests.running import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give directories to others")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli.run import INJECT, add_arguments, environment
+from gpumond.commands.run import INJECT, add_arguments, environment
 from gpumond.facts.messages import Hello, Report
 from tests.agent.daemon import SECONDS, FakeDaemon, environment as own_environment, finished, host
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gpumond.cli.run import environment
+from gpumond.commands.run import environment
 from tests.agent.daemon import SECONDS
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli.run import INJECT
+from gpumond.commands.run import INJECT
 from tests.agent.daemon import STANDINS
 from tests.agent.driver import run as run_program
 from tests.agent.test_rmm_adapter import SHOW

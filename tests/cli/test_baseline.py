@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.cli.main import main
+from gpumond.commands.main import main
 from tests.fakenvml import FakeDriver, machine
 from tests.running import RunningDaemon, until
 
@@ -80,7 +80,9 @@ def test_wrong_use_exits_with_2_before_the_recording(
 
 def test_plot_without_matplotlib_names_the_extra(tmp_path: Path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from gpumond.cli.main import main; sys.exit(main())"
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from gpumond.commands.main import main; sys.exit(main())"
+    )
     command = [sys.executable, "-c", program, "baseline", "compare", "n", "--plot", "x.svg"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (refused.returncode, refused.stderr) == (

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.cli.arguments import address
-from gpumond.cli.help import EXAMPLES
-from gpumond.cli.main import VERBS, main, make_parser
+from gpumond.commands.main import commands, main, make_parser
 from tests.running import free_port
 
 
@@ -24,33 +23,35 @@ def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_verbs_have_help(verb: str, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("command", commands())
+def test_commands_have_help(command: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
-        main([verb, "--help"])
+        main([command, "--help"])
     assert ended.value.code == 0
     assert len(capsys.readouterr().out.splitlines()) > 3
 
 
-def test_overview_shows_each_verb_once():
+def test_overview_shows_each_command_once():
     shown = gpumond()
     assert (shown.returncode, shown.stderr) == (2, "")
     assert shown.stdout == gpumond("--help").stdout
     listed = [line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ")]
-    assert sorted(listed) == sorted(VERBS)
+    assert sorted(listed) == sorted(commands())
 
 
-@pytest.mark.parametrize(("verb", "example"), [(verb, line) for verb in VERBS for line in EXAMPLES[verb]])
-def test_examples_are_valid(verb: str, example: str):
-    parser, _ = make_parser([verb])
+@pytest.mark.parametrize(
+    ("name", "example"), [(each.name, line) for each in commands().values() for line in each.examples]
+)
+def test_examples_are_valid(name: str, example: str):
+    parser, _ = make_parser([name])
     command = example.partition("gpumond ")[2].partition(" |")[0].rstrip(")")
-    assert parser.parse_args(shlex.split(command)).verb == verb
+    assert parser.parse_args(shlex.split(command)).command_name == name
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("stats",), "unknown verb 'stats', did you mean status?"),
+        (("stats",), "unknown command 'stats', did you mean status?"),
         (("flush", "--devcie", "0"), "unknown option '--devcie', did you mean --device?"),
         (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a', did you mean --workload?"),
         (("status", "--zzz"), "unknown option '--zzz'"),
@@ -135,7 +136,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("words", [words for verb in VERBS for words in (verb, *WORDS.get(verb, ()))])
+@pytest.mark.parametrize("words", [words for name in commands() for words in (name, *WORDS.get(name, ()))])
 def test_options_cannot_be_abbreviated(words: str, capsys: pytest.CaptureFixture[str]):
     """``--hel`` would abbreviate ``--help``, which exits with 0."""
     with pytest.raises(SystemExit) as wrong:
@@ -184,5 +185,5 @@ def test_help_describes_every_command_and_argument():
             elif not action.help:
                 yield f"{parser.prog} {action.dest}"
 
-    _, verbs = make_parser(VERBS)
-    assert [name for parser in verbs.values() for name in undescribed(parser)] == []
+    _, parsers = make_parser(commands())
+    assert [name for parser in parsers.values() for name in undescribed(parser)] == []

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpumond.agent.allocators import ADAPTERS
-from gpumond.cli.doctor import Finding, access_remedy, daemon, device_nodes, pid_namespace
+from gpumond.commands.doctor import Finding, access_remedy, daemon, device_nodes, pid_namespace
 from gpumond.facts.errors import FAULTS
 from gpumond.facts.remedies import CONDITIONS
 from gpumond.features.engines.ownership import WITH_PTRACE

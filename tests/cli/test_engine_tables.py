@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.cli.status import engine_table
+from gpumond.commands.status import engine_table
 from gpumond.features.flush.command import plan_table, receipt_table
 from gpumond.testing import GIB
 

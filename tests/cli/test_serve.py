@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli.serve import add_arguments, choose_source, flags
+from gpumond.commands.serve import add_arguments, choose_source, flags
 from gpumond.config.loading import load
 from gpumond.facts.errors import ConfigError, SourceUnavailable
 from tests.devices.trees import SysTree

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.cli.status import device_table, notes, process_table
+from gpumond.commands.status import device_table, notes, process_table
 from gpumond.facts.frame import Verdict
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report

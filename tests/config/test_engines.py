@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.cli.main import main
+from gpumond.commands.main import main
 from gpumond.config.loading import load
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError

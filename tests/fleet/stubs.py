@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from gpumond.cli.main import main
+from gpumond.commands.main import main
 from tests.fakenvml import GIB, Device, FakeDriver, Process
 from tests.running import RunningDaemon, until
 

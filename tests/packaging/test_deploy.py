@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
-from gpumond.cli.main import VERBS
+from gpumond.commands.main import commands
 from gpumond.config.loading import load
 from gpumond.config.schema import SettingsConfig
 from gpumond.facts.units import seconds
-from gpumond.features.loadgen import command as load_verb
+from gpumond.features.loadgen import command as load_command
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.command import run_file
 from gpumond.features.rules.evaluation import Rule
@@ -259,7 +259,7 @@ def test_periodic_tests_pass_options_that_the_load_generator_accepts():
     pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     parser = argparse.ArgumentParser()
-    load_verb.add_arguments(parser)
+    load_command.add_arguments(parser)
     for words in (command.replace("%%", "%").replace("%i", "0").split(), container["args"]):
         assert words[0] == "load"
         given = parser.parse_args(words[1:])
@@ -287,9 +287,9 @@ def test_runbook_has_symptom_cause_and_remedy(name: str):
     assert [word for word in ("**Symptom:**", "**Cause:**", "**Remedy:**") if word not in text] == []
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_commands_are_described(verb: str):
-    assert f"`gpumond {verb.replace('_', '-')}" in document_text("reference/commands.md")
+@pytest.mark.parametrize("command", commands())
+def test_commands_are_described(command: str):
+    assert f"`gpumond {command.replace('_', '-')}" in document_text("reference/commands.md")
 
 
 def test_settings_are_described():

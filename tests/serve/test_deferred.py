@@ -199,6 +199,6 @@ def test_lifespan_of_the_daemon_is_reported_to_the_server(failure: str):
 
 
 def test_start_of_the_daemon_imports_neither_fastapi_nor_yaml():
-    program = "import sys, gpumond.cli.serve, gpumond.serve.server; print(*sys.modules)"
+    program = "import sys, gpumond.commands.serve, gpumond.serve.server; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert not {"fastapi", "starlette.routing", "anyio", "yaml", "gpumond.serve.app"} & set(done.stdout.split())

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.cli.status import device_table, engine_table, notes, process_table
-from gpumond.cli.top import page
+from gpumond.commands.status import device_table, engine_table, notes, process_table
+from gpumond.commands.top import page
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert, Fit, RefusedKind, Verdict

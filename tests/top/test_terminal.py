@@ -184,7 +184,7 @@ def test_top_without_a_terminal_names_the_option_for_scripts(fake: FakeDaemon):
 
 
 def test_top_requires_the_standard_library_only(fake: FakeDaemon):
-    block = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED})); from gpumond.cli.main import main; "
+    block = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED})); from gpumond.commands.main import main; "
 
     def without(*arguments: str) -> list[str]:
         return [sys.executable, "-c", f"{block}sys.exit(main({[*arguments, '--url', fake.url]!r}))"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.cli.status import process_table
+from gpumond.commands.status import process_table
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.frame import Alert, Verdict
 from gpumond.facts.program import PoolLimit

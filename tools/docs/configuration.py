@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from gpumond.cli.serve import SETTINGS as FLAGS
+from gpumond.commands.serve import SETTINGS as FLAGS
 from gpumond.config.schema import ONLY_IN_FILE, SettingsConfig
 from gpumond.config.settings import RELOADED
 

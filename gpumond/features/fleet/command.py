@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gpumond.cli.main import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.units import counted
 from gpumond.features.fleet.commands import (
     doctor as fleet_doctor,

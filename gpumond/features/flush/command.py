@@ -10,7 +10,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import add_target, duration
-from gpumond.cli.main import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
+from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
 from gpumond.facts.units import level

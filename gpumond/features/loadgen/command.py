@@ -18,7 +18,7 @@ from typing import Any
 
 from gpumond import agent
 from gpumond.agent import workload_name
-from gpumond.cli.main import DONE, FAILED
+from gpumond.cli.exits import DONE, FAILED
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import level, seconds
 from gpumond.features.loadgen.backends import ENGINES, EngineSettings, engine

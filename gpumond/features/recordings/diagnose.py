@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
 
-from gpumond.cli.main import DONE, print_error
+from gpumond.cli.exits import DONE, print_error
 from gpumond.diagnosis.tracker import Diagnosis, diagnose
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.process import ProcessKey

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gpumond.cli import client
-from gpumond.cli.main import DONE, FAILED
+from gpumond.cli.exits import DONE, FAILED
 from gpumond.config.loading import load, read_yaml
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Alert

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from gpumond.cli.main import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.units import counted
 from gpumond.features.fleet.commands.machines import chosen, listed, make_client, make_prometheus, progress
 from gpumond.features.fleet.doctor import FleetFinding, by_subject, examine

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli.arguments import duration
-from gpumond.cli.main import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
+from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
 from gpumond.facts.units import counted, level

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gpumond.cli.main import DONE, NOTHING_TO_DO
+from gpumond.cli.exits import DONE, NOTHING_TO_DO
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import duration, level, seconds
 from gpumond.features.fleet.commands.machines import add_prometheus, make_prometheus

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gpumond.cli.main import DONE, FAILED, NOTHING_TO_DO
-from gpumond.cli.top import page
+from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
+from gpumond.commands.top import page
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.fleet.commands.machines import chosen, listed, make_client, make_prometheus
 from gpumond.features.fleet.connection import Client, run_each

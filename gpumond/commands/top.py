@@ -11,8 +11,8 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import address
-from gpumond.cli.main import DONE, WRONG_USE
-from gpumond.cli.status import notes, process_table
+from gpumond.cli.exits import DONE, WRONG_USE
+from gpumond.commands.status import notes, process_table
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame
 from gpumond.view.ledger import device_lines

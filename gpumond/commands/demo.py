@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gpumond.cli.client import DEFAULT_URL
-from gpumond.cli.serve import add_common_arguments, flags, serve
+from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.facts.units import MIB
 from gpumond.sim.device import Spec, create

@@ -20,7 +20,7 @@ from pathlib import Path
 import gpumond
 from gpumond.agent import POLICIES, workload_name
 from gpumond.cli.arguments import duration
-from gpumond.cli.main import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
+from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
 from gpumond.facts.errors import GpumondError
 from gpumond.facts.messages import clean
 

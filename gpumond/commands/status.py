@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.main import DONE
+from gpumond.cli.exits import DONE
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.bars import FILLS, bar

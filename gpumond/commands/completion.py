@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-from gpumond.cli import help, main as cli
-from gpumond.cli.main import DONE
+from gpumond.cli.exits import DONE
+from gpumond.commands import help
+from gpumond.commands.main import commands, make_parser
 
 BASH = """\
 _gpumond() {{
   local words
   case "${{COMP_WORDS[1]}}" in
 {cases}
-    *) words="{verbs}" ;;
+    *) words="{commands}" ;;
   esac
-  if [ "$COMP_CWORD" -eq 1 ]; then words="{verbs}"; fi
+  if [ "$COMP_CWORD" -eq 1 ]; then words="{commands}"; fi
   COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
   if [ "${{#COMPREPLY[@]}}" -eq 0 ]; then COMPREPLY=($(compgen -f -- "${{COMP_WORDS[COMP_CWORD]}}")); fi
 }}
@@ -26,7 +27,7 @@ _gpumond() {{
   case "$words[2]" in
 {cases}
   esac
-  (( CURRENT == 2 )) && own=({verbs})
+  (( CURRENT == 2 )) && own=({commands})
   compadd -- $own || _files
 }}
 compdef _gpumond gpumond
@@ -38,29 +39,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    _, parsers = cli.make_parser(cli.VERBS)
-    words = {verb: sorted(set(help.options(parser))) for verb, parser in parsers.items()}
+    _, parsers = make_parser(commands())
+    words = {command: sorted(set(help.options(parser))) for command, parser in parsers.items()}
     print(SCRIPTS[arguments.shell](words))
     return DONE
 
 
 def bash(words: dict[str, list[str]]) -> str:
-    cases = "\n".join(f'    {verb}) words="{" ".join(own)}" ;;' for verb, own in words.items())
-    return BASH.format(cases=cases, verbs=" ".join(words))
+    cases = "\n".join(f'    {command}) words="{" ".join(own)}" ;;' for command, own in words.items())
+    return BASH.format(cases=cases, commands=" ".join(words))
 
 
 def zsh(words: dict[str, list[str]]) -> str:
-    cases = "\n".join(f"    {verb}) own=({' '.join(own)}) ;;" for verb, own in words.items())
-    return ZSH.format(cases=cases, verbs=" ".join(words))
+    cases = "\n".join(f"    {command}) own=({' '.join(own)}) ;;" for command, own in words.items())
+    return ZSH.format(cases=cases, commands=" ".join(words))
 
 
 def fish(words: dict[str, list[str]]) -> str:
     lines = [
-        f"complete -c gpumond -n __fish_use_subcommand -f -a {verb} -d '{cli.VERBS[verb].replace(chr(39), '')}'"
-        for verb in words
+        f"complete -c gpumond -n __fish_use_subcommand -f -a {command} -d '{commands()[command].help.replace(chr(39), '')}'"
+        for command in words
     ]
-    for verb, own in words.items():
-        condition = f"complete -c gpumond -n '__fish_seen_subcommand_from {verb}'"
+    for command, own in words.items():
+        condition = f"complete -c gpumond -n '__fish_seen_subcommand_from {command}'"
         for word in own:
             name = word.lstrip("-")
             kind = f"-f -a {word}" if name == word else f"-l {name}" if word.startswith("--") else f"-s {name}"

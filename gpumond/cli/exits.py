@@ -1,0 +1,14 @@
+"""Exit codes of commands, and messages on standard error."""
+
+from __future__ import annotations
+
+import sys
+
+from gpumond.view.text import safe
+
+DONE, FAILED, WRONG_USE, NOTHING_TO_DO = 0, 1, 2, 3
+
+
+def print_error(message: str) -> None:
+    """Print a message to standard error. It may contain text of a daemon: no character of it changes the terminal."""
+    print("\n".join(map(safe, message.split("\n"))), file=sys.stderr, flush=True)

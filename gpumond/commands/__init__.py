@@ -1,0 +1,1 @@
+"""The commands of the command line that belong to no feature, and their parser."""

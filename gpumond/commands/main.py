@@ -1,0 +1,251 @@
+"""The command line: one module a command, imported only when that command is used."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from gpumond import __version__, revision
+from gpumond.cli.exits import DONE, FAILED, WRONG_USE, print_error
+from gpumond.commands import help
+from gpumond.facts.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
+from gpumond.feature import Command
+from gpumond.features import features
+
+COMMANDS = (
+    Command(
+        name="serve",
+        module="gpumond.commands.serve",
+        help="run the daemon",
+        group="Daemon",
+        examples=(
+            "gpumond serve --source auto",
+            "gpumond serve --config /etc/gpumond/gpumond.yaml --log-format json",
+        ),
+    ),
+    Command(
+        name="demo",
+        module="gpumond.commands.demo",
+        help="run the daemon on a simulated device with sample programs; needs no GPU",
+        group="Daemon",
+        examples=(
+            "gpumond demo",
+            "gpumond demo --listen 127.0.0.1:9918",
+            "gpumond demo --device simulated",
+        ),
+    ),
+    Command(
+        name="status",
+        module="gpumond.commands.status",
+        help="show devices, processes and the memory of each",
+        group="Memory",
+        examples=(
+            "gpumond status",
+            "gpumond status --wide",
+            "gpumond status -v --url http://127.0.0.1:9917",
+        ),
+    ),
+    Command(
+        name="open",
+        module="gpumond.commands.open",
+        help="open the page in a browser, signed in",
+        group="Memory",
+        examples=(
+            "gpumond open",
+            "gpumond open --print",
+        ),
+    ),
+    Command(
+        name="top",
+        module="gpumond.commands.top",
+        help="show devices, processes, alerts and verdicts live in the terminal, and flush programs",
+        group="Memory",
+        examples=(
+            "gpumond top",
+            "gpumond top --device 0",
+            "gpumond top --url http://node1:9917 --url http://node2:9917",
+            "gpumond top --once",
+        ),
+    ),
+    Command(
+        name="verdicts",
+        module="gpumond.commands.verdicts",
+        help="show the problems found in the memory curves of devices and programs",
+        group="Problems",
+        examples=(
+            "gpumond verdicts",
+            "gpumond verdicts --all",
+        ),
+    ),
+    Command(
+        name="events",
+        module="gpumond.commands.events",
+        help="show past events, and follow new ones",
+        group="Problems",
+        examples=(
+            "gpumond events --limit 20",
+            "gpumond events -f",
+        ),
+    ),
+    Command(
+        name="release",
+        module="gpumond.commands.detach_driver",
+        help="release the driver for maintenance",
+        group="Daemon",
+        examples=("gpumond release --for 10m",),
+    ),
+    Command(
+        name="run",
+        module="gpumond.commands.run",
+        help="start an unmodified program with the agent",
+        group="Programs",
+        examples=(
+            "gpumond run --workload train -- torchrun --nproc-per-node 8 train.py",
+            "gpumond run --need 40GiB --wait 10m -- python train.py",
+        ),
+    ),
+    Command(
+        name="attach",
+        module="gpumond.commands.attach",
+        help="start the agent in a running program (Python 3.14)",
+        group="Programs",
+        examples=("gpumond attach 4242 --workload train",),
+    ),
+    Command(
+        name="doctor",
+        module="gpumond.commands.doctor",
+        help="check this machine, and print a remedy for each problem",
+        group="Daemon",
+        examples=(
+            "gpumond doctor",
+            "gpumond doctor --json",
+        ),
+    ),
+    Command(
+        name="check-config",
+        module="gpumond.commands.check_config",
+        help="check a configuration file",
+        group="Daemon",
+        examples=("gpumond check-config /etc/gpumond/gpumond.yaml",),
+    ),
+    Command(
+        name="completion",
+        module="gpumond.commands.completion",
+        help="print the completion script of a shell",
+        group="Shell",
+        examples=(
+            "source <(gpumond completion bash)",
+            "gpumond completion fish | source",
+        ),
+    ),
+)
+
+"""Commands that belong to no feature. To add one, write a module with the functions of `Module`, and add it here."""
+
+WITH_OTHER_COMMANDS = ("run",)
+"""Commands whose arguments contain another command, with its own options."""
+
+
+@cache
+def commands() -> Mapping[str, Command]:
+    """Return all commands by name, in the order of their groups."""
+    known = (*COMMANDS, *(command for feature in features() for command in feature.commands))
+    return {command.name: command for command in sorted(known, key=lambda command: help.GROUPS.index(command.group))}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that accepts no abbreviated options. Its subcommands inherit this."""
+
+    def __init__(self, **options: Any) -> None:
+        defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(**defaults | options)
+
+
+class Module(Protocol):
+    """The module of a command. ``run`` returns the exit code."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, arguments: argparse.Namespace) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(help.overview(commands().values()))
+        return DONE if argv else WRONG_USE
+    if not argv[0].startswith("-") and argv[0] not in commands():
+        unknown = help.unknown("command", argv[0], commands())
+        print(f"gpumond: {unknown}\n`gpumond --help` lists the commands", file=sys.stderr)
+        return WRONG_USE
+    chosen = argv[0] if argv[0] in commands() else None
+    try:
+        parser, parsers = make_parser([chosen] if chosen else [])
+    except ImportError as error:
+        return _missing_extra(error)
+    parser_of_command = parsers.get(argv[0])
+    if parser_of_command is not None and argv[0] not in WITH_OTHER_COMMANDS:
+        word = help.misspelt(parser_of_command, argv)
+        if word is not None:
+            parser_of_command.error(help.unknown("option", word, help.options(parser_of_command)))
+    arguments = parser.parse_args(argv)
+    try:
+        return _module(arguments.command_name).run(arguments)
+    except ImportError as error:
+        return _missing_extra(error)
+    except (ConfigError, NoSuchDevice, AmbiguousDevice) as error:
+        print_error(f"gpumond: {error}")
+        return WRONG_USE
+    except GpumondError as error:
+        print_error(f"gpumond: {error}")
+        return FAILED
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        client = sys.modules.get("gpumond.cli.client")
+        if client is None or not client.answered:
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        print_error(f"gpumond: the server is not gpumond, or has an incompatible version ({reason:.200}); check --url")
+        return FAILED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of standard output has closed it
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _version() -> str:
+    commit = revision()
+    return f"gpumond {__version__} (revision {commit})" if commit else f"gpumond {__version__}"
+
+
+def make_parser(complete: Collection[str]) -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser, and those of the commands ``complete`` with their arguments, or of all commands without.
+
+    Raises ImportError if a library of such a command is not installed.
+    """
+    parser = Parser(prog="gpumond")
+    parser.add_argument("--version", action="version", version=_version())
+    subparsers = parser.add_subparsers(dest="command_name", metavar="COMMAND", required=True)
+    for name in complete or commands():
+        command = commands()[name]
+        description = f"{command.help[:1].upper()}{command.help[1:]}."
+        subparser = subparsers.add_parser(name, description=description, epilog=help.examples(command))
+        if name in complete:
+            _module(name).add_arguments(subparser)
+            help.describe_subcommands(subparser)
+    return parser, subparsers.choices
+
+
+def _module(name: str) -> Module:
+    return cast("Module", import_module(commands()[name].module))
+
+
+def _missing_extra(error: ImportError) -> int:
+    if error.name is None or error.name.startswith("gpumond"):
+        raise error
+    print_error(f"gpumond: {error.name} is not installed: pip install 'gpumond[daemon]'")
+    return WRONG_USE
