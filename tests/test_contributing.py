@@ -18,7 +18,7 @@ SECTIONS = dict(
 DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 SOURCE = """
-from gpumond.cli.doctor import AUTOMATIC
+from gpumond.commands.doctor import AUTOMATIC
 from gpumond.config.schema import SettingsConfig
 from gpumond.sources import load
 source = load(SettingsConfig(source="tegra").source)
@@ -56,7 +56,7 @@ import asyncio, json
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from gpumond.config.schema import SettingsConfig
-from gpumond.model.frame import Alert
+from gpumond.facts.frame import Alert
 
 bodies = []
 class Handler(BaseHTTPRequestHandler):
@@ -80,7 +80,7 @@ assert "| `ntfy` | `topic` | the topic of the messages |" in document()
 """
 
 METRIC = """
-from gpumond.engine import EngineState, advance
+from gpumond.tick.observe import EngineState, advance
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.testing import make_device, make_process, make_snapshot
 frame = advance(EngineState(), (), make_snapshot(make_device(processes=(make_process(42, 1),)))).frame
@@ -91,8 +91,8 @@ assert "| `gpumond_device_processes` | gauge |" in document()
 """
 
 VALUE = """
-from gpumond.engine import EngineState, advance
-from gpumond.rules.config import RuleConfig
+from gpumond.tick.observe import EngineState, advance
+from gpumond.features.rules.settings import RuleConfig
 from gpumond.testing import GIB, make_device, make_snapshot
 rule = RuleConfig(name="low", scope="device", value="free_ratio", below="10%").rule()
 (alert,) = advance(EngineState(), (rule,), make_snapshot(make_device(free_bytes=4 * GIB))).frame.alerts
@@ -102,10 +102,10 @@ assert "| `free_ratio` | ratio | free bytes over size |" in document()
 """
 
 VERDICT = """
-from gpumond.engine import EngineState, advance
+from gpumond.tick.observe import EngineState, advance
 from gpumond.metrics.catalogue import FAMILIES
-from gpumond.model.sensors import Sensors
-from gpumond.rules.config import RuleConfig
+from gpumond.facts.sensors import Sensors
+from gpumond.features.rules.settings import RuleConfig
 from gpumond.testing import make_device, make_snapshot
 sensors = Sensors(remapped_rows_failed=True, remapped_rows_uncorrectable=2)
 rule = RuleConfig(name="failing", scope="device", value="failing_memory", above=0).rule()
@@ -121,7 +121,7 @@ ROUTE = """
 from contextlib import nullcontext
 from fastapi.testclient import TestClient
 from gpumond import __version__
-from gpumond.api.app import create_app
+from gpumond.serve.app import create_app
 app = create_app(None, None, nullcontext)
 assert TestClient(app).get("/api/v1/version").json() == {"version": __version__}
 assert "/api/v1/version" in app.openapi()["paths"]

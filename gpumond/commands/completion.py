@@ -57,8 +57,8 @@ def zsh(words: dict[str, list[str]]) -> str:
 
 def fish(words: dict[str, list[str]]) -> str:
     lines = [
-        f"complete -c gpumond -n __fish_use_subcommand -f -a {command} -d '{commands()[command].help.replace(chr(39), '')}'"
-        for command in words
+        f"complete -c gpumond -n __fish_use_subcommand -f -a {command.name} -d '{command.help.replace(chr(39), '')}'"
+        for command in commands().values()
     ]
     for command, own in words.items():
         condition = f"complete -c gpumond -n '__fish_seen_subcommand_from {command}'"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from gpumond.diagnosis import leak, messages, serving
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, LeakCurve, curve, load_rises
-from gpumond.diagnosis.tracker import TrackedSeries
+from gpumond.diagnosis.series import TrackedSeries
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import StepUsage

@@ -14,7 +14,7 @@ from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.snapshot import NO_DEVICE
 from gpumond.facts.verdicts import KINDS, SHAPES
 from gpumond.metrics import devices, engines, programs
-from gpumond.metrics.exposition import Family, Kind, Row
+from gpumond.metrics.families import Family, Kind, Row
 from gpumond.tick.conditions import OF_DEVICES, conditions
 
 PROCESSES_PER_DEVICE = 50

@@ -10,7 +10,7 @@ from operator import attrgetter
 from gpumond.facts.frame import Frame
 from gpumond.facts.sensors import THROTTLE_REASONS
 from gpumond.facts.snapshot import DeviceReading, XidErrors
-from gpumond.metrics.exposition import Family, Kind, Row
+from gpumond.metrics.families import Family, Kind, Row
 from gpumond.quantities.table import SENSORS
 
 HELP = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Frame
-from gpumond.metrics.exposition import Family, Row
+from gpumond.metrics.families import Family, Row
 
 
 def engine_family(name: str, value: Callable[[EngineReading], float | None], help: str) -> Family:

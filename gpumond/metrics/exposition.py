@@ -5,9 +5,8 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import islice
-from math import isfinite, isnan
 from typing import Literal, NamedTuple, get_args
 
 from prometheus_client import exposition as prometheus_text
@@ -22,6 +21,7 @@ from gpumond.host.peer import person_of
 from gpumond.metrics import dcgm
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.metrics.devices import XID_ERRORS
+from gpumond.metrics.families import Family, Row, SampleTexts, header
 from gpumond.metrics.telemetry import Telemetry
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
@@ -230,79 +230,3 @@ def _owner(family: Family, pids: Mapping[str, int | None], workloads: Mapping[st
             position = family.labels.index(label)
             return lambda labels, position=position, table=table: table.get(labels[position])  # type: ignore[misc]
     return lambda labels: None
-
-
-Row = tuple[tuple[str, ...], float | None]
-"""Label values in the family's order, and the value. A row whose value is None is omitted."""
-
-Kind = Literal["gauge", "counter"]
-
-
-class Family(NamedTuple):
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...]
-    rows: Callable[[Frame], Iterable[Row]]
-
-
-LABEL_SETS = 16_384
-TOTAL = "_total"
-
-
-class SampleTexts:
-    """The samples of the last pages: rows that have not changed are not formatted again."""
-
-    def __init__(self) -> None:
-        self._written: dict[tuple[str, int], tuple[list[Row], str]] = {}
-
-    def samples(self, family: Family, part: int, rows: list[Row]) -> str:
-        """Return the samples of the rows, which are the family's part number ``part``."""
-        key = family.name, part
-        rows_before, text = self._written.get(key, (None, ""))
-        if rows != rows_before:
-            text = samples(family, rows)
-            self._written[key] = rows, text
-        return text
-
-    def forget(self, family: Family, part: int) -> None:
-        """Drop the family's parts from this number on."""
-        while self._written.pop((family.name, part), None):
-            part += 1
-
-
-def write(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
-    """Return the family's HELP and TYPE lines, followed by its samples, if any."""
-    return header(family, openmetrics) + samples(family, rows)
-
-
-@lru_cache(1_024)
-def header(family: Family, openmetrics: bool) -> str:
-    name = family.name.removesuffix(TOTAL) if openmetrics else family.name
-    text = _escaped(family.help) if openmetrics else _escaped(family.help, quotes=False)
-    return f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n"
-
-
-def samples(family: Family, rows: Iterable[Row]) -> str:
-    name, labels = family.name, family.labels
-    return "".join(
-        [f"{name}{_labels(labels, values)} {_number(value)}\n" for values, value in rows if value is not None]
-    )
-
-
-@lru_cache(LABEL_SETS)  # unchanged from frame to frame, and shared by all families of a pool
-def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    pairs = sorted(zip(names, values, strict=True))
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs) + "}" if pairs else ""
-
-
-def _escaped(text: str, quotes: bool = True) -> str:
-    text = text.replace("\\", r"\\").replace("\n", r"\n")
-    return text.replace('"', r"\"") if quotes else text
-
-
-def _number(value: float) -> str:
-    """Format a value; integers stay integers, so that bytes are exact."""
-    if isfinite(value):
-        return str(+value)  # True is 1
-    return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gpumond.facts.frame import Frame
 from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
-from gpumond.metrics.exposition import Family, Kind, Row
+from gpumond.metrics.families import Family, Kind, Row
 
 
 def scope_device_family(name: str, value: Callable[[ScopeDevice], float], help: str) -> Family:

@@ -12,7 +12,7 @@ from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.facts.verdicts import PROBLEMS
-from gpumond.features.rules.evaluation import Labels, Subjects, Texts
+from gpumond.quantities.subjects import Labels, Subjects, Texts
 from gpumond.quantities.table import Unit
 from gpumond.quantities.verdicts import NOTHING, UNKNOWN, ActiveVerdicts
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow

@@ -10,7 +10,6 @@ from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import RELEASED, DeviceReading, Snapshot
 from gpumond.facts.units import counted
-from gpumond.features.rules.evaluation import Texts
 from gpumond.quantities import sensors
 from gpumond.quantities.context import (
     DEVICE_LABELS,
@@ -27,6 +26,7 @@ from gpumond.quantities.context import (
     size,
     values_without_verdict,
 )
+from gpumond.quantities.subjects import Texts
 from gpumond.quantities.verdicts import texts, values
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow
 from gpumond.tick.claims import complete_lists, is_confirmed

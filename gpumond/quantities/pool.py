@@ -10,7 +10,6 @@ from gpumond.diagnosis.advice import case_of, sentence, torch_setting
 from gpumond.diagnosis.peaks import FRAGMENTED_FROM
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.features.rules.evaluation import Labels
 from gpumond.quantities.context import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
@@ -24,6 +23,7 @@ from gpumond.quantities.context import (
     ratio,
     size,
 )
+from gpumond.quantities.subjects import Labels
 from gpumond.quantities.table import Unit
 from gpumond.quantities.window import POOL_COUNTERS, CounterTrack, RuleWindow, pool_of
 

@@ -9,9 +9,8 @@ from typing import Protocol
 
 from gpumond.facts.sensors import THROTTLE_REASONS, Sensors
 from gpumond.facts.snapshot import DeviceReading
-from gpumond.features.rules.evaluation import readable
 from gpumond.quantities.context import FROM_A_FULL_WINDOW, IN_WINDOW, RuleAttribute, number, ratio
-from gpumond.quantities.table import DEVICE_COUNTERS, SENSORS, Quantity, Unit
+from gpumond.quantities.table import DEVICE_COUNTERS, SENSORS, Quantity, Unit, readable
 from gpumond.quantities.window import RuleWindow, combined
 
 LOADED_RATIO = 0.5

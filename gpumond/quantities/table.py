@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpumond.facts.units import duration, human
+
 Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean", "celsius", "hertz", "watts", "joules"]
 """Unit of a value; a boolean is 0 or 1."""
 
@@ -172,3 +174,21 @@ SENSORS: tuple[Quantity, ...] = (
 
 DEVICE_COUNTERS = tuple(quantity.name for quantity in SENSORS if quantity.counted)
 """Counters of Sensors whose increase is a rule value."""
+
+
+def readable(unit: Unit, value: float) -> str:
+    """Format a value with its unit."""
+    if unit == "bytes":
+        return human(value)
+    if unit == "bytes/s":
+        return f"{human(60 * value)}/min"
+    if unit == "seconds":
+        return duration(value)
+    if unit == "ratio":
+        return f"{100 * value:.1f} %"
+    if unit == "hertz":
+        return f"{value / 1e6:.0f} MHz"
+    return f"{value:g}{SYMBOLS.get(unit, '')}"
+
+
+SYMBOLS: Mapping[Unit, str] = {"celsius": " °C", "watts": " W", "joules": " J"}

@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from gpumond.facts.persisted import Heartbeat
-from gpumond.store import audit as audit_ends
+from gpumond.store import audit_ends
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -29,8 +29,8 @@ from gpumond.facts.snapshot import Fault
 from gpumond.features.baselines.statistics import Baseline
 from gpumond.host.peer import counted_name
 from gpumond.store import (
-    audit as audit_ends,
     audit as audit_table,
+    audit_ends,
     baseline_table,
     rows as decode,
     rule_table,

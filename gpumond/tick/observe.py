@@ -27,9 +27,10 @@ from gpumond.facts.snapshot import (
     SourceState,
 )
 from gpumond.features.quotas.quotas import assigning
-from gpumond.features.rules.evaluation import Activities, Rule, Scope, Subjects, ended, located, same_process, stepping
+from gpumond.features.rules.evaluation import Activities, Rule, ended, located, same_process, stepping
 from gpumond.features.rules.restore import Awaited, hold
 from gpumond.quantities import RuleContext, departure, hidden, subjects
+from gpumond.quantities.subjects import Scope, Subjects
 from gpumond.quantities.verdicts import NOTHING, active_verdicts
 from gpumond.quantities.window import RuleWindow, remembering
 from gpumond.tick.claims import checking, complete_lists

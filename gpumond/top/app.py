@@ -18,7 +18,8 @@ from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.bars import BLOCKS
 from gpumond.view.lines import Colours, Line, Piece, ansi, clipped
 from gpumond.view.machine import View, at_index, device_of, key_of, neighbour, place_of, processes_on
-from gpumond.view.notices import FrameNotice, remark_lines, remarks, remarks_in_full
+from gpumond.view.notices import FrameNotice
+from gpumond.view.remarks import remark_lines, remarks, remarks_in_full
 from gpumond.view.rows import Key, ProcessLife, ProcessRow
 
 POLL_SECONDS = 1.0

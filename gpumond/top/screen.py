@@ -10,7 +10,8 @@ from gpumond.top.panels import Hints
 from gpumond.view.ledger import device_block, flush_estimate
 from gpumond.view.lines import Line, Piece, cells, clipped, width_of
 from gpumond.view.machine import View
-from gpumond.view.notices import STYLES, FrameNotice
+from gpumond.view.notices import FrameNotice
+from gpumond.view.remarks import STYLES
 from gpumond.view.rows import plain
 
 LEAST_TABLE = 6

@@ -119,7 +119,7 @@ def test_recording_is_refused_without_a_library_that_records(allocator: CachingA
 RECORDING = """
 import json, pickle, time, torch
 from gpumond.agent.administration import CommandHandler
-from gpumond.protocol.messages import AgentRequest, encode
+from gpumond.facts.messages import AgentRequest, encode
 from torch.world import ACTIVE, FREE, WORLD, Segment
 WORLD.reset(segments=[Segment([(4 << 20, ACTIVE), (2 << 20, ACTIVE), (1 << 20, FREE), (8 << 20, ACTIVE)])])
 plain = WORLD.snapshot

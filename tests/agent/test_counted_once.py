@@ -40,7 +40,7 @@ def cupy_holds(live, free, allocator):
 """
 SHOW = """
 from gpumond.agent import report
-from gpumond.engine.attribution import outermost
+from gpumond.tick.ledger import outermost
 pools = report()
 print(*(f"{p.allocator}/{p.inside}" for p in pools))
 print(sum(p.held_bytes for p in outermost(pools)))

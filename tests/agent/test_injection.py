@@ -19,7 +19,7 @@ from tests.agent.daemon import SECONDS, FakeDaemon, environment as own_environme
 
 RUN = """
 import argparse, sys
-from gpumond.cli.run import add_arguments, run
+from gpumond.commands.run import add_arguments, run
 parser = argparse.ArgumentParser()
 add_arguments(parser)
 sys.exit(run(parser.parse_args()))

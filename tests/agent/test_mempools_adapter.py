@@ -100,7 +100,7 @@ def test_flush_of_a_locked_program_is_deferred(library: Path, tmp_path: Path) ->
     code = f"""{PROGRAM}
 import math, os, time
 from gpumond.agent.registry import REGISTRY
-from gpumond.protocol.messages import FlushCommand
+from gpumond.facts.messages import FlushCommand
 fake(0, 64, 40, 8)
 def flush(dry_run=False, deadline=time.monotonic() + 60):
     found = REGISTRY.execute(FlushCommand("f", "mempool", ("trim",), dry_run), (), deadline=deadline)
@@ -123,7 +123,7 @@ def test_flush_that_a_suspension_overtakes_is_not_carried_out(library: Path, tmp
     code = f"""{PROGRAM}
 import os, threading, time
 from gpumond.agent.registry import REGISTRY
-from gpumond.protocol.messages import FlushCommand
+from gpumond.facts.messages import FlushCommand
 fake(0, 64, 40, 8)
 threading.Timer(0.5, os.unlink, [{str(suspended)!r}]).start()
 late = REGISTRY.execute(FlushCommand("f1", "mempool", ("trim",)), (), deadline=time.monotonic() + 0.1)

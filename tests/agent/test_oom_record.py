@@ -174,7 +174,7 @@ RECORDED = """
 import torch
 from gpumond import agent
 from gpumond.agent.instrument.oom import OOMS
-from gpumond.protocol.messages import to_json
+from gpumond.facts.messages import to_json
 from torch.world import ACTIVE, FREE, WORLD, Segment
 sizes = [4, 2, 8] * 100
 WORLD.reset(segments=[Segment([(size << 20, ACTIVE) for size in sizes])])

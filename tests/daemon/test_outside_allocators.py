@@ -25,8 +25,8 @@ OTHER = 3 * GIB
 WRONG = ("release", "crash", "crash-loop", "leak", "orphan")
 PROGRAM = """
 import json, select, sys, time
-from gpumond.model.pools import PoolUsage
-from gpumond.protocol.messages import Hello, Report, from_json
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.messages import Hello, Report, from_json
 from gpumond.agent.transport import Transport
 pools, transport = (), Transport()
 while True:

@@ -14,8 +14,8 @@ from tests.isolation.users import VICTIM, obstacle, python, python_path
 
 PROGRAM = """
 import json, sys
-from gpumond.engines.ownership import owned
-from gpumond.engines.spec import Address
+from gpumond.features.engines.ownership import owned
+from gpumond.features.engines.spec import Address
 found = owned(Address("http", "127.0.0.1", int(sys.argv[1])), [])
 print(json.dumps([[key.pid for key in found.listeners], found.uid, found.problem]))
 """

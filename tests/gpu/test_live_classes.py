@@ -82,7 +82,7 @@ show(duration=duration, classes=[dataclasses.asdict(one) for one in record.class
 RECORDING = """
 import torch._inductor.codecache  # PyTorch imports it before it names the frames of the first record
 from gpumond.agent.administration import CommandHandler
-from gpumond.protocol.messages import AgentRequest
+from gpumond.facts.messages import AgentRequest
 handler = CommandHandler()
 before = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
 REGISTRY.adapters()

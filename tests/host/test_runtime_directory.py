@@ -30,7 +30,7 @@ exec "$@"
 
 CONTAINER_PROGRAM = """
 import errno, json, os, socket, sys
-from gpumond.protocol.messages import Hello, Report, encode
+from gpumond.facts.messages import Hello, Report, encode
 given, uid = sys.argv[1], int(sys.argv[2])
 os.setgid(uid)
 os.setuid(uid)

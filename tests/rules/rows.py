@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.facts.process import ProcessKey
-from gpumond.features.rules.evaluation import Labels, Subjects
+from gpumond.quantities.subjects import Labels, Subjects
 from gpumond.quantities.table import Unit
 
 

@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from gpumond.features.rules.evaluation import Activities, Hidden, Rule, step
+from gpumond.features.rules.evaluation import Activities, Rule, step
+from gpumond.quantities.subjects import Hidden
 from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, random_series
 from tests.rules.rows import Row, of
 

@@ -6,7 +6,8 @@ import pytest
 
 from gpumond.facts.frame import Alert
 from gpumond.facts.process import ProcessKey
-from gpumond.features.rules.evaluation import Activities, Hidden, Rule, step
+from gpumond.features.rules.evaluation import Activities, Rule, step
+from gpumond.quantities.subjects import Hidden
 from tests.rules.rows import Row, of
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))

@@ -103,11 +103,11 @@ VISIT = """
 import asyncio, sys
 from types import SimpleNamespace
 
-from gpumond.api.auth import Tokens
-from gpumond.api.deferred import DeferredApi
-from gpumond.api.event_log import EventLog
-from gpumond.api.guard import Guard, Policy
-from gpumond.model.frame import Frame, Ledger
+from gpumond.serve.auth import Tokens
+from gpumond.serve.deferred import DeferredApi
+from gpumond.serve.event_log import EventLog
+from gpumond.serve.guard import Guard, Policy
+from gpumond.facts.frame import Frame, Ledger
 from gpumond.testing import make_snapshot
 
 view = SimpleNamespace(frame=Frame(make_snapshot(), Ledger()), events=EventLog(1.0), await_frame=asyncio.sleep)

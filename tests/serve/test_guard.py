@@ -213,9 +213,9 @@ def test_rate_limit_refills_and_drops_the_oldest_users():
 SCRAPED = """
 import asyncio, sys
 import httpx
-from gpumond.api.auth import Tokens
-from gpumond.api.guard import Guard, Policy
-from gpumond.api.monitoring import healthy
+from gpumond.serve.auth import Tokens
+from gpumond.serve.guard import Guard, Policy
+from gpumond.serve.monitoring import healthy
 
 async def app(scope, receive, send):
     await healthy().send(send)

@@ -7,7 +7,8 @@ from hypothesis import given, strategies as st
 
 from gpumond.top.screen import LEAST_TABLE, device_at, heights, scrolled
 from gpumond.view.lines import Piece, plain_text
-from gpumond.view.notices import FrameNotice, remark_lines, remarks_in_full
+from gpumond.view.notices import FrameNotice
+from gpumond.view.remarks import remark_lines, remarks_in_full
 
 PARTS = ("devices", "estimate", "filter", "chart", "remarks")
 

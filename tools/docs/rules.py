@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule, Scope, readable
+from gpumond.features.rules.evaluation import Rule
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, matches
+from gpumond.quantities.subjects import Scope
+from gpumond.quantities.table import readable
 
 HEADER = """\
 # Rules

@@ -19,7 +19,8 @@ from gpumond.facts.pools import ENGINE_STEP, PoolUsage, Receipt
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport
 from gpumond.facts.units import HOUR_SECONDS, duration, human
-from gpumond.features.rules.evaluation import Action, Labels, Rule, same_process
+from gpumond.features.rules.evaluation import Action, Rule, same_process
+from gpumond.quantities.subjects import Labels
 
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
 THRASHED_RATIO = 0.5

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpumond.facts.verdicts import REMEDIES
-from gpumond.features.rules.evaluation import Rule, Scope
+from gpumond.features.rules.evaluation import Rule
+from gpumond.quantities.subjects import Scope
 
 
 def _rule(name: str, scope: Scope, value: str, severity: str, summary: str, **fields: Any) -> Rule:

@@ -27,9 +27,10 @@ from gpumond.config.loading import load, read_yaml
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import human
-from gpumond.features.rules.evaluation import Activities, Hidden, Labels, Rule, Scope, Subjects, readable, step
+from gpumond.features.rules.evaluation import Activities, Rule, step
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, Seconds, Strict, written
-from gpumond.quantities.table import Unit
+from gpumond.quantities.subjects import Hidden, Labels, Scope, Subjects
+from gpumond.quantities.table import Unit, readable
 from gpumond.view.text import table
 
 

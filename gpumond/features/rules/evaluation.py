@@ -8,12 +8,12 @@ has ended resolves at once: `keep_firing_for` does not apply to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from math import inf
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from gpumond.facts.cooperative import Steps, synchronous
 from gpumond.facts.device_names import device_uuid
@@ -22,14 +22,8 @@ from gpumond.facts.frame import Alert, Phase
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import DeviceReading
-from gpumond.facts.units import duration, human
-from gpumond.quantities.table import Unit
-
-Scope = Literal["device", "process", "pool", "workload", "engine", "daemon"]
-Labels = tuple[tuple[str, str], ...]
-Texts = Mapping[str, str | Callable[[], str]]
-"""Texts of placeholders. A text that takes time is a function, which is called if an annotation contains it."""
-Row = TypeVar("Row")
+from gpumond.quantities.subjects import Hidden, Labels, Row, Scope, Subjects
+from gpumond.quantities.table import readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,45 +85,6 @@ class Rule:
             if not any(fnmatchcase(text, pattern) for text in own):
                 return False
         return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subjects(Generic[Row]):
-    """Rows of one scope, and functions for the values, labels and texts of a row.
-
-    They are evaluated on demand: nearly every row of a tick needs one or two values only. A value is None if it is
-    unknown now; ``texts`` fill annotations; ``programs`` are the names of the programs on the subject, which a
-    match on ``workload`` uses where that is no label; ``process`` is the subject's process, if it has one.
-    """
-
-    rows: Sequence[Row]
-    values: Mapping[str, Callable[[Row], float | None]]
-    units: Mapping[str, Unit]
-    labels: Callable[[Row], Labels]
-    texts: Callable[[Row], Texts]
-    programs: Callable[[Row], Sequence[str]] = lambda row: ()
-    process: Callable[[Row], ProcessKey | None] = lambda row: None
-
-
-class Hidden(NamedTuple):
-    """Subjects that cannot be read now but have not ended: their alerts are unchanged.
-
-    ``connected``: processes with a connected agent. They have not ended, even if the driver does not list them: an
-    alert on one without a row resolves after ``keep_firing_for``.
-    """
-
-    devices: frozenset[str] = frozenset()
-    processes: frozenset[ProcessKey] = frozenset()
-    workloads: frozenset[tuple[str, str]] = frozenset()
-    """uid and name"""
-    connected: Collection[ProcessKey] = frozenset()
-
-    def covers(self, labels: Mapping[str, str], process: ProcessKey | None) -> bool:
-        return (
-            labels.get("uuid") in self.devices
-            or process in self.processes
-            or (labels.get("uid"), labels.get("workload")) in self.workloads
-        )
 
 
 class Activity(NamedTuple):
@@ -286,21 +241,3 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) ->
 
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
-
-
-def readable(unit: Unit, value: float) -> str:
-    """Format a value with its unit."""
-    if unit == "bytes":
-        return human(value)
-    if unit == "bytes/s":
-        return f"{human(60 * value)}/min"
-    if unit == "seconds":
-        return duration(value)
-    if unit == "ratio":
-        return f"{100 * value:.1f} %"
-    if unit == "hertz":
-        return f"{value / 1e6:.0f} MHz"
-    return f"{value:g}{SYMBOLS.get(unit, '')}"
-
-
-SYMBOLS: Mapping[Unit, str] = {"celsius": " °C", "watts": " W", "joules": " J"}

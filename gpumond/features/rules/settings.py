@@ -20,8 +20,9 @@ from gpumond.config.encodable import Encodable
 from gpumond.facts import units
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
 from gpumond.facts.text import has_control_characters
-from gpumond.features.rules.evaluation import PLACEHOLDER, Action, Rule, Scope
+from gpumond.features.rules.evaluation import PLACEHOLDER, Action, Rule
 from gpumond.quantities import SCOPES
+from gpumond.quantities.subjects import Scope
 from gpumond.quantities.table import Unit
 
 VALUES: Mapping[Scope, Mapping[str, str]] = {
