@@ -9,7 +9,7 @@ import gc
 import time
 
 from bench.result import publish, spread
-from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot

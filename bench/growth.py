@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from bench.diagnosis import NEVER
 from bench.result import publish
-from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.program import StepUsage
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen import plan

@@ -12,9 +12,10 @@ from gpumond.cli.exits import DONE
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.bars import FILLS, bar
+from gpumond.view.engines import kv_cache_bytes
 from gpumond.view.ledger import flush_estimate
 from gpumond.view.machine import View, view
-from gpumond.view.notices import FrameNotice, kv_cache_bytes
+from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import HOLDINGS, DeviceRow
 from gpumond.view.text import fitting_table, output_width, safe, size
 

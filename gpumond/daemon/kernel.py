@@ -15,7 +15,7 @@ from typing import Protocol
 from gpumond.config.settings import Compat, Settings
 from gpumond.devices.child.process import Worker
 from gpumond.devices.child.supervisor import Collector
-from gpumond.diagnosis.tracker import Diagnosis
+from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.facts.cooperative import Steps
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Frame

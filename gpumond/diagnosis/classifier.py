@@ -8,10 +8,10 @@ from dataclasses import replace
 from math import inf, isfinite
 
 from gpumond.diagnosis import detectors, messages
-from gpumond.diagnosis.growth import allocation_growth, follow, held_growth, search, watch_growth
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak, form as form_of
 from gpumond.diagnosis.leak_fit import fit
+from gpumond.diagnosis.leak_search import allocation_growth, follow, held_growth, search, watch_growth
 from gpumond.diagnosis.series import Evidence, TrackedSeries
 from gpumond.diagnosis.shapes import REST_MINUTES, Shape, shape
 from gpumond.diagnosis.tracker import Fall, Tracker

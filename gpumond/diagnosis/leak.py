@@ -392,9 +392,6 @@ def new_or_lasting(times: Sequence[float], values: Sequence[float], first: int, 
     return begin - earlier == count and slope >= LASTING_SLOPE_RATIO * before and slope >= MEAN_SLOPE_RATIO * mean
 
 
-"""Two-sided 90 %."""
-
-
 MIN_MINUTES = 8
 """Minimum number of minutes of each kind."""
 BUSY_RATIO = 0.05

@@ -26,6 +26,7 @@ from gpumond.tick.history import (
 )
 
 ONE_SIDED_Z = 1.645
+"""Two-sided 90 %."""
 """Limits of the test statistic, in standard deviations: one in a hundred, and one in twenty, by chance."""
 
 

@@ -13,50 +13,13 @@ from collections.abc import Collection
 from math import nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.classifier import Classifier
 from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS
 from gpumond.diagnosis.series import TrackedSeries
-from gpumond.facts.cooperative import Steps, synchronous
-from gpumond.facts.frame import Verdict
+from gpumond.facts.cooperative import Steps
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, outermost
 from gpumond.tick.history import History, ProcessSeriesKey, SeriesKey
-
-__all__ = ["Diagnosis", "diagnose", "diagnosing"]
-
-
-class Diagnosis:
-    """Diagnosis so far, and the active verdicts.
-
-    ``pace``: seconds of this clock for one second of the snapshots; slopes and times in verdicts are in real
-    seconds. ``diagnose`` changes the diagnosis that it is given, so that no old one is used.
-    """
-
-    __slots__ = ("classifier", "verdicts")
-
-    def __init__(self, pace: float = 1.0) -> None:
-        self.classifier = Classifier(pace)
-        self.verdicts: tuple[Verdict, ...] = ()
-
-    @property
-    def history(self) -> History:
-        return self.classifier.history
-
-
-def diagnosing(before: Diagnosis, snapshot: Snapshot) -> Steps[Diagnosis]:
-    """Return the diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
-
-    Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
-    Between two slices ``before`` must not be changed, but its history may be read.
-    """
-    if (yield from before.classifier.adding(snapshot)):
-        before.verdicts = before.classifier.verdicts()
-    return before
-
-
-diagnose = synchronous(diagnosing)
-
 
 FALL_RATIO = 0.10
 OWN_FALL_RATIO = 0.5

@@ -12,7 +12,7 @@ from gpumond.facts.process import ProcessKey, process_key
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import SHAPES
-from gpumond.view.notices import engines_by_process, holder, kv_cache_sentences
+from gpumond.view.engines import engines_by_process, holder, kv_cache_sentences
 
 HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
 """The shares that a process can have."""

@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import make_daemon
-from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot

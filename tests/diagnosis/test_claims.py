@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import AgentReport
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot

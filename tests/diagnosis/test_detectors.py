@@ -6,7 +6,7 @@ from math import exp
 
 import pytest
 
-from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Ending, Program
 from gpumond.facts.snapshot import ProcessUsage, ProgramEnd, Snapshot, XidErrors

@@ -9,7 +9,7 @@ from itertools import chain
 
 import pytest
 
-from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import make_fault, make_pool, make_process, make_report

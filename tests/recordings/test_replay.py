@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.messages import to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen import plan

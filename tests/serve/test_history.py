@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.testing import GIB, make_device, make_process, make_snapshot
 from gpumond.tick.history import History
 from tests.serve.test_app import View, ask

@@ -15,7 +15,8 @@ from gpumond.facts.frame import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import SHAPES
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.page.files import FILES, MODULES, PAGE, POLICY, bundle
+from gpumond.page.bundle import bundle
+from gpumond.page.files import FILES, MODULES, PAGE, POLICY
 from gpumond.testing import make_device, make_fault, make_snapshot
 from gpumond.tick.events import Kind
 from gpumond.tick.observe import EngineState, advance

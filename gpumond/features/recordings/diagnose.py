@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from gpumond.cli.exits import DONE, print_error
-from gpumond.diagnosis.tracker import Diagnosis, diagnose
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Snapshot
