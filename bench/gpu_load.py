@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from bench.result import publish
-from gpumond.features.loadgen import SCENARIOS
+from gpumond.features.loadgen.plan import SCENARIOS
 
 ENGINES = ("cupy", "torch")
 OPTIONS = ("--max", "8GiB", "--duration", "4s", "--speed", "3000", "--json")

@@ -18,7 +18,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
-from gpumond.features.loadgen import plan
+from gpumond.features.loadgen.plan import plan
 from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
 from gpumond.tick.history import Point

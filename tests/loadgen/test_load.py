@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.features.loadgen import SCENARIOS
+from gpumond.features.loadgen.plan import SCENARIOS
 from gpumond.sim.device import MIB, SimDevice, Spec, create
 from tests.running import until
 from tests.sim.holding import holder

@@ -14,8 +14,8 @@ import pytest
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
-from gpumond.features.loadgen import SCENARIOS, Plan, Truth, plan
-from gpumond.features.loadgen.script import CONTEXT_BYTES, ScriptStep
+from gpumond.features.loadgen.plan import SCENARIOS, Plan, plan
+from gpumond.features.loadgen.script import CONTEXT_BYTES, ScriptStep, Truth
 
 LEAKS = [name for name, scenario in SCENARIOS.items() if scenario.verdict == "leak"]
 INJECTED = [name for name, scenario in SCENARIOS.items() if scenario.verdict and name != "stress"]

@@ -10,7 +10,7 @@ import pytest
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import GIB, MIB
-from gpumond.features.loadgen import SCENARIOS, Plan, plan
+from gpumond.features.loadgen.plan import SCENARIOS, Plan, plan
 from gpumond.features.loadgen.script import CONTEXT_BYTES
 from gpumond.tick.ledger import attribute
 from tests.simulator.snapshots import EPOCH, snapshots
