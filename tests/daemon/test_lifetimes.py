@@ -14,7 +14,6 @@ import pytest
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
 from gpumond.daemon.kernel import Edges
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.snapshot import AgentReport
@@ -54,10 +53,6 @@ class SilentAgent(SimulatedAgents):
 
     def reports(self) -> tuple[AgentReport, ...]:
         return (make_report(4242, (make_pool("GPU-0", live=GIB, cached=GIB),)),)
-
-    def reporting(self) -> Steps[tuple[AgentReport, ...]]:
-        yield
-        return self.reports()
 
     def report(self, identity: Identity) -> AgentReport | None:
         return self.reports()[0]

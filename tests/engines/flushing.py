@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import AgentReport, Reading
@@ -23,8 +22,7 @@ FAST = Timing(idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_se
 
 
 class NoAgents:
-    def reporting(self) -> Steps[Sequence[AgentReport]]:
-        yield
+    def reports(self) -> Sequence[AgentReport]:
         return ()
 
     def report(self, identity: Identity) -> AgentReport | None:

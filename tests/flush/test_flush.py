@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import Expected, Outcome, StepResult
@@ -42,8 +41,7 @@ class ScriptedPrograms:
         """Pids whose agents never answer."""
         self.unanswered: set[Identity] = set()
 
-    def reporting(self) -> Steps[Sequence[AgentReport]]:
-        yield
+    def reports(self) -> Sequence[AgentReport]:
         return self.programs
 
     def report(self, identity: Identity) -> AgentReport | None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from gpumond.facts.cooperative import run_to_end
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.whole_frame import WholeFrame
@@ -67,7 +66,7 @@ def as_json(whole: WholeFrame) -> Any:
 
 
 def changes_as_json(before: WholeFrame, after: WholeFrame) -> Any:
-    return json.loads(to_json(run_to_end(changes(before, after)), inf_nan_mode="null"))
+    return json.loads(to_json(changes(before, after), inf_nan_mode="null"))
 
 
 def apply(frame: Any, found: Any) -> None:
