@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.cooperative import Steps, run_to_end
 from gpumond.host.event_loop import SLICE_SECONDS, in_slices
-from tests import virtual_time
+from tests.helpers import virtual_time
 
 
 def counting(slices: int, seconds: float = 0.0) -> Steps[int]:
