@@ -31,7 +31,7 @@ from bench.peers import AGENTS_SECONDS, Setting, agents, card_setting, fake_sett
 from bench.result import publish
 from bench.scrape import compile_daemon
 from tests.fakenvml import build
-from tests.running import until
+from tests.helpers.running import until
 
 WARM_UP_SECONDS = 8.0
 DIRECTORY = "STAGES_DIRECTORY"

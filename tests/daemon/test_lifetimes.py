@@ -26,8 +26,8 @@ from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.server import serve
 from gpumond.store.store import Store
 from gpumond.testing import GIB, make_pool, make_report
-from tests.soak.daemon_parts import SimulatedAgents, SimulatedCollector
-from tests.soak.world import World
+from tests.helpers.simulated_daemon import SimulatedAgents, SimulatedCollector
+from tests.helpers.world import World
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -85,7 +85,6 @@ def test_names_and_labels_follow_the_conventions(family: Family):
     assert (family.kind == "counter") == family.name.endswith("_total")
     assert not FORBIDDEN_LABELS & set(family.labels)
     assert len(family.labels) <= 14
-    assert family.help.endswith(".")
     for abbreviation in ("_mib", "_mb", "_gb", "_percent", "_mhz", "_ms", "_milliseconds", "_kb"):
         assert abbreviation not in family.name
 

@@ -29,7 +29,7 @@ from gpumond.host.peer import Identity
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Bounds, Store
 from gpumond.tick.observe import Tick
-from tests.soak.world import TICK_SECONDS
+from tests.helpers.world import TICK_SECONDS
 
 RULE_NAMES = 20
 SCRAPE_SECONDS = 30.0
