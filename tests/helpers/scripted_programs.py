@@ -35,8 +35,7 @@ class ScriptedPrograms:
         """Pids whose agents never answer."""
         self.unanswered: set[Identity] = set()
 
-    def reporting(self) -> Steps[Sequence[AgentReport]]:
-        yield
+    def reports(self) -> Sequence[AgentReport]:
         return self.programs
 
     def report(self, identity: Identity) -> AgentReport | None:
