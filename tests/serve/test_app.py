@@ -13,8 +13,8 @@ from gpumond.facts.errors import (
     FlushError,
     NoSuchTarget,
 )
+from gpumond.facts.flush import FlushOutcome
 from gpumond.facts.pools import Receipt
-from gpumond.features.flush.flusher import FlushOutcome
 from gpumond.serve.examples import DEVICE, RECEIPT, REPORT
 from tests.serve.application import TOKEN, View, ask
 

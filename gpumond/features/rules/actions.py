@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from gpumond.facts.alerts import same_process
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import ENGINE_STEP, PoolUsage, Receipt
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.rule import Action, Labels, Rule
 from gpumond.facts.snapshot import AgentReport
 from gpumond.facts.units import HOUR_SECONDS, duration, human
-from gpumond.features.rules.evaluation import Action, Rule, same_process
-from gpumond.quantities.subjects import Labels
 
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
 THRASHED_RATIO = 0.5
