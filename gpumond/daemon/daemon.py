@@ -23,7 +23,7 @@ from gpumond.facts.pools import Receipt
 from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import Fault
 from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.alerts.hook import AlertmanagerHook
+from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.limits import QuotaLimits
 from gpumond.features.rules.preview import Preview, preview

@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.pools import (
-    DEFAULT_STEPS,
-    Outcome,
-    Receipt,
-    ordered_steps as ordered_steps,
-)
+from gpumond.facts.pools import DEFAULT_STEPS, Outcome, Receipt, ordered_steps as ordered_steps
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport
+from gpumond.features.alerts.actions import PROGRAM_LABELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +114,14 @@ def receipt_without_bytes(
         started_at=started_at,
         duration_seconds=0.0,
     )
+
+
+def concerns(labels: Mapping[str, str], report: AgentReport) -> bool:
+    """Return True if the labels of an alert that name a program name this one."""
+    return all(labels[name] == str(getattr(report, name)) for name in PROGRAM_LABELS if name in labels)
+
+
+def reclaimable_bytes(labels: Mapping[str, str], report: AgentReport) -> int:
+    """Return the memory that a flush of the program would release on the device that the labels name, or on all."""
+    uuid = labels.get("uuid")
+    return sum(pool.reclaimable.likely for pool in report.pools if uuid in (None, pool.device_uuid))

@@ -12,9 +12,9 @@ from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.pools import Receipt
 from gpumond.facts.rule import Rule
-from gpumond.features.alerts.hook import AlertmanagerHook
 from gpumond.features.alerts.receiver_check import ReceiverTest
 from gpumond.features.baselines.recordings import BaselineService
+from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.registry import QuotaRegistry
 from gpumond.features.rules.preview import Preview

@@ -30,9 +30,9 @@ from gpumond.facts.persisted import KeptAdmission
 from gpumond.facts.pools import Receipt
 from gpumond.facts.rule import Rule
 from gpumond.facts.silence import Silence
-from gpumond.features.alerts.hook import AlertmanagerHook
 from gpumond.features.alerts.receiver_check import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE
+from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.registry import QuotaRegistry
 from gpumond.features.rules.built_in import BUILT_IN

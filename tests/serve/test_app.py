@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.errors import (
-    AlreadyUnderWay,
-    CoolingDown,
-    FlushError,
-    NoSuchTarget,
-)
+from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, FlushError, NoSuchTarget
 from gpumond.facts.flush import FlushOutcome
 from gpumond.facts.pools import Receipt
 from gpumond.serve.examples import DEVICE, RECEIPT, REPORT

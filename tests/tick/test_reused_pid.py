@@ -11,7 +11,7 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Action, Rule
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot, SourceState
-from gpumond.features.rules.actions import annotate, conclude, decide
+from gpumond.features.alerts.actions import annotate, conclude, decide
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.serve.whole_frame import holdings
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report

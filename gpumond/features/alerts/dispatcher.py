@@ -22,7 +22,7 @@ from gpumond.facts.pools import ENGINE_STEP, Receipt
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import AgentReport, Snapshot
-from gpumond.features.rules.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
+from gpumond.features.alerts.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
 from gpumond.store.audit import AuditEntry
 
 ACTION = "action"
