@@ -208,6 +208,7 @@ class Kernel:
         self.answers: dict[str, bytes] = {}
         """Encoded answers of the API about this frame, by route."""
         self.parts: tuple[Part, ...] = ()
+        self.first_frame_seconds = FIRST_FRAME_SECONDS
         self._swapped = asyncio.Event()
         self._services: dict[type, object] = dict(edges.services)
 
@@ -244,7 +245,7 @@ class Kernel:
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
         """Return the page of the current frame. The first scrapes after the start wait for the first frame."""
         if self.frame is None:
-            await self.await_frame(FIRST_FRAME_SECONDS)
+            await self.await_frame(self.first_frame_seconds)
         return self.exposition.page(self.frame, Form.of(accept, compat, groups))
 
     def machine_names(self) -> frozenset[str]:

@@ -80,10 +80,10 @@ assert "| `ntfy` | `topic` | the topic of the messages |" in document()
 """
 
 METRIC = """
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import TickState, advance
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.testing import make_device, make_process, make_snapshot
-frame = advance(EngineState(), (), make_snapshot(make_device(processes=(make_process(42, 1),)))).frame
+frame = advance(TickState(), (), make_snapshot(make_device(processes=(make_process(42, 1),)))).frame
 (family,) = [family for family in FAMILIES if family.name == "gpumond_device_processes"]
 assert [value for _, value in family.rows(frame)] == [1]
 from tools.docs.metrics import document
@@ -91,25 +91,25 @@ assert "| `gpumond_device_processes` | gauge |" in document()
 """
 
 VALUE = """
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import TickState, advance
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.testing import GIB, make_device, make_snapshot
 rule = RuleConfig(name="low", scope="device", value="free_ratio", below="10%").rule()
-(alert,) = advance(EngineState(), (rule,), make_snapshot(make_device(free_bytes=4 * GIB))).frame.alerts
+(alert,) = advance(TickState(), (rule,), make_snapshot(make_device(free_bytes=4 * GIB))).frame.alerts
 assert (alert.rule, alert.value) == ("low", 0.05)
 from tools.docs.rules import document
 assert "| `free_ratio` | ratio | free bytes over size |" in document()
 """
 
 VERDICT = """
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import TickState, advance
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.facts.sensors import Sensors
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.testing import make_device, make_snapshot
 sensors = Sensors(remapped_rows_failed=True, remapped_rows_uncorrectable=2)
 rule = RuleConfig(name="failing", scope="device", value="failing_memory", above=0).rule()
-frame = advance(EngineState(), (rule,), make_snapshot(make_device(sensors=sensors))).frame
+frame = advance(TickState(), (rule,), make_snapshot(make_device(sensors=sensors))).frame
 assert [(verdict.kind, verdict.evidence) for verdict in frame.verdicts] == [("failing-memory", (("rows", 2.0),))]
 assert [alert.rule for alert in frame.alerts] == ["failing"]
 assert "failing-memory" in next(family.help for family in FAMILIES if family.name == "gpumond_verdict")
