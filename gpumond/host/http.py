@@ -207,8 +207,8 @@ def explained(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
     except socket.gaierror as error:
         raise HttpError("dns", f"the host name cannot be resolved: {error.strerror}") from None
     except ssl.SSLCertVerificationError as error:
-        message = f"its certificate is not valid for this address: {error.verify_message}"
-        raise HttpError("certificate", message) from None
+        mismatch = error.verify_message.partition(",")[0]  # the name of the host follows
+        raise HttpError("certificate", f"its certificate is not valid for this address: {mismatch}") from None
     except ssl.SSLError as error:
         raise HttpError("tls", f"no TLS connection: {error.reason or 'failed'}") from None
     except (ConnectionRefusedError, FileNotFoundError):

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from gpumond.facts.errors import HttpError
-from gpumond.host.http import Connection, Request, exchange, exchange_async
 
+from gpumond.facts.errors import HttpError
+from gpumond.host.http import Connection, HttpAnswer, Request, exchange, exchange_async
 from tests.running import until
 
 STALLS = {
@@ -72,11 +72,12 @@ def threads() -> int:
 
 
 def give_up(connection: Connection, waits: bool = False) -> None:
+    def ask() -> HttpAnswer:
+        request = Request("GET", "/")
+        return exchange(connection, request, 0.1) if waits else asyncio.run(exchange_async(connection, request, 0.1))
+
     with pytest.raises(HttpError, match=r"no answer within 0\.1 s") as failed:
-        if waits:
-            exchange(connection, Request("GET", "/"), 0.1)
-        else:
-            asyncio.run(exchange_async(connection, Request("GET", "/"), 0.1))
+        ask()
     assert failed.value.reason == "timeout"
 
 
