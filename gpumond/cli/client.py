@@ -33,6 +33,7 @@ from gpumond.host.http import Connection, Request, check_token, connection_to, e
 from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_of
 
 DEFAULT_URL = "http://127.0.0.1:9917"
+READ_SECONDS, CHANGE_SECONDS = 10.0, 30.0
 DOWNLOAD_SECONDS = 60.0
 """Longest wait for the next bytes of a download."""
 CHUNK_BYTES = 1 << 20
@@ -92,7 +93,7 @@ def is_local(url: str) -> bool:
 
 def is_proven(url: str) -> bool:
     """Return True if the server at an http:// or https:// address is verified, by TLS or by the kernel."""
-    return http.is_proven(url, 10.0, _trusted())
+    return http.is_proven(url, READ_SECONDS, _trusted())
 
 
 def device(url: str, name: str) -> str:
@@ -168,14 +169,14 @@ def get(url: str, path: str, headers: Mapping[str, str] = {}) -> Any:
     """
     proven = url.startswith("https://")
     try:
-        return _exchange("GET", url, path, None, headers, 10.0, proven)
+        return _exchange("GET", url, path, READ_SECONDS, proven, headers=headers)
     except DaemonError as error:
         if proven or error.status not in (UNAUTHORIZED, FORBIDDEN) or not _token(url)[0]:
             raise
         if not is_local(url):
             note = "the token was not sent, since the connection is without TLS"
             raise DaemonError(f"{error}; {note}", error.status, error.problem) from None
-    return _exchange("GET", url, path, None, headers, 10.0, True)
+    return _exchange("GET", url, path, READ_SECONDS, True, headers=headers)
 
 
 def frame(url: str) -> CheckedFrame:
@@ -185,15 +186,15 @@ def frame(url: str) -> CheckedFrame:
 
 def post(url: str, path: str, body: object, timeout: float) -> Any:
     """Return the decoded response to POST, which is sent with a token. Raises DaemonError."""
-    return _change("POST", url, path, body, timeout)
+    return _exchange("POST", url, path, timeout, True, body)
 
 
 def put(url: str, path: str, body: object) -> Any:
-    return _change("PUT", url, path, body, 30.0)
+    return _exchange("PUT", url, path, CHANGE_SECONDS, True, body)
 
 
 def delete(url: str, path: str) -> None:
-    _change("DELETE", url, path, None, 30.0)
+    _exchange("DELETE", url, path, CHANGE_SECONDS, True)
 
 
 def download(url: str, path: str, file: BinaryIO) -> int:
@@ -216,25 +217,21 @@ def download(url: str, path: str, file: BinaryIO) -> int:
     return received
 
 
-def _change(method: str, url: str, path: str, body: object, timeout: float) -> Any:
-    encoded = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    return _exchange(method, url, path, encoded, headers, timeout, True)
-
-
 def _exchange(
     method: str,
     url: str,
     path: str,
-    body: bytes | None,
-    headers: Mapping[str, str],
     seconds: float,
     secret: bool,
+    body: object = None,
+    headers: Mapping[str, str] = {},
 ) -> Any:
     """Return the decoded response. Raises DaemonError. ``secret``: it carries a token, or goes over the socket."""
+    encoded = None if body is None else json.dumps(body).encode()
+    fields = headers if method == "GET" else {"Content-Type": "application/json"}
     with _reachable(url, seconds):
         route = _route(url, seconds, secret)
-        answer = exchange(route.connection, route.request(method, path, headers, body), seconds)
+        answer = exchange(route.connection, route.request(method, path, fields, encoded), seconds)
     if not _accepted(answer.status):
         raise _refusal(answer.status, answer.body, route)
     if answer.headers.get("Content-Type", "").startswith("text/plain"):
@@ -278,7 +275,7 @@ def _route(url: str, seconds: float, secret: bool) -> Route:
     token, source = _token(url) if secret else ("", "")
     if url.startswith("unix://"):
         return Route(_over_socket(Path(url.removeprefix("unix://")), seconds), "", token, source)
-    parts, named = urlsplit(url), os.environ.get("GPUMOND_TOKEN")
+    parts, named = http.split_address(url), os.environ.get("GPUMOND_TOKEN")
     if parts.scheme == "http" and is_local(url) and (url.rstrip("/") == DEFAULT_URL or (secret and not token)):
         for directory in runtime_directories():
             connection = _over_socket(directory / "api.sock", seconds)

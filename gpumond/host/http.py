@@ -121,28 +121,35 @@ class Connection(HTTPConnection):
             )
 
 
+def split_address(url: str) -> SplitResult:
+    """Return the parts of an http:// or https:// address with a host. Raises HttpError for anything else."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # brackets or the port
+        valid = False
+    if not valid:
+        raise HttpError("address", "its address is not http:// or https://")
+    return parts
+
+
 def connection_to(
     url: SplitResult,
     tls: Callable[[], ssl.SSLContext],
     seconds: float | None = None,
     trusted: frozenset[int] | None = None,
 ) -> Connection:
-    """Return a connection to an http:// or https:// address, which is not open yet.
+    """Return a connection to the address that `split_address` has returned, which is not open yet.
 
     ``trusted``: the request contains a secret, and without TLS it is sent only to a listener of this machine that
     belongs to one of these users. Raises HttpError if there is no such way.
     """
-    try:
-        host, port = url.hostname or "", url.port
-    except ValueError:
-        raise HttpError("address", "the port of its address is not valid") from None
-    if url.scheme not in ("http", "https") or not host:
-        raise HttpError("address", "its address is not http:// or https://")
+    host = url.hostname or ""
     if url.scheme == "https":
-        return Connection(host, port, tls=tls(), seconds=seconds)
+        return Connection(host, url.port, tls=tls(), seconds=seconds)
     if trusted is not None and not is_loopback(host):
         raise HttpError("untrusted", "the token is not sent without TLS; give the daemon a web_config and use https")
-    return Connection(host, port, seconds=seconds, trusted=trusted)
+    return Connection(host, url.port, seconds=seconds, trusted=trusted)
 
 
 def target_of(url: SplitResult, path: str = "") -> str:
@@ -161,8 +168,8 @@ def is_loopback(host: str | None) -> bool:
 def may_receive_token(url: str) -> bool:
     """Return True for an address over TLS, and for one of this machine, whose listener `Connection` then proves."""
     try:
-        parts = urlsplit(url)
-    except ValueError:
+        parts = split_address(url)
+    except HttpError:
         return False
     return parts.scheme == "https" or is_loopback(parts.hostname)
 
@@ -171,7 +178,7 @@ def is_proven(url: str, seconds: float, trusted: frozenset[int]) -> bool:
     """Return True if the server is verified: by TLS, or by the kernel as a listener of a trusted user."""
     try:
         with explained():
-            parts = urlsplit(url)
+            parts = split_address(url)
             if parts.scheme == "https":
                 return True
             probe = connection_to(parts, trust, seconds, trusted)

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
@@ -20,13 +19,13 @@ from gpumond.features.fleet.machines import Machine
 from gpumond.host.files import open_regular, read_secret
 from gpumond.host.http import (
     MAX_ANSWER_BYTES,
-    HttpAnswer,
     Request,
     check_token,
     connection_to,
     exchange_async,
     is_proven,
     may_receive_token,
+    split_address,
     target_of,
     trust,
 )
@@ -145,8 +144,7 @@ class Client:
         """
         try:
             proven = await asyncio.to_thread(is_proven, url, self.timeout_seconds, trusted_uids())
-            answer = await send(url, "GET", "", None, {}, self.access.trust, self.timeout_seconds)
-            return await decoded_answer(answer), proven
+            return await call(url, Request("GET", ""), self.access.trust, self.timeout_seconds), proven
         except DaemonError as error:
             raise DiscoveryError(f"{url}: {error}") from None
 
@@ -168,41 +166,35 @@ class Client:
             withheld = "the token was not sent, since the connection is without TLS"
             if method != "GET":
                 raise DaemonError("the token is not sent without TLS; give the daemon a web_config and use https")
-        answer = await send(machine.url, method, path, body, fields, self.access.trust, seconds, limit)
+        request = Request(method, path, fields, body)
         try:
-            return await decoded_answer(answer, convert)
+            return await call(machine.url, request, self.access.trust, seconds, convert, limit)
         except DaemonError as error:
             note = f"; {withheld}" if withheld and error.status in (401, 403) else ""
             raise DaemonError(f"{error}{note}", error.status, error.problem) from None
 
 
-async def send(
+async def call(
     url: str,
-    method: str,
-    path: str,
-    body: bytes | None,
-    headers: Mapping[str, str],
+    request: Request,
     trust: ssl.SSLContext,
     seconds: float,
+    convert: Callable[[Any], T] = lambda content: content,
     limit: int = MAX_ANSWER_BYTES,
-) -> HttpAnswer:
-    """Return the answer to one request, whatever its status, if it has at most ``limit`` bytes.
+) -> T:
+    """Return the converted content of a 200 with at most ``limit`` bytes. The target of the request is below ``url``.
 
-    Raises DaemonError, with the reason only.
+    The content is decoded and converted outside of the event loop. Raises DaemonError, with the reason only.
     """
-    fields = {"Accept": "application/json", **headers}
+    fields = {"Accept": "application/json", **request.headers}
     try:
-        parts = urlsplit(url)
-        connection = connection_to(parts, lambda: trust, seconds, trusted_uids() if "Authorization" in fields else None)
-        return await exchange_async(connection, Request(method, target_of(parts, path), fields, body), seconds, limit)
-    except ValueError:
-        raise DaemonError("its address is not http:// or https://") from None
+        address = split_address(url)
+        request = request._replace(target=target_of(address, request.target), headers=fields)
+        trusted = trusted_uids() if "Authorization" in fields else None
+        connection = connection_to(address, lambda: trust, seconds, trusted)
+        answer = await exchange_async(connection, request, seconds, limit)
     except HttpError as error:
         raise DaemonError(str(error)) from None
-
-
-async def decoded_answer(answer: HttpAnswer, convert: Callable[[Any], T] = lambda content: content) -> T:
-    """Return the content of a 200, decoded and converted outside of the event loop. Raises DaemonError."""
 
     def work() -> T:
         try:

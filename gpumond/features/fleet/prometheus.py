@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 
 from gpumond.agent.transport import trusted_uids
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.features.fleet.connection import decoded_answer, send
-from gpumond.host.http import is_proven, may_receive_token
+from gpumond.features.fleet.connection import call
+from gpumond.host.http import Request, is_proven, may_receive_token
 
 Point = tuple[float, float]
 """Unix time and value."""
@@ -85,9 +85,7 @@ class Prometheus:
             headers["Authorization"] = f"Bearer {self.token}"
         try:
             url = self.url.rstrip("/") + path
-            answer: Any = await decoded_answer(
-                await send(url, method, "", form, headers, self.trust, self.timeout_seconds)
-            )
+            answer: Any = await call(url, Request(method, "", headers, form), self.trust, self.timeout_seconds)
         except DaemonError as error:
             kind = ConfigError if error.status in (400, 422) else DiscoveryError  # the expression is not valid
             raise kind(f"{self.url}: {error}") from None

@@ -12,7 +12,6 @@ from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -22,7 +21,7 @@ from gpumond.features.alerts.receivers import Rejected, Retry
 from gpumond.features.alerts.receivers.receiver_type import ReceiverType
 from gpumond.features.rules.built_in import RUNBOOKS
 from gpumond.host.files import read_secret
-from gpumond.host.http import Request, connection_to, exchange_async, target_of, trust
+from gpumond.host.http import Request, connection_to, exchange_async, split_address, target_of, trust
 from gpumond.host.machine import MACHINE_NAME
 
 TIMEOUT_SECONDS = 5.0
@@ -86,11 +85,8 @@ class HttpReceiver(ReceiverType):
 def web_address(url: str) -> bool:
     """Return True for an http:// or https:// address with a host and without user or password."""
     try:
-        parts = urlsplit(url)
-        return (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and parts.port != 0
-        )
-    except ValueError:
+        return "@" not in split_address(url).netloc
+    except HttpError:
         return False
 
 
@@ -114,14 +110,12 @@ async def post(
     if receiver.bearer_token_file:
         fields = {"Authorization": f"Bearer {secret(receiver.bearer_token_file)}", **fields}
     try:
-        url = urlsplit((receiver.url or secret(receiver.url_file or Path())).strip())
+        url = split_address((receiver.url or secret(receiver.url_file or Path())).strip())
         connection = connection_to(url, lambda: trust(receiver.ca_file), timeout_seconds)
         request = Request("POST", target_of(url, path), fields, body)
         answer = await exchange_async(connection, request, timeout_seconds, max_bytes=0)
     except ConfigError as error:
         raise Retry("tls", str(error)) from None
-    except ValueError:
-        raise Rejected("address", "its address is not http:// or https://") from None
     except HttpError as error:
         if error.reason == "address":
             raise Rejected("address", str(error)) from None
