@@ -202,8 +202,8 @@ def download(url: str, path: str, file: BinaryIO) -> int:
     with _reachable(url, DOWNLOAD_SECONDS):
         route = _route(url, DOWNLOAD_SECONDS, secret=True)
         with response_to(route.connection, route.request("GET", path)) as response:
-            if not _accepted(response.status):
-                raise _refusal(response.status, response.read(CHUNK_BYTES), route)
+            if not 200 <= response.status < 300:
+                _content(response.status, response.read(CHUNK_BYTES), route)  # raises
             size = int(response.headers.get("Content-Length", -1))
             received = 0
             while chunk := response.read(CHUNK_BYTES):
@@ -232,13 +232,11 @@ def _exchange(
     with _reachable(url, seconds):
         route = _route(url, seconds, secret)
         answer = exchange(route.connection, route.request(method, path, fields, encoded), seconds)
-    if not _accepted(answer.status):
-        raise _refusal(answer.status, answer.body, route)
-    if answer.headers.get("Content-Type", "").startswith("text/plain"):
-        return None
     global answered
     answered = True
-    return decoded(answer.status, answer.body)
+    if 200 <= answer.status < 300 and answer.headers.get("Content-Type", "").startswith("text/plain"):
+        return None
+    return _content(answer.status, answer.body, route)
 
 
 @contextmanager
@@ -255,17 +253,13 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
         ) from None
 
 
-def _accepted(status: int) -> bool:
-    return 200 <= status < 300
-
-
-def _refusal(status: int, body: bytes, route: Route) -> DaemonError:
-    sent = f" (the token is from {route.token_source})" if status == UNAUTHORIZED and route.token_source else ""
+def _content(status: int, body: bytes, route: Route) -> Any:
+    """Return the decoded body of a 2xx. Raises DaemonError for other statuses."""
     try:
-        decoded(status, body)
+        return decoded(status, body)
     except DaemonError as error:
-        return DaemonError(f"{str(error) or f'the daemon answered {status}'}{sent}", status, error.problem)
-    raise AssertionError(status)  # a refusal is never decoded
+        sent = f" (the token is from {route.token_source})" if status == UNAUTHORIZED and route.token_source else ""
+        raise DaemonError(f"{str(error) or f'the daemon answered {status}'}{sent}", status, error.problem) from None
 
 
 def _route(url: str, seconds: float, secret: bool) -> Route:
