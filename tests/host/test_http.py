@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.facts.errors import HttpError
 from gpumond.host.http import Connection, HttpAnswer, Request, exchange, exchange_async
-from tests.running import until
+from tests.helpers.running import until
 
 STALLS = {
     "before the headers": b"",

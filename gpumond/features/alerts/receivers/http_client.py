@@ -19,10 +19,10 @@ from gpumond.facts.errors import ConfigError, HttpError, HttpFailure
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.receivers import Rejected, Retry
 from gpumond.features.alerts.receivers.receiver_type import ReceiverType
-from gpumond.features.rules.built_in import RUNBOOKS
 from gpumond.host.files import read_secret
 from gpumond.host.http import Request, connection_to, exchange_async, split_address, target_of, trust
 from gpumond.host.machine import MACHINE_NAME
+from gpumond.page.runbooks import RUNBOOKS
 
 TIMEOUT_SECONDS = 5.0
 MAX_RETRY_AFTER_SECONDS = 3600.0
