@@ -16,7 +16,7 @@ from gpumond.facts.messages import default_socket
 from gpumond.facts.quota import Quota
 from gpumond.features.alerts.receivers import Notifier
 from gpumond.features.alerts.receivers.log import Log
-from gpumond.features.engines.spec import Declaration
+from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.quotas.queue import Lending
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import Rule
@@ -72,7 +72,7 @@ class Settings:
     rule_overrides: Overrides = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     receivers: tuple[Notifier, ...] = (Log("log"),)
-    engines: tuple[Declaration, ...] = ()
+    engines: tuple[EngineConfig, ...] = ()
     quotas: tuple[Quota, ...] = ()
     lending: Lending = "user"
     allow_end_requests: bool = False

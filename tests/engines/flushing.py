@@ -13,7 +13,7 @@ from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.features.engines.flush_step import Timing
 from gpumond.features.engines.poller import Engines
-from gpumond.features.engines.spec import Declaration
+from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.flush.flusher import Flusher, FlushRequest, Target
 from gpumond.host.peer import Identity
 from gpumond.sim.device import SimDevice
@@ -44,7 +44,7 @@ class World:
     """The daemon's parts that flush one engine."""
 
     def __init__(
-        self, card: SimDevice, *declarations: Declaration, timing: Timing = FAST, use: float | None = 0.0
+        self, card: SimDevice, *declarations: EngineConfig, timing: Timing = FAST, use: float | None = 0.0
     ) -> None:
         """``use``: the driver's utilisation of the device by each process."""
         self.card, self.use = card, use
@@ -72,5 +72,5 @@ class World:
         return (await self.flusher.flush(request, "test")).receipts
 
 
-def flush(card: SimDevice, declaration: Declaration, **fields: Any) -> Receipt:
+def flush(card: SimDevice, declaration: EngineConfig, **fields: Any) -> Receipt:
     return asyncio.run(World(card, declaration).flush(**fields))

@@ -15,8 +15,8 @@ import pytest
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.pools import Expected
 from gpumond.features.engines.flush_step import EngineFlusher, EngineRequest, Timing
-from gpumond.features.engines.kinds import KINDS
-from gpumond.features.engines.spec import Declaration
+from gpumond.features.engines.kinds import all_kinds
+from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.flush.flusher import FlushRequest, Target
 from gpumond.testing import GIB
 from tests.engines.flushing import FAST, World, flush
@@ -43,12 +43,12 @@ CUTS = ("llama-router", "a1111", "lmdeploy", "generic")
 """Kinds whose release cuts running requests."""
 
 
-def allowed(engine: StandIn, **fields: Any) -> Declaration:
+def allowed(engine: StandIn, **fields: Any) -> EngineConfig:
     return declared(engine, **ALLOWED[engine.kind] | fields)
 
 
-def test_every_kind_with_a_lever_is_tested():
-    assert ALLOWED.keys() == {spec.kind for spec in KINDS if not spec.without_levers}
+def test_every_kind_with_a_method_is_tested():
+    assert ALLOWED.keys() == {kind for kind, spec in all_kinds().items() if not spec.without_methods}
 
 
 @pytest.mark.parametrize("kind", ALLOWED)
@@ -180,9 +180,9 @@ def test_server_that_ends_is_a_failure(kind: str, tmp_path: Path):
 
 
 class Short(World):
-    """World whose levers have a time limit of a second."""
+    """World whose methods have a time limit of a second."""
 
-    def __init__(self, card: Any, declaration: Declaration) -> None:
+    def __init__(self, card: Any, declaration: EngineConfig) -> None:
         super().__init__(card, declaration)
         carry_out = self.engines.carry_out
 
@@ -391,16 +391,16 @@ def test_engine_that_sleeps_already_is_nothing(tmp_path: Path):
         assert (second.outcome, second.reason) == ("nothing", "it sleeps already")
 
 
-def test_sleep_lever_releases_the_weights_too(tmp_path: Path):
+def test_sleep_method_releases_the_weights_too(tmp_path: Path):
     card = device(tmp_path)
     with standin("vllm", card) as engine:
-        receipt = flush(card, allowed(engine, lever="sleep"))
+        receipt = flush(card, allowed(engine, method="sleep"))
         assert (receipt.outcome, receipt.driver_released_bytes, receipt.lever) == ("freed", 6 * GIB, "sleep")
         assert receipt.expected == Expected(0, 6 * GIB, 7 * GIB, "interval")
         assert engine.record()["harms"] == []
 
 
-def test_one_lever_at_a_time(tmp_path: Path):
+def test_one_method_at_a_time(tmp_path: Path):
     card = device(tmp_path)
     with standin("vllm", card) as engine:
 

@@ -19,14 +19,15 @@ from urllib.parse import urlsplit
 from gpumond import __version__
 from gpumond.facts.errors import EngineError, EngineTimeout
 from gpumond.facts.text import has_control_characters
-from gpumond.features.engines.spec import Address, Answer, Auth, Call, Declaration, Dialogue, T
+from gpumond.features.engines.settings import AuthConfig, EngineConfig
+from gpumond.features.engines.spec import Address, Answer, Call, Dialogue, T
 from gpumond.host.files import read_text
 from gpumond.host.http_exchange import Connection, exchange
 
 MAX_ANSWER_BYTES = 2 << 20
 
 
-async def carry_out(engine: Declaration, dialogue: Dialogue[T], seconds: float) -> T:
+async def carry_out(engine: EngineConfig, dialogue: Dialogue[T], seconds: float) -> T:
     """Return the result of a dialogue. Raises EngineError.
 
     ``seconds`` limits all calls together. When it is over, the dialogue receives EngineTimeout, and the calls with
@@ -59,7 +60,7 @@ def _advance(dialogue: Dialogue[T], answer: Answer | None, error: EngineError | 
         return None, done.value
 
 
-async def send(engine: Declaration, call: Call) -> Answer:
+async def send(engine: EngineConfig, call: Call) -> Answer:
     """Return the answer to one request. Raises EngineError."""
     address = engine.metrics_address if call.of_metrics and engine.metrics_address else engine.address
     body = None if call.body is None else json.dumps(call.body).encode()
@@ -91,20 +92,22 @@ def _tls_hint(error: ssl.SSLError) -> str:
     return "; if the server has no TLS, declare an http:// url" if error.reason == "WRONG_VERSION_NUMBER" else ""
 
 
-def _connection(engine: Declaration, address: Address) -> Connection:
+def _connection(engine: EngineConfig, address: Address) -> Connection:
     if address.scheme == "unix":
         return Connection("localhost", path=address.host)
     tls = ssl.create_default_context(cafile=engine.ca_file) if address.scheme == "https" else None
     return Connection(address.host, address.port, tls=tls, server_name=engine.server_name)
 
 
-def _credentials(auth: Auth, method: str, path: str, body: bytes) -> Mapping[str, str]:
+def _credentials(auth: AuthConfig | None, method: str, path: str, body: bytes) -> Mapping[str, str]:
+    if auth is None:
+        return {}
     if auth.bearer_token_file:
         return {"Authorization": f"Bearer {_secret(auth.bearer_token_file)}"}
     if auth.password_file:
         pair = f"{auth.username}:{_secret(auth.password_file)}"
         return {"Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
-    if auth.header_file:
+    if auth.header and auth.header_file:
         return {auth.header: _secret(auth.header_file)}
     if auth.hmac_key_file:
         return signed(_secret(auth.hmac_key_file), method, path, body, str(int(time.time())), secrets.token_hex(16))

@@ -21,7 +21,8 @@ from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, SUSPENDED, Outcome, 
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
-from gpumond.features.engines.flush_step import EngineAccess, EngineFlusher, EngineRequest, Timing
+from gpumond.features.engines.flush_step import EngineFlusher, EngineRequest, Timing
+from gpumond.features.engines.poller import Engines
 from gpumond.features.flush.receipts import (
     DriverCounts,
     Plans,
@@ -199,7 +200,7 @@ class Flusher:
         settle_seconds: float = SETTLE_SECONDS,
         neighbour_seconds: float = NEIGHBOUR_SECONDS,
         clock: Callable[[], float] = time.monotonic,
-        engines: EngineAccess | None = None,
+        engines: Engines | None = None,
         engine_timing: Timing = Timing(),
         keep: Callable[[Receipt], Awaitable[None]] | None = None,
     ) -> None:

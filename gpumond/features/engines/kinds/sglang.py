@@ -5,38 +5,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpumond.facts.engines import EngineState
 from gpumond.features.engines.prometheus_text import Metrics
-from gpumond.features.engines.spec import Declaration, Dialogue, EngineSpec, at, entries, get
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Dialogue, EngineSpec, at, entries, get
 
-RUNNING = "sglang:num_running_reqs"
 WAITING = ("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs", "sglang:num_paused_reqs")
-KV_CACHE_GB = "sglang:kv_cache_memory_usage_gb"
-SIZES_GB = ("sglang:weight_memory_usage_gb", KV_CACHE_GB, "sglang:graph_memory_usage_gb")
 PARTS = ("kv_cache", "weight", "graph")
 """Parts of the memory of a rank in the loads."""
 GB = 1 << 30
 """SGLang divides by it, and calls the result GB."""
 
 
-def read(engine: Declaration) -> Dialogue[EngineState]:
-    """Read the metrics, or without --enable-metrics the loads. Sizes are those of one rank in both, and only the loads
-    state how many there are; with an api key they require it.
+def read(engine: EngineConfig) -> Dialogue[EngineState]:
+    """Read the metrics and the loads. Only the loads state sizes and how many ranks have them, and with an api key they
+    require it; without --enable-metrics, they state the requests, too.
     """
     answer = yield get("/metrics", of_metrics=True)
     loads = yield get("/v1/loads", include="core,memory")
     if answer.status == 404:
         return _of_loads(loads.accepted().json)
     page = _OneRank(answer.accepted().body)
-    ranks = at(loads.json, "num_accelerators", kind=int) if loads.status == 200 else None
-    sizes = [size for name in SIZES_GB if (size := page.total(name)) is not None]
-    kv_cache = page.total(KV_CACHE_GB)
-    return EngineState(
-        running=page.count(RUNNING),
+    return replace(
+        _of_loads(loads.json) if loads.status == 200 else EngineState(),
+        running=page.count("sglang:num_running_reqs"),
         waiting=page.sum_of(*WAITING),
-        kv_cache_bytes=_bytes(kv_cache, ranks),
         kv_cache_used_ratio=_used_ratio(page),
-        held_bytes=_bytes(sum(sizes), ranks),
         work=page.counters("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
     )
 
@@ -84,5 +80,5 @@ SPEC = EngineSpec(
     kind="sglang",
     summary="SGLang (state only)",
     read=read,
-    without_levers="its release ends the server if a request runs, and health probes run requests",
+    without_methods="its release ends the server if a request runs, and health probes run requests",
 )
