@@ -20,6 +20,7 @@ from itertools import pairwise
 
 from gpumond.facts.engines import EngineState
 from gpumond.facts.errors import EngineError, EngineRejected, EngineTimeout
+from gpumond.facts.flush import receipt_without_bytes
 from gpumond.facts.pools import ENGINE_STEP, Expected, Held, Outcome, Receipt, StepResult
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import ProcessUsage, Reading
@@ -27,7 +28,6 @@ from gpumond.facts.units import human
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
-from gpumond.features.flush.receipts import receipt_without_bytes
 from gpumond.host.event_loop import cancelled
 from gpumond.host.machine import process_start
 
