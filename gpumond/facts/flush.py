@@ -9,7 +9,9 @@ from gpumond.facts.engines import EngineReading
 from gpumond.facts.pools import DEFAULT_STEPS, Outcome, Receipt, ordered_steps as ordered_steps
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.actions import PROGRAM_LABELS
+
+PROGRAM_LABELS = ("pid", "start_ticks", "workload", "uid")
+"""Labels of alerts that are attributes of a program's report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
