@@ -15,7 +15,7 @@ import pytest
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.pools import Expected
-from gpumond.features.engines.flush_step import EngineFlusher, EngineRequest, Timing
+from gpumond.features.engines.flush_step import EngineFlusher, Timing
 from gpumond.features.engines.kinds import all_kinds
 from gpumond.testing import GIB
 from tests.engines.flushing import ALLOWED, FAST, Short, World, allowed, flush
@@ -273,8 +273,8 @@ def test_another_users_request_is_refused_by_the_fresh_look_at_the_listener(tmp_
         async def scenario() -> Any:
             world = World(card, allowed(engine))
             step = EngineFlusher(world.engines, world.read_driver, lambda: (), FAST)
-            request = EngineRequest(name="e", requested_by="test", uid=os.getuid() + 1)
-            return await step.flush(request)
+            request = FlushRequest(target=Target(workload="e", uid=os.getuid() + 1), steps=("engine",))
+            return await step.flush("e", request, "test")
 
         (receipt,) = asyncio.run(scenario())
         assert (receipt.outcome, receipt.reason) == (

@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from gpumond.facts.engines import EngineState
 from gpumond.facts.errors import EngineError, EngineRejected, EngineTimeout
-from gpumond.facts.flush import receipt_without_bytes
+from gpumond.facts.flush import FlushRequest, receipt_without_bytes
 from gpumond.facts.pools import ENGINE_STEP, Expected, Held, Outcome, Receipt, StepResult
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import ProcessUsage, Reading
@@ -223,23 +223,6 @@ class Timing:
     return_seconds: tuple[float, ...] = (2.0, 5.0, 10.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
-    """A flush of one engine. ``timeout_seconds`` limits the release; a method that takes longer has its own limit.
-
-    ``uid``: the engine is that of another user's request unless its listener belongs to this user.
-    """
-
-    name: str
-    requested_by: str
-    uid: int | None = None
-    dry_run: bool = False
-    force: bool = False
-    wake: bool = False
-    min_reclaimable_bytes: int = 0
-    timeout_seconds: float = 30.0
-
-
 class Refused(Exception):
     """A check failed; nothing was sent. ``outcome`` is ``nothing`` if there is nothing to release."""
 
@@ -257,8 +240,8 @@ def require(reason: str) -> None:
 class _Flush:
     """One flush, whose parts become known one after the other, and its receipts."""
 
-    request: EngineRequest
     engine: EngineConfig
+    requested_by: str
     method: ReleaseMethod | None = None
     before: EngineMemory = EngineMemory()
     expected: Expected | None = None
@@ -268,7 +251,7 @@ class _Flush:
 
     def receipt(self, outcome: Outcome, reason: str) -> Receipt:
         """Return a receipt without bytes."""
-        name, by, method = self.engine.name, self.request.requested_by, self.method
+        name, by, method = self.engine.name, self.requested_by, self.method
         return replace(
             receipt_without_bytes(self.before.listener, name, outcome, reason, by, self.started_at),
             allocator=self.engine.kind,
@@ -343,20 +326,24 @@ class EngineFlusher:
     async def close(self) -> None:
         await cancelled(self._returns.values())
 
-    async def flush(self, request: EngineRequest) -> list[Receipt]:
-        """Release the memory of one engine, or undo the last release, and return a receipt for each device."""
-        began, engine = time.monotonic(), self.engines.declaration(request.name)
+    async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
+        """Release the memory of one engine, or undo the last release, and return a receipt for each device.
+
+        A method that takes longer than ``timeout_seconds`` has its own limit. With ``target.uid``, the engine's
+        listener must belong to this user.
+        """
+        began, engine = time.monotonic(), self.engines.declaration(name)
         if engine is None:
-            reason, by = f"no engine {request.name} is declared", request.requested_by
-            return [receipt_without_bytes(ProcessKey(0, None), request.name, "refused", reason, by, time.time())]
-        woken = [each for each in self._receipts() if (each.workload, each.outcome) == (request.name, "woken")]
-        flush = _Flush(request=request, engine=engine, wake_seconds=woken[-1].duration_seconds if woken else None)
+            reason = f"no engine {name} is declared"
+            return [receipt_without_bytes(ProcessKey(0, None), name, "refused", reason, requested_by, time.time())]
+        woken = [each.duration_seconds for each in self._receipts() if (each.workload, each.outcome) == (name, "woken")]
+        flush = _Flush(engine=engine, requested_by=requested_by, wake_seconds=woken[-1] if woken else None)
         try:
             flush.method = method = _allowed(engine)
-            flush.before = await self._memory(engine.name)
-            require(flush.before.problem or _foreign(flush, flush.before))
-            with self._held(flush):
-                receipts = await (self._wake if request.wake else self._release)(flush, method)
+            flush.before = await self._memory(name)
+            require(flush.before.problem or _foreign(request, flush.before))
+            with self._held(flush, request):
+                receipts = await (self._wake if request.wake else self._release)(flush, method, request)
         except Refused as refusal:
             receipts = [flush.receipt(refusal.outcome, str(refusal))]
         except EngineError as error:
@@ -364,9 +351,9 @@ class EngineFlusher:
         return [replace(receipt, duration_seconds=time.monotonic() - began) for receipt in receipts]
 
     @contextmanager
-    def _held(self, flush: _Flush) -> Iterator[None]:
+    def _held(self, flush: _Flush, request: FlushRequest) -> Iterator[None]:
         """Exclude other flushes of the engine and of its processes. Raises Refused."""
-        name, request, keys = flush.engine.name, flush.request, flush.before.listeners | flush.before.processes
+        name, keys = flush.engine.name, flush.before.listeners | flush.before.processes
         if request.dry_run:
             yield
             return
@@ -383,8 +370,8 @@ class EngineFlusher:
         finally:
             del self._under_way[name]
 
-    async def _release(self, flush: _Flush, method: ReleaseMethod) -> list[Receipt]:
-        request, engine, name = flush.request, flush.engine, flush.engine.name
+    async def _release(self, flush: _Flush, method: ReleaseMethod, request: FlushRequest) -> list[Receipt]:
+        engine, name = flush.engine, flush.engine.name
         # Is there something to release?
         if not flush.before.processes:
             raise Refused("no process of its server is on a device: it has loaded nothing, or the address is a proxy's")
@@ -417,7 +404,7 @@ class EngineFlusher:
             fresh = await self._memory(name)
             if fresh.listeners != flush.before.listeners:
                 raise Refused(fresh.problem or "its server was replaced during the check")
-            require(_foreign(flush, fresh))
+            require(_foreign(request, fresh))
             flush.before = fresh
             uses.append(fresh.use_ratio)
             states.append(await self.engines.read(name))
@@ -469,8 +456,8 @@ class EngineFlusher:
             latest = memory
         return latest
 
-    async def _wake(self, flush: _Flush, allowed: ReleaseMethod) -> list[Receipt]:
-        request, engine, before = flush.request, flush.engine, flush.before
+    async def _wake(self, flush: _Flush, allowed: ReleaseMethod, request: FlushRequest) -> list[Receipt]:
+        engine, before = flush.engine, flush.before
         # Is there a release to undo, and does its memory fit?
         released = outstanding(self._receipts(), engine.name)
         method = _method_of(engine, released) or allowed if released else allowed
@@ -564,9 +551,8 @@ class EngineFlusher:
                 self._unanswered.pop(name, None)
                 log.info("engine %s serves again", name)
                 if self._returned is not None:
-                    request = EngineRequest(name=name, requested_by=released[0].requested_by, wake=True)
-                    flush = _Flush(request=request, engine=engine, method=method, before=after)
-                    flush.models = released[0].models
+                    by, models = released[0].requested_by, released[0].models
+                    flush = _Flush(engine=engine, requested_by=by, method=method, before=after, models=models)
                     more = max(0, after.total - before.total)
                     needed = more + sum(missing(released, after).values())
                     await self._returned(flush.woken("woken", more, needed, time.monotonic() - began))
@@ -622,9 +608,9 @@ def _allowed(engine: EngineConfig) -> ReleaseMethod:
     return method
 
 
-def _foreign(flush: _Flush, memory: EngineMemory) -> str:
+def _foreign(request: FlushRequest, memory: EngineMemory) -> str:
     """Return the reason why the engine is not that of the request's user; empty if it is."""
-    uid = flush.request.uid
+    uid = request.target.uid
     return "" if uid in (None, memory.uid) else f"its listener does not belong to uid {uid}"
 
 

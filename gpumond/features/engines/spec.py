@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -91,18 +92,14 @@ REMEDIES = {401: "declare its key with auth:", 403: "check the key that auth: de
 """What resolves a rejection, by status."""
 
 
-def _float(text: str) -> float:
-    value = float(text)
+def _bounded(number: type[float] | type[int], text: str) -> float:
+    value = number(text)
     if not abs(value) < MAX_INTEGER:
         raise ValueError("not finite, or too large")
     return value
 
 
-def _int(text: str) -> int:
-    value = int(text)
-    if abs(value) >= MAX_INTEGER:
-        raise ValueError("too large")
-    return value
+_float, _int = partial(_bounded, float), partial(_bounded, int)
 
 
 Dialogue = Generator[Call, Answer, T]

@@ -5,19 +5,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpumond.facts.engines import EngineState
 from gpumond.facts.errors import EngineError
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import (
-    Dialogue,
-    EngineSpec,
-    ReleaseMethod,
-    at,
-    entries,
-    get,
-    name_of,
-    post,
-)
+from gpumond.features.engines.spec import Dialogue, EngineSpec, ReleaseMethod, at, entries, get, name_of, post
 
 STATES = ("running", "parking", "parked", "waking", "failed")
 OBSTACLES = {
@@ -46,32 +39,20 @@ def undo(engine: EngineConfig, tags: tuple[str, ...]) -> Dialogue[None]:
     (yield post("/resume_memory", {"tags": list(tags)} if tags else {})).accepted()
 
 
-COMEBACK = "gpumond flush --workload NAME --step engine --wake; until then the server rejects requests"
+KV_CACHE = ReleaseMethod(
+    name="kv_cache",
+    release=release,
+    serves_again="gpumond flush --workload NAME --step engine --wake; until then the server rejects requests",
+    undo=undo,
+    stops_service=True,
+    waits=True,
+    call_seconds=60.0,
+)
 
 SPEC = EngineSpec(
     kind="tensorrt-llm",
     summary="TensorRT-LLM (trtllm-serve --enable_sleep_mode)",
     read=read,
     warning="the server rejects requests until it wakes up, and an error during the release may require a restart",
-    methods=(
-        ReleaseMethod(
-            name="kv_cache",
-            release=release,
-            serves_again=COMEBACK,
-            undo=undo,
-            stops_service=True,
-            waits=True,
-            call_seconds=60.0,
-        ),
-        ReleaseMethod(
-            name="sleep",
-            release=release,
-            serves_again=COMEBACK,
-            undo=undo,
-            stops_service=True,
-            waits=True,
-            moves_to_host=True,
-            call_seconds=120.0,
-        ),
-    ),
+    methods=(KV_CACHE, replace(KV_CACHE, name="sleep", moves_to_host=True, call_seconds=120.0)),
 )

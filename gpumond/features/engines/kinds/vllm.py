@@ -7,26 +7,17 @@ keep requests waiting. Level 2 of its sleep, which discards the weights, is neve
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpumond.facts.engines import EngineModel, EngineState
 from gpumond.facts.errors import EngineError
 from gpumond.features.engines.prometheus_text import Metrics
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import (
-    Dialogue,
-    EngineSpec,
-    ReleaseMethod,
-    at,
-    flag,
-    get,
-    name_of,
-    post,
-    sends,
-)
+from gpumond.features.engines.spec import Dialogue, EngineSpec, ReleaseMethod, at, flag, get, name_of, post, sends
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KV_CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 WORK = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total")
-DRAIN_SECONDS = 30.0
 
 
 def read(engine: EngineConfig) -> Dialogue[EngineState]:
@@ -70,15 +61,32 @@ def check(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
     return ""
 
 
-DRAIN = post("/pause", seconds=DRAIN_SECONDS, mode="wait")
-UNDO = sends(post("/wake_up"), post("/resume"))
-"""It maps all that is not resident, then ends the pause. Neither has an effect on a server that serves.
+DRAIN = post("/pause", seconds=30.0, mode="wait")
+COMEBACK = (
+    "gpumond flush --workload NAME --step engine --wake; until then requests are answered with 503 (before 0.33: wait)"
+)
+
+KV_CACHE_ALONE = ReleaseMethod(
+    name="kv_cache",
+    release=sends(DRAIN, post("/release_kv_cache_memory")),
+    serves_again=COMEBACK,
+    undo=sends(post("/wake_up"), post("/resume")),
+    check=check,
+    stops_service=True,
+    waits=True,
+    call_seconds=60.0,
+)
+"""Its undo maps all that is not resident, then ends the pause. Neither has an effect on a server that serves.
 
 ``/resume`` alone would serve requests without the memory of a release that failed halfway.
 """
 
-COMEBACK = (
-    "gpumond flush --workload NAME --step engine --wake; until then requests are answered with 503 (before 0.33: wait)"
+SLEEP = replace(
+    KV_CACHE_ALONE,
+    name="sleep",
+    release=sends(DRAIN, post("/sleep", level="1", mode="wait")),
+    moves_to_host=True,
+    call_seconds=120.0,
 )
 
 SPEC = EngineSpec(
@@ -86,27 +94,5 @@ SPEC = EngineSpec(
     summary="vLLM",
     read=read,
     warning="it does not serve until it wakes up, and its development routes are open to all that reach its port",
-    methods=(
-        ReleaseMethod(
-            name="kv_cache",
-            release=sends(DRAIN, post("/release_kv_cache_memory")),
-            serves_again=COMEBACK,
-            undo=UNDO,
-            check=check,
-            stops_service=True,
-            waits=True,
-            call_seconds=60.0,
-        ),
-        ReleaseMethod(
-            name="sleep",
-            release=sends(DRAIN, post("/sleep", level="1", mode="wait")),
-            serves_again=COMEBACK,
-            undo=UNDO,
-            check=check,
-            stops_service=True,
-            waits=True,
-            moves_to_host=True,
-            call_seconds=120.0,
-        ),
-    ),
+    methods=(KV_CACHE_ALONE, SLEEP),
 )
