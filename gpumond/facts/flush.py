@@ -10,9 +10,6 @@ from gpumond.facts.pools import DEFAULT_STEPS, Outcome, Receipt, ordered_steps a
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport
 
-PROGRAM_LABELS = ("pid", "start_ticks", "workload", "uid")
-"""Labels of alerts that are attributes of a program's report."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -127,3 +124,7 @@ def reclaimable_bytes(labels: Mapping[str, str], report: AgentReport) -> int:
     """Return the memory that a flush of the program would release on the device that the labels name, or on all."""
     uuid = labels.get("uuid")
     return sum(pool.reclaimable.likely for pool in report.pools if uuid in (None, pool.device_uuid))
+
+
+PROGRAM_LABELS = ("pid", "start_ticks", "workload", "uid")
+"""Labels of alerts that are attributes of a program's report."""
