@@ -51,6 +51,41 @@ from tools.docs.plugins import document
 assert "| `mindspore` | `mindspore` |" in document()
 """
 
+ENGINE = """
+import asyncio, json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from gpumond.config.schema import SettingsConfig
+from gpumond.features.engines.poller import Engines
+
+posted = []
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({"queue": {"in_progress": 1, "pending": 2, "completed": 3, "failed": 0, "canceled": 0}})
+    def do_POST(self):
+        posted.append(self.path)
+        self.answer({})
+    def answer(self, body):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+    def log_message(self, *words): ...
+
+server = HTTPServer(("127.0.0.1", 0), Handler)
+Thread(target=server.serve_forever, daemon=True).start()
+url = f"http://127.0.0.1:{server.server_port}"
+config = SettingsConfig(engines=[{"name": "e", "kind": "invokeai", "url": url, "allow": ["engine"]}])
+(engine,) = config.settings().engines
+engines = Engines()
+engines.configure([engine])
+state = asyncio.run(engines.read("e"))
+assert (state.running, state.waiting, state.work) == (1, 2, (3, 0, 0))
+assert asyncio.run(engines.carry_out("e", engine.release_method.release(engine, state), 9)) == ()
+assert posted == ["/api/v2/models/empty_model_cache"]
+from tools.docs.plugins import document
+assert "| `invokeai` | InvokeAI | `empty` | a job that begins" in document()
+"""
+
 RECEIVER = """
 import asyncio, json
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -134,6 +169,7 @@ assert "/api/v1/version" in app.openapi()["paths"]
     [
         ("Add a source of devices", SOURCE),
         ("Add an adapter for an allocator", ADAPTER),
+        ("Add a kind of serving engine", ENGINE),
         ("Add a receiver of alerts", RECEIVER),
         ("Add a metric", METRIC),
         ("Add a value of rules", VALUE),

@@ -58,7 +58,7 @@ def server() -> Iterator[Server]:
 def ask(server: Server, call: Any = get("/x"), scheme: str = "http", path: str = "", **fields: Any) -> Answer:
     url = f"{scheme}://127.0.0.1:{server.server_port}{path}"
     config = EngineConfig.model_validate({"name": "e", "kind": "ollama", "url": url} | fields)
-    return asyncio.run(send(config.declaration(), call, 10.0))
+    return asyncio.run(send(config, call, 10.0))
 
 
 def secret(directory: Path, text: str = "s3cret\n") -> str:
@@ -143,7 +143,7 @@ def test_rejection_names_what_resolves_it():
     with answering(b"Unauthorized", 401) as url:
         config = EngineConfig.model_validate({"name": "e", "kind": "ollama", "url": url})
         with pytest.raises(EngineError, match="it answered 401: Unauthorized; declare its key with auth:"):
-            asyncio.run(send(config.declaration(), get("/x"), 10.0)).accepted()
+            asyncio.run(send(config, get("/x"), 10.0)).accepted()
 
 
 def test_server_without_tls_is_named(server: Server):

@@ -14,7 +14,8 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from gpumond.facts.errors import ConfigError, EngineError, EngineTimeout, HttpError, HttpFailure
-from gpumond.features.engines.spec import Address, Answer, Auth, Call, Declaration, Dialogue, Scheme, T
+from gpumond.features.engines.settings import AuthConfig, EngineConfig
+from gpumond.features.engines.spec import Address, Answer, Call, Dialogue, Scheme, T
 from gpumond.host.files import read_secret
 from gpumond.host.http import Connection, Request, exchange_async, trust
 
@@ -27,7 +28,7 @@ HINTS: Mapping[tuple[Scheme, HttpFailure], str] = {
 """What resolves a failure, by the scheme of the address and the reason."""
 
 
-async def carry_out(engine: Declaration, dialogue: Dialogue[T], seconds: float) -> T:
+async def carry_out(engine: EngineConfig, dialogue: Dialogue[T], seconds: float) -> T:
     """Return the result of a dialogue. Raises EngineError.
 
     ``seconds`` limits all calls together. When it is over, the dialogue receives EngineTimeout, and the calls with
@@ -57,7 +58,7 @@ def _advance(dialogue: Dialogue[T], answer: Answer | None, error: EngineError | 
         return None, done.value
 
 
-async def send(engine: Declaration, call: Call, seconds: float) -> Answer:
+async def send(engine: EngineConfig, call: Call, seconds: float) -> Answer:
     """Return the answer to one request. Raises EngineError, and EngineTimeout after ``seconds``."""
     address = engine.metrics_address if call.of_metrics and engine.metrics_address else engine.address
     body = None if call.body is None else json.dumps(call.body).encode()
@@ -78,20 +79,22 @@ async def send(engine: Declaration, call: Call, seconds: float) -> Answer:
     return Answer(answer.status, answer.body)
 
 
-def _connection(engine: Declaration, address: Address) -> Connection:
+def _connection(engine: EngineConfig, address: Address) -> Connection:
     if address.scheme == "unix":
         return Connection("localhost", path=address.host)
     tls = trust(engine.ca_file) if address.scheme == "https" else None
     return Connection(address.host, address.port, tls=tls, server_name=engine.server_name)
 
 
-def _credentials(auth: Auth, method: str, path: str, body: bytes) -> Mapping[str, str]:
+def _credentials(auth: AuthConfig | None, method: str, path: str, body: bytes) -> Mapping[str, str]:
+    if auth is None:
+        return {}
     if auth.bearer_token_file:
         return {"Authorization": f"Bearer {read_secret(auth.bearer_token_file)}"}
     if auth.password_file:
         pair = f"{auth.username}:{read_secret(auth.password_file)}"
         return {"Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
-    if auth.header_file:
+    if auth.header and auth.header_file:
         return {auth.header: read_secret(auth.header_file)}
     if auth.hmac_key_file:
         return signed(read_secret(auth.hmac_key_file), method, path, body, str(int(time.time())), secrets.token_hex(16))
