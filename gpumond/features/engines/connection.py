@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 from gpumond.facts.errors import ConfigError, EngineError, EngineTimeout, HttpError, HttpFailure
 from gpumond.features.engines.settings import AuthConfig, EngineConfig
-from gpumond.features.engines.spec import Address, Answer, Call, Dialogue, Scheme, T
+from gpumond.features.engines.spec import Address, Answer, Call, Dialogue, T
 from gpumond.host.files import read_secret
 from gpumond.host.http import Connection, Request, exchange_async, trust
 
 MAX_ANSWER_BYTES = 2 << 20
-HINTS: Mapping[tuple[Scheme, HttpFailure], str] = {
+HINTS: Mapping[tuple[str, HttpFailure], str] = {
     ("http", "not_http"): "; if the server uses TLS, declare an https:// url",
     ("https", "tls"): "; if the server has no TLS, declare an http:// url",
     ("https", "certificate"): "; declare ca_file, and server_name if the certificate has another name",
