@@ -37,40 +37,19 @@ LABEL_SETS = 16_384
 TOTAL = "_total"
 
 
-class SampleTexts:
-    """The samples of the last pages: rows that have not changed are not formatted again."""
-
-    def __init__(self) -> None:
-        self._written: dict[tuple[str, int], tuple[list[Row], str]] = {}
-
-    def samples(self, family: Family, part: int, rows: list[Row]) -> str:
-        """Return the samples of the rows, which are the family's part number ``part``."""
-        key = family.name, part
-        rows_before, text = self._written.get(key, (None, ""))
-        if rows != rows_before:
-            text = samples(family, rows)
-            self._written[key] = rows, text
-        return text
-
-    def forget(self, family: Family, part: int) -> None:
-        """Drop the family's parts from this number on."""
-        while self._written.pop((family.name, part), None):
-            part += 1
-
-
 def write(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
     """Return the family's HELP and TYPE lines, followed by its samples, if any."""
-    return header(family, openmetrics) + samples(family, rows)
+    return _header(family, openmetrics) + _samples(family, rows)
 
 
 @lru_cache(1_024)
-def header(family: Family, openmetrics: bool) -> str:
+def _header(family: Family, openmetrics: bool) -> str:
     name = family.name.removesuffix(TOTAL) if openmetrics else family.name
     text = _escaped(family.help) if openmetrics else _escaped(family.help, quotes=False)
     return f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n"
 
 
-def samples(family: Family, rows: Iterable[Row]) -> str:
+def _samples(family: Family, rows: Iterable[Row]) -> str:
     name, labels = family.name, family.labels
     return "".join(
         [f"{name}{_labels(labels, values)} {_number(value)}\n" for values, value in rows if value is not None]

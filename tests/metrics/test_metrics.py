@@ -18,7 +18,7 @@ from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import Fault, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
-from gpumond.metrics.exposition import ROWS_AT_ONCE, Exposition, Form, Group
+from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT
 from gpumond.testing import (
@@ -144,20 +144,6 @@ def test_removed_device_has_no_series():
 def test_frame_is_rendered_once():
     exposition, frame = Exposition(Telemetry()), full_frame()
     assert exposition.page(frame, Form(False)) is exposition.page(frame, Form(False))
-
-
-def test_pages_of_changing_frames_equal_those_of_a_new_exposition():
-    """Samples of unchanged rows are kept from page to page."""
-    kept, groups = Exposition(Telemetry()), frozenset[Group](("device", "process"))
-    for number, count in enumerate((3, 3, 2 * ROWS_AT_ONCE + 1, ROWS_AT_ONCE, 0, ROWS_AT_ONCE + 1)):
-        used = [GIB + (index + number) % 3 for index in range(count)]
-        devices = (
-            make_device(f"GPU-{index}", index=index, used_bytes=size, processes=(make_process(100 + index, size),))
-            for index, size in enumerate(used)
-        )
-        frame = advance(TickState(), (), make_snapshot(*devices)).frame
-        for form in (Form(False, groups=groups), Form(True, groups=groups), Form(False, groups=groups - {"device"})):
-            assert kept.page(frame, form).plain == Exposition(Telemetry()).page(frame, form).plain
 
 
 def test_processes_beyond_the_cap_are_summed():
