@@ -88,7 +88,7 @@ class Exposition:
 
     def _of_frame(self, frame: Frame, form: Form) -> str:
         """Write the families of the frame, at most ``max_series`` of its series."""
-        catalogue = (XID_ERRORS,) if form.compat else families(form.groups)
+        catalogue = (XID_ERRORS,) if form.compat else families_of(form.groups)
         if not self._over_limit or form.compat:
             text, series = written(catalogue, frame, form.openmetrics)
             if series <= self._max_series:
@@ -127,7 +127,7 @@ def _by_library(metrics: Iterable[Metric], form: Form) -> str:
 
 
 @cache
-def families(groups: frozenset[Group]) -> tuple[Family, ...]:
+def families_of(groups: frozenset[Group]) -> tuple[Family, ...]:
     """Return the families of these groups in catalogue order."""
     return tuple(family for family in FAMILIES if group_of(family) in groups)
 

@@ -9,12 +9,14 @@ Formats: prometheus.io/docs/instrumenting/exposition_formats, and OpenMetrics 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from itertools import groupby
 from math import isfinite, isnan
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from gpumond.facts.frame import Frame
+from gpumond.quantities.table import SHARED_FAMILIES, Quantity
 
 Row = tuple[tuple[str, ...], float | None]
 """Label values in the family's order, and the value. A row whose value is None is omitted."""
@@ -23,18 +25,59 @@ Row = tuple[tuple[str, ...], float | None]
 Kind = Literal["gauge", "counter"]
 
 
+Rows = Callable[[Frame], Iterable[Row]]
+
+
 class Family(NamedTuple):
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...]
-    rows: Callable[[Frame], Iterable[Row]]
+    rows: Rows
 
 
 LABEL_SETS = 16_384
-
-
 TOTAL = "_total"
+
+Fact = TypeVar("Fact")
+Facts = Callable[[Frame], Iterable[tuple[tuple[str, ...], Fact]]]
+"""The facts of one kind in a frame, each with its label values."""
+
+
+def families(
+    prefix: str, labels: tuple[str, ...], facts: Facts[Fact], quantities: Iterable[Quantity[Fact]]
+) -> Iterator[Family]:
+    """Yield the families of quantities in their order; consecutive ones of one name share a family."""
+    for name, group in groupby(quantities, lambda quantity: quantity.metric):
+        members = tuple(group)
+        if name and members[0].labels:
+            names = (*labels, *members[0].labels)
+            yield Family(
+                f"{prefix}{name}", kind_of(name), SHARED_FAMILIES[name], names, partial(_shared, facts, members)
+            )
+        elif name:
+            (quantity,) = members
+            yield family(prefix, labels, quantity, partial(_rows, facts, quantity.export or quantity.read))
+
+
+def family(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: Rows, note: str = "") -> Family:
+    """Return the family of a quantity whose rows are not one for each fact."""
+    name = quantity.metric
+    return Family(f"{prefix}{name}", kind_of(name), quantity.help + note, labels, rows)
+
+
+def kind_of(name: str) -> Kind:
+    return "counter" if name.endswith(TOTAL) else "gauge"
+
+
+def _rows(facts: Facts[Fact], read: Callable[[Fact], float | None], frame: Frame) -> Iterable[Row]:
+    return [(labels, read(fact)) for labels, fact in facts(frame)]
+
+
+def _shared(facts: Facts[Fact], quantities: Iterable[Quantity[Fact]], frame: Frame) -> Iterator[Row]:
+    for labels, fact in facts(frame):
+        for quantity in quantities:
+            yield (*labels, *quantity.labels.values()), quantity.read(fact)
 
 
 def write(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
