@@ -18,11 +18,6 @@ def devices(frame: Frame) -> Iterator[tuple[tuple[str, ...], DeviceReading]]:
         yield (device.uuid, str(device.index)), device
 
 
-def plain(quantity: Quantity[DeviceReading]) -> Family:
-    """Return the family of a quantity with one series for each device."""
-    return next(families("gpumond_device_", LABELS, devices, (quantity,)))
-
-
 def _info(frame: Frame) -> Iterator[Row]:
     source = frame.snapshot.source
     for device in frame.snapshot.devices:
@@ -96,6 +91,17 @@ def _sensors() -> Iterator[Family]:
             yield COMPUTE_MODE
 
 
+NO_RULE_VALUES: tuple[Quantity[DeviceReading], ...] = (
+    Quantity(
+        "memory_unified",
+        "boolean",
+        "1 if the device has no memory of its own and uses host memory; size and free then describe the host, "
+        "and used is the sum over the processes.",
+        lambda device: float(device.unified) if device.size_bytes is not None else None,
+    ),
+)
+"""Quantities that rules do not compare."""
+
 FAMILIES: tuple[Family, ...] = (
     Family(
         "gpumond_device_info",
@@ -104,8 +110,7 @@ FAMILIES: tuple[Family, ...] = (
         ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
         _info,
     ),
-    plain(DEVICE_IDLE),
-    plain(DEVICE_UP),
+    *families("gpumond_device_", LABELS, devices, (DEVICE_IDLE, DEVICE_UP)),
     Family(
         "gpumond_device_fault",
         "gauge",
@@ -113,16 +118,7 @@ FAMILIES: tuple[Family, ...] = (
         ("uuid", "gpu", "kind"),
         _faults,
     ),
-    *map(plain, MEMORY),
-    plain(
-        Quantity(
-            "memory_unified",
-            "boolean",
-            "1 if the device has no memory of its own and uses host memory; size and free then describe the host, "
-            "and used is the sum over the processes.",
-            lambda device: float(device.unified) if device.size_bytes is not None else None,
-        )
-    ),
+    *families("gpumond_device_", LABELS, devices, (*MEMORY, *NO_RULE_VALUES)),
     *_sensors(),
     XID_ERRORS,
     Family(

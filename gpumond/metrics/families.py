@@ -9,7 +9,7 @@ Formats: prometheus.io/docs/instrumenting/exposition_formats, and OpenMetrics 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import groupby
 from math import isfinite, isnan
@@ -48,6 +48,7 @@ def families(
     prefix: str, labels: tuple[str, ...], facts: Facts[Fact], quantities: Iterable[Quantity[Fact]]
 ) -> Iterator[Family]:
     """Yield the families of quantities in their order; consecutive ones of one name share a family."""
+    facts = _read_once(facts)
     for name, group in groupby(quantities, lambda quantity: quantity.metric):
         members = tuple(group)
         if name and members[0].labels:
@@ -68,6 +69,21 @@ def family(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: 
 
 def kind_of(name: str) -> Kind:
     return "counter" if name.endswith(TOTAL) else "gauge"
+
+
+def _read_once(facts: Facts[Fact]) -> Facts[Fact]:
+    """Return a function that keeps the facts of the last frame, which all families of these facts read."""
+    kept: tuple[Frame | None, Collection[tuple[tuple[str, ...], Fact]]] = None, ()
+
+    def read(frame: Frame) -> Collection[tuple[tuple[str, ...], Fact]]:
+        nonlocal kept
+        last, read_facts = kept
+        if frame is not last:
+            read_facts = tuple(facts(frame))
+            kept = frame, read_facts
+        return read_facts
+
+    return read
 
 
 def _rows(facts: Facts[Fact], read: Callable[[Fact], float | None], frame: Frame) -> Iterable[Row]:

@@ -31,7 +31,8 @@ class Quantity(Generic[Row_contra]):
 
     ``name`` is the name of the rule value. ``family`` is the metric family without the prefix of its subject: a counter
     if it ends in ``_total``, the name if it is None, and empty if the quantity is no metric. ``labels`` distinguish the
-    quantities of one family. ``note`` continues ``text`` in the family's HELP, and ``export`` replaces ``read`` there.
+    quantities of one family. ``note`` continues ``text`` in the family's HELP and ``rule_note`` in the reference of
+    rules; ``export`` replaces ``read`` in the family.
     ``counted``: it counts events, and its increase within the window of rules is another rule value.
     """
 
@@ -42,6 +43,7 @@ class Quantity(Generic[Row_contra]):
     family: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     note: str = field(default="", kw_only=True)
+    rule_note: str = field(default="", kw_only=True)
     export: Callable[[Row_contra], float | None] | None = field(default=None, kw_only=True)
     counted: bool = field(default=False, kw_only=True)
 
@@ -53,6 +55,10 @@ class Quantity(Generic[Row_contra]):
     def help(self) -> str:
         return self.text + self.note
 
+    @property
+    def meaning(self) -> str:
+        return self.text + self.rule_note
+
     def of(self, part: Callable[[Whole], Row_contra | None]) -> Quantity[Whole]:
         """Return this quantity of a part of a row; it is unknown while the row has no such part."""
         read_part = self.read
@@ -61,7 +67,7 @@ class Quantity(Generic[Row_contra]):
             fact = part(row)
             return None if fact is None else number(read_part(fact))
 
-        return Quantity(self.name, self.unit, self.text, read)
+        return Quantity(self.name, self.unit, self.meaning, read)
 
 
 def number(value: float | None) -> float | None:
@@ -299,6 +305,7 @@ LIVE = Quantity[PoolUsage](
     "Memory that the allocator has allocated to the program.",
     attrgetter("live_bytes"),
     note=" Absent if nothing counts it.",
+    rule_note=" Unknown if nothing counts it.",
 )
 HELD = Quantity[PoolUsage](
     "held_bytes",
@@ -306,6 +313,7 @@ HELD = Quantity[PoolUsage](
     "Memory that the allocator has reserved from the driver",
     attrgetter("held_bytes"),
     note="; absent if its library does not report it.",
+    rule_note=".",
     export=lambda pool: pool.held_bytes if pool.held_known else None,
 )
 RECLAIMABLE = Quantity[PoolUsage](
@@ -452,6 +460,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "boolean",
         "1 if the declared serving engine answers, else 0.",
         lambda engine: None if engine.problem == NOT_READ else float(engine.up),
+        rule_note=" Unknown before the first read.",
         export=lambda engine: float(engine.up),
     ),
     Quantity(
@@ -482,6 +491,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "Time for which gpumond has tried to return the engine to service after a release, and it does not serve.",
         lambda engine: engine.returning_seconds or 0.0,
         note=" Absent otherwise.",
+        rule_note=" 0 otherwise.",
         export=attrgetter("returning_seconds"),
     ),
     Quantity(
@@ -496,6 +506,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "Models that the engine has loaded, as it lists them.",
         lambda engine: len(engine.models) if engine.up else None,
         "models_loaded",
+        rule_note=" Unknown while it does not answer.",
     ),
     Quantity(
         "held_bytes",
@@ -523,6 +534,7 @@ DRIVER_UP = Quantity[Snapshot](
     "1 if the devices can be read, else 0.",
     lambda row: None if row.source.reason in (STARTING, RELEASED, NO_DEVICE) else float(row.source.up),
     note=" Absent on a machine without a device.",
+    rule_note=" Unknown before the first attempt and without any device.",
     export=lambda row: None if row.source.reason == NO_DEVICE else float(row.source.up),
 )
 DRIVER_RESPONSIVE = Quantity[Snapshot](

@@ -25,7 +25,7 @@ from gpumond.quantities import SCOPES
 from gpumond.quantities.table import Unit
 
 VALUES: Mapping[Scope, Mapping[str, str]] = {
-    scope: {value.name: value.text for value in spec.values} for scope, spec in SCOPES.items()
+    scope: {value.name: value.meaning for value in spec.values} for scope, spec in SCOPES.items()
 }
 UNITS: Mapping[Scope, Mapping[str, Unit]] = {
     scope: {value.name: value.unit for value in spec.values} for scope, spec in SCOPES.items()
