@@ -23,7 +23,6 @@ from gpumond.metrics.families import Family, Row, write
 from gpumond.metrics.telemetry import Telemetry
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
-END = b"# EOF\n"
 MAX_SERIES = 50_000
 """Limit on the series of one frame. Above it, the user with the most series loses those of the last catalogue
 families."""
@@ -66,8 +65,6 @@ class Exposition:
         self.also = also
         self._frame: Frame | None = None
         self._pages: dict[Form, Page] = {}
-        self._over_limit = False
-        """True if the last page exceeded ``max_series``; the next page is then counted before it is written."""
 
     def page(self, frame: Frame | None, form: Form) -> Page:
         """Return the page of a frame. Before the first frame, it contains only the daemon's counters."""
@@ -80,23 +77,20 @@ class Exposition:
 
     def _rendered(self, frame: Frame | None, form: Form) -> Page:
         module = openmetrics if form.openmetrics else prometheus_text
-        text = "" if frame is None else self._of_frame(frame, form)
-        text += _by_library(self._others(frame, form), form)
-        plain = text.encode() + (END if form.openmetrics else b"")
+        of_frame = b"" if frame is None else self._of_frame(frame, form).encode()  # it counts dropped series
+        plain = of_frame + module.generate_latest(FrameCollector(partial(self._others, frame, form)))
         packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
         return Page(module.CONTENT_TYPE_LATEST, plain, packer.compress(plain) + packer.flush())
 
     def _of_frame(self, frame: Frame, form: Form) -> str:
         """Write the families of the frame, at most ``max_series`` of its series."""
         catalogue = (XID_ERRORS,) if form.compat else families_of(form.groups)
-        if not self._over_limit or form.compat:
-            text, series = written(catalogue, frame, form.openmetrics)
-            if series <= self._max_series:
-                return text
-        shares = share_series(FAMILIES, frame, self._max_series)
-        self._over_limit = shares.dropped > 0
-        self._telemetry.series_dropped.inc(shares.dropped)
-        return written(catalogue, frame, form.openmetrics, shares)[0]
+        series = [(family, [row for row in family.rows(frame) if row[1] is not None]) for family in catalogue]
+        if sum(len(rows) for _, rows in series) > self._max_series:
+            shares = share_series(FAMILIES, frame, self._max_series)
+            series = [(family, shares.cut(family, rows)) for family, rows in series]
+            self._telemetry.series_dropped.inc(shares.dropped)
+        return "".join([write(family, rows, form.openmetrics) for family, rows in series])
 
     def _others(self, frame: Frame | None, form: Form) -> Iterator[Metric]:
         """Yield the families that the library writes: those of another exporter, and the daemon's counters."""
@@ -104,26 +98,6 @@ class Exposition:
             yield from dcgm.metrics(frame, compat)
         if form.compat is None and "daemon" in form.groups:
             yield from self._telemetry.registry.collect()
-
-
-def written(
-    catalogue: Iterable[Family], frame: Frame, openmetrics: bool, shares: Shares | None = None
-) -> tuple[str, int]:
-    """Return the text of the families, and the number of their series."""
-    texts, series = [], 0
-    for family in catalogue:
-        rows = [row for row in family.rows(frame) if row[1] is not None]
-        if shares is not None:
-            rows = shares.cut(family, rows)
-        series += len(rows)
-        texts.append(write(family, rows, openmetrics))
-    return "".join(texts), series
-
-
-def _by_library(metrics: Iterable[Metric], form: Form) -> str:
-    module = openmetrics if form.openmetrics else prometheus_text
-    page: bytes = module.generate_latest(FrameCollector(partial(iter, metrics)))
-    return page.removesuffix(END).decode()
 
 
 @cache

@@ -170,7 +170,7 @@ def test_series_of_a_user_above_its_share_cost_no_other_user():
     exposition = Exposition(Telemetry(), max_series=500)
     wanted = [line for line in page(alone).splitlines() if 'pid="10"' in line or 'workload="own"' in line]
     assert len(wanted) > 15
-    for frame in (together, replace(together)):  # the second is counted before it is written
+    for frame in (together, replace(together)):
         lines = exposition.page(frame, Form(False)).plain.decode().splitlines()
         assert set(wanted) <= set(lines)
         frames = [line for line in lines if line.startswith("gpumond_") and 'pid="' in line]
