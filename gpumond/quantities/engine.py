@@ -64,16 +64,27 @@ def _texts(row: _Engine) -> dict[str, str]:
     }
 
 
+OF_ENGINE = {quantity.name: quantity.of(_reading) for quantity in QUANTITIES}
+
+
+def _values(*names: str) -> tuple[Quantity[_Engine], ...]:
+    return tuple(OF_ENGINE[name] for name in names)
+
+
 ENGINE = ScopeSpec(
     rows=engines,
     values=(
+        *_values("up"),
         Quantity(ENGINE_USED.name, ENGINE_USED.unit, ENGINE_USED.text, lambda row: row.used),
-        *(quantity.of(_reading) for quantity in QUANTITIES),
+        *_values("idle_seconds", "running_requests", "waiting_requests", "kv_cache_used_ratio"),
         Quantity(
             "kv_cache_idle_used_bytes",
             "bytes",
             f"`used_bytes` while requests use less than {IDLE_KV_CACHE_RATIO:.0%} of its KV cache, otherwise 0",
             _used_with_idle_kv_cache,
+        ),
+        *_values(
+            "kv_cache_bytes", "held_bytes", "models", "state_age_seconds", "asleep", "paused", "returning_seconds"
         ),
     ),
     labels={"engine": "name of the engine", "kind": "kind of the engine, such as vllm"},

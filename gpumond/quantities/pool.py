@@ -85,44 +85,52 @@ def _history(row: _Pool) -> CounterHistory:
     return row.track.counters
 
 
-def _values() -> Iterator[Quantity[_Pool]]:
-    """Yield the quantities of pools, those of counters with their increases, and those that need the window."""
-    for quantity in QUANTITIES:
-        value = quantity.of(_pool)
+def _values(*names: str) -> Iterator[Quantity[_Pool]]:
+    """Yield the quantities of these names, those of counters with their increases."""
+    for name in names:
+        value = OF_POOL[name]
         yield value
-        if quantity.counted:
-            yield increase(value, POOL_COUNTERS.index(quantity.name), _history)
-    yield Quantity(
-        "stranded_ratio",
-        "ratio",
-        "stranded bytes over held bytes, at this moment",
-        lambda row: ratio(STRANDED.read(row.pool), row.pool.held_bytes),
-    )
-    yield Quantity(
-        "fragmentation_ratio",
-        "ratio",
-        f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both "
-        f"{IN_WINDOW}; 0 for pools below 5 % of their device; unknown for the first minute",
-        lambda row: None if row.pool.live_bytes is None else _fragmentation(row.device, row.recent, row.track),
-    )
-    yield Quantity(
-        "ooms_increase",
-        "count",
-        f"Increase of `ooms` {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
-        f"{FROM_A_FULL_WINDOW}",
-        lambda row: row.recent.ooms(row.report, row.track),
-    )
-    yield Quantity(
-        "retries_increase",
-        "count",
-        f"Increase of `retries` {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
-        lambda row: row.recent.increase(row.track.retries, row.track.since),
-    )
+        if name in POOL_COUNTERS:
+            yield increase(value, POOL_COUNTERS.index(name), _history)
 
+
+OF_POOL = {quantity.name: quantity.of(_pool) for quantity in QUANTITIES}
 
 POOL = ScopeSpec(
     rows=pools,
-    values=tuple(_values()),
+    values=(
+        *_values("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes", "unmapped_bytes"),
+        Quantity(
+            "stranded_ratio",
+            "ratio",
+            "stranded bytes over held bytes, at this moment",
+            lambda row: ratio(STRANDED.read(row.pool), row.pool.held_bytes),
+        ),
+        Quantity(
+            "fragmentation_ratio",
+            "ratio",
+            f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both "
+            f"{IN_WINDOW}; 0 for pools below 5 % of their device; unknown for the first minute",
+            lambda row: None if row.pool.live_bytes is None else _fragmentation(row.device, row.recent, row.track),
+        ),
+        *_values("ooms"),
+        Quantity(
+            "ooms_increase",
+            "count",
+            f"Increase of `ooms` {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
+            f"{FROM_A_FULL_WINDOW}",
+            lambda row: row.recent.ooms(row.report, row.track),
+        ),
+        *_values("retries"),
+        Quantity(
+            "retries_increase",
+            "count",
+            f"Increase of `retries` {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+            lambda row: row.recent.increase(row.track.retries, row.track.since),
+        ),
+        *_values("peak_live_bytes", "peak_held_bytes", "spillable_bytes", "private_bytes", "live_allocations"),
+        *_values("device_allocations", "device_frees", "thrashes"),
+    ),
     labels={
         **DEVICE_LABELS,
         "pid": "pid of the process",
