@@ -118,7 +118,7 @@ def run_daemon(arguments: list[str]) -> int:
     clocks = Clocks()
     signal.signal(signal.SIGURG, lambda *_: clocks.write("main"))
     from gpumond.daemon import kernel as parts, tick
-    from gpumond.devices.child.process import Child
+    from gpumond.devices.child.supervisor import Child
     from gpumond.host import event_loop
     from gpumond.programs.server import AgentServer
     from gpumond.serve.http import HttpProtocol

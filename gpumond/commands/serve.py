@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumond.cli.exits import DONE
 from gpumond.devices import SOURCES, detected
-from gpumond.devices.child.process import Worker, start_worker
+from gpumond.devices.child.supervisor import Worker, start_worker
 
 if TYPE_CHECKING:
     from gpumond.config.loading import Kept

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from gpumond.config.schema import ONLY_IN_FILE, PARTS, RECEIVER_TYPES, SettingsConfig
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError
-from gpumond.host.files import read_text
+from gpumond.host.machine import read_text
 
 
 def load(

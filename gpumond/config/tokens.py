@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumond.facts.errors import ConfigError
-from gpumond.host.files import open_regular
+from gpumond.host.machine import open_regular
 
 SCOPES = ("read", "rules", "flush", "admin")
 PREFIX = "gpm_"

@@ -19,7 +19,7 @@ from gpumond.config.tls import CIPHERS, VERSIONS, server_context
 from gpumond.config.web import Web
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError
-from gpumond.host.files import open_regular
+from gpumond.host.machine import open_regular
 
 Version = Literal["TLS10", "TLS11", "TLS12", "TLS13"]
 CLIENT_AUTH = {

@@ -16,7 +16,7 @@ from gpumond.config.settings import Settings
 from gpumond.daemon.kernel import Edges, Parts, real_edges
 from gpumond.daemon.requests import Load as Load, Requests
 from gpumond.daemon.tick import Ticker
-from gpumond.devices.child.process import Worker
+from gpumond.devices.child.supervisor import Worker
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.pools import Receipt

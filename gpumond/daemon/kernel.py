@@ -13,8 +13,7 @@ from math import inf
 from typing import Protocol
 
 from gpumond.config.settings import Compat, Settings
-from gpumond.devices.child.process import Worker
-from gpumond.devices.child.supervisor import Collector
+from gpumond.devices.child.supervisor import Collector, Worker
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.facts.cooperative import Steps
 from gpumond.facts.errors import StoreUnavailable

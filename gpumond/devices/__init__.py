@@ -1,15 +1,17 @@
-"""Sources of device facts. A source has one main method, ``read``, and runs in the collector's child process.
+"""Sources of device facts. A source has one main method, ``read``, and runs in a child process.
 
-To add one, write ``sources/NAME.py`` with a class that has the members of `DeviceSource`, and add its `SourceSpec` to
+To add one, write ``devices/NAME.py`` with a class that has the members of `DeviceSource`, and add its `SourceSpec` to
 ``SOURCES``: the setting ``source``, ``gpumond doctor`` and docs/reference/plugins.md derive from it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from gpumond.facts.errors import SourceUnavailable
@@ -100,7 +102,7 @@ SOURCES = (
         "NVIDIA devices, through the driver's library",
         True,
         "pynvml",
-        "gpumond.devices.nvml.loading:detect",
+        "gpumond.devices.nvml:detect",
     ),
     SourceSpec(
         "drm", "gpumond.devices.drm.source:DrmSource", "AMD and Intel devices, through files of the kernel", True
@@ -152,3 +154,32 @@ def detected(sys: str = "/sys") -> list[SourceSpec]:
             )
         )
     return found
+
+
+DISPLAY, ACCELERATOR = "0x03", "0x1200"
+NVIDIA, AMD, INTEL = "0x10de", "0x1002", "0x8086"
+INTEL_INTEGRATED = "0000:00:02.0"
+"""PCI address of every Intel GPU that is integrated into a processor, and uses host memory."""
+DRIVERS = ("nvidia", "nvgpu", "amdgpu", "xe")
+"""Kernel modules that are loaded only for a GPU. Not i915, which integrated GPUs use too."""
+
+
+def may_have_gpu(sys: str = "/sys", dev: str = "/dev") -> bool:
+    """Return False if the machine has no GPU: the bus lists none, and no driver is loaded."""
+    if any(os.path.isdir(f"{sys}/module/{driver}") for driver in DRIVERS) or os.path.exists(f"{dev}/dxg"):
+        return True
+    try:
+        functions = list(os.scandir(f"{sys}/bus/pci/devices"))
+    except OSError:
+        return True
+    return any(_is_gpu(Path(function.path)) for function in functions)
+
+
+def _is_gpu(function: Path) -> bool:
+    try:
+        kind, vendor = ((function / name).read_text().strip() for name in ("class", "vendor"))
+    except OSError:
+        return False
+    if not kind.startswith((DISPLAY, ACCELERATOR)):
+        return False
+    return vendor in (NVIDIA, AMD) or (vendor == INTEL and function.name != INTEL_INTEGRATED)

@@ -1,11 +1,14 @@
-"""This machine: its name, its processes, and the shares of this process's file descriptors."""
+"""This machine: its name, its processes, the shares of this process's file descriptors, and the operator's files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import socket
-from typing import NamedTuple
+import stat
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from gpumond.facts.process import ProcessKey
 
@@ -120,3 +123,30 @@ def kept_from_agents() -> int:
 def http_connections_of_user(connections: int) -> int:
     """Return the limit of HTTP connections per user; all clients behind a proxy or tunnel count as one user."""
     return max(1, connections * 3 // 4)
+
+
+MAX_BYTES = 16 * 1024**2
+NULL = os.makedev(1, 3)
+"""Device number of /dev/null on Linux: an empty file."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file of the operator for reading, without blocking.
+
+    Raises OSError, also if it is neither a regular file nor /dev/null, such as a FIFO.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) or (stat.S_ISCHR(status.st_mode) and status.st_rdev == NULL):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_text(path: Path) -> str:
+    """Return a file's content as UTF-8. Raises OSError, UnicodeDecodeError."""
+    with open_regular(path) as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MAX_BYTES // 1024**2} MiB", str(path))
+    return content.decode()

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumond.facts.process import MAX_PID, ProcessKey
-from gpumond.host.files import read_text
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_text, start_ticks
 
 _CREDENTIALS = struct.Struct("3i")
 SO_PEERPIDFD = 77

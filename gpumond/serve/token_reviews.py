@@ -19,8 +19,8 @@ from typing import Any
 from gpumond.config.settings import Settings
 from gpumond.config.tokens import digest
 from gpumond.facts.errors import ConfigError, TokenReviewError
-from gpumond.host.files import read_text
 from gpumond.host.http_exchange import Connection, HttpAnswer, exchange
+from gpumond.host.machine import read_text
 
 ROUTE = "/apis/authentication.k8s.io/v1/tokenreviews"
 USER = "system:serviceaccount:"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpumond.diagnosis.detectors import with_idle_times
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnosing
-from gpumond.diagnosis.idle import with_idle_times
 from gpumond.facts.cooperative import Steps, collecting, synchronous
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Alert, Frame, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.diagnosis.idle import idle_seconds
+from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import DeviceReading, Reading, Snapshot, SourceState
 from gpumond.testing import GIB, make_device, make_process

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis.leak_fit import _interval
+from gpumond.diagnosis.leak_search import _interval
 from gpumond.facts.frame import Fit
 from tests.diagnosis.curves import GIB, MIB, MINUTE, SIZE, by_process, each_onset, first, leaking, noisy, steps_of
 

@@ -20,8 +20,8 @@ from gpumond import __version__
 from gpumond.facts.errors import EngineError, EngineTimeout
 from gpumond.facts.text import has_control_characters
 from gpumond.features.engines.spec import Address, Answer, Auth, Call, Declaration, Dialogue, T
-from gpumond.host.files import read_text
 from gpumond.host.http_exchange import Connection, exchange
+from gpumond.host.machine import read_text
 
 MAX_ANSWER_BYTES = 2 << 20
 

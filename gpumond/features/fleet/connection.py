@@ -22,8 +22,8 @@ from gpumond import __version__
 from gpumond.agent.transport import SERVICE_DIRECTORY, trusted_uids
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.features.fleet.machines import Machine
-from gpumond.host.files import open_regular, read_text
 from gpumond.host.http_exchange import Connection, HttpAnswer, exchange
+from gpumond.host.machine import open_regular, read_text
 from gpumond.host.peer import listener_uid, peer_uid
 from gpumond.view.frame import FRAME, MAX_FRAME_BYTES, CheckedFrame, frame_of
 

@@ -17,7 +17,7 @@ from gpumond.facts.errors import ConfigError, DiscoveryError
 from gpumond.features.fleet.connection import Client
 from gpumond.features.fleet.machines import METRICS_PATH, Machine, Machines, machine
 from gpumond.features.fleet.prometheus import Prometheus
-from gpumond.host.files import read_text
+from gpumond.host.machine import read_text
 
 COMMAND_SECONDS = 60.0
 DEFAULT_SERVICE = "gpumond/gpumond"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpumond.devices.nvml import sensors as activity
-from gpumond.devices.nvml.inventory import Device as RosterDevice
+from gpumond.devices.nvml.library import Device as RosterDevice
 from gpumond.devices.nvml.sensors import METRICS, SLOW_SECONDS, SensorClocks
 from gpumond.devices.validation import Tally
 from gpumond.facts.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES, Sensors
