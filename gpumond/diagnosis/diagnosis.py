@@ -20,7 +20,6 @@ from gpumond.diagnosis.leak import OUTSIDE, Leak, form as form_of
 from gpumond.diagnosis.leak_search import allocation_growth, fit, follow, held_growth, search, watch_growth
 from gpumond.diagnosis.shapes import REST_MINUTES, Shape, shape
 from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker
-from gpumond.facts.cooperative import Steps, synchronous
 from gpumond.facts.frame import Verdict
 from gpumond.facts.process import IDLE_SECONDS
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
@@ -73,10 +72,10 @@ class Classifier:
     def history(self) -> History:
         return self._tracker.history
 
-    def adding(self, snapshot: Snapshot) -> Steps[bool]:
+    def add(self, snapshot: Snapshot) -> bool:
         """Add the snapshot. False if it is not newer than the last."""
         self._record_endings(snapshot)
-        if not (yield from self._tracker.adding(snapshot)):
+        if not self._tracker.add(snapshot):
             return False
         now = self.history.now
         before, self._devices = self._devices, snapshot.devices_by_uuid
@@ -95,7 +94,6 @@ class Classifier:
                 left = detectors.ramp(tracked.series, float(device.used_bytes or 0), device.size_bytes)
                 if left is not None:
                     self._ramps[tracked.uuid] = (now, left)
-            yield
         for fall in self._tracker.falls:
             self._explain(fall, snapshot)
         for device in snapshot.devices:
@@ -502,15 +500,11 @@ class Diagnosis:
         return self.classifier.history
 
 
-def diagnosing(before: Diagnosis, snapshot: Snapshot) -> Steps[Diagnosis]:
+def diagnose(before: Diagnosis, snapshot: Snapshot) -> Diagnosis:
     """Return the diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
 
     Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
-    Between two slices ``before`` must not be changed, but its history may be read.
     """
-    if (yield from before.classifier.adding(snapshot)):
+    if before.classifier.add(snapshot):
         before.verdicts = before.classifier.verdicts()
     return before
-
-
-diagnose = synchronous(diagnosing)

@@ -11,7 +11,6 @@ from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak import Leak
 from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.diagnosis.shapes import Plateaus
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.frame import Fit, Verdict
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import Ending
@@ -163,7 +162,7 @@ class Tracker:
         self._returned: dict[str, int] = {}
         """By device: decrease of the used bytes since the last sample."""
 
-    def adding(self, snapshot: Snapshot) -> Steps[bool]:
+    def add(self, snapshot: Snapshot) -> bool:
         """Add a snapshot, device by device. False if it is not newer than the last."""
         if not self.history.begin(snapshot):
             return False
@@ -171,16 +170,13 @@ class Tracker:
         pools = _pools(snapshot)
         complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
         present, answered = set(), set()
-        yield
         for device in snapshot.devices:
             present.add(device.uuid)
             # A device that did not answer says nothing about its memory and its processes.
             if not device.missed and device.used_bytes is not None:
                 self._device(device, _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete))
                 answered.add(device.uuid)
-                yield
         self._end(answered, snapshot.suspended)
-        yield
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
         return True

@@ -16,7 +16,7 @@ from gpumond.features.rules.actions import ANNOTATION
 from gpumond.features.rules.evaluation import Action, Rule
 from gpumond.store.audit import AuditEntry
 from gpumond.testing import make_snapshot
-from tests.flush.test_flush import ScriptedPrograms, train
+from tests.helpers.scripted_programs import ScriptedPrograms, train
 
 RULE = Rule(name="waste", scope="device", value="reclaimable_ratio", above=0.3, action=Action(cooldown_seconds=100.0))
 ALERT = Alert(

@@ -26,7 +26,7 @@ from gpumond.features.quotas.admissions import (
 )
 from gpumond.features.quotas.queue import Lending
 from gpumond.serve.examples import DEVICE, GIB, REPORT, SNAPSHOT
-from tests.programs.harness import in_event_loop
+from tests.helpers.agent_server import in_event_loop
 
 RESEARCH = 1000
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import Expected, Outcome, StepResult
 from gpumond.facts.program import Program
 from gpumond.facts.remedies import CONDITIONS
-from gpumond.facts.snapshot import AgentReport, Reading
-from gpumond.features.flush.flusher import Flusher, FlushOutcome, FlushRequest, Target, identity_of
+from gpumond.facts.snapshot import AgentReport
+from gpumond.features.flush.flusher import FlushRequest, Target
 from gpumond.host.peer import Identity
+<<<<<<< HEAD
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 
 Response = Callable[["ScriptedPrograms", Identity, FlushCommand], FlushResult | None]
@@ -42,8 +41,7 @@ class ScriptedPrograms:
         """Pids whose agents never answer."""
         self.unanswered: set[Identity] = set()
 
-    def reporting(self) -> Steps[Sequence[AgentReport]]:
-        yield
+    def reports(self) -> Sequence[AgentReport]:
         return self.programs
 
     def report(self, identity: Identity) -> AgentReport | None:
@@ -118,6 +116,10 @@ def train(
 ) -> AgentReport:
     return make_report(pid, pools=(make_pool(device, live=GIB, cached=cached, thrashes=thrashes),), **fields)
 
+=======
+from gpumond.testing import GIB, make_pool, make_report
+from tests.helpers.scripted_programs import ScriptedPrograms, release_all, train
+>>>>>>> h-tests
 
 RANK = Program(distributed=True)
 

@@ -19,7 +19,7 @@ from gpumond.features.rules.restore import resume
 from gpumond.store.database import STEPS
 from gpumond.store.rows import to_text
 from gpumond.store.store import Store, verify_audit
-from tests.store.opened import RECEIPT, over, with_store
+from tests.helpers.opened_store import RECEIPT, over, with_store
 
 
 def test_rule_survives_a_restart_with_its_etag(path: Path):

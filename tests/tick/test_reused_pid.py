@@ -18,7 +18,7 @@ from gpumond.testing import GIB, make_device, make_pool, make_process, make_repo
 from gpumond.tick.events import EventState, advance_events
 from gpumond.tick.observe import EngineState, Tick, advance, evaluate, observe
 from gpumond.view.machine import view
-from tests.top.frames import make_frame
+from tests.helpers.frames import make_frame
 
 PID, UUID = 10, "GPU-a"
 OLD, NEW, UNKNOWN = ProcessKey(PID, 100), ProcessKey(PID, 200), ProcessKey(PID, None)

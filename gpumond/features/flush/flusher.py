@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
@@ -35,7 +34,6 @@ from gpumond.features.flush.receipts import (
     verify,
     with_thrash,
 )
-from gpumond.host.event_loop import in_slices
 from gpumond.host.peer import Identity
 
 NEIGHBOUR_SECONDS = 5.0
@@ -105,7 +103,7 @@ RECEIPTS_KEPT = 1000
 
 
 class AgentConnections(Protocol):
-    def reporting(self) -> Steps[Sequence[AgentReport]]: ...
+    def reports(self) -> Sequence[AgentReport]: ...
     def report(self, identity: Identity) -> AgentReport | None: ...
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
     def flushing(self, identity: Identity) -> bool: ...
@@ -240,7 +238,7 @@ class Flusher:
         Of several targets those that cannot start now are refused, each with its receipt. Serving engines follow the
         programs, one after the other.
         """
-        reports = await in_slices(self._agents.reporting())
+        reports = self._agents.reports()
         names = await self._engine_names(request, reports)
         steps = tuple(step for step in request.steps if step != ENGINE_STEP)
         targets = [report for report in reports if steps and request.target.matches(report)]

@@ -15,7 +15,6 @@ from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
-from gpumond.facts.cooperative import Steps, synchronous
 from gpumond.facts.device_names import device_uuid
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.frame import Alert, Phase
@@ -103,13 +102,10 @@ class Activity(NamedTuple):
 Activities = Mapping[Labels, Activity]
 """The alerts of one rule by the labels of their subjects."""
 
-ALERTS_AT_ONCE = 16
-"""Alerts of one step of an evaluation: 0.2 ms."""
 
-
-def stepping(
+def step(
     rule: Rule, subjects: Subjects[Row], before: Activities, hidden: Hidden, now: float, elapsed: float
-) -> Steps[Activities]:
+) -> Activities:
     """Return the rule's alerts after one evaluation."""
     after: dict[Labels, Activity] = {}
     absent = dict(before)
@@ -132,8 +128,6 @@ def stepping(
             activity = _advance(rule, subjects, row, labels, process, value, activity, now, elapsed)
         if activity is not None:
             after[labels] = activity
-        if len(after) % ALERTS_AT_ONCE == 0:
-            yield
     for labels, activity in absent.items():
         known = dict(labels)
         kept: Activity | None = None  # the subject has ended
@@ -145,9 +139,6 @@ def stepping(
         if kept is not None:
             after[labels] = kept
     return after
-
-
-step = synchronous(stepping)
 
 
 def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:

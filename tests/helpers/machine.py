@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.running import until
+from tests.helpers.running import until
 
 ROOT = Path(__file__).parents[2]
 SUITE, PYTHON = "trixie", "3.13"

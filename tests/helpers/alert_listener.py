@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+import pytest
+
+from gpumond.features.alerts.receivers import NotSent
+from gpumond.features.alerts.receivers.http_client import HttpReceiver, post
 
 Answer = bytes | Callable[[socket.socket], None]
 
@@ -73,3 +80,24 @@ class Listener:
                 connection.sendall(self.answer)
             else:
                 self.answer(connection)
+
+
+def failure(receiver: HttpReceiver, timeout_seconds: float = 5.0) -> NotSent:
+    with pytest.raises(NotSent) as failed:
+        asyncio.run(post(receiver, "", b"{}", timeout_seconds=timeout_seconds))
+    assert "127.0.0.1" not in str(failed.value), "an address is a secret"
+    return failed.value
+
+
+def stall(connection: socket.socket) -> None:
+    connection.recv(1)
+
+
+def drip(connection: socket.socket) -> None:
+    """Send a header that never ends, one byte at a time."""
+    try:
+        while True:
+            connection.sendall(b"H")
+            time.sleep(0.01)
+    except OSError:
+        pass

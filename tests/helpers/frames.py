@@ -114,3 +114,9 @@ def fake_daemon(frame: dict[str, Any]) -> Iterator[FakeDaemon]:
         finally:
             fake.over.set()
             server.shutdown()
+
+
+def holding_with(pid: int = 7, **fields: Any) -> dict[str, Any]:
+    names = ("container", "container_name", "pod_name", "unit", "slurm_job")
+    defaults = {"comm": "python", "workload": "", "kinds": ["compute"], "used_bytes": 3 * GIB, "state": "alive"}
+    return {"pid": pid, **dict.fromkeys(names), **defaults} | fields

@@ -12,7 +12,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, ProcessUsa
 from gpumond.facts.units import GIB, MIB
 from gpumond.features.loadgen.script import ProgramScript
 from gpumond.sim.device import OutOfMemory
-from tests.simulator.program import DeviceMemory, Process
+from tests.helpers.simulated_program import DeviceMemory, Process
 
 TICK_SECONDS = 10.0
 EPOCH = 1_750_000_000.0

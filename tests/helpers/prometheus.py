@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tests.running import free_port, until
+from tests.helpers.running import free_port, until
 
 STEP_SECONDS = 5
 MATCHERS = re.compile(r"^label_values\((?P<series>.+), *(?P<label>\w+)\)$")

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from gpumond.facts.messages import Message, decode, encode
 
-STANDINS = Path(__file__).with_name("standins")
+STANDINS = Path(__file__).parents[1] / "agent" / "standins"
 SECONDS = 30
 
 M = TypeVar("M")
@@ -142,3 +142,12 @@ def eventually(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def run_in_program(process: subprocess.Popen[str], line: str) -> None:
+    """Execute a line in the program and wait until it has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == f"did {line}\n"

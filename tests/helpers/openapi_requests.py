@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 MISSING = (
     "needs Python 3.11 or newer, as Schemathesis does"

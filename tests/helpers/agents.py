@@ -1,6 +1,6 @@
 """Agents that use the wire protocol over plain sockets, one in each process, valid or hostile.
 
-python -m tests.isolation.agents SOCKET OPTIONS
+python -m tests.helpers.agents SOCKET OPTIONS
 
 OPTIONS is a JSON object with fields of ``Options``. Each line of standard input is a JSON object that replaces some of
 them (with one process only); the end of the input ends the program. Each line of standard output is a JSON object:

@@ -1,6 +1,6 @@
 """Time until the daemon has received the first report of a new connection.
 
-python -m tests.isolation.first_report SOCKET REPORTS
+python -m tests.helpers.first_report SOCKET REPORTS
 
 A bye follows each report; the daemon processes messages in order and closes the connection after the bye.
 """

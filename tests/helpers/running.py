@@ -150,3 +150,8 @@ class RunningDaemon:
     def __exit__(self, *error: object) -> None:
         if self.process.poll() is None:
             self.stop()
+
+
+def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpumond", *arguments]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)

@@ -17,7 +17,6 @@ from typing import Protocol
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
 from gpumond.daemon.kernel import Agents, Clock, Edges
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.errors import NoSuchRule, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
@@ -30,7 +29,7 @@ from gpumond.host.peer import Identity
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Bounds, Store
 from gpumond.tick.observe import Tick
-from tests.soak.world import TICK_SECONDS
+from tests.helpers.world import TICK_SECONDS
 
 RULE_NAMES = 20
 SCRAPE_SECONDS = 30.0
@@ -80,10 +79,6 @@ class SimulatedAgents:
 
     def serve(self) -> None:
         pass
-
-    def reporting(self) -> Steps[tuple[AgentReport, ...]]:
-        yield
-        return self._world.reports()
 
     def reports(self) -> tuple[AgentReport, ...]:
         return self._world.reports()

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 
 from gpumond.commands.main import main
 from tests.fakenvml import GIB, Device, FakeDriver, Process
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 Answer = tuple[int, Any] | None
 """Status and JSON; None is never sent."""
@@ -121,7 +121,7 @@ def prometheus_stub(
 
 
 class SimulatedMachine:
-    """A daemon, a device, and a program for each of ``programs``: workload and options of ``tests.isolation.agents``.
+    """A daemon, a device, and a program for each of ``programs``: workload and options of ``tests.helpers.agents``.
 
     The device also lists a process without an agent: that of the test.
     """
@@ -168,7 +168,7 @@ class SimulatedMachine:
             self.programs[workload].kill()
             self.programs[workload].communicate()
         options = json.dumps(self._options[workload])
-        command = [sys.executable, "-m", "tests.isolation.agents", str(self.daemon.socket), options]
+        command = [sys.executable, "-m", "tests.helpers.agents", str(self.daemon.socket), options]
         self.programs[workload] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         return self.programs[workload]
 
@@ -252,3 +252,21 @@ def fleet(*arguments: str, stdin: str = "", **environ: str) -> subprocess.Comple
         os.environ.update(before)
         sys.stdin = input_before
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+class Confirming:
+    """`gpumond fleet flush` that has printed its plan and waits for the confirmation."""
+
+    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        others = {name: text for name, text in os.environ.items() if not name.startswith("GPUMOND_")}
+        own = {**others, **(environ or {})}
+        command = [sys.executable, "-m", "gpumond", "fleet", "flush", *arguments]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, env=own, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        assert self.process.stdout is not None
+        while "would release" not in (line := self.process.stdout.readline()):
+            assert line, self.process.stderr
+
+    def answer(self, text: str) -> tuple[int, str, str]:
+        shown, errors = self.process.communicate(text, timeout=60)
+        return self.process.returncode, shown, errors

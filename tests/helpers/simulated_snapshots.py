@@ -15,7 +15,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 from gpumond.features.loadgen.plan import Plan
 from gpumond.features.loadgen.script import Ending, Observation
 from gpumond.sim.device import OutOfMemory
-from tests.simulator.program import UID, DeviceMemory, Process
+from tests.helpers.simulated_program import UID, DeviceMemory, Process
 
 EPOCH = 1_750_000_000.0
 """Unix time of a plan's start in virtual time."""

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 SIM = ("--source", "sim")
 
