@@ -18,9 +18,9 @@ SECTIONS = dict(
 DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 SOURCE = """
-from gpumond.commands.doctor import AUTOMATIC
+from gpumond.devices import AUTOMATIC
 from gpumond.config.schema import SettingsConfig
-from gpumond.sources import load
+from gpumond.devices import load
 source = load(SettingsConfig(source="tegra").source)
 source.open()
 (device,) = source.read().devices

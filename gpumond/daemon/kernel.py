@@ -13,7 +13,7 @@ from math import inf
 from typing import Protocol
 
 from gpumond.config.settings import Compat, Settings
-from gpumond.devices.child.supervisor import Collector, Worker
+from gpumond.devices.child.supervisor import Supervisor, Worker
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Frame
@@ -141,7 +141,7 @@ class Parts:
         return found
 
     async def _read_driver(self) -> Reading | None:
-        return await self.edges.collector.read(wait=FLUSH_READ_SECONDS)
+        return await self.edges.devices.read(wait=FLUSH_READ_SECONDS)
 
     async def _keep(self, receipt: Receipt) -> None:
         """Store the receipt of an engine that was returned to service. The store has logged it if it cannot."""
@@ -160,7 +160,7 @@ log = logging.getLogger(__name__)
 
 
 class DeviceReader(Protocol):
-    """The devices; `collector.supervisor.Collector` documents each method."""
+    """The devices; `devices.child.supervisor.Supervisor` documents each method."""
 
     @property
     def state(self) -> SourceState: ...
@@ -203,9 +203,9 @@ def notifiers(settings: Settings) -> Sequence[Notifier]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edges:
-    """``telemetry`` and ``wake`` are here because the collector and the agents report to them."""
+    """``telemetry`` and ``wake`` are here because the devices and the agents report to them."""
 
-    collector: DeviceReader
+    devices: DeviceReader
     agents: Agents
     store: Store
     telemetry: Telemetry
@@ -241,11 +241,11 @@ def real_edges(settings: Settings, source: str, worker: Worker | None = None) ->
             log.warning("%s had been removed; agents can connect again", path)
         return agent_socket.listener if changed else None
 
-    collector = Collector(source, restarted=telemetry.restarted, opened=wake.set, first=worker)
-    telemetry.add_processes(lambda: collector.pid)
+    devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set, first=worker)
+    telemetry.add_processes(lambda: devices.pid)
     try:
         yield Edges(
-            collector=collector,
+            devices=devices,
             agents=AgentServer(
                 agent_socket.listener,
                 limits=Limits(reserved_descriptors=kept_from_agents()),

@@ -178,7 +178,7 @@ class Requests:
     async def _release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         log.info("driver released for %g s by %s", seconds, requested_by)
         until = self._parts.edges.clock.wall() + seconds
-        return until, await self._parts.edges.collector.release(seconds)
+        return until, await self._parts.edges.devices.release(seconds)
 
     async def _note(self, actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
         """Audit a completed change. A store that cannot be written logs its error and does not fail the request."""

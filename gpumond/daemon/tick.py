@@ -41,7 +41,7 @@ class Ticker:
     async def tick(self) -> Tick:
         """Carry out one tick. The frame is swapped before receivers are notified and programs are flushed."""
         parts, interval = self._parts, self._parts.settings.interval
-        reading = await parts.edges.collector.read(wait=READ_SHARE * interval)
+        reading = await parts.edges.devices.read(wait=READ_SHARE * interval)
         with parts.telemetry.tick_duration.time():
             snapshot = await self._observe(reading)
             parts.edges.agents.keep({each.process for each in snapshot.suspensions if each.confirmed})
@@ -76,7 +76,7 @@ class Ticker:
         reports = edges.agents.reports()
         return observe(
             previous.snapshot if previous else None,
-            edges.collector.state,
+            edges.devices.state,
             reading,
             reports,
             taken_at=edges.clock.wall(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -394,5 +394,5 @@ def pressure(case: DeviceCase) -> Found | None:
     return Found(evidence, f"{case.label} is {ratio:.1%} full{end}", left)
 
 
-DEVICE_DETECTORS: tuple[tuple[VerdictName, Callable[[DeviceCase], Found | None]], ...] = (("pressure", pressure),)
+DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceCase], Found | None]] = {"pressure": pressure}
 """Verdicts on a device that follow from the values of one tick."""

@@ -269,7 +269,7 @@ class Classifier:
         self._filled[device.uuid] = detectors.filled(self._filled.get(device.uuid), used, size, now)
         ramp_at, left = self._ramps.get(device.uuid, (-inf, 0.0))
         seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
-        for kind, detect in detectors.DEVICE_DETECTORS:
+        for kind, detect in detectors.DEVICE_DETECTORS.items():
             found = detect(
                 detectors.DeviceCase(device, _label(device), used, size, seconds_left, kind in tracked.verdicts)
             )

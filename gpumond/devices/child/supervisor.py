@@ -172,7 +172,7 @@ def start_worker(environ: Mapping[str, str] | None = None) -> Worker:
     return Worker(process, process.stdin, process.stdout, place)  # type: ignore[arg-type]
 
 
-class Collector:
+class Supervisor:
     """Readings of one source, with at most one request at a time. All times are in seconds.
 
     ``first`` is a worker that has already been started, and that knows its source.

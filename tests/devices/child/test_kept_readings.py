@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 
-from gpumond.devices.child.supervisor import Collector
+from gpumond.devices.child.supervisor import Supervisor
 from gpumond.facts.snapshot import Reading
 from tests.fakenvml import FakeDriver, machine
 
@@ -21,14 +21,14 @@ def test_deadline_does_not_keep_a_reading(driver: FakeDriver):
     driver.write()
 
     async def run() -> None:
-        collector = Collector("nvml", deadline=60, environ={**os.environ, **driver.env})
-        collector.start()
+        supervisor = Supervisor("nvml", deadline=60, environ={**os.environ, **driver.env})
+        supervisor.start()
         before = readings()
         try:
             for _ in range(3):
-                assert await collector.read(wait=60.0) is not None
+                assert await supervisor.read(wait=60.0) is not None
             assert readings() == before
         finally:
-            await collector.stop()
+            await supervisor.stop()
 
     asyncio.run(run())

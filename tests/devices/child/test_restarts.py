@@ -1,11 +1,11 @@
-"""The collector starts its process again, whatever the number of failures."""
+"""The supervisor starts its process again, whatever the number of failures."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 
-from gpumond.devices.child.supervisor import Collector, backoff
+from gpumond.devices.child.supervisor import Supervisor, backoff
 from tests.devices.child.reading import read_until
 from tests.fakenvml import FakeDriver, machine
 
@@ -16,18 +16,18 @@ def test_process_that_cannot_be_started_is_started_later(driver: FakeDriver):
     environ = {**os.environ, **driver.env, "TOO_LONG": "x" * (1 << 20)}  # the kernel does not start such a process
 
     async def run() -> None:
-        collector = Collector("nvml", environ=environ)
+        supervisor = Supervisor("nvml", environ=environ)
         descriptors = os.listdir("/proc/self/fd")
-        collector.start()
+        supervisor.start()
         try:
-            assert (collector.state.up, collector.state.reason, collector.pid) == (False, "crashed", None)
-            assert "cannot be started: [Errno 7] Argument list too long" in collector.state.detail
+            assert (supervisor.state.up, supervisor.state.reason, supervisor.pid) == (False, "crashed", None)
+            assert "cannot be started: [Errno 7] Argument list too long" in supervisor.state.detail
             assert os.listdir("/proc/self/fd") == descriptors
             del environ["TOO_LONG"]
-            await read_until(collector, lambda reading: bool(reading.devices))
-            assert collector.state.up
+            await read_until(supervisor, lambda reading: bool(reading.devices))
+            assert supervisor.state.up
         finally:
-            await collector.stop()
+            await supervisor.stop()
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""A stopped child of the collector does not outlive its daemon."""
+"""A stopped child of the supervisor does not outlive its daemon."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gpumond.devices.child.supervisor import Collector, add_up
+from gpumond.devices.child.supervisor import Supervisor, add_up
 from gpumond.facts.snapshot import Reading, XidErrors
 from tests.devices.child.reading import read_until
 from tests.fakenvml import FakeDriver, machine
@@ -38,13 +38,13 @@ def test_total_survives_the_child_that_counted(driver: FakeDriver, end: str):
     replace_after = 0.2 if end == "hang and be replaced" else 60.0
 
     async def run() -> list[int]:
-        collector = Collector("nvml", deadline=0.6, replace_after=replace_after, environ=environ)
-        collector.start()
+        supervisor = Supervisor("nvml", deadline=0.6, replace_after=replace_after, environ=environ)
+        supervisor.start()
         try:
-            await read_until(collector, lambda reading: bool(reading.devices))
+            await read_until(supervisor, lambda reading: bool(reading.devices))
             driver.devices[0].events = [(XID, 79), (XID, 79)]
             driver.write()
-            first = await read_until(collector, lambda reading: count(reading) >= 2)
+            first = await read_until(supervisor, lambda reading: count(reading) >= 2)
             driver.devices[0].events = []
             if end == "crash":
                 driver.crash("nvmlDeviceGetMemoryInfo_v2")
@@ -52,14 +52,14 @@ def test_total_survives_the_child_that_counted(driver: FakeDriver, end: str):
                 seconds = 1.5 if end == "hang and return" else 6.0
                 driver.hang("nvmlDeviceGetMemoryInfo_v2", 0, seconds=seconds, times=1)
             driver.write()
-            while (await collector.read(wait=2.0)) is not None:
+            while (await supervisor.read(wait=2.0)) is not None:
                 pass
             driver.heal()
             driver.devices[0].events = [(XID, 79)]
             driver.write()
-            second = await read_until(collector, lambda reading: count(reading) != count(first))
+            second = await read_until(supervisor, lambda reading: count(reading) != count(first))
             return [count(first), count(second)]
         finally:
-            await collector.stop()
+            await supervisor.stop()
 
     assert asyncio.run(run()) == [2, 3]
