@@ -20,12 +20,12 @@ from gpumond.devices.child.supervisor import Worker
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.pools import Receipt
+from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import Fault
 from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.alerts.hook import AlertmanagerHook
+from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.limits import QuotaLimits
-from gpumond.features.rules.evaluation import Rule
 from gpumond.features.rules.preview import Preview, preview
 from gpumond.features.rules.restore import awaited
 from gpumond.host.event_loop import background

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gpumond.config.settings import Compat
+from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.pools import Receipt
-from gpumond.features.alerts.hook import AlertmanagerHook
+from gpumond.facts.rule import Rule
 from gpumond.features.alerts.receiver_check import ReceiverTest
 from gpumond.features.baselines.recordings import BaselineService
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest
+from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.registry import QuotaRegistry
-from gpumond.features.rules.evaluation import Rule
 from gpumond.features.rules.preview import Preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences

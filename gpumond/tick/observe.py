@@ -11,9 +11,11 @@ from typing import Any
 
 from gpumond.diagnosis.detectors import with_idle_times
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
+from gpumond.facts.alerts import Activities, ended, same_process
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.quota import WITHOUT_QUOTAS, QuotaTable
+from gpumond.facts.rule import Rule, Scope
 from gpumond.facts.snapshot import (
     MISSED_LIMIT,
     STARTING,
@@ -26,10 +28,10 @@ from gpumond.facts.snapshot import (
     SourceState,
 )
 from gpumond.features.quotas.quotas import assign_quotas
-from gpumond.features.rules.evaluation import Activities, Rule, ended, located, same_process, step
+from gpumond.features.rules.evaluation import located, step
 from gpumond.features.rules.restore import Awaited, hold
 from gpumond.quantities import RuleContext, departure, hidden, subjects
-from gpumond.quantities.subjects import Scope, Subjects
+from gpumond.quantities.subjects import Subjects
 from gpumond.quantities.verdicts import NOTHING, active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.tick.claims import check_claims, complete_lists

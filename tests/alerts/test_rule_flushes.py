@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
 from gpumond.facts.persisted import Heartbeat, KeptAlert, Labels, Notice
+from gpumond.facts.rule import Action, Rule
+from gpumond.features.alerts.actions import ANNOTATION
 from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest, Target
-from gpumond.features.rules.actions import ANNOTATION
-from gpumond.features.rules.evaluation import Action, Rule
 from gpumond.store.audit import AuditEntry
 from gpumond.testing import make_snapshot
 from tests.helpers.scripted_programs import ScriptedPrograms, train

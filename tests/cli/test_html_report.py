@@ -10,8 +10,8 @@ import pytest
 
 from gpumond.features.baselines.command import _page
 from gpumond.features.baselines.statistics import Comparison, Difference
-from gpumond.features.recordings import html_report
 from gpumond.testing import GIB
+from gpumond.view import html_report
 from tests.helpers.html_document import checked
 
 HOSTILE = '<script>alert("x")</script>\x1b[31m'

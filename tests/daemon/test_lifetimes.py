@@ -14,11 +14,11 @@ import pytest
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
 from gpumond.daemon.kernel import Edges
+from gpumond.facts.flush import FlushRequest
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.flush.flusher import FlushRequest
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.event_loop import background
 from gpumond.host.peer import Identity

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import AgentReport, Reading
@@ -15,7 +16,7 @@ from gpumond.features.engines import checks as checks
 from gpumond.features.engines.flush_step import Timing
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.spec import Declaration
-from gpumond.features.flush.flusher import Flusher, FlushRequest, Target
+from gpumond.features.flush.flusher import Flusher
 from gpumond.host.peer import Identity
 from gpumond.sim.device import SimDevice
 from tests.helpers.engines import StandIn, reading

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import NoSuchTarget
+from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.pools import Expected
 from gpumond.features.engines.flush_step import EngineFlusher, EngineRequest, Timing
 from gpumond.features.engines.kinds import KINDS
-from gpumond.features.flush.flusher import FlushRequest, Target
 from gpumond.testing import GIB
 from tests.engines.flushing import ALLOWED, FAST, Short, World, allowed, flush
 from tests.helpers.engines import device, standin, used_bytes

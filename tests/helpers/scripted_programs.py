@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import Expected, Outcome, StepResult
 from gpumond.facts.snapshot import AgentReport, Reading
-from gpumond.features.flush.flusher import Flusher, FlushOutcome, FlushRequest, Target, identity_of
+from gpumond.features.flush.flusher import Flusher, identity_of
 from gpumond.host.peer import Identity
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 
@@ -35,8 +36,7 @@ class ScriptedPrograms:
         """Pids whose agents never answer."""
         self.unanswered: set[Identity] = set()
 
-    def reporting(self) -> Steps[Sequence[AgentReport]]:
-        yield
+    def reports(self) -> Sequence[AgentReport]:
         return self.programs
 
     def report(self, identity: Identity) -> AgentReport | None:

@@ -13,6 +13,7 @@ import httpx
 from fastapi import FastAPI
 
 from gpumond.config.settings import Compat
+from gpumond.facts.alerts import ended
 from gpumond.facts.errors import (
     ConfigError,
     FlushError,
@@ -22,19 +23,19 @@ from gpumond.facts.errors import (
     RuleChanged,
     StoreUnavailable,
 )
+from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.persisted import KeptAdmission
 from gpumond.facts.pools import Receipt
+from gpumond.facts.rule import Rule
 from gpumond.facts.silence import Silence
-from gpumond.features.alerts.hook import AlertmanagerHook
 from gpumond.features.alerts.receiver_check import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest
+from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.registry import QuotaRegistry
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule, ended
 from gpumond.features.rules.preview import Preview, pack, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences

@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.errors import (
-    AlreadyUnderWay,
-    CoolingDown,
-    FlushError,
-    NoSuchTarget,
-)
+from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, FlushError, NoSuchTarget
+from gpumond.facts.flush import FlushOutcome
 from gpumond.facts.pools import Receipt
-from gpumond.features.flush.flusher import FlushOutcome
 from gpumond.serve.examples import DEVICE, RECEIPT, REPORT
 from tests.serve.application import TOKEN, View, ask
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.messages import FlushCommand, FlushResult
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest
 from gpumond.host.peer import Identity
 from gpumond.serve.limits import FLUSHES_PER_MINUTE
 from gpumond.testing import GIB, make_pool, make_report

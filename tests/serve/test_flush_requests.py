@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.features.flush.flusher import FlushRequest
+from gpumond.facts.flush import FlushRequest
 from gpumond.features.flush.routes import MANY_SECONDS
 from gpumond.serve import examples
 from tests.serve.application import TOKEN, View, ask

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.rule import Rule
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
 from tests.serve.application import HOG, TOKEN, View, ask
 
 FULL = next(rule for rule in BUILT_IN if rule.name == "device-nearly-full")

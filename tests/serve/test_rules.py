@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from gpumond.facts.rule import Rule
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
 from gpumond.features.rules.preview import Preview
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens

@@ -142,10 +142,3 @@ def test_limit_of_a_removed_quota_is_removed_and_others_remain():
 def test_programs_that_have_ended_are_forgotten():
     _, sent = due_limits(snapshot(LIMITED, quota()), {})
     assert due_limits(replace(SNAPSHOT, reports=()), sent) == ([], {})
-
-
-def test_patterns_are_compared_in_a_step_for_each_process_whose_quotas_are_unknown():
-    table = QuotaTable([quota(), quota("other", workload="tr*")])
-    reports = tuple(replace(REPORT, pid=pid, workload=f"train-{pid}") for pid in range(1, 21))
-    for steps in (20, 0):
-        assert sum(1 for _ in assign_quotas(table, (), reports)) == steps

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.messages import to_json
+from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import STARTING, Snapshot
-from gpumond.features.rules.evaluation import Rule
 from gpumond.tick.observe import EngineState, evaluate
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 
+from gpumond.facts.alerts import ended
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import ended
 from gpumond.features.rules.preview import Preview
 from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written

@@ -25,9 +25,9 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.text import has_control_characters
 from gpumond.features.alerts.receivers import Rejected, Retry
 from gpumond.features.alerts.receivers.receiver_type import ReceiverType
-from gpumond.features.rules.built_in import RUNBOOKS
 from gpumond.host.http_exchange import Connection, exchange
 from gpumond.host.machine import MACHINE_NAME, read_text
+from gpumond.page.runbooks import RUNBOOKS
 
 TIMEOUT_SECONDS = 5.0
 MAX_RETRY_AFTER_SECONDS = 3600.0

@@ -1,11 +1,17 @@
-"""Base of the models of what people and programs write, over HTTP or in YAML."""
+"""Bases of the models of what people and programs write, over HTTP or in YAML."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    model_validator,
+)
 
+from gpumond.facts import units
 from gpumond.facts.text import require_encodable
 
 
@@ -19,3 +25,10 @@ class Encodable(BaseModel):
     def _encodable(cls, value: Any) -> Any:
         require_encodable(value)
         return value
+
+
+Seconds = Annotated[float, BeforeValidator(units.seconds)]
+
+
+class Strict(Encodable):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

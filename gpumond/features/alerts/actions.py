@@ -13,14 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from gpumond.facts.alerts import same_process
 from gpumond.facts.engines import EngineReading
+from gpumond.facts.flush import concerns, reclaimable_bytes
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import ENGINE_STEP, PoolUsage, Receipt
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.rule import Action, Labels, Rule
 from gpumond.facts.snapshot import AgentReport
 from gpumond.facts.units import HOUR_SECONDS, duration, human
-from gpumond.features.rules.evaluation import Action, Rule, same_process
-from gpumond.quantities.subjects import Labels
 
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
 THRASHED_RATIO = 0.5
@@ -275,17 +276,6 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
         least = 0 if action.request_end else max(1, action.min_reclaimable_bytes)
         if reclaimable_bytes(labels, report) >= least:
             yield report
-
-
-def concerns(labels: Mapping[str, str], report: AgentReport) -> bool:
-    """Return True if the labels of an alert that name a program name this one."""
-    return all(labels[name] == str(getattr(report, name)) for name in PROGRAM_LABELS if name in labels)
-
-
-def reclaimable_bytes(labels: Mapping[str, str], report: AgentReport) -> int:
-    """Return the memory that a flush of the program would release on the device that the labels name, or on all."""
-    uuid = labels.get("uuid")
-    return sum(pool.reclaimable.likely for pool in report.pools if uuid in (None, pool.device_uuid))
 
 
 def _engines(

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from gpumond.config.encodable import Encodable
-from gpumond.features.alerts.hook import HookAlert, HookAnswer, HookResult
+from gpumond.config.models import Encodable
+from gpumond.features.flush.hook import HookAlert, HookAnswer, HookResult
 from gpumond.features.flush.routes import count_flush
 from gpumond.serve import examples
 from gpumond.serve.auth import Caller

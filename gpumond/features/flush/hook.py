@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gpumond.facts.errors import FlushError, StoreUnavailable
+from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, concerns, empty_receipt, reclaimable_bytes
 from gpumond.facts.pools import Receipt
 from gpumond.facts.process import TICKS_PER_SECOND, ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import human
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest, Target
-from gpumond.features.flush.receipts import empty_receipt
-from gpumond.features.rules.actions import concerns, reclaimable_bytes
 from gpumond.store.audit import AuditEntry
 
 log = logging.getLogger(__name__)
