@@ -98,7 +98,7 @@ def driver() -> Iterator[Finding]:
 
 def _has_devices(spec: SourceSpec) -> bool:
     try:
-        return spec.type().detect("/sys")
+        return spec.detect("/sys")
     except SourceUnavailable:
         return False
 

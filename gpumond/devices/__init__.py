@@ -35,14 +35,6 @@ class ReadProgress:
 class DeviceSource(Protocol):
     name: str
 
-    @staticmethod
-    def detect(sys: str) -> bool:
-        """Return True if this machine has such devices; ``sys`` is /sys. Used if the spec is ``automatic``.
-
-        Raises SourceUnavailable if the driver is installed and cannot be used.
-        """
-        ...
-
     def open(self) -> None:
         """Open the driver. Raises SourceUnavailable."""
 
@@ -61,18 +53,18 @@ class ProgressReporter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """One source. ``implementation``: the import string of its class. ``automatic``: ``auto`` and ``every`` use it.
+    """One source. ``implementation``: the import string of its class.
 
-    ``requires``: a module outside the standard library that the source imports. ``detector``: the import string of a
-    function that does what the class's ``detect`` does, and needs less memory than the class.
+    ``detector``: the import string of a function that returns True if this machine has such devices, from the path of
+    /sys, and raises SourceUnavailable if the driver is installed and cannot be used. With one, ``auto`` and ``every``
+    use the source. ``requires``: a module outside the standard library that the source imports.
     """
 
     name: str
     implementation: str
     devices: str
-    automatic: bool = False
-    requires: str = ""
     detector: str = ""
+    requires: str = ""
 
     def type(self) -> type[DeviceSource]:
         """Import the class."""
@@ -80,14 +72,14 @@ class SourceSpec:
         return source
 
     def detect(self, sys: str) -> bool:
-        """Return True if this machine has such devices, as the class's ``detect`` does.
+        """Return what the detector does.
 
         Raises ImportError if the module that the source requires is not installed.
         """
         if self.requires and find_spec(self.requires) is None:
             raise ImportError(f"No module named {self.requires!r}", name=self.requires)
-        found: bool = _imported(self.detector)(sys) if self.detector else self.type().detect(sys)
-        return found
+        has_devices: bool = _imported(self.detector)(sys)
+        return has_devices
 
 
 def _imported(name: str) -> Any:
@@ -100,19 +92,21 @@ SOURCES = (
         "nvml",
         "gpumond.devices.nvml.source:NvmlSource",
         "NVIDIA devices, through the driver's library",
-        True,
-        "pynvml",
         "gpumond.devices.nvml:detect",
+        "pynvml",
     ),
     SourceSpec(
-        "drm", "gpumond.devices.drm.source:DrmSource", "AMD and Intel devices, through files of the kernel", True
+        "drm",
+        "gpumond.devices.drm.source:DrmSource",
+        "AMD and Intel devices, through files of the kernel",
+        "gpumond.devices.drm.devices:detect",
     ),
     SourceSpec(
         "every", "gpumond.devices.composite:CompositeSource", "devices of all drivers, including those loaded later"
     ),
     SourceSpec("sim", "gpumond.devices.sim:SimSource", "simulated devices, as in `gpumond demo`"),
 )
-AUTOMATIC = tuple(spec for spec in SOURCES if spec.automatic)
+AUTOMATIC = tuple(spec for spec in SOURCES if spec.detector)
 
 
 def spec_of(name: str) -> SourceSpec:

@@ -21,10 +21,6 @@ RETRY_SECONDS = 30.0
 class CompositeSource:
     name = "every"
 
-    @staticmethod
-    def detect(sys: str) -> bool:
-        return False
-
     def __init__(
         self,
         sources: Sequence[DeviceSource] | None = None,

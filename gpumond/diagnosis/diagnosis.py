@@ -46,10 +46,14 @@ DEAD = ("gone", "zombie")
 """States of processes that have ended."""
 
 
-class Classifier:
-    """State of all tracked series and events, and their verdicts."""
+class Diagnosis:
+    """State of all tracked series and events, and the active verdicts.
 
-    def __init__(self, pace: float) -> None:
+    ``pace``: seconds of this clock for one second of the snapshots; slopes and times in verdicts are in real seconds.
+    """
+
+    def __init__(self, pace: float = 1.0) -> None:
+        self.verdicts: tuple[Verdict, ...] = ()
         self._tracker = Tracker(pace)
         self._devices: Mapping[str, DeviceReading] = {}
         self._parents: frozenset[str | None] = frozenset()
@@ -105,7 +109,7 @@ class Classifier:
         self._loops = {key: loop for key, loop in self._loops.items() if loop[0] > now}
         return True
 
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def active_verdicts(self) -> tuple[Verdict, ...]:
         tracked_series = self._tracker.tracked_series.values()
         active = [verdict for tracked in tracked_series for verdict in tracked.verdicts.values()]
         if any(tracked.leak for tracked in tracked_series):
@@ -482,29 +486,12 @@ def _seconds_left(tracked: TrackedSeries) -> float:
     return inf if seconds is None else seconds
 
 
-class Diagnosis:
-    """Diagnosis so far, and the active verdicts.
-
-    ``pace``: seconds of this clock for one second of the snapshots; slopes and times in verdicts are in real
-    seconds. ``diagnose`` changes the diagnosis that it is given, so that no old one is used.
-    """
-
-    __slots__ = ("classifier", "verdicts")
-
-    def __init__(self, pace: float = 1.0) -> None:
-        self.classifier = Classifier(pace)
-        self.verdicts: tuple[Verdict, ...] = ()
-
-    @property
-    def history(self) -> History:
-        return self.classifier.history
-
-
 def diagnose(before: Diagnosis, snapshot: Snapshot) -> Diagnosis:
     """Return the diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
 
     Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
+    ``before`` is changed, so that no old one is used.
     """
-    if before.classifier.add(snapshot):
-        before.verdicts = before.classifier.verdicts()
+    if before.add(snapshot):
+        before.verdicts = before.active_verdicts()
     return before

@@ -167,6 +167,11 @@ def cards(root: str) -> Iterator[DrmDevice]:
             yield DrmDevice(min(entries), frozenset(map(os.path.basename, entries)), os.path.basename(device), driver)
 
 
+def detect(sys: str) -> bool:
+    """Return True if the machine has such a device."""
+    return any(cards(sys))
+
+
 def kind_of(error: OSError) -> FaultKind:
     return "no_permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
 

@@ -140,10 +140,6 @@ class DrmSource:
 
     name = "drm"
 
-    @staticmethod
-    def detect(sys: str) -> bool:
-        return any(cards(sys))
-
     def __init__(
         self,
         sys: str = "/sys",

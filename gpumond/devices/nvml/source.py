@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import pynvml
 
 from gpumond.devices import NOWHERE, ReadProgress
-from gpumond.devices.nvml import detect
 from gpumond.devices.nvml.library import (
     LONGEST_LIST,
     PROCESS_LISTS,
@@ -164,10 +163,6 @@ class NvmlSource:
     """
 
     name = "nvml"
-
-    @staticmethod
-    def detect(sys: str) -> bool:
-        return detect(sys)
 
     def __init__(
         self,
