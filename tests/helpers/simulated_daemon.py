@@ -14,9 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from gpumond.daemon.kernel import Agents, Clock, Edges
+
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
-from gpumond.daemon.kernel import Agents, Clock, Edges
 from gpumond.facts.errors import NoSuchRule, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
