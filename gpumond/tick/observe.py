@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from gpumond.diagnosis.idle import with_idle_times
+from gpumond.diagnosis.detectors import with_idle_times
 from gpumond.facts.snapshot import (
     MISSED_LIMIT,
     STARTING,

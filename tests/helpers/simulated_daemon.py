@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from gpumond.daemon.kernel import Clock, Edges
+
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
 from gpumond.facts.errors import NoSuchRule, StoreUnavailable
@@ -146,7 +148,7 @@ class SimulatedDaemon:
         clock = {} if began is None else {"clock": lambda: Heartbeat(time.time(), began + world.elapsed)}
         self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock)
         edges = Edges(
-            collector=SimulatedCollector(world),
+            devices=SimulatedCollector(world),
             agents=agents or SimulatedAgents(world),
             store=self.store,
             telemetry=Telemetry(),
