@@ -14,7 +14,6 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from gpumond.daemon.kernel import Clock, Edges
 
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
