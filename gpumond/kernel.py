@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from gpumond.config.settings import Settings
 from gpumond.diagnosis.diagnosis import Diagnosis
-from gpumond.event_log import EventLog
+from gpumond.events import EventLog
 from gpumond.facts.alerts import Activities
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest

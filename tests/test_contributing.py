@@ -156,8 +156,9 @@ ROUTE = """
 from contextlib import nullcontext
 from fastapi.testclient import TestClient
 from gpumond import __version__
+from gpumond.features import routers
 from gpumond.serve.app import create_app
-app = create_app(None, None, nullcontext)
+app = create_app(None, None, nullcontext, routers=routers())
 assert TestClient(app).get("/api/v1/version").json() == {"version": __version__}
 assert "/api/v1/version" in app.openapi()["paths"]
 """
