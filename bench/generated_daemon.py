@@ -16,7 +16,9 @@ from gpumond.serve.view import Kernel
 
 from bench.live import Machine
 from gpumond.events import EventLog
+from gpumond.features import routers
 from gpumond.host.event_loop import background
+from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
 
 CHANGING = 0.1
