@@ -16,9 +16,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter, FlushRefused, Limitable, capture_guards, loaded
 from gpumond.agent.flush import (
-    Hook,
     Permissions,
     StrandedEstimate,
+    Thrash,
     carry_out,
     carry_out_hooks,
     estimated,
@@ -26,7 +26,7 @@ from gpumond.agent.flush import (
     outcome_of,
     released_bytes,
 )
-from gpumond.agent.measure.thrash import Thrash
+from gpumond.agent.settings import Hook
 from gpumond.agent.transport import RateLimit
 from gpumond.facts.messages import FlushCommand, FlushResult, clean
 from gpumond.facts.pools import STEPS, PoolUsage, Receipt

@@ -18,6 +18,7 @@ from itertools import islice
 from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
+from gpumond.agent.allocators import Tracked
 from gpumond.agent.measure.stacks import MAX_DEPTH, OWN
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Retainer
@@ -31,14 +32,6 @@ MAX_OBJECTS = 32
 """Number of tensors with a graph whose referrers are searched."""
 RETAINERS = 3
 MAX_FILE, MAX_NAME = 160, 80
-
-
-class Tracked(NamedTuple):
-    """One tensor. ``size_bytes`` is that of its storage. ``has_graph``: it keeps the graph that computed it."""
-
-    tensor: Any
-    size_bytes: int
-    has_graph: bool
 
 
 class Total:

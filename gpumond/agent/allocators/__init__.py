@@ -5,8 +5,8 @@ An adapter is a class of `AllocatorAdapter`, plus one base class for each option
 `MainThreadBound`, `OomObservable`, `RetentionReporting`, `Snapshottable`, `TensorTracking`. The agent tests for a
 capability with `isinstance` and looks up no other member.
 
-To add one: write ``adapters/NAME.py`` with the class and a function ``adapter()`` that returns it, or None while there
-is nothing to read, and add its `AdapterSpec` to ``ADAPTERS``: search, errors, ``gpumond doctor`` and
+To add one: write ``allocators/NAME.py`` with the class and a function ``adapter()`` that returns it, or None while
+there is nothing to read, and add its `AdapterSpec` to ``ADAPTERS``: search, errors, ``gpumond doctor`` and
 docs/reference/plugins.md derive from it.
 """
 
@@ -16,14 +16,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from gpumond.facts.pools import HostPool, PoolUsage, StepResult
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 
 if TYPE_CHECKING:
     from gpumond.agent import cuda as cuda_module
-    from gpumond.agent.retention import Tracked
 
 
 class AdapterSpec:
@@ -187,6 +186,14 @@ class HistoryRecording(Protocol):
 
         Return the file, live memory by site, and the live bytes that were allocated before the record.
         """
+
+
+class Tracked(NamedTuple):
+    """One tensor. ``size_bytes`` is that of its storage. ``has_graph``: it keeps the graph that computed it."""
+
+    tensor: Any
+    size_bytes: int
+    has_graph: bool
 
 
 @runtime_checkable

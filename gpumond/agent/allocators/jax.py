@@ -14,8 +14,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter
-from gpumond.agent.allocators.arenas import kept, usage
-from gpumond.agent.allocators.mempools import counted_by
+from gpumond.agent.allocators.mempools import arena, counted_by, kept
 from gpumond.facts.pools import PoolUsage, StepResult
 
 
@@ -49,7 +48,7 @@ class JaxAdapter(AllocatorAdapter):
             if stats and uuid:
                 live, held = stats["bytes_in_use"], stats.get("pool_bytes")
                 inside = counted_by(ordinal, live) if shares else None
-                yield usage("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
+                yield arena("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
 
 
 def adapter() -> JaxAdapter:

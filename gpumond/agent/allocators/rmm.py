@@ -1,7 +1,7 @@
 """RMM's memory resources (25.04 and later), as the program has stacked them. They are only read here.
 
 Live bytes are known from an adaptor that counts (Statistics, Tracking, Limiting; under ``gpumond run`` that of
-`rmm_counting`), held bytes from a pool or the driver. A pool without such an adaptor is reported with unknown live
+`count`), held bytes from a pool or the driver. A pool without such an adaptor is reported with unknown live
 bytes; a plain resource without one isn't reported, since nothing shows whether the program allocates from it. Pools and
 arenas of RMM return nothing until they are destroyed. A stream-ordered resource (CudaAsync) has its own memory pool in
 the driver, which can be trimmed. RMM does not expose its handle; an allocation shows it. It is made for a flush or a

@@ -15,8 +15,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter
-from gpumond.agent.allocators.arenas import kept, usage
-from gpumond.agent.allocators.mempools import counted_by
+from gpumond.agent.allocators.mempools import arena, counted_by, kept
 from gpumond.facts.pools import PoolUsage, StepResult
 
 
@@ -55,7 +54,7 @@ class TensorFlowAdapter(AllocatorAdapter):
             uuid = cuda.device_uuid(ordinal)
             if uuid is not None:
                 inside = counted_by(ordinal, current) if shares else None
-                yield usage("tensorflow", uuid, current, None, peaks[ordinal], inside)
+                yield arena("tensorflow", uuid, current, None, peaks[ordinal], inside)
 
 
 def adapter() -> TensorFlowAdapter:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpumond.agent.allocators import ADAPTERS, ClassReporting, HistoryRecording, LargestFreeReporting, OomObservable
-from gpumond.agent.measure.usage import READ_SECONDS, RecentUsage
+from gpumond.agent.measure.steps import READ_SECONDS, RecentUsage
 from gpumond.agent.registry import REGISTRY
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage

@@ -12,9 +12,19 @@ from gpumond.agent.measure.oom import OOMS, is_oom
 
 F = TypeVar("F", bound=Callable[..., Any])
 Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
-
-
 Flush = Callable[[], object]
+
+
+def check(shrink: object, attempts: object, gc: object) -> None:
+    """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.retry_on_oom`."""
+    if shrink is not None and not callable(shrink):
+        raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
+    if not isinstance(attempts, int) or isinstance(attempts, bool):
+        raise TypeError(f"retry_on_oom: attempts: expected int, got {type(attempts).__name__}")
+    if attempts < 1:
+        raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
+    if not isinstance(gc, bool):
+        raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
 
 
 def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush) -> F:

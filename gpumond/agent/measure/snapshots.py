@@ -29,6 +29,18 @@ KEPT = 4
 """Number of files that this process keeps for requests of the daemon; the oldest are removed."""
 
 
+def checked_path(path: object) -> str:
+    """Return the argument of `gpumond.agent.snapshot` as text. Raises TypeError and ValueError."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"snapshot: path: expected str or PathLike, got {type(path).__name__}")
+    name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError("snapshot: path: expected text, got bytes")
+    if not name or "\0" in name:
+        raise ValueError("snapshot: path: expected the path of a file to write")
+    return name
+
+
 def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
     """Write the snapshot of the first allocator that has one. Never raises: ``reason`` explains a missing file."""
     reasons = []

@@ -28,10 +28,12 @@ from gpumond.agent.allocators import (
     RetentionReporting,
     Snapshottable,
     TensorTracking,
+    Tracked,
+    torch_classes,
+    torch_xpu,
 )
 from gpumond.agent.allocators.python_owners import retained_by_trim
-from gpumond.agent.allocators.torch import classes as torch_classes, xpu as drm_devices
-from gpumond.agent.allocators.torch.formulas import (
+from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE,
     MIB,
     NOTHING,
@@ -45,8 +47,7 @@ from gpumond.agent.allocators.torch.formulas import (
     from_stats,
     usage,
 )
-from gpumond.agent.allocators.torch.objects import TORCH_OBJECTS
-from gpumond.agent.retention import Tracked
+from gpumond.agent.torch_objects import TORCH_OBJECTS
 from gpumond.facts.messages import clean
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit, Call, Dump, LiveClasses, Site
@@ -312,7 +313,7 @@ class TorchAdapter(
                 properties = self._cuda.get_device_properties(ordinal)
                 own = getattr(properties, "uuid", None)
                 if getattr(self._torch.version, "hip", None):
-                    uuid = drm_devices.amd(properties)
+                    uuid = torch_xpu.amd(properties)
                 else:
                     uuid = None if own is None else f"GPU-{own}"
             self._uuids[ordinal] = uuid

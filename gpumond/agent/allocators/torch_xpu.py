@@ -18,7 +18,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.torch.formulas import current
+from gpumond.agent.allocators.torch_formulas import current
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
 
