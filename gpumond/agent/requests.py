@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from gpumond.agent.allocators import ClassReporting, FlushRefused, HistoryRecording, TensorTracking
+from gpumond.agent.allocators import FlushRefused, HistoryRecording, TensorTracking
 from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom import live_classes
 from gpumond.agent.registry import REGISTRY, apply_limit
@@ -228,7 +228,7 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
             return "the program is older than its agent and has too many objects to search: its classes are unknown"
         return "the program has too many objects to search: other tensors and activations are not distinguished"
     adapters = REGISTRY.known()
-    if not any(isinstance(adapter, ClassReporting) for adapter in adapters):
+    if not any(isinstance(adapter, TensorTracking) for adapter in adapters):
         names = ", ".join(adapter.name for adapter in adapters) or "none"
         return clean(f"live memory can be classified for PyTorch only; the allocators of this program: {names}")
     if any(pool.live_bytes for pool in REGISTRY.read() or () if pool.allocator == "torch"):

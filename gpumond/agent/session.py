@@ -11,9 +11,10 @@ import select
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from gpumond import __version__
-from gpumond.agent.allocators import AllocatorAdapter, capture_guards, find_older_objects, host_pools
+from gpumond.agent.allocators import AllocatorAdapter, TensorTracking, capture_guards
 from gpumond.agent.measure.oom import OOMS, causes, is_oom
 from gpumond.agent.program_report import components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY
@@ -34,6 +35,7 @@ from gpumond.facts.messages import (
     clean,
     own_socket,
 )
+from gpumond.facts.pools import HostPool
 from gpumond.facts.program import Ending
 
 REPORT_SECONDS = 1.0
@@ -51,6 +53,27 @@ class AllocatorFacts:
         self.frameworks = tuple(dict.fromkeys(clean(adapter.framework()) for adapter in adapters))
         self.host_pools = host_pools(adapters)
         self.distributed = is_rank()
+
+
+def _find_older_objects(adapters: Iterable[AllocatorAdapter]) -> None:
+    """Find the objects of all libraries that the program created before the agent, once."""
+    for adapter in adapters:
+        if isinstance(adapter, TensorTracking):
+            try:
+                adapter.find_older_objects()
+            except Exception:  # a version of the library that is not understood
+                continue
+
+
+def host_pools(adapters: Iterable[AllocatorAdapter]) -> tuple[HostPool, ...]:
+    """Return the pinned host memory of all libraries that report it."""
+    found: list[HostPool] = []
+    for adapter in adapters:
+        try:
+            found += adapter.host_pools()
+        except Exception:  # an error of the library; read the other libraries all the same
+            continue
+    return tuple(found)
 
 
 class Session:
@@ -249,7 +272,7 @@ class Session:
         if self._settings.observe_ooms:
             OOMS.observe()
         if self._settings.flush_policy == "allow":
-            find_older_objects(adapters)
+            _find_older_objects(adapters)
         if self._transport.connected:
             pools = REGISTRY.read()
             if pools is not None:

@@ -136,7 +136,7 @@ class AgentResponse:
 
     With ``classes``, it explains why some are unknown. ``paused_seconds``: the longest time for which their reading has
     paused the program. ``age_seconds``: that of the classes, as of an earlier request.
-    ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before) and ``folded`` (the file with all stacks) are
+    ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before) and ``folded`` (the file of all stacks) are
     results of a recording.
     ``part`` has bytes of a file, compressed with zlib, in Base64; ``part_bytes`` is their number before compression,
     ``file_bytes`` the size of the file.

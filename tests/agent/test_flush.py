@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from gpumond.agent.flush import outcome_of, raced
+from gpumond.agent.flushing import outcome_of, raced
 from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Report
 from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host

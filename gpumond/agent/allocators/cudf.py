@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, Finishable, FlushRefused, MainThreadBound
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
 MAX_BUFFERS = 2_000
 """Largest number of buffers that the report of each second visits; a flush or a plan visits all."""
 
 
-class CudfAdapter(AllocatorAdapter, Finishable, MainThreadBound):
+class CudfAdapter(AllocatorAdapter):
     name = "cudf"
     main_thread_steps = frozenset(("spill",))
     """A spill copies on the calling thread's stream."""

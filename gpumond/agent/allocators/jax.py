@@ -31,9 +31,6 @@ class JaxAdapter(AllocatorAdapter):
         """Read only a backend that the program has initialised: jax.devices() would initialise it and allocate."""
         return tuple(self._usages())
 
-    def check(self) -> None:
-        pass
-
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         return kept("jax", self.read(), steps)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, RetentionReporting
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.agent.allocators.python_owners import retained_by_trim
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
@@ -23,7 +23,7 @@ SEARCH_SECONDS = 0.05
 _search_at = 0.0
 
 
-class MempoolsAdapter(AllocatorAdapter, RetentionReporting):
+class MempoolsAdapter(AllocatorAdapter):
     name = "mempool"
 
     def framework(self) -> str:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, MainThreadBound
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
 COUNTED_DEVICES = 16
 """Number of devices for which Paddle has counters."""
 
 
-class PaddleAdapter(AllocatorAdapter, MainThreadBound):
+class PaddleAdapter(AllocatorAdapter):
     name = "paddle"
     main_thread_steps = frozenset(("cache",))
     """It also resets the workspaces of cuDNN."""

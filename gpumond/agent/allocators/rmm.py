@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, Finishable, FlushRefused, RetentionReporting
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.agent.allocators.mempools import counter_of, is_counted
 from gpumond.agent.allocators.python_owners import retained_by_trim
 from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable, StepResult
@@ -32,7 +32,7 @@ driver, so that it is not the agent's.
 """
 
 
-class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
+class RmmAdapter(AllocatorAdapter):
     name = "rmm"
 
     def __init__(self, rmm: Any, settled_seconds: float = SETTLED_SECONDS) -> None:

@@ -42,9 +42,6 @@ class TensorFlowAdapter(AllocatorAdapter):
                 peaks[ordinal] += info["peak"]
         return tuple(self._usages(live, peaks))
 
-    def check(self) -> None:
-        pass
-
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         return kept("tensorflow", self.read(), steps)
 

@@ -17,16 +17,8 @@ from typing import Any
 from gpumond.agent import cuda
 from gpumond.agent.allocators import (
     AllocatorAdapter,
-    ClassReporting,
     FlushRefused,
     HistoryRecording,
-    HostPoolReporting,
-    LargestFreeReporting,
-    Limitable,
-    MainThreadBound,
-    OomObservable,
-    RetentionReporting,
-    Snapshottable,
     TensorTracking,
     Tracked,
     torch_classes,
@@ -63,15 +55,7 @@ CONFIGURATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_A
 
 class TorchAdapter(
     AllocatorAdapter,
-    ClassReporting,
     HistoryRecording,
-    HostPoolReporting,
-    LargestFreeReporting,
-    Limitable,
-    MainThreadBound,
-    OomObservable,
-    RetentionReporting,
-    Snapshottable,
     TensorTracking,
 ):
     name = "torch"

@@ -28,9 +28,6 @@ class WarpAdapter(AllocatorAdapter):
         pools = (_usage(ordinal) for ordinal in sorted({device.ordinal for device in _devices() if _uses_pool(device)}))
         return tuple(pool for pool in pools if pool is not None)
 
-    def check(self) -> None:
-        pass
-
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         return kept("warp", self.read(), steps)
 

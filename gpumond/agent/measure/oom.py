@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gpumond.agent.allocators import ADAPTERS, ClassReporting, HistoryRecording, LargestFreeReporting, OomObservable
+from gpumond.agent.allocators import ADAPTERS, HistoryRecording, TensorTracking
 from gpumond.agent.measure.steps import READ_SECONDS, RecentUsage
 from gpumond.agent.registry import REGISTRY
 from gpumond.facts.messages import to_json
@@ -149,11 +149,7 @@ class Ooms:
     def observe(self) -> None:
         """Register for errors with the libraries that can report them before they raise; once each, permanently."""
         for adapter in REGISTRY.known():
-            if (
-                adapter.name not in self._observed
-                and isinstance(adapter, OomObservable)
-                and adapter.observe_ooms(self.observed)
-            ):
+            if adapter.name not in self._observed and adapter.observe_ooms(self.observed):
                 self._observed.add(adapter.name)
 
     def observed(self, device: str | None, size: int) -> None:
@@ -291,7 +287,7 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
     """
     found: list[LiveClasses] = []
     for adapter in REGISTRY.known():
-        if isinstance(adapter, ClassReporting):
+        if isinstance(adapter, TensorTracking):
             try:
                 found += adapter.live_classes(search_seconds)
             except Exception:  # a version of the library that is not understood
@@ -314,8 +310,7 @@ def _largest_free() -> dict[tuple[str, str], int]:
     """Return the largest free block by allocator and device, for the adapters that know it."""
     found: dict[tuple[str, str], int] = {}
     for adapter in REGISTRY.adapters():
-        if isinstance(adapter, LargestFreeReporting):
-            found.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
+        found.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
     return found
 
 

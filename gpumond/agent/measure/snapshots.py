@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gpumond.agent.allocators import FlushRefused, Snapshottable
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.agent.registry import REGISTRY
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Dump
@@ -45,7 +45,7 @@ def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
     """Write the snapshot of the first allocator that has one. Never raises: ``reason`` explains a missing file."""
     reasons = []
     for adapter in REGISTRY.adapters():
-        if not isinstance(adapter, Snapshottable):
+        if not adapter.suffix:
             continue
         try:
             return Dump(adapter.name, path, _write(partial(_dump, adapter, guarded), path, max_bytes))
@@ -69,7 +69,7 @@ class RequestedSnapshots:
         if now - self._at < REQUEST_SECONDS:
             return Dump(None, None, 0, f"too many requests: at most one snapshot in {REQUEST_SECONDS:g} s")
         self._at = now
-        suffix = next((a.suffix for a in REGISTRY.adapters() if isinstance(a, Snapshottable)), "")
+        suffix = next((adapter.suffix for adapter in REGISTRY.adapters() if adapter.suffix), "")
         return self._kept(workload, suffix, lambda path: write(path, guarded=True))
 
     def save(self, workload: str, suffix: str, allocator: str, fill: Callable[[str], object]) -> Dump:
@@ -129,7 +129,7 @@ def directory() -> str:
     return folder
 
 
-def _dump(adapter: Snapshottable, guarded: bool, path: str) -> None:
+def _dump(adapter: AllocatorAdapter, guarded: bool, path: str) -> None:
     adapter.dump(path, guarded)
 
 

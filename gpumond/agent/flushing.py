@@ -13,14 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpumond.agent.allocators import (
-    AllocatorAdapter,
-    Finishable,
-    FlushRefused,
-    MainThreadBound,
-    RetentionReporting,
-    capture_guards,
-)
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, capture_guards
 from gpumond.agent.pending_calls import Busy, run
 from gpumond.agent.settings import Hook
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
@@ -184,8 +177,7 @@ def carry_out(
     try:
         return _carry_out(command, adapter, hooks, permissions, stranded, hook_bytes, deadline)
     finally:
-        if isinstance(adapter, Finishable):
-            adapter.finish()
+        adapter.finish()
 
 
 def _carry_out(
@@ -200,9 +192,7 @@ def _carry_out(
     adapter.check()
     if _obstacle(deadline) == "deferred":
         return FlushResult(command.id, "deferred", SUSPENDED)
-    pools = adapter.read(exact=True)
-    retained = adapter.retained_bytes() if isinstance(adapter, RetentionReporting) else None
-    before = stranded.adjusted(pools, retained)
+    before = stranded.adjusted(adapter.read(exact=True), adapter.retained_bytes())
     if command.dry_run:
         return FlushResult(command.id, "planned", "", planned(before, command.steps, hook_bytes))
     done: list[StepResult] = []
@@ -299,7 +289,7 @@ def _run_step(
             return (_collect(adapter),)
         if step == "hooks":
             return (_call(adapter, hooks),) if hooks else ()
-        if isinstance(adapter, MainThreadBound) and step in adapter.main_thread_steps:
+        if step in adapter.main_thread_steps:
             return _in_main_thread(step, adapter, permissions)
         return adapter.flush((step,))
     except (FlushRefused, Busy) as refusal:
