@@ -30,7 +30,10 @@ class MempoolsAdapter(AllocatorAdapter):
         return f"cuda {cuda.version()}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        return tuple(_usage(*pool) for pool in _pools())
+        return tuple(
+            cached("mempool", cuda.device_uuid(ordinal) or "", used, reserved)
+            for ordinal, _, reserved, used in _pools()
+        )
 
     def retained_bytes(self) -> Mapping[str, int]:
         return retained_by_trim((ordinal, used) for ordinal, _, _, used in _pools())
@@ -98,25 +101,25 @@ def _pools() -> Iterator[tuple[int, int, int, int]]:
             yield ordinal, pool, *amounts
 
 
-def _usage(ordinal: int, pool: int, reserved: int, used: int) -> PoolUsage:
-    free = max(0, reserved - used)
-    uuid = cuda.device_uuid(ordinal) or ""
-    return PoolUsage(
-        allocator="mempool",
-        device_uuid=uuid,
-        live_bytes=used,
-        held_bytes=used + free,
-        reclaimable=Reclaimable(0, free, free, "interval"),
-        stranded_bytes=0,
-    )
-
-
 def _is_counted_by_torch(ordinal: int) -> bool:
     torch = sys.modules.get("gpumond.agent.allocators.torch")
     return torch is not None and torch.counts_default_pool(ordinal)
 
 
 NOT_RELEASABLE = Reclaimable(0, 0, 0, "not_releasable")
+
+
+def cached(allocator: str, uuid: str, live: int, held: int) -> PoolUsage:
+    """Return a pool whose library does not report which of its free bytes a flush returns."""
+    free = max(0, held - live)
+    return PoolUsage(
+        allocator=allocator,
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=live + free,
+        reclaimable=Reclaimable(0, free, free, "interval"),
+        stranded_bytes=0,
+    )
 
 
 def arena(

@@ -13,7 +13,8 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.agent.allocators.mempools import cached
+from gpumond.facts.pools import PoolUsage, StepResult
 
 COUNTED_DEVICES = 16
 """Number of devices for which Paddle has counters."""
@@ -53,17 +54,7 @@ class PaddleAdapter(AllocatorAdapter):
     def _usage(self, ordinal: int) -> PoolUsage | None:
         live, held = (self._count(name, ordinal) for name in ("Allocated", "Reserved"))
         uuid = cuda.device_uuid(ordinal) if held else None
-        if uuid is None:
-            return None
-        cached = max(0, held - live)
-        return PoolUsage(
-            allocator="paddle",
-            device_uuid=uuid,
-            live_bytes=live,
-            held_bytes=live + cached,
-            reclaimable=Reclaimable(0, cached, cached, "interval"),
-            stranded_bytes=0,
-        )
+        return None if uuid is None else cached("paddle", uuid, live, held)
 
     def _held_bytes(self) -> int:
         return sum(self._count("Reserved", ordinal) for ordinal in cuda.contexts() if ordinal < COUNTED_DEVICES)
