@@ -8,7 +8,7 @@ from math import inf
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.features.loadgen import Truth, plan
-from tests.simulator.snapshots import snapshots
+from tests.helpers.simulated_snapshots import snapshots
 
 QUIET_BYTES = 0.1 * (1 << 30)
 """Noise below this is quiet."""

@@ -30,6 +30,8 @@ LAYERS = (
     "metrics",
     "store",
     "config",
+    "event_log",
+    "kernel",
     "page",
     "serve",
     "view",
@@ -211,6 +213,15 @@ def test_no_module_of_the_agent_has_the_name_of_a_function():
 def test_folders_of_tests_are_packages():
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders - ACROSS_PACKAGES - {"helpers"} <= set(LAYERS) | {feature.name for feature in FEATURES}
+
+
+def test_no_test_module_is_imported():
+    """What tests share is in a module of their folder, or in tests/helpers if several folders use it."""
+    for path in (each for folder in ("tests", "bench", "tools") for each in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                assert not [name for name in names if ".test_" in name], f"{path}: {node.module}"
 
 
 def test_core_runs_without_extras(tmp_path: Path):

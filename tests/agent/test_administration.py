@@ -19,7 +19,7 @@ from gpumond.facts.pools import FlushPolicy
 from gpumond.facts.program import Dump
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
-from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
+from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, finished, host
 
 SETTINGS = Settings([], [])
 

@@ -21,7 +21,7 @@ from gpumond.agent import settings
 from gpumond.agent.settings import workload_name
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD, Bye, FlushCommand, Hello, Report, encode
 from gpumond.facts.pools import DEFAULT_STEPS
-from tests.agent.daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
+from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
 
 COUNT = """
 import sys, time

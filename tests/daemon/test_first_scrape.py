@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from gpumond.daemon.kernel import CurrentFrame, Edges
 
 from gpumond.config.settings import Settings
 from gpumond.daemon import kernel as parts
-from gpumond.daemon.kernel import CurrentFrame, Edges
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.testing import make_snapshot
@@ -18,7 +18,7 @@ from gpumond.testing import make_snapshot
 
 def current_frame() -> CurrentFrame:
     edges = SimpleNamespace(telemetry=Telemetry(), clock=SimpleNamespace(monotonic=lambda: 0.0))
-    return CurrentFrame(cast(Edges, edges), Settings())
+    return CurrentFrame(cast("Edges", edges), Settings())
 
 
 def test_first_scrape_waits_for_the_first_frame():

@@ -21,7 +21,7 @@ from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import GIB, human, seconds
 from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
-from gpumond.features.recordings import html_report
+from gpumond.view import html_report
 from gpumond.view.text import table
 
 ROUTE = "/api/v1/baselines"

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from gpumond.config.encodable import Encodable
+from gpumond.config.models import Encodable
 from gpumond.facts.units import DAY_SECONDS, GIB
 from gpumond.features.baselines.recordings import BaselineService
 from gpumond.features.baselines.statistics import (
@@ -22,9 +22,8 @@ from gpumond.features.baselines.statistics import (
     WorkloadMeasures,
 )
 from gpumond.serve import examples
-from gpumond.serve.dependencies import CHANGES, require_rules
+from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
 from gpumond.serve.problems import responses
-from gpumond.serve.view import view_of
 
 router = APIRouter(prefix="/api/v1", tags=["baselines"])
 
@@ -91,7 +90,7 @@ COMPARED = TypeAdapter(Comparison)
 
 
 def _service(request: Request) -> BaselineService:
-    return view_of(request).baselines
+    return kernel_of(request).get(BaselineService)
 
 
 def _entry(baseline: Baseline) -> BaselineEntry:

@@ -18,10 +18,10 @@ from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import counted, duration, human, level, seconds
 from gpumond.facts.verdicts import SHAPES
-from gpumond.features.recordings import html_report
 from gpumond.features.recordings.formats import READERS, Change, Changes, snapshots
 from gpumond.features.recordings.reader import open_lines
 from gpumond.features.recordings.snapshots import NAMELESS, Remarks, day_and_time
+from gpumond.view import html_report
 from gpumond.view.text import ChartCurve, draw, safe
 
 

@@ -8,108 +8,30 @@ has ended resolves at once: `keep_firing_for` does not apply to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gpumond.facts.cooperative import Steps, synchronous
+from gpumond.facts.alerts import Activities, Activity, ended, same_process
 from gpumond.facts.device_names import device_uuid
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
-from gpumond.facts.frame import Alert, Phase
-from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP
+from gpumond.facts.frame import Alert, Frame, Phase
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.snapshot import DeviceReading
-from gpumond.quantities.subjects import Hidden, Labels, Row, Scope, Subjects
+from gpumond.facts.rule import Labels, Rule, Scope
+from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.features.rules.restore import Awaited, hold
+from gpumond.quantities import RuleContext, departure, hidden, subjects
+from gpumond.quantities.subjects import Hidden, Row, Subjects
 from gpumond.quantities.table import readable
+from gpumond.quantities.verdicts import NOTHING, active_verdicts
+from gpumond.quantities.window import RuleWindow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """A flush of the alert's subject when it fires, with its limits; ``workloads`` are globs.
-
-    ``dry_run`` plans and notifies, and flushes nothing. ``only_idle_for_seconds``: serving engines are flushed once
-    they have had no request for so long. ``request_end``: programs are asked to end after the flush.
-    """
-
-    min_reclaimable_bytes: int = 0
-    steps: tuple[str, ...] = DEFAULT_STEPS
-    cooldown_seconds: float = 600.0
-    max_per_hour: int = 6
-    workloads: tuple[str, ...] = ("*",)
-    dry_run: bool = False
-    only_idle_for_seconds: float = 0.0
-    request_end: bool = False
-
-    @property
-    def program_steps(self) -> tuple[str, ...]:
-        """The steps without that of serving engines."""
-        return tuple(step for step in self.steps if step != ENGINE_STEP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One level (``above`` or ``below``), how long it must be exceeded, and its subjects (``match``, globs on
-    labels).
-
-    ``receivers`` are names from the configuration; none means all.
-    """
-
-    name: str
-    scope: Scope
-    value: str
-    above: float | None = None
-    below: float | None = None
-    clear: float | None = None
-    for_seconds: float = 0.0
-    keep_firing_for_seconds: float = 0.0
-    match: Labels = ()
-    labels: Labels = ()
-    annotations: Labels = ()
-    receivers: tuple[str, ...] = ()
-    action: Action | None = None
-
-    def breached(self, value: float, active: bool) -> bool:
-        """Return True if ``value`` is beyond the level, or, while active, not yet back past ``clear``."""
-        if self.above is not None:
-            return value > (self.clear if active and self.clear is not None else self.above)
-        if self.below is not None:
-            return value < (self.clear if active and self.clear is not None else self.below)
-        return False
-
-    def concerns(self, labels: Mapping[str, str], programs: Sequence[str]) -> bool:
-        for name, pattern in self.match:
-            own = programs if name == "workload" and name not in labels else (labels.get(name, ""),)
-            if not any(fnmatchcase(text, pattern) for text in own):
-                return False
-        return True
-
-
-class Activity(NamedTuple):
-    """State of one alert. ``*_elapsed`` are monotonic, so that no clock change fires or resolves.
-
-    ``process`` is that of the alert, as one object: a tick compares thousands of them. ``cleared_elapsed``: the first
-    evaluation without a breach, while ``keep_firing_for`` delays the resolution.
-    """
-
-    alert: Alert
-    process: ProcessKey | None
-    active_elapsed: float
-    cleared_elapsed: float | None = None
-
-
-Activities = Mapping[Labels, Activity]
-"""The alerts of one rule by the labels of their subjects."""
-
-ALERTS_AT_ONCE = 16
-"""Alerts of one step of an evaluation: 0.2 ms."""
-
-
-def stepping(
+def step(
     rule: Rule, subjects: Subjects[Row], before: Activities, hidden: Hidden, now: float, elapsed: float
-) -> Steps[Activities]:
+) -> Activities:
     """Return the rule's alerts after one evaluation."""
     after: dict[Labels, Activity] = {}
     absent = dict(before)
@@ -132,8 +54,6 @@ def stepping(
             activity = _advance(rule, subjects, row, labels, process, value, activity, now, elapsed)
         if activity is not None:
             after[labels] = activity
-        if len(after) % ALERTS_AT_ONCE == 0:
-            yield
     for labels, activity in absent.items():
         known = dict(labels)
         kept: Activity | None = None  # the subject has ended
@@ -147,7 +67,77 @@ def stepping(
     return after
 
 
-step = synchronous(stepping)
+@dataclass(frozen=True, slots=True)
+class RuleState:
+    """State that one evaluation of all rules passes to the next. ``activities``: by the name of the rule."""
+
+    activities: Mapping[str, Activities] = field(default_factory=dict)
+    awaited: Awaited = frozenset()
+
+
+class Evaluated(NamedTuple):
+    """Alerts, and those that began or ceased to fire."""
+
+    alerts: tuple[Alert, ...]
+    raised: tuple[Alert, ...]
+    resolved: tuple[Alert, ...]
+
+
+def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: RuleWindow) -> tuple[RuleState, Evaluated]:
+    """Evaluate all rules on a frame."""
+    snapshot = frame.snapshot
+    unseen = hidden(snapshot, window)
+    facts = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
+    scopes: dict[Scope, Subjects[Any]] = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
+    now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
+    activities: Mapping[str, Activities] = {
+        rule.name: step(
+            located(rule, snapshot.devices),
+            scopes[rule.scope],
+            state.activities.get(rule.name, {}),
+            unseen,
+            now,
+            elapsed,
+        )
+        for rule in rules
+    }
+    # After a restart, alerts whose subject has not been seen yet are neither dropped nor resolved.
+    awaited = state.awaited
+    if awaited:
+        present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
+        subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
+        on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
+        activities, awaited = hold(awaited, state.activities, activities, subjects_by_rule, on_verdicts, elapsed)
+    alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
+    raised = tuple(_began(state.activities, activities))
+    resolved = tuple(_resolved(_began(activities, state.activities), rules, snapshot))
+    return RuleState(activities, awaited), Evaluated(alerts, raised, resolved)
+
+
+def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:
+    """Yield the alerts that fire in ``after`` and not in ``before``."""
+    for rule, active in after.items():
+        known = before.get(rule, {})
+        for labels, activity in active.items():
+            alert = activity.alert
+            if alert.phase == "firing":
+                other = known.get(labels)
+                if (
+                    other is None
+                    or other.alert.phase != "firing"
+                    or other.alert.labels != alert.labels
+                    or not same_process(other.process, activity.process)
+                ):
+                    yield alert
+
+
+def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
+    """Yield the alerts as resolved. The text of an alert whose subject has ended states this."""
+    scopes: dict[str, Scope] = {rule.name: rule.scope for rule in rules}
+    for alert in alerts:
+        scope = scopes.get(alert.rule)
+        reason = departure(scope, alert, snapshot) if scope is not None else ""
+        yield ended(alert, snapshot.taken_at, reason)
 
 
 def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
@@ -161,20 +151,6 @@ def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
         uuid = ""
     others = (each for each in rule.match if each[0] != "device")
     return replace(rule, match=(*others, ("uuid", uuid)))
-
-
-def ended(alert: Alert, at: float, reason: str = "") -> Alert:
-    """Return the alert as resolved. ``reason`` states that its subject has ended; empty if the subject still exists."""
-    if reason:
-        summary = dict(alert.annotations).get("summary", "")
-        texts = {**dict(alert.annotations), "summary": f"{reason}; the alert was: {summary}" if summary else reason}
-        alert = replace(alert, annotations=tuple(texts.items()))
-    return replace(alert, phase="resolved", resolved_at=at)
-
-
-def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
-    """Return False if the two are known to be different processes, so that an alert on one is none on the other."""
-    return one == other or one is None or other is None or one.may_be(other)
 
 
 def _advance(

@@ -9,15 +9,14 @@ from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
-from gpumond.config.encodable import Encodable
+from gpumond.config.models import Encodable
 from gpumond.facts.silence import Matcher, Operator, Silence, State
 from gpumond.facts.text import has_control_characters
 from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples
 from gpumond.serve.auth import admit
-from gpumond.serve.dependencies import CHANGES, require_rules
+from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
 from gpumond.serve.problems import responses
-from gpumond.serve.view import view_of
 
 router = APIRouter(prefix="/api/v1", tags=["silences"])
 
@@ -107,7 +106,7 @@ ENTRIES, ONE = TypeAdapter(list[SilenceEntry]), TypeAdapter(SilenceEntry)
 
 
 def _silences(request: Request) -> Silences:
-    return view_of(request).silences
+    return kernel_of(request).get(Silences)
 
 
 def _entry(request: Request, silence: Silence, status: int = 200) -> Response:

@@ -14,12 +14,12 @@ from typing import Annotated, NamedTuple, Protocol
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.errors import ConfigError, NoSuchSilence, TooManySilences
 from gpumond.facts.frame import Alert
 from gpumond.facts.persisted import Labels
 from gpumond.facts.silence import Matcher, Silence, State
 from gpumond.facts.units import DAY_SECONDS, human
+from gpumond.kernel import Silencing
 
 MAX_SILENCES = 100
 """Silences of one creator that have not ended."""
@@ -49,7 +49,7 @@ class SilenceStore(Protocol):
     async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None: ...
 
 
-class Silences:
+class Silences(Silencing):
     """Registry of silences. ``clock`` returns unix seconds."""
 
     def __init__(self, store: SilenceStore, clock: Callable[[], float] = time.time) -> None:
@@ -149,14 +149,12 @@ class Silences:
         now = self._clock()
         return tuple(silence.id for silence in self._matching(alert) if silence.state(now) == "active")
 
-    def marking(self, alerts: Iterable[Alert]) -> Steps[tuple[Alert, ...]]:
+    def mark(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
         """Return the alerts, the silenced ones with the ids of their silences."""
         marked = []
         for alert in alerts:
             ids = self.silencing(alert)
             marked.append(replace(alert, silenced_by=ids) if ids else alert)
-            if self._silences:
-                yield
         return tuple(marked)
 
     def _matching(self, alert: Alert) -> tuple[Silence, ...]:
@@ -241,8 +239,6 @@ def _matcher_test(number: int, matcher: Matcher) -> Callable[[Mapping[str, str]]
         return lambda labels: labels.get(name, "") == value
     if matcher.operator == "!=":
         return lambda labels: labels.get(name, "") != value
-    # it imports pydantic, and most daemons have no expression
-
     with _about(number, matcher):
         expression = compiled(value)
     if matcher.operator == "=~":

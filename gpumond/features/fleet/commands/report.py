@@ -18,7 +18,7 @@ from gpumond.facts.units import duration, level, seconds
 from gpumond.features.fleet.commands.machines import add_prometheus, make_prometheus
 from gpumond.features.fleet.prometheus import Point
 from gpumond.features.fleet.report import LEVELS, Price, Usage, curves, report
-from gpumond.features.recordings import html_report
+from gpumond.view import html_report
 from gpumond.view.text import moment, safe, table
 
 NO_NAME = "(none)"

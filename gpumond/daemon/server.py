@@ -1,0 +1,257 @@
+"""HTTP server of a Daemon: port, signals and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+
+import uvicorn
+
+from gpumond.config.loading import Kept
+from gpumond.config.settings import LOOPBACK, Settings
+from gpumond.config.tls import alternative_names
+from gpumond.config.tokens import Token, check_subjects, read_tokens
+from gpumond.config.watched_file import ReloadingFile
+from gpumond.config.web import Web
+from gpumond.daemon.daemon import Daemon, Load, make_daemon
+from gpumond.devices.child.process import Worker
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.snapshot import Fault
+from gpumond.host import systemd
+from gpumond.host.event_loop import background
+from gpumond.host.logs import RateLimitFilter
+from gpumond.host.machine import http_connections, http_connections_of_user, raise_limit
+from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token
+from gpumond.serve.auth import Tokens
+from gpumond.serve.deferred import DeferredApi
+from gpumond.serve.guard import Guard, Policy
+from gpumond.serve.http import HttpProtocol
+from gpumond.serve.listener import HttpListener, HttpPeer
+from gpumond.serve.token_reviews import make_token_reviews
+
+log = logging.getLogger(__name__)
+
+DATE_SECONDS = 1.0
+"""Interval at which the Date header is renewed."""
+
+
+PORT_SECONDS = 5.0
+"""Interval at which a port that another program uses is tried again."""
+
+
+class PortInUse(ConfigError):
+    """Another program uses the port of `listen`."""
+
+
+async def serve(
+    settings: Settings,
+    source: str,
+    load: Load | None = None,
+    pace: float = 1.0,
+    log_limit: RateLimitFilter | None = None,
+    bound: Callable[[str], None] = lambda address: None,
+    worker: Worker | None = None,
+    kept: Kept | None = None,
+    without_port: bool = False,
+) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ConfigError if the port or a socket cannot be bound.
+
+    ``without_port``: while another program uses the port, agents, rules and api.sock are served, with a fault.
+    ``log_limit`` counts the log lines that it drops, for a metric. ``bound`` is called with the page's address when the
+    port accepts connections; they are answered a moment later. ``worker``: the process that reads the source, if it has
+    been started. ``kept``: the settings are not those of the present file. However this ends, sockets are removed and
+    tasks have ended.
+    """
+    raise_limit()
+    web, reviews = _web(settings), make_token_reviews(settings)
+    others = _others(settings, web)
+    async with AsyncExitStack() as stack:
+        try:
+            listener, problem = stack.enter_context(_listen(settings)), ""
+        except PortInUse as error:
+            if not without_port:
+                raise
+            listener, problem = None, str(error)
+        daemon = stack.enter_context(make_daemon(settings, source, load, pace, worker, kept))
+        if log_limit is not None:
+            log_limit.dropped = daemon.kernel.telemetry.log_dropped
+        own = settings.runtime_directory()
+        api = stack.enter_context(bind_api_socket(own, settings.agent_socket_mode()))
+        stack.callback((own / API_SOCKET).unlink, missing_ok=True)
+        tokens = Tokens(write_token(own), others=others, reviews=reviews)
+        config = uvicorn.Config(
+            Guard(
+                DeferredApi(daemon.kernel, tokens, daemon.running),
+                tokens,
+                _policy(settings, web, daemon.kernel.telemetry.http_rejected),
+            ),
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=6,  # for thousands of connections; each is closed after GRACE_SECONDS
+            timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
+        )
+        scheme = "http" if web().tls is None else "https"
+        address = f"{scheme}://{settings.listen}/"
+        if listener is None:
+            log.error(
+                "%s; it is tried again every %g s, and %s answers meanwhile", problem, PORT_SECONDS, own / API_SOCKET
+            )
+            daemon.kernel.faults["http"] = Fault("http", "port_in_use", None, problem)
+        else:
+            listener.listen()
+            bound(address)
+            log.info("serving %s, agents at %s, source %s", address, settings.agent_socket(), source)
+        server = _Server(config, web, daemon.kernel.telemetry.http_rejected)
+        _handle_signals(stack, server, daemon)
+        await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.kernel.frame)))
+        if listener is None:
+            await stack.enter_async_context(background(_await_port(settings, server, daemon)))
+        await server.serve(sockets=[api] if listener is None else [listener, api])
+
+
+async def _await_port(settings: Settings, server: _Server, daemon: Daemon) -> None:
+    """Serve on the port as soon as no other program uses it."""
+    while True:
+        await asyncio.sleep(PORT_SECONDS)
+        if not server.started:
+            continue
+        with suppress(PortInUse):
+            server.http.add(_listen(settings))
+            del daemon.kernel.faults["http"]
+            log.info("serving %s, which no other program uses any more", settings.listen)
+            return
+
+
+def _handle_signals(stack: AsyncExitStack, server: _Server, daemon: Daemon) -> None:
+    handlers: dict[signal.Signals, Callable[[], None]] = {
+        signal.SIGINT: server.stop,
+        signal.SIGTERM: server.stop,
+        signal.SIGHUP: daemon.reload_on_signal,
+        signal.SIGUSR1: daemon.release_on_signal,
+        signal.SIGUSR2: lambda: log.info("SIGUSR2 has no effect"),
+    }
+    loop = asyncio.get_running_loop()
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+        stack.callback(loop.remove_signal_handler, number)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our listener, without its signal handling: it raises a signal again after it has served, so that an
+    orderly end would look like a failure."""
+
+    def __init__(self, config: uvicorn.Config, web: Callable[[], Web], rejected: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._web, self._rejected = web, rejected
+        self._stopping = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await self.lifespan.startup()
+            if not self.lifespan.should_exit:
+                self._open(sockets or [])
+        except BaseException:
+            await self.lifespan.shutdown()
+            raise
+        if self.lifespan.should_exit:
+            raise ConfigError("the daemon could not be started; the log states the reason")
+        self.started = True
+        systemd.notify("READY=1")
+
+    async def main_loop(self) -> None:
+        """Serve until `stop`. The loop of uvicorn wakes ten times a second, a tenth of an idle daemon's CPU time."""
+        try:
+            while not await self.on_tick(0):  # renews the Date header
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), DATE_SECONDS)
+        except BaseException:
+            await self.shutdown()
+            raise
+
+    def _open(self, sockets: list[socket.socket]) -> None:
+        connections = http_connections()
+        self.http = listener = HttpListener(
+            sockets,
+            lambda peer: self._protocol(peer, listener.gone),
+            connections=connections,
+            per_user=http_connections_of_user(connections),
+            tls=self._tls,
+            rejected=self._rejected,
+        )
+        listener.open()
+        self.servers = [listener]  # type: ignore[list-item]  # closed as asyncio's own
+
+    def _protocol(self, peer: HttpPeer, gone: Callable[[HttpPeer], None]) -> asyncio.Protocol:
+        of_uvicorn = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        return HttpProtocol(peer, gone, self._rejected, self._admits, **of_uvicorn)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        return self._web().tls
+
+    def _admits(self, transport: asyncio.BaseTransport) -> bool:
+        allowed = self._web().allowed_sans
+        encrypted = transport.get_extra_info("ssl_object") is not None
+        return not (allowed and encrypted) or bool(allowed & alternative_names(transport.get_extra_info("peercert")))
+
+    def stop(self) -> None:
+        systemd.notify("STOPPING=1")
+        self.should_exit = True
+        self._stopping.set()
+
+
+def _web(settings: Settings) -> Callable[[], Web]:
+    """Return a function that reads the web configuration when its files change. Raises ConfigError if it is invalid at
+    the start."""
+    reloading = ReloadingFile(settings.web, lambda web: web.files)
+    return lambda: reloading.value
+
+
+def _others(settings: Settings, web: Callable[[], Web]) -> Callable[[], tuple[Token, ...]]:
+    """Return a function that reads the tokens when their file changes. Raises ConfigError if it is invalid at the
+    start."""
+    if settings.tokens_file is None:
+        return tuple
+    path = settings.tokens_file
+
+    def read() -> tuple[Token, ...]:
+        tokens = read_tokens(path)
+        check_subjects(tokens, web().client_certificates, settings.token_review_audience is not None)
+        return tokens
+
+    reloading = ReloadingFile(read, lambda tokens: (path,))
+    return lambda: reloading.value
+
+
+def _policy(settings: Settings, web: Callable[[], Web], rejected: Callable[[str], None]) -> Policy:
+    names = {*LOOPBACK, *(host.lower() for host in settings.hosts)}
+    if not settings.loopback:
+        names |= {settings.host.lower(), socket.gethostname().lower()}
+    return Policy(frozenset(names), settings.loopback or settings.insecure, web, rejected)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks for it before TCP_NODELAY
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        taken = error.errno == errno.EADDRINUSE
+        used = "another program uses the port; stop it or choose another one with --listen"
+        remedy = used if taken else "see --listen"
+        kind = PortInUse if taken else ConfigError
+        raise kind(f"cannot listen on {settings.listen}: {error.strerror}: {remedy}") from None
+    return listener
