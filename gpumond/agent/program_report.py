@@ -55,13 +55,18 @@ def _scopes() -> Scopes | None:
     return getattr(sys.modules.get("gpumond.agent.measure.scopes"), "SCOPE_TOTALS", None)
 
 
-SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-"""Variables with the number of ranks, as torchrun, Open MPI, MPICH and Slurm set them."""
+RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Variables with the rank and the number of ranks, as torchrun, Open MPI, MPICH and Slurm set them."""
 
 
 def is_rank(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] = sys.modules) -> bool:
     """Return whether the program is one of several ranks, by the launcher's environment or torch.distributed."""
-    if any(_more_than_one(environ.get(name, "")) for name in SIZES):
+    if any(_more_than_one(environ.get(size, "")) for _, size in RANKS):
         return True
     distributed = modules.get("torch.distributed")
     try:
@@ -84,15 +89,6 @@ def components(modules: Mapping[str, Any] = sys.modules) -> tuple[str, ...]:
     if "triton" in modules:
         found.append("triton")
     return tuple(found)
-
-
-RANKS = (
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-)
-"""Variables with the rank and the number of ranks, of the same launchers."""
 
 
 def place_in_job(environ: Mapping[str, str] = os.environ) -> tuple[int | None, int | None]:

@@ -108,7 +108,7 @@ class AllocatorAdapter:
 
     def framework(self) -> str:
         """Return the library and its version, such as ``torch 2.13.0``."""
-        raise NotImplementedError
+        return f"{self.name} {sys.modules[self.name].__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Return the current pools; empty while the library is not initialised.

@@ -32,9 +32,6 @@ _search_at, _pause = 0.0, FIRST_PAUSE
 class CudaCoreAdapter(AllocatorAdapter):
     name = "cuda.core"
 
-    def framework(self) -> str:
-        return f"cuda.core {sys.modules['cuda.core'].__version__}"
-
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         if exact:
             _search()

@@ -44,9 +44,6 @@ class CupyAdapter(AllocatorAdapter):
         if streams is not None:
             cuda.watch_captures(streams, "begin_capture", "end_capture")
 
-    def framework(self) -> str:
-        return f"cupy {self._cupy.__version__}"
-
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         pools = self._pools()
         usages = self._on_devices(cuda.contexts(), lambda ordinal: self._usage(ordinal, pools, exact))

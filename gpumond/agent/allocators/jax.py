@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpumond.agent import cuda
@@ -21,12 +21,6 @@ from gpumond.facts.pools import PoolUsage, StepResult
 class JaxAdapter(AllocatorAdapter):
     name = "jax"
 
-    def __init__(self, jax: Any, environ: Mapping[str, str] = os.environ) -> None:
-        self._jax, self._environ = jax, environ
-
-    def framework(self) -> str:
-        return f"jax {self._jax.__version__}"
-
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read only a backend that the program has initialised: jax.devices() would initialise it and allocate."""
         return tuple(self._usages())
@@ -35,7 +29,7 @@ class JaxAdapter(AllocatorAdapter):
         return kept("jax", self.read(), steps)
 
     def _usages(self) -> Iterator[PoolUsage]:
-        shares = self._environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "cuda_async"
+        shares = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "cuda_async"
         for device in _devices():
             ordinal = device.local_hardware_id
             if not cuda.has_context(ordinal):
@@ -49,7 +43,7 @@ class JaxAdapter(AllocatorAdapter):
 
 
 def adapter() -> JaxAdapter:
-    return JaxAdapter(sys.modules["jax"])
+    return JaxAdapter()
 
 
 def _devices() -> Iterator[Any]:

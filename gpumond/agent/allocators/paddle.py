@@ -28,9 +28,6 @@ class PaddleAdapter(AllocatorAdapter):
     def __init__(self, paddle: Any, core: Any) -> None:
         self._paddle, self._core = paddle, core
 
-    def framework(self) -> str:
-        return f"paddle {self._paddle.__version__}"
-
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read the counters of devices with a context. They are no calls of CUDA."""
         pools = (self._usage(ordinal) for ordinal in cuda.contexts() if ordinal < COUNTED_DEVICES)

@@ -41,9 +41,6 @@ class RmmAdapter(AllocatorAdapter):
         self._first_seen: dict[int, tuple[int, float]] = {}
         """Identity of the stream-ordered resource of each device, and when it was first seen."""
 
-    def framework(self) -> str:
-        return f"rmm {self._rmm.__version__}"
-
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         found = (self._usage(ordinal, stack, exact) for ordinal, stack in self._stacks())
         return tuple(usage for usage in found if usage is not None)

@@ -22,12 +22,6 @@ from gpumond.facts.pools import PoolUsage, StepResult
 class TensorFlowAdapter(AllocatorAdapter):
     name = "tensorflow"
 
-    def __init__(self, tensorflow: Any, environ: Mapping[str, str] = os.environ) -> None:
-        self._tensorflow, self._environ = tensorflow, environ
-
-    def framework(self) -> str:
-        return f"tensorflow {self._tensorflow.__version__}"
-
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read only an initialised context: the function of tf.config would initialise it and take all memory."""
         context, library = _context(), sys.modules.get("tensorflow.python._pywrap_tfe")
@@ -46,7 +40,7 @@ class TensorFlowAdapter(AllocatorAdapter):
         return kept("tensorflow", self.read(), steps)
 
     def _usages(self, live: Mapping[int, int], peaks: Mapping[int, int]) -> Iterator[PoolUsage]:
-        shares = self._environ.get("TF_GPU_ALLOCATOR", "") == "cuda_malloc_async"
+        shares = os.environ.get("TF_GPU_ALLOCATOR", "") == "cuda_malloc_async"
         for ordinal, current in live.items():
             uuid = cuda.device_uuid(ordinal)
             if uuid is not None:
@@ -55,7 +49,7 @@ class TensorFlowAdapter(AllocatorAdapter):
 
 
 def adapter() -> TensorFlowAdapter:
-    return TensorFlowAdapter(sys.modules["tensorflow"])
+    return TensorFlowAdapter()
 
 
 def _context() -> Any:

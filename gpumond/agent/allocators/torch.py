@@ -77,9 +77,6 @@ class TorchAdapter(
         self._asleep = UnmappedSegments(lambda: self._segments(OOM_BLOCKS), is_mapped)
         cuda.watch_captures(torch.cuda.CUDAGraph)
 
-    def framework(self) -> str:
-        return f"torch {self._torch.__version__}"
-
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         if not self._cuda.is_initialized():
             return ()

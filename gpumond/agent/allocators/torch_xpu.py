@@ -32,9 +32,6 @@ class XpuAdapter(AllocatorAdapter):
         if graph := getattr(torch.xpu, "XPUGraph", None):  # 2.11
             cuda.watch_captures(graph)
 
-    def framework(self) -> str:
-        return f"torch {self._torch.__version__}"
-
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read the devices. Tiles that PyTorch shows as separate devices make one pool, since they are one device."""
         if not self._xpu.is_initialized():

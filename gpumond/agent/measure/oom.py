@@ -322,13 +322,13 @@ def _live_sites() -> tuple[Site, ...]:
     return tuple(replace(site, calls=site.calls[:SITE_CALLS]) for site in found[:SITES])
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error, its causes and the errors of a group, each after those that it caused."""
+def causes(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
+    """Yield the error, its causes and the errors of a group, each after those that it caused, and not ``until``."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
         cause = waiting.pop()
-        if cause is not None and id(cause) not in seen:
+        if cause is not None and cause is not until and id(cause) not in seen:
             seen.add(id(cause))
             waiting += (cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ()))
             yield cause

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpumond.agent.measure import is_async, refuse_generators
-from gpumond.agent.measure.oom import OOMS, is_oom
+from gpumond.agent.measure.oom import OOMS, causes, is_oom
 
 F = TypeVar("F", bound=Callable[..., Any])
 Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
@@ -138,15 +138,8 @@ def clear_frames(error: BaseException, until: BaseException | None) -> None:
 
     ``until``: the exception that was being handled before the call; it belongs to the caller.
     """
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is None or one is until or id(one) in seen:
-            continue
-        seen.add(id(one))
-        waiting += (one.__cause__, one.__context__)
-        at, one.__traceback__ = one.__traceback__, None
+    for cause in causes(error, until):
+        at, cause.__traceback__ = cause.__traceback__, None
         while at is not None:
             try:
                 at.tb_frame.clear()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
+from gpumond.agent.allocators import FlushRefused
 from gpumond.agent.registry import REGISTRY
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Dump
@@ -48,7 +48,7 @@ def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
         if not adapter.suffix:
             continue
         try:
-            return Dump(adapter.name, path, _write(partial(_dump, adapter, guarded), path, max_bytes))
+            return Dump(adapter.name, path, _write(partial(adapter.dump, guarded=guarded), path, max_bytes))
         except FlushRefused as refusal:
             reasons.append(f"{adapter.name}: {refusal}")
         except Exception as error:  # of the file system or the library
@@ -127,10 +127,6 @@ def directory() -> str:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a directory of this user")
     return folder
-
-
-def _dump(adapter: AllocatorAdapter, guarded: bool, path: str) -> None:
-    adapter.dump(path, guarded)
 
 
 def _write(fill: Callable[[str], object], path: str, max_bytes: int) -> int:
