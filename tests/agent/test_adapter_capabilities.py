@@ -38,7 +38,7 @@ def test_adapters_declare_each_public_member(module: str) -> None:
     declared = set().union(*map(members, capabilities))
     assert declared <= own
     assert own <= declared | members(AllocatorAdapter)
-    assert own >= {"name", "framework", "read", "flush"}
+    assert own >= {"name", "read", "flush"}
 
 
 def test_capabilities_of_adapters_are_found() -> None:
