@@ -162,7 +162,7 @@ def test_newest_oom_snapshots_are_kept(allocator: CachingAllocator):
 
 OBSERVE = """
 import torch, gpumond.agent as agent
-from gpumond.agent.instrument.oom import OOMS
+from gpumond.agent.measure.oom import OOMS
 from torch.world import ACTIVE, Segment
 observers = []
 torch._C._cuda_attach_out_of_memory_observer = observers.append

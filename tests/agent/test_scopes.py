@@ -9,7 +9,7 @@ import pytest
 
 from gpumond import agent
 from gpumond.agent.measure.scopes import SCOPE_TOTALS, Block
-from gpumond.agent.measure.usage import DeviceLevel, levels
+from gpumond.agent.measure.steps import DeviceLevel, levels
 from gpumond.facts.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, LargestFreeReporting, Limitable, Snapshottable
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage, StepResult
 from gpumond.facts.program import AppliedLimit
 
 
-class SimAdapter(AllocatorAdapter, Limitable, Snapshottable, LargestFreeReporting):
+class SimAdapter(AllocatorAdapter):
     name = "sim"
     suffix = ".json"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond import agent
-from gpumond.agent import workload_name
+from gpumond.agent.settings import workload_name
 from gpumond.cli.exits import DONE, FAILED
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import level, seconds
