@@ -1,4 +1,4 @@
-"""Results of ``gpumond load --report FILE``: one JSON object a line, each compared with the last one like it."""
+"""Results of ``gpumond loadgen --report FILE``: one JSON object a line, each compared with the last one like it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import human
 from gpumond.features.loadgen.plan import Plan
 
-ALIKE = ("scenario", "engine", "device_uuid", "seed", "options", "speed")
+ALIKE = ("scenario", "backend", "device_uuid", "seed", "options", "speed")
 """Keys that two comparable results have in common."""
 INCOMPLETE = ("stopped", "error")
 """Outcomes of loads that were interrupted or did not start; no result is compared with them."""
@@ -59,13 +59,13 @@ class Report:
         os.close(self._descriptor)
 
 
-def failure(made: Plan, engine: str, started_at: float, detail: str) -> dict[str, Any]:
+def failure(made: Plan, backend: str, started_at: float, detail: str) -> dict[str, Any]:
     """Return the result of a load that could not run, for example because other programs use the device."""
     return {
         "scenario": made.scenario,
         "seed": made.seed,
         "options": dict(made.options),
-        "engine": engine,
+        "backend": backend,
         "started_at": started_at,
         "ended_at": time.time(),
         "outcome": "error",

@@ -1,4 +1,4 @@
-"""`gpumond load` on simulated devices: its effects as others see them, and that none of them remains."""
+"""`gpumond loadgen` on simulated devices: its effects as others see them, and that none of them remains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def device(tmp_path: Path) -> SimDevice:
 
 @contextmanager
 def running(device: SimDevice | None, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "gpumond", "load", *arguments]
+    command = [sys.executable, "-m", "gpumond", "loadgen", *arguments]
     if device is not None:
         command += ["--card", str(device.directory)]
     env = {**os.environ, "GPUMOND_SOCKET": "/nonexistent/agent.sock", **environ}
@@ -191,7 +191,7 @@ def test_summary_has_the_actions_and_the_truth(device: SimDevice):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no scenario given; `gpumond load --list`"),
+        ((), "no scenario given; `gpumond loadgen --list`"),
         (("leek",), "no scenario is named 'leek'"),
         (("p2", "--rate", "fast"), "option --rate 'fast': expected a number"),
         (("p2", "--share", "50%"), "option --share: leak-linear has no such option; it has --rate"),
