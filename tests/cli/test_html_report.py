@@ -11,8 +11,8 @@ import pytest
 
 from gpumond.features.baselines.command import _page
 from gpumond.features.baselines.statistics import Comparison, Difference
-from gpumond.features.recordings import html_report
 from gpumond.testing import GIB
+from gpumond.view import html
 
 VOID = ("meta",)
 HOSTILE = '<script>alert("x")</script>\x1b[31m'
@@ -116,7 +116,7 @@ def test_directory_that_does_not_exist_is_refused_before_the_log_is_read(tmp_pat
     ],
 )
 def test_gap_interrupts_the_line(points: list[tuple[float, float]], lines: int):
-    assert html_report.curve(points, None, ()).count("<polyline") == lines
+    assert html.curve(points, None, ()).count("<polyline") == lines
 
 
 def test_comparison_has_a_table_and_bars_for_each_workload():

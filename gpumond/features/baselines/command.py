@@ -21,7 +21,7 @@ from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import GIB, human, seconds
 from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
-from gpumond.features.recordings import html_report
+from gpumond.view import html
 from gpumond.view.text import table
 
 ROUTE = "/api/v1/baselines"
@@ -92,7 +92,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     thresholds = _thresholds(arguments)
     if arguments.plot is not None:
         check_plot(arguments.plot)
-    html_report.check(arguments.html)
+    html.check(arguments.html)
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
         duration = _duration(arguments.duration)
@@ -110,7 +110,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         draw_plot(comparison, arguments.plot)
     if arguments.html is not None:
-        html_report.write(arguments.html, _page(comparison))
+        html.write(arguments.html, _page(comparison))
     failures = list(_failures(comparison.differences, thresholds))
     for failure in failures:
         print_error(f"gpumond: {failure}")
@@ -200,32 +200,42 @@ def _page(comparison: Comparison) -> str:
         datetime.fromtimestamp(at).strftime(TIME) for at in (comparison.before_started_at, comparison.after_started_at)
     ]
     parts = [
-        html_report.paragraph(
+        html.paragraph(
             f"Before: {comparison.before_seconds:.0f} s from {started[0]}. "
             f"After: {comparison.after_seconds:.0f} s from {started[1]}."
         ),
-        html_report.table(DIFFERENCES, _rows(comparison.differences)),
+        html.table(DIFFERENCES, _rows(comparison.differences)),
     ]
     warning = _length_warning(comparison)
     if warning:
-        parts.append(html_report.paragraph(warning))
-    for workload in sorted({each.workload for each in comparison.differences}):
-        own = {
-            (each.measure, each.stat): each
-            for each in comparison.differences
-            if each.workload == workload and each.measure not in ("utilization", "retries")
-        }
-        bars = [
-            (measure, typical.before, typical.after, *_peaks(own.get((measure, "peak"))))
-            for (measure, stat), typical in own.items()
-            if stat == "typical" and _has_values(typical)
+        parts.append(html.paragraph(warning))
+    for workload, measures in _charts(comparison):
+        rows = [
+            (
+                name,
+                (
+                    html.Bar("before", typical.before, None, peak.before),
+                    html.Bar("after", typical.after, None, peak.after),
+                ),
+            )
+            for name, typical, peak in measures
         ]
-        parts += [html_report.heading(workload), html_report.bars(bars)]
-    return html_report.page(f"{comparison.name}: before and after", parts)
+        parts += [html.heading(workload), html.bars("typical values and peaks before and after", rows)]
+    return html.page(f"{comparison.name}: before and after", parts)
 
 
-def _peaks(peak: Difference | None) -> tuple[float | None, float | None]:
-    return (peak.before, peak.after) if peak is not None else (None, None)
+def _charts(comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, Difference, Difference]]]]:
+    """Yield each workload with its measures in bytes, and the typical values and the peaks of each."""
+    for workload in sorted({each.workload for each in comparison.differences}):
+        by_stat = {(each.measure, each.stat): each for each in comparison.differences if each.workload == workload}
+        yield (
+            workload,
+            [
+                (measure, typical, by_stat.get((measure, "peak"), Difference(workload, measure, "peak", None, None)))
+                for (measure, stat), typical in by_stat.items()
+                if stat == "typical" and measure != "utilization" and (typical.before or typical.after)
+            ],
+        )
 
 
 def _rows(differences: Sequence[Difference]) -> Iterator[list[str]]:
@@ -285,32 +295,21 @@ def draw_plot(comparison: Comparison, path: Path) -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "gpumond"  # equal comparisons give equal files
     matplotlib.rcParams["text.parse_math"] = False  # the name of a program may contain a $
-    workloads = sorted({each.workload for each in comparison.differences})
-    figure = Figure(figsize=(8, 1 + 3 * max(1, len(workloads))), layout="constrained")
+    charts = list(_charts(comparison))
+    figure = Figure(figsize=(8, 1 + 3 * max(1, len(charts))), layout="constrained")
     figure.suptitle(f"{comparison.name}: before and after")
-    for place, workload in enumerate(workloads, 1):
-        axes = figure.add_subplot(len(workloads), 1, place)
-        own = {
-            (each.measure, each.stat): each
-            for each in comparison.differences
-            if each.workload == workload and each.measure not in ("utilization", "retries")
-        }
-        measures = [measure for measure, stat in own if stat == "typical" and _has_values(own[measure, stat])]
+    for place, (workload, measures) in enumerate(charts, 1):
+        axes = figure.add_subplot(len(charts), 1, place)
         for side, label in enumerate(("before", "after")):
             at = [number + (side - 0.5) * 0.4 for number in range(len(measures))]
-            typical = [(getattr(own[measure, "typical"], label) or 0.0) / GIB for measure in measures]
-            peaks = [(getattr(own[measure, "peak"], label) or 0.0) / GIB for measure in measures]
-            axes.bar(at, typical, 0.38, label=label, color=COLOURS[side])
-            axes.plot(at, peaks, "k_", markersize=14)
+            levels = [[(getattr(each, label) or 0.0) / GIB for each in stats] for _, *stats in measures]
+            axes.bar(at, [typical for typical, _ in levels], 0.38, label=label, color=COLOURS[side])
+            axes.plot(at, [peak for _, peak in levels], "k_", markersize=14)
         axes.set_title(workload, loc="left")
         axes.set_ylabel("GiB (bar: typical, line: peak)")
-        axes.set_xticks(range(len(measures)), measures)
+        axes.set_xticks(range(len(measures)), [measure for measure, *_ in measures])
         axes.legend()
     try:
         figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
     except OSError as error:
         raise ConfigError(f"--plot {path}: {error.strerror or error}") from None
-
-
-def _has_values(each: Difference) -> bool:
-    return bool(each.before or each.after)

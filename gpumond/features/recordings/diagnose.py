@@ -7,21 +7,23 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from pathlib import Path
+from typing import NamedTuple
 
 from gpumond.cli.exits import DONE, print_error
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.errors import ConfigError
+from gpumond.facts.frame import Verdict
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import counted, duration, human, level, seconds
 from gpumond.facts.verdicts import SHAPES
-from gpumond.features.recordings import html_report
-from gpumond.features.recordings.formats import READERS, Change, Changes, snapshots
-from gpumond.features.recordings.reader import open_lines
-from gpumond.features.recordings.snapshots import NAMELESS, Remarks, day_and_time
+from gpumond.features.recordings.formats import FORMATS, snapshots
+from gpumond.features.recordings.reader import Remarks, day_and_time, open_lines
+from gpumond.features.recordings.snapshots import NAMELESS
+from gpumond.view import html
 from gpumond.view.text import ChartCurve, draw, safe
 
 
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="log file, optionally compressed with gzip; - is standard input")
     parser.add_argument(
         "--format",
-        choices=("auto", *READERS),
+        choices=("auto", *sorted(each.name for each in FORMATS)),
         default="auto",
         help="format of the log (auto: detected from its first line)",
     )
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     size = _positive("--size", arguments.size, level)
     interval = _positive("--interval", arguments.interval, seconds)
-    html_report.check(arguments.html)
+    html.check(arguments.html)
     lines = open_lines(arguments.file)
     remarks = Remarks(lines.name)
     read = snapshots(lines, arguments.format, remarks, None if size is None else int(size), interval)
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     if findings is not None and arguments.html is not None:
-        html_report.write(arguments.html, findings.html(lines.name, list(remarks)))
+        html.write(arguments.html, findings.html(lines.name, list(remarks)))
     if findings is not None and not arguments.json:
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
@@ -113,6 +115,45 @@ def _positive(option: str, text: str | None, read: Callable[[object], float]) ->
     if value <= 0:
         raise ConfigError(f"{option} {text!r}: expected a value above 0")
     return value
+
+
+VerdictKey = tuple[str, ProcessKey | None, str]
+
+
+class Change(NamedTuple):
+    """The start (``onset``) or end of a verdict, at ``at`` (Unix seconds)."""
+
+    at: float
+    onset: bool
+    verdict: Verdict
+
+
+class Changes:
+    """Tracker of verdicts by device, process and kind. Verdicts on pools without a pid are assigned to the device."""
+
+    def __init__(self) -> None:
+        self._held: dict[VerdictKey, Verdict] = {}
+
+    def update(self, verdicts: Iterable[Verdict], at: float) -> Iterator[Change]:
+        """Return the changes since the previous snapshot, ends first."""
+        now: dict[VerdictKey, Verdict] = {}
+        for verdict in verdicts:
+            if verdict.pid == NAMELESS:
+                summary = verdict.summary.replace(f" (pid {NAMELESS})", "")
+                verdict = replace(verdict, pid=None, start_ticks=None, summary=summary)
+            now.setdefault((verdict.device_uuid, verdict.process, verdict.kind), verdict)
+        before, self._held = self._held, now
+        for key, verdict in before.items():
+            if key not in now:
+                yield Change(at, False, verdict)
+        for key, verdict in now.items():
+            if key not in before:
+                yield Change(at, True, verdict)
+
+    @property
+    def held(self) -> tuple[Verdict, ...]:
+        """The active verdicts."""
+        return tuple(self._held.values())
 
 
 MAX_SERIES = 1000
@@ -195,20 +236,20 @@ class Findings:
 
     def html(self, name: str, remarks: Sequence[str]) -> str:
         """Return the report as an HTML document. ``remarks``: messages about ignored parts of the log."""
-        parts = [html_report.paragraph(line) for line in (*self._summary(), *self._others(), *remarks)]
+        parts = [html.paragraph(line) for line in (*self._summary(), *self._others(), *remarks)]
         for key, series in self._shown():
             found = [(elapsed, change) for change, elapsed in series.changes]
             marks = [(elapsed, change.verdict.kind) for elapsed, change in found if _is_finding(change)]
-            parts.append(html_report.heading(", ".join(_title(key, series))))
-            parts.append(html_report.curve(series.curve.points(), series.top, marks))
+            parts.append(html.heading(", ".join(_title(key, series))))
+            parts.append(html.curve(series.curve.points(), series.top, marks))
             rows: list[tuple[str, str, str]] = [
                 (day_and_time(change.at), change.verdict.kind, _outcome(change)) for _, change in found
             ]
             if series.left_out:
                 rows.append(("", "", f"and {series.left_out} more"))
             if rows:
-                parts.append(html_report.table(("TIME", "VERDICT", "RESULT"), rows))
-        return html_report.page(f"Memory in {name}", parts)
+                parts.append(html.table(("TIME", "VERDICT", "RESULT"), rows))
+        return html.page(f"Memory in {name}", parts)
 
     def _shown(self) -> Iterator[tuple[Key, _Series]]:
         """Yield the series that have a chart: those with findings first, then devices, in the order of their names."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
-from gpumond.features.recordings.reader import Lines
-from gpumond.features.recordings.snapshots import Remarks, Row, label
+from gpumond.features.recordings.reader import Lines, Remarks, Row, label
+from gpumond.features.recordings.snapshots import Format, from_rows
 
 MAX_CHARACTERS = 256 * 1024**2
 METRICS: Mapping[str, tuple[str, float]] = {
@@ -83,7 +83,7 @@ class _Series:
     points: dict[float, dict[str, float]] = field(default_factory=dict)
 
 
-def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
+def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
     """Yield the rows of a response. Raises ConfigError."""
     table: dict[Key, _Series] = {}
     sources: dict[tuple[Key, str], str] = {}
@@ -220,3 +220,6 @@ def _device(labels: Mapping[str, str]) -> str:
 def _shown(key: Key) -> str:
     instance, device, pid = key
     return " ".join(part for part in (instance, device, "" if pid is None else f"pid {pid}") if part)
+
+
+FORMAT = Format("prometheus", lambda first: first[0] in "{[", from_rows(rows, complete=True))

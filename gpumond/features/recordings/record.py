@@ -1,13 +1,17 @@
-"""``gpumond record``: write each snapshot of a daemon as one JSON line, or as CSV, for ``gpumond diagnose``."""
+"""``gpumond record``: write each snapshot of a daemon as one JSON line, or as CSV, for ``gpumond diagnose``; and the
+importer of these lines.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +22,8 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import seconds
 from gpumond.features.recordings.csv_log import HEADER, csv_lines
+from gpumond.features.recordings.reader import Lines, Remarks
+from gpumond.features.recordings.snapshots import Format
 
 POLLS_A_TICK = 4
 SHORTEST_SECONDS, FIRST_SECONDS, LONGEST_SECONDS = 0.02, 0.1, 0.5
@@ -106,3 +112,52 @@ def _opened(path: Path | None) -> nullcontext[BinaryIO] | BinaryIO:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), "ab")
     except OSError as error:
         raise ConfigError(f"--out {path}: {error.strerror or error}") from None
+
+
+def read(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
+    """Yield the snapshots of a recording of ``gpumond record``, one in each line.
+
+    After a restart of the daemon, elapsed seconds continue from the last snapshot.
+    """
+    last: Snapshot | None = None
+    offset = 0.0
+    for line in lines:
+        try:
+            snapshot = from_json(Snapshot, line.encode())
+        except ProtocolError as error:
+            if lines.whole:
+                remarks.skip(lines.number, str(error))
+            continue
+        remarks.rows += 1
+        if last is not None:
+            if (snapshot.seq, snapshot.taken_at) == (last.seq, last.taken_at):
+                remarks.duplicates += 1
+                continue
+            if snapshot.elapsed_seconds + offset <= last.elapsed_seconds:
+                remarks.note(
+                    "back", f"line {lines.number}: the daemon was restarted; time continues from the last snapshot"
+                )
+                passed = max(1.0, snapshot.taken_at - last.taken_at)
+                offset = last.elapsed_seconds + passed - snapshot.elapsed_seconds
+        if offset:
+            snapshot = replace(snapshot, elapsed_seconds=snapshot.elapsed_seconds + offset)
+        last = snapshot
+        yield _sized(snapshot, size)
+
+
+def _sized(snapshot: Snapshot, size_bytes: int | None) -> Snapshot:
+    if size_bytes is None or all(device.size_bytes is not None for device in snapshot.devices):
+        return snapshot
+    sized = (d if d.size_bytes is not None else replace(d, size_bytes=size_bytes) for d in snapshot.devices)
+    return replace(snapshot, devices=tuple(sized))
+
+
+def _is_snapshot(line: str) -> bool:
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(body, dict) and {"seq", "elapsed_seconds"} <= body.keys()
+
+
+FORMAT = Format("gpumond", _is_snapshot, read)

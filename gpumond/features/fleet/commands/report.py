@@ -18,7 +18,7 @@ from gpumond.facts.units import duration, level, seconds
 from gpumond.features.fleet.commands.machines import add_prometheus, make_prometheus
 from gpumond.features.fleet.prometheus import Point
 from gpumond.features.fleet.report import LEVELS, Price, Usage, curves, report
-from gpumond.features.recordings import html_report
+from gpumond.view import html
 from gpumond.view.text import moment, safe, table
 
 NO_NAME = "(none)"
@@ -53,14 +53,14 @@ async def run(arguments: argparse.Namespace) -> int:
     price, prometheus = _price(arguments), make_prometheus(arguments)
     if prometheus is None:
         raise ConfigError("--prometheus is required: a report reads only its recorded series")
-    html_report.check(arguments.html)
+    html.check(arguments.html)
     rows = await report(prometheus, arguments.by, arguments.job, length, price)
     shown = rows[: arguments.limit or None]
     {"table": _table, "csv": _csv, "markdown": _markdown, "json": _json}[arguments.format](arguments.by, shown)
     if rows and arguments.html is not None:
         now = time.time()
         over_time = await curves(prometheus, arguments.by, arguments.job, length, now)
-        html_report.write(arguments.html, _page(arguments.by, shown, over_time, now - length, now))
+        html.write(arguments.html, _page(arguments.by, shown, over_time, now - length, now))
     if not rows:
         print("gpumond: Prometheus has no recorded series; load deploy/prometheus/gpumond.rules.yaml", file=sys.stderr)
     return DONE if rows else NOTHING_TO_DO
@@ -112,18 +112,25 @@ def _page(by: str, rows: Sequence[Usage], over_time: Mapping[str, Sequence[Point
     header, *cells = _cells(by, rows)
     used, wasted = sum(row.used for row in rows), sum(row.wasted for row in rows)
     bars = [
-        (row.name or NO_NAME, row.used, row.wasted, f"{row.wasted:.1f} of {row.used:.1f} GiB-hours") for row in rows
+        (
+            row.name or NO_NAME,
+            (
+                html.Bar("before", row.used, f"{row.wasted:.1f} of {row.used:.1f} GiB-hours"),
+                html.Bar("after", row.wasted, ""),
+            ),
+        )
+        for row in rows
     ]
     parts = [
-        html_report.paragraph(f"{moment(begin)} to {moment(end)} ({duration(end - begin)})"),
-        html_report.paragraph(f"{wasted:.1f} of {used:.1f} GiB-hours in these rows were wasted. {WASTED}"),
-        html_report.shares(f"wasted part of the used GiB-hours by {by}", bars),
-        html_report.table([header[0], *(f">{name}" for name in header[1:])], cells),
+        html.paragraph(f"{moment(begin)} to {moment(end)} ({duration(end - begin)})"),
+        html.paragraph(f"{wasted:.1f} of {used:.1f} GiB-hours in these rows were wasted. {WASTED}"),
+        html.bars(f"wasted part of the used GiB-hours by {by}", bars, overlaid=True),
+        html.table([header[0], *(f">{name}" for name in header[1:])], cells),
     ]
     for name, points in over_time.items():
         if points:
-            parts += [html_report.heading(f"{name.capitalize()} memory of all"), html_report.curve(points, None, ())]
-    return html_report.page(f"Use of GPU memory by {by}", parts)
+            parts += [html.heading(f"{name.capitalize()} memory of all"), html.curve(points, None, ())]
+    return html.page(f"Use of GPU memory by {by}", parts)
 
 
 def _cells(by: str, rows: Sequence[Usage]) -> Iterator[list[str]]:
