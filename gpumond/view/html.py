@@ -106,7 +106,7 @@ def curve(points: Sequence[Point], top: float | None, marks: Iterable[tuple[floa
 
 
 class Bar(NamedTuple):
-    """A bar of bytes, with a text at its end, by default its value. ``kind``: the class of its color. ``peak``: the place of a mark."""
+    """A bar of bytes with a text at its end, by default its value. ``kind``: class of its color. ``peak``: a mark."""
 
     kind: Literal["before", "after"]
     value: float | None

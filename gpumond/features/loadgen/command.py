@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,10 @@ from typing import Any
 
 from gpumond import agent
 from gpumond.agent import workload_name
+from gpumond.cli.arguments import above_zero, duration, value
 from gpumond.cli.exits import DONE, FAILED
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.units import level, seconds
+from gpumond.facts.units import level
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings, backend
 from gpumond.features.loadgen.plan import COMMON, TABLE, Plan, find, plan
 from gpumond.features.loadgen.report import Report, failure, summary
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--card", type=Path, metavar="DIR", help="backend sim: directory of an existing simulated device"
     )
-    parser.add_argument("--duration", metavar="DURATION", help="end after this time, such as 90s or 10m")
+    parser.add_argument("--duration", type=duration, metavar="DURATION", help="end after this time, such as 90s or 10m")
     parser.add_argument(
         "--seed",
         type=int,
@@ -63,10 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fill",
+        type=value(_share),
         metavar="SHARE",
         help="maximum share of the device to use (default: 80%%; backend sim: all of a device created for the run)",
     )
-    parser.add_argument("--max", metavar="SIZE", help="maximum amount of memory to use, such as 8GiB")
+    parser.add_argument(
+        "--max", type=above_zero(level), metavar="SIZE", help="maximum amount of memory to use, such as 8GiB"
+    )
     parser.add_argument("--raw", action="store_true", help="backend cupy: use cudaMalloc instead of the pool")
     parser.add_argument(
         "--streams", type=int, default=1, metavar="N", help="backend cupy: number of streams that compute (default: 1)"
@@ -132,31 +136,28 @@ def _options() -> Iterator[Option]:
 
 def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
     given: dict[str, float | str] = {
-        option.name: value for option in _options() if (value := getattr(arguments, option.name)) is not None
+        option.name: text for option in _options() if (text := getattr(arguments, option.name)) is not None
     }
     if not (math.isfinite(arguments.speed) and arguments.speed > 0):
         raise ConfigError(f"option --speed {arguments.speed:g}: expected a number above 0, such as 60")
     if arguments.duration is not None:
-        given["duration"] = _parsed("duration", arguments.duration, seconds) * arguments.speed
+        given["duration"] = arguments.duration * arguments.speed
     if arguments.fill is not None and _fill_ratio(chosen):
         given["fill"] = arguments.fill
     return plan(chosen.name, arguments.seed, **given)
 
 
 def _limits(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
-    fill = None if _fill_ratio(chosen) or _creates_device(arguments) else FILL
-    if arguments.fill is not None and not _fill_ratio(chosen):
-        fill = _parsed("fill", arguments.fill, level)
-        if not 0 < fill <= 1:
-            raise ConfigError(f"option --fill {arguments.fill!r}: expected a share above 0 and up to 100%, such as 50%")
-    most = None if arguments.max is None else int(_parsed("max", arguments.max, level))
-    if most is not None and most <= 0:
-        raise ConfigError(f"option --max {arguments.max!r}: expected a size above 0, such as 8GiB")
+    fill = arguments.fill
+    if _fill_ratio(chosen):
+        fill = None
+    elif fill is None and not _creates_device(arguments):
+        fill = FILL
     storm = chosen.name == "flush-storm" and not arguments.no_agent
     return Terms(
         pause=_pause,
         fill=fill,
-        most_bytes=most,
+        most_bytes=None if arguments.max is None else int(arguments.max),
         speed=arguments.speed,
         flush=_flush if storm else None,
         verify=chosen.name == "stress",
@@ -164,15 +165,15 @@ def _limits(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
     )
 
 
+def _share(text: str) -> float:
+    share = level(text)
+    if not 0 < share <= 1:
+        raise ValueError("expected a share above 0 and up to 100%, such as 50%")
+    return share
+
+
 def _fill_ratio(chosen: Scenario) -> bool:
     return any(option.name == "fill" for option in chosen.options)
-
-
-def _parsed(name: str, given: str, parse: Callable[[object], float]) -> float:
-    try:
-        return parse(given)
-    except ValueError as error:
-        raise ConfigError(f"option --{name} {given!r}: {error}") from None
 
 
 def _workload(arguments: argparse.Namespace, chosen: Scenario) -> str:

@@ -6,15 +6,15 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
 
+from gpumond.cli.arguments import above_zero
 from gpumond.cli.exits import DONE, print_error
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Verdict
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Snapshot
@@ -35,8 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="format of the log (auto: detected from its first line)",
     )
-    parser.add_argument("--size", metavar="SIZE", help="capacity of each device, for a log without it, such as 80GiB")
-    parser.add_argument("--interval", metavar="DURATION", help="time between readings, for a log without timestamps")
+    parser.add_argument(
+        "--size",
+        type=above_zero(level),
+        metavar="SIZE",
+        help="capacity of each device, for a log without it, such as 80GiB",
+    )
+    parser.add_argument(
+        "--interval",
+        type=above_zero(seconds),
+        metavar="DURATION",
+        help="time between readings, for a log without timestamps",
+    )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object per line for each start and end of a verdict"
     )
@@ -44,12 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    size = _positive("--size", arguments.size, level)
-    interval = _positive("--interval", arguments.interval, seconds)
     html.check(arguments.html)
     lines = open_lines(arguments.file)
     remarks = Remarks(lines.name)
-    read = snapshots(lines, arguments.format, remarks, None if size is None else int(size), interval)
+    read = snapshots(lines, arguments.format, remarks, arguments.size, arguments.interval)
     findings = Findings() if arguments.html is not None or not arguments.json else None
     try:
         sized = _diagnose(read, findings, arguments.json)
@@ -103,18 +111,6 @@ def _line(change: Change) -> str:
             "evidence": evidence,
         }
     )
-
-
-def _positive(option: str, text: str | None, read: Callable[[object], float]) -> float | None:
-    if text is None:
-        return None
-    try:
-        value = read(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} {text!r}: {error}") from None
-    if value <= 0:
-        raise ConfigError(f"{option} {text!r}: expected a value above 0")
-    return value
 
 
 VerdictKey = tuple[str, ProcessKey | None, str]

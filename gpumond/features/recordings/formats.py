@@ -25,11 +25,11 @@ FORMATS = (
 
 
 def snapshots(
-    lines: Lines, format_name: str, remarks: Remarks, size: int | None = None, interval: float | None = None
+    lines: Lines, format_name: str, remarks: Remarks, size: float | None = None, interval: float | None = None
 ) -> Iterator[Snapshot]:
     """Yield the snapshots of a log. ``size``: capacity in bytes of devices without one. Raises ConfigError."""
     chosen = detect(lines) if format_name == "auto" else next(each for each in FORMATS if each.name == format_name)
-    yield from chosen.read(lines, remarks, size, interval)
+    yield from chosen.read(lines, remarks, None if size is None else int(size), interval)
     if lines.cut_short:
         remarks.note("cut", "the compressed file is truncated; it was read as far as possible")
     remarks.check()

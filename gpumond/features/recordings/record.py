@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpumond.cli import client
+from gpumond.cli.arguments import duration
 from gpumond.cli.exits import DONE, print_error
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import seconds
 from gpumond.features.recordings.csv_log import HEADER, csv_lines
 from gpumond.features.recordings.reader import Lines, Remarks
 from gpumond.features.recordings.snapshots import Format
@@ -35,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="duration",
+        type=duration,
+        default=float("inf"),
         metavar="DURATION",
         help="length of the recording, such as 10m (default: until Ctrl-C)",
     )
@@ -50,14 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     count = missed = 0
     last: Snapshot | None = None
     try:
-        duration = float("inf") if arguments.duration is None else seconds(arguments.duration)
-    except ValueError as error:
-        raise ConfigError(f"--for {arguments.duration!r}: {error}") from None
-    try:
         with _opened(arguments.out) as out:
             if arguments.csv and os.fstat(out.fileno()).st_size == 0:
                 out.write(HEADER.encode())
-            for snapshot in taken(arguments.url, duration):
+            for snapshot in taken(arguments.url, arguments.duration):
                 out.write(csv_lines(snapshot).encode() if arguments.csv else to_json(snapshot) + b"\n")
                 out.flush()
                 count += 1
@@ -71,12 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def taken(url: str, duration: float) -> Iterator[Snapshot]:
+def taken(url: str, for_seconds: float) -> Iterator[Snapshot]:
     """Yield every snapshot that the daemon takes from now on, once. If the daemon becomes unavailable later, wait.
 
     Raises DaemonError if there is no daemon at first.
     """
-    end = time.monotonic() + duration
+    end = time.monotonic() + for_seconds
     last: Snapshot | None = None
     pause = FIRST_SECONDS
     away = False
