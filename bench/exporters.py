@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.scrape import cpu_seconds
-from tests.running import free_port, until
+from tests.helpers.running import free_port, until
 
 ROOT = Path(__file__).resolve().parents[1]
 NVITOP_NAME = "nvitop-exporter"

@@ -18,7 +18,7 @@ from bench.result import publish
 from gpumond.host.machine import MAX_CONNECTIONS, http_connections_of_user
 from gpumond.programs.connection import Limits
 from tests.fakenvml import FakeDriver, build, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 CRASHES = 10
 CONNECTIONS, AGENTS = 5_000, 4_000

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.result import publish
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from tests.top.frames import make_frame
+from tests.helpers.frames import make_frame
 
 MACHINES, DEVICES, PROGRAMS, RUNS = 2000, 8, 4, 3
 

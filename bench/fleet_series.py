@@ -30,8 +30,8 @@ from gpumond.metrics.telemetry import Telemetry
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.observe import EngineState, advance
 from tests.grafana.boards import ROOT, Target, targets
-from tests.grafana.prometheus import Prometheus, fill
-from tests.running import series_of, until
+from tests.helpers.prometheus import Prometheus, fill
+from tests.helpers.running import series_of, until
 
 DEVICES = 8
 REPEATS = 5

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from bench.result import publish, spread
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 ROUNDS = 20
 PROGRAMS = 4

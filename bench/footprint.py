@@ -25,7 +25,7 @@ from bench.result import RESULTS, publish
 from bench.scrape import LATENCY_MICROSECONDS, children, compile_daemon, connect, cpu_seconds, get, sleepers
 from bench.swarm import start_agents
 from tests.fakenvml import FakeDriver, build, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 STARTS, SECONDS, EVERY_SECONDS = 3, 60, 5
 TOLERANCE = 0.05

@@ -55,7 +55,7 @@ def main() -> None:
         async with background(view.run()):
             yield
 
-    app: Any = DeferredApi(cast(DaemonView, view), Tokens("secret"), lifespan)
+    app: Any = DeferredApi(cast("DaemonView", view), Tokens("secret"), lifespan)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.result import publish
 from tests.gpu.gpu_programs import PROGRAMS, flush
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.result import publish
 from gpumond.agent import session
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 REPORT_SECONDS = 0.04
 SECONDS_WITH, SECONDS_ALONE = 40.0, 2.0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import publish
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 PERIODS = 10
 PERIOD_SECONDS = 3.4

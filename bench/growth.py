@@ -25,8 +25,8 @@ from gpumond.facts.program import StepUsage
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen.plan import plan
 from gpumond.testing import make_pool, make_process, make_report
-from tests.diagnosis.curves import GIB, MIB, at_moment, of_device
-from tests.simulator.snapshots import snapshots
+from tests.helpers.curves import GIB, MIB, at_moment, of_device
+from tests.helpers.simulated_snapshots import snapshots
 
 RATES = (64, 128, 300, 600)
 BLOCK = 2 * MIB

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.result import publish, spread
 from bench.scrape import connect, get
 from tests.fakenvml import FakeDriver, build, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 HANG_SECONDS = 60
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.result import publish, spread
 from bench.scrape import LATENCY_MICROSECONDS, connect, get, idle, sleepers
 from tests.fakenvml import FakeDriver, build, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 DEVICES, PROCESSES = 64, 50
 POLLS, SCRAPERS, SECONDS = 40, 20, 60

@@ -15,7 +15,6 @@ import time
 from pydantic_core import to_json
 
 from bench.result import publish
-from gpumond.facts.cooperative import run_to_end
 from gpumond.facts.frame import Frame
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.units import MIB
@@ -81,14 +80,14 @@ def measure(devices: int, processes: int, changing: float) -> dict[str, float]:
     machine = Machine(devices, processes, changing)
     before = machine.next()
     began = time.process_time()
-    whole = run_to_end(encoded(0, "frame", WHOLE.dump_json(before), b"[]"))
+    whole = encoded(0, "frame", WHOLE.dump_json(before), b"[]")
     whole_seconds = time.process_time() - began
     sizes, seconds = [], []
     for _ in range(FRAMES):
         after = machine.next()
         began = time.process_time()
-        body = to_json(run_to_end(changes(before, after)), inf_nan_mode="null")
-        message = run_to_end(encoded(0, "changes", body, b"[]"))
+        body = to_json(changes(before, after), inf_nan_mode="null")
+        message = encoded(0, "changes", body, b"[]")
         seconds.append(time.process_time() - began)
         sizes.append(len(message.packed))
         before = after

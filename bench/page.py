@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from bench.live import SIZES
 from bench.result import publish
 from gpumond.page.files import PAGE
-from tests.integration.browser import chromium
-from tests.integration.test_page_many import NODES
-from tests.running import RunningDaemon, free_port, until
+from tests.helpers.browser import chromium
+from tests.helpers.running import RunningDaemon, free_port, until
+from tests.integration.large_machine import NODES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, CDPSession, Page

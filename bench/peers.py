@@ -34,7 +34,7 @@ from bench.result import publish, spread
 from bench.scrape import compile_daemon, sleepers
 from bench.tables import medians, peers_table, ratios
 from tests.fakenvml import GIB, FakeDriver, build, machine
-from tests.running import until
+from tests.helpers.running import until
 
 FORMS = {f"{way}_{encoding}": (way == "new", encoding) for way in ("kept", "new") for encoding in ("gzip", "identity")}
 """Each way to scrape: whether its connection is new, and the encoding."""

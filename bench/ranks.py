@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from bench.result import publish
 from gpumond.sim.device import MIB, Spec, create
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 RANKS, ROUNDS, STALL = 8, 5, 0.1
 

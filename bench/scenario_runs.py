@@ -9,7 +9,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.features.loadgen.plan import plan
 from gpumond.features.loadgen.script import Truth
-from tests.simulator.snapshots import snapshots
+from tests.helpers.simulated_snapshots import snapshots
 
 QUIET_BYTES = 0.1 * (1 << 30)
 """Noise below this is quiet."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.result import publish, spread
 from tests.fakenvml import FakeDriver, build, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 GPUMOND = Path(__file__).resolve().parents[1] / "gpumond"
 SCRAPES = 500

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.result import publish, spread
 from bench.scrape import children, cpu_seconds, rss
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 CONNECTIONS, AGENTS = 10_000, 5_000
 OPENED_A_SECOND = 1_000

@@ -31,17 +31,17 @@ from bench.peers import AGENTS_SECONDS, Setting, agents, card_setting, fake_sett
 from bench.result import publish
 from bench.scrape import compile_daemon
 from tests.fakenvml import build
-from tests.running import until
+from tests.helpers.running import until
 
 WARM_UP_SECONDS = 8.0
 DIRECTORY = "STAGES_DIRECTORY"
 """Environment variable with the directory of the files that the measured processes write on SIGURG."""
 PARTS_OF_A_TICK = (
-    ("alerting.dispatcher.AlertDispatcher", "decide", "execute"),
-    ("flush.admissions.Admissions", "execute"),
-    ("daemon.leak_inquiry.LeakInquiry", "consider"),
-    ("baselines.service.BaselineService", "add"),
-    ("api.event_log.EventLog", "publish"),
+    ("features.alerts.dispatcher.AlertDispatcher", "decide", "execute"),
+    ("features.quotas.admissions.Admissions", "execute"),
+    ("features.instruments.inquiry.LeakInquiry", "consider"),
+    ("features.baselines.recordings.BaselineService", "add"),
+    ("serve.event_log.EventLog", "publish"),
     ("store.history.HistoryPersistence", "advance"),
     ("metrics.telemetry.Telemetry", "count_events", "faults", "count_silences"),
 )
@@ -117,17 +117,10 @@ def run_daemon(arguments: list[str]) -> int:
     cli._load("serve")  # what the start imports before its process of the driver
     clocks = Clocks()
     signal.signal(signal.SIGURG, lambda *_: clocks.write("main"))
-    from gpumond.daemon import kernel as parts, tick
     from gpumond.devices.child.process import Child
-    from gpumond.host import event_loop
     from gpumond.programs.server import AgentServer
     from gpumond.serve.http import HttpProtocol
 
-    def in_slices(work: Any, share: float = 1.0) -> Any:
-        return event_loop.in_slices(Stepped(work, clocks), share)
-
-    for module in (parts, tick):
-        module.in_slices = in_slices  # type: ignore[attr-defined]
     for owner, *names in PARTS_OF_A_TICK:
         clocks.measure(
             "tick", getattr(import_module(f"gpumond.{owner.rpartition('.')[0]}"), owner.rpartition(".")[2]), *names
@@ -136,18 +129,6 @@ def run_daemon(arguments: list[str]) -> int:
     clocks.measure("agents", AgentServer, "_readable", "_accept", "_sweep", "departed", "ends")
     clocks.measure("requests", HttpProtocol, "data_received", "connection_made", "connection_lost")
     return cli.main(arguments)
-
-
-class Stepped:
-    """Cooperative work whose steps are timed."""
-
-    def __init__(self, work: Any, clocks: Clocks) -> None:
-        name = work.__qualname__.rpartition(".")[2]
-        stage = {"writing": "pages", "rendering": "pages", "reporting": "agents"}.get(name, "tick")
-        self._step = clocks.around(stage, work.__next__)
-
-    def __next__(self) -> None:
-        self._step()
 
 
 def read(directory: Path, processes: Running) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 from bench.result import publish, spread
 from bench.scrape import children, connect, cpu_seconds, fresh, get, rss, scrape
 from tests.fakenvml import FakeDriver, build, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 AGENTS_OF_A_USER = 40
 PROBE_UID, FLOOD_UID, OTHER_AGENTS = 60_001, 65_533, 20

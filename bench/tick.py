@@ -9,11 +9,10 @@ import gc
 import time
 
 from bench.result import publish, spread
+from gpumond.facts.rule import Rule, Scope
 from gpumond.facts.snapshot import AgentReport, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
 from gpumond.features.rules.settings import VALUES
-from gpumond.quantities.subjects import Scope
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.tick.observe import EngineState, advance, observe
 

@@ -26,8 +26,8 @@ from typing import Any
 from bench.result import spread
 from bench.scrape import children, rss
 from tests.fakenvml import build
+from tests.helpers.users import ATTACKER, VICTIM, start
 from tests.isolation.machine import DEVICE, GIB, MIB, Agents, Machine
-from tests.isolation.users import ATTACKER, VICTIM, start
 
 USERS, AGENTS = 4, 3
 FLUSH_SECONDS, ACTION_SECONDS = 10.0, 10.0

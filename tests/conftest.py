@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 from tests.fakenvml import FakeDriver, build
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 hypothesis.settings.register_profile(
     "gpumond", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], derandomize=True

@@ -205,6 +205,15 @@ def test_folders_of_tests_are_packages():
     assert folders - ACROSS_PACKAGES - {"helpers"} <= set(LAYERS) | {feature.name for feature in FEATURES}
 
 
+def test_no_test_module_is_imported():
+    """What tests share is in a module of their folder, or in tests/helpers if several folders use it."""
+    for path in (each for folder in ("tests", "bench", "tools") for each in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                assert not [name for name in names if ".test_" in name], f"{path}: {node.module}"
+
+
 def test_core_runs_without_extras(tmp_path: Path):
     """The agent and the command line need the standard library alone."""
     (tmp_path / "gpumond").symlink_to(PACKAGE)

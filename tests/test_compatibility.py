@@ -23,9 +23,9 @@ from typing import Any
 from gpumond.sim.device import MIB, Spec, create
 from gpumond.store.database import STEPS
 from gpumond.store.store import verify_audit
-from tests.agent.daemon import STANDINS, environment, finished, host
-from tests.agent.test_flush import program
-from tests.running import RunningDaemon, until
+from tests.helpers.agent_daemon import STANDINS, environment, finished, host
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.torch_program import program
 
 Serve = Callable[..., RunningDaemon]
 Body = dict[str, Any]

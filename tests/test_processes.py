@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.running import until
+from tests.helpers.running import until
 
 MODULE = """
 import subprocess

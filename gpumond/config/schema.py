@@ -9,6 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
+from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import LOOPBACK, Compat, Settings, host_of
 from gpumond.devices import SOURCES
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
@@ -19,7 +20,7 @@ from gpumond.features.engines.settings import AuthConfig, EngineConfig, ReleaseC
 from gpumond.features.quotas.queue import Lending
 from gpumond.features.quotas.settings import QuotaConfig, QuotaMatch
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import ActionConfig, FlushConfig, OverrideConfig, RuleConfig, Seconds, Strict
+from gpumond.features.rules.settings import ActionConfig, FlushConfig, OverrideConfig, RuleConfig
 from gpumond.host.logs import LogFormat, LogLevel
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")

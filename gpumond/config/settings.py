@@ -14,12 +14,12 @@ from gpumond.config.web import Web
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
 from gpumond.facts.quota import Quota
+from gpumond.facts.rule import Rule
 from gpumond.features.alerts.receivers import Notifier
 from gpumond.features.alerts.receivers.log import Log
 from gpumond.features.engines.spec import Declaration
 from gpumond.features.quotas.queue import Lending
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
 from gpumond.features.rules.registry import Overrides, overridden
 from gpumond.host.logs import LogFormat, LogLevel
 

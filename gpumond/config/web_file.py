@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gpumond.config.encodable import Encodable
+from gpumond.config.models import Encodable
 from gpumond.config.tls import CIPHERS, VERSIONS, server_context
 from gpumond.config.web import Web
 from gpumond.facts import units

@@ -20,15 +20,15 @@ from gpumond.devices.child.process import Worker
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.pools import Receipt
+from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import Fault
 from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.alerts.hook import AlertmanagerHook
+from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.limits import QuotaLimits
-from gpumond.features.rules.evaluation import Rule
-from gpumond.features.rules.preview import Preview, previewing
+from gpumond.features.rules.preview import Preview, preview
 from gpumond.features.rules.restore import awaited
-from gpumond.host.event_loop import background, in_slices
+from gpumond.host.event_loop import background
 from gpumond.host.machine import find_process
 from gpumond.store.audit import AuditEntry
 from gpumond.store.history import HistoryPersistence
@@ -203,5 +203,5 @@ class Daemon:
     async def audit_entries(self, limit: int) -> list[AuditEntry]:
         return await self._parts.store.audit_entries(limit)
 
-    async def preview(self, rule: Rule, share: float) -> Preview:
-        return await in_slices(previewing(rule, self._parts.preview_window.moments()), share)
+    async def preview(self, rule: Rule) -> Preview:
+        return await asyncio.to_thread(preview, rule, self._parts.preview_window.moments())

@@ -16,7 +16,6 @@ from gpumond.config.settings import Compat, Settings
 from gpumond.devices.child.process import Worker
 from gpumond.devices.child.supervisor import Collector
 from gpumond.diagnosis.diagnosis import Diagnosis
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Frame
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
@@ -32,7 +31,6 @@ from gpumond.features.quotas.registry import QuotaRegistry
 from gpumond.features.rules.preview import PreviewWindow
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
-from gpumond.host.event_loop import in_slices
 from gpumond.host.machine import in_private_pid_namespace, kept_from_agents
 from gpumond.host.peer import Identity
 from gpumond.host.runtime_directory import AgentSocket
@@ -80,7 +78,7 @@ class CurrentFrame:
             await self.await_frame(FIRST_FRAME_SECONDS)
         form = Form.of(accept, compat, groups)
         async with self._rendering:
-            return await in_slices(self.exposition.rendering(self.frame, form))
+            return self.exposition.page(self.frame, form)
 
 
 class Parts:
@@ -177,7 +175,7 @@ class Agents(Protocol):
     """The connected agents; `agents.server.AgentServer` documents each method."""
 
     def serve(self) -> None: ...
-    def reporting(self) -> Steps[tuple[AgentReport, ...]]: ...
+    def reports(self) -> tuple[AgentReport, ...]: ...
     def report(self, identity: Identity) -> AgentReport | None: ...
     def silent(self) -> tuple[AgentReport, ...]: ...
     def keep(self, suspended: Collection[ProcessKey]) -> None: ...

@@ -14,12 +14,12 @@ from typing import Any
 from gpumond.config.settings import RELOADED, Settings
 from gpumond.daemon.kernel import Parts
 from gpumond.facts.errors import ConfigError, FlushError, NoSuchReceiver, StoreUnavailable
+from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import AgentReport, Fault
 from gpumond.facts.units import human
 from gpumond.features.alerts.receiver_check import ReceiverTest, send_test
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest
 from gpumond.features.quotas.quotas import DueLimit
 from gpumond.programs.commands import AgentCommands, SnapshotFile
 from gpumond.store.rows import to_text

@@ -14,11 +14,10 @@ from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.features.instruments.inquiry import LeakInquiry
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.limits import QuotaLimits
-from gpumond.host.event_loop import in_slices
 from gpumond.host.peer import person_of
 from gpumond.quantities.device import short_users
 from gpumond.store.history import HistoryPersistence
-from gpumond.tick.observe import Tick, advancing, observing
+from gpumond.tick.observe import Tick, advance, observe
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +46,8 @@ class Ticker:
             snapshot = await self._observe(reading)
             parts.edges.agents.keep({each.process for each in snapshot.suspensions if each.confirmed})
             rules = parts.rulebook.rules
-            tick = await in_slices(advancing(parts.state, rules, snapshot))
-            alerts = await in_slices(parts.silences.marking(tick.frame.alerts))
+            tick = advance(parts.state, rules, snapshot)
+            alerts = parts.silences.mark(tick.frame.alerts)
 
             # No other task runs from here to `execute`: it carries out what the frame shows.
             users = {} if parts.settings.lending == "all" else short_users(tick.memory.recent, snapshot)
@@ -63,7 +62,7 @@ class Ticker:
             self._leaks.consider(tick.frame)
 
             await self._record(tick)
-        await in_slices(parts.preview_window.adding(tick.frame))
+        parts.preview_window.add(tick.frame)
         self._history.advance(tick.memory.diagnosis.history, snapshot.elapsed_seconds)
         parts.telemetry.faults(snapshot.faults, complete=reading is not None)
         parts.telemetry.store_writable.set(parts.store.writable)
@@ -74,25 +73,23 @@ class Ticker:
         """Return the facts of this tick."""
         parts, edges = self._parts, self._parts.edges
         previous = parts.current.frame
-        reports = await in_slices(edges.agents.reporting())
-        return await in_slices(
-            observing(
-                previous.snapshot if previous else None,
-                edges.collector.state,
-                reading,
-                reports,
-                taken_at=edges.clock.wall(),
-                elapsed_seconds=edges.clock.monotonic() - parts.began,
-                store_writable=edges.store.writable,
-                faults=(*edges.store.faults(), *edges.faults.values()),
-                private_pid_namespace=edges.private_pid_namespace,
-                ends=edges.agents.ends(),
-                silent=edges.agents.silent(),
-                engines=edges.engines.readings(),
-                uptime_seconds=edges.clock.uptime(),
-                quotas=parts.quotas.table,
-                person_of=person_of,
-            )
+        reports = edges.agents.reports()
+        return observe(
+            previous.snapshot if previous else None,
+            edges.collector.state,
+            reading,
+            reports,
+            taken_at=edges.clock.wall(),
+            elapsed_seconds=edges.clock.monotonic() - parts.began,
+            store_writable=edges.store.writable,
+            faults=(*edges.store.faults(), *edges.faults.values()),
+            private_pid_namespace=edges.private_pid_namespace,
+            ends=edges.agents.ends(),
+            silent=edges.agents.silent(),
+            engines=edges.engines.readings(),
+            uptime_seconds=edges.clock.uptime(),
+            quotas=parts.quotas.table,
+            person_of=person_of,
         )
 
     async def _record(self, tick: Tick) -> None:

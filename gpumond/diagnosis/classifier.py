@@ -15,7 +15,6 @@ from gpumond.diagnosis.leak_search import allocation_growth, follow, held_growth
 from gpumond.diagnosis.series import Evidence, TrackedSeries
 from gpumond.diagnosis.shapes import REST_MINUTES, Shape, shape
 from gpumond.diagnosis.tracker import Fall, Tracker
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.frame import Verdict
 from gpumond.facts.process import IDLE_SECONDS
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
@@ -65,10 +64,10 @@ class Classifier:
     def history(self) -> History:
         return self._tracker.history
 
-    def adding(self, snapshot: Snapshot) -> Steps[bool]:
+    def add(self, snapshot: Snapshot) -> bool:
         """Add the snapshot. False if it is not newer than the last."""
         self._record_endings(snapshot)
-        if not (yield from self._tracker.adding(snapshot)):
+        if not self._tracker.add(snapshot):
             return False
         now = self.history.now
         before, self._devices = self._devices, snapshot.devices_by_uuid
@@ -87,7 +86,6 @@ class Classifier:
                 left = detectors.ramp(tracked.series, float(device.used_bytes or 0), device.size_bytes)
                 if left is not None:
                     self._ramps[tracked.uuid] = (now, left)
-            yield
         for fall in self._tracker.falls:
             self._explain(fall, snapshot)
         for device in snapshot.devices:

@@ -10,12 +10,11 @@ Does not cover levels and counters as such (rules) and the owners of memory (the
 from __future__ import annotations
 
 from gpumond.diagnosis.classifier import Classifier
-from gpumond.facts.cooperative import Steps, synchronous
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import Snapshot
 from gpumond.tick.history import History
 
-__all__ = ["Diagnosis", "diagnose", "diagnosing"]
+__all__ = ["Diagnosis", "diagnose"]
 
 
 class Diagnosis:
@@ -36,15 +35,11 @@ class Diagnosis:
         return self.classifier.history
 
 
-def diagnosing(before: Diagnosis, snapshot: Snapshot) -> Steps[Diagnosis]:
+def diagnose(before: Diagnosis, snapshot: Snapshot) -> Diagnosis:
     """Return the diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
 
     Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
-    Between two slices ``before`` must not be changed, but its history may be read.
     """
-    if (yield from before.classifier.adding(snapshot)):
+    if before.classifier.add(snapshot):
         before.verdicts = before.classifier.verdicts()
     return before
-
-
-diagnose = synchronous(diagnosing)

@@ -18,12 +18,7 @@ from gpumond.diagnosis.leak import Leak, curve
 from gpumond.diagnosis.series import TrackedSeries
 from gpumond.diagnosis.trend import deviation, median, sen, slopes, spread
 from gpumond.facts.frame import Fit, RefusedKind
-from gpumond.tick.history import (
-    MEDIAN,
-    TIERS,
-    UTILIZATION,
-    History,
-)
+from gpumond.tick.history import MEDIAN, TIERS, UTILIZATION, History
 
 ONE_SIDED_Z = 1.645
 """Two-sided 90 %."""

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS
 from gpumond.diagnosis.series import TrackedSeries
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, outermost
@@ -66,7 +65,7 @@ class Tracker:
         self._returned: dict[str, int] = {}
         """By device: decrease of the used bytes since the last sample."""
 
-    def adding(self, snapshot: Snapshot) -> Steps[bool]:
+    def add(self, snapshot: Snapshot) -> bool:
         """Add a snapshot, device by device. False if it is not newer than the last."""
         if not self.history.begin(snapshot):
             return False
@@ -74,16 +73,13 @@ class Tracker:
         pools = _pools(snapshot)
         complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
         present, answered = set(), set()
-        yield
         for device in snapshot.devices:
             present.add(device.uuid)
             # A device that did not answer says nothing about its memory and its processes.
             if not device.missed and device.used_bytes is not None:
                 self._device(device, _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete))
                 answered.add(device.uuid)
-                yield
         self._end(answered, snapshot.suspended)
-        yield
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
         return True

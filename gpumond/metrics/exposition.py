@@ -14,7 +14,6 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpumond.config.settings import Compat
-from gpumond.facts.cooperative import Steps, synchronous
 from gpumond.facts.frame import Frame
 from gpumond.facts.text import accepts
 from gpumond.host.peer import person_of
@@ -26,8 +25,6 @@ from gpumond.metrics.telemetry import Telemetry
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
 END = b"# EOF\n"
-ROWS_AT_ONCE = 128
-"""Series that are written and compressed in one step."""
 OWN_FAMILIES_AT_ONCE = 8
 """Families of the daemon's own counters that are written in one step."""
 MAX_SERIES = 50_000
@@ -76,38 +73,35 @@ class Exposition:
         self._over_limit = False
         """True if the last page exceeded ``max_series``; the next page is then counted before it is written."""
 
-    def rendering(self, frame: Frame | None, form: Form) -> Steps[Page]:
+    def page(self, frame: Frame | None, form: Form) -> Page:
         """Render one page, family by family. Before the first frame, the page contains only the daemon's counters."""
         if frame is not self._frame:
             self._frame, self._pages = frame, {}
         pages = self._pages  # a newer frame may replace it before this page is written
         if form not in pages:
-            pages[form] = yield from self.writing(frame, form)
+            pages[form] = self.write(frame, form)
         return pages[form]
 
-    page = synchronous(rendering)
-
-    def writing(self, frame: Frame | None, form: Form) -> Steps[Page]:
+    def write(self, frame: Frame | None, form: Form) -> Page:
         """Render a page without publishing it."""
         if not self._over_limit or frame is None or form.compat:
             try:
-                return (yield from self._writing(frame, form, None))
+                return self._writing(frame, form, None)
             except TooManySeries:
                 pass
         assert frame is not None
-        shares = yield from sharing(FAMILIES, frame, self._max_series)
+        shares = share_series(FAMILIES, frame, self._max_series)
         self._over_limit = shares.dropped > 0
         self._telemetry.series_dropped.inc(shares.dropped)
-        return (yield from self._writing(frame, form, shares))
+        return self._writing(frame, form, shares)
 
-    def _writing(self, frame: Frame | None, form: Form, shares: Shares | None) -> Steps[Page]:
+    def _writing(self, frame: Frame | None, form: Form, shares: Shares | None) -> Page:
         """Render a page. Raises TooManySeries if ``shares`` is None and the page exceeds the limit."""
         packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
         plain, packed = [], []
         for part in self._parts(frame, form, shares):
             plain.append(part)
             packed.append(packer.compress(part))
-            yield
         module = openmetrics if form.openmetrics else prometheus_text
         packed.append(packer.flush())
         return Page(module.CONTENT_TYPE_LATEST, b"".join(plain), b"".join(packed))
@@ -173,6 +167,10 @@ Owner = Callable[[tuple[str, ...]], int | None]
 """Function from label values to the person that owns the series; None if there is no single owner."""
 
 
+ROWS_AT_ONCE = 128
+"""Rows whose samples are kept together while they do not change."""
+
+
 class TooManySeries(Exception):
     """Raised if a frame has more series than the limit of a page."""
 
@@ -195,7 +193,7 @@ class Shares:
         return kept
 
 
-def sharing(families: Iterable[Family], frame: Frame, most: int) -> Steps[Shares]:
+def share_series(families: Iterable[Family], frame: Frame, most: int) -> Shares:
     """Count the series of each user and divide ``most`` among the users."""
     pids: dict[str, int | None] = {}
     workloads: dict[str, int | None] = {}
@@ -208,7 +206,6 @@ def sharing(families: Iterable[Family], frame: Frame, most: int) -> Steps[Shares
     for family in families:
         owner = owners[family.name] = _owner(family, pids, workloads)
         counts.update(owner(labels) for labels, value in family.rows(frame) if value is not None)
-        yield
     remaining = divided(counts, most)
     return Shares(owners, remaining, counts.total() - sum(remaining.values()))
 

@@ -12,8 +12,8 @@ from gpumond.facts.engines import NOT_READ
 from gpumond.facts.frame import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import SHAPES
-from gpumond.features.rules.built_in import RUNBOOKS
 from gpumond.page.bundle import bundle
+from gpumond.page.runbooks import RUNBOOKS
 from gpumond.tick.events import Kind
 
 POLICY = (

@@ -12,12 +12,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.messages import AgentRequest, AgentResponse, Asked
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.quotas.quotas import DueLimit
-from gpumond.host.event_loop import in_slices
 from gpumond.host.peer import Identity
 
 ASK_SECONDS = 30.0
@@ -31,7 +29,7 @@ daemon that sends more than 16 messages a second.
 
 
 class AgentConnections(Protocol):
-    def reporting(self) -> Steps[Sequence[AgentReport]]: ...
+    def reports(self) -> Sequence[AgentReport]: ...
     async def ask(
         self, identity: Identity, request: AgentRequest, seconds: float = ASK_SECONDS
     ) -> AgentResponse | None: ...
@@ -112,7 +110,7 @@ class AgentCommands:
         return await self._agents.ask(_identity(report), ask, ASK_SECONDS)
 
     async def _report(self, pid: int) -> AgentReport:
-        reports = await in_slices(self._agents.reporting())
+        reports = self._agents.reports()
         report = next((report for report in reports if report.pid == pid), None)
         if report is None:
             raise NoSuchTarget(f"no connected agent has pid {pid}; `gpumond status` lists the agents")

@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from gpumond.facts.cooperative import Steps, synchronous
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.messages import (
     MAX_MESSAGE_BYTES,
@@ -125,19 +124,16 @@ class AgentServer:
         self._departed.clear()
         return departed
 
-    def reporting(self) -> Steps[tuple[AgentReport, ...]]:
+    def reports(self) -> tuple[AgentReport, ...]:
         """Return the newest report of every process whose agent is connected and reported recently."""
         newest: dict[Identity, AgentReport] = {}
         for peer in list(self._peers.values()):
-            yield
             report = self._report_of(peer)
             if report is not None:
                 newest[peer.identity] = _newer(report, newest.get(peer.identity))
         self._reported(self._reports_received)
         self._reports_received = 0
         return tuple(newest.values())
-
-    reports = synchronous(reporting)
 
     def report(self, identity: Identity) -> AgentReport | None:
         """Return the newest report of one process, as `reports` does, without decoding those of others."""

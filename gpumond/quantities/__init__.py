@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpumond.facts.frame import Alert
+from gpumond.facts.rule import Scope
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.quantities.context import RuleContext, ScopeSpec
 from gpumond.quantities.daemon import DAEMON
@@ -16,7 +17,7 @@ from gpumond.quantities.device import DEVICE
 from gpumond.quantities.engine import ENGINE
 from gpumond.quantities.pool import POOL
 from gpumond.quantities.process import PROCESS
-from gpumond.quantities.subjects import Hidden, Scope, Subjects
+from gpumond.quantities.subjects import Hidden, Subjects
 from gpumond.quantities.window import RuleWindow, unlisted
 from gpumond.quantities.workload import WORKLOAD
 

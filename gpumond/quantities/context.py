@@ -9,10 +9,11 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpumond.facts.frame import Ledger
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.facts.verdicts import PROBLEMS
-from gpumond.quantities.subjects import Labels, Subjects, Texts
+from gpumond.quantities.subjects import Subjects, Texts
 from gpumond.quantities.table import Unit
 from gpumond.quantities.verdicts import NOTHING, UNKNOWN, ActiveVerdicts
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow

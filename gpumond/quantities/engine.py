@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpumond.facts.engines import NOT_READ, EngineReading
+from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.facts.units import duration
 from gpumond.quantities.context import RuleAttribute, RuleContext, ScopeSpec, number, size
-from gpumond.quantities.subjects import Labels
 from gpumond.quantities.table import readable
 
 IDLE_KV_CACHE_RATIO = 0.10

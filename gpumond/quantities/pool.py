@@ -9,6 +9,7 @@ from typing import NamedTuple
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
 from gpumond.diagnosis.peaks import FRAGMENTED_FROM
 from gpumond.facts.pools import PoolUsage
+from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.quantities.context import (
     DEVICE_LABELS,
@@ -23,7 +24,6 @@ from gpumond.quantities.context import (
     ratio,
     size,
 )
-from gpumond.quantities.subjects import Labels
 from gpumond.quantities.table import Unit
 from gpumond.quantities.window import POOL_COUNTERS, CounterTrack, RuleWindow, pool_of
 

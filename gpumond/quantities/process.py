@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gpumond.facts.frame import Verdict
 from gpumond.facts.process import TICKS_PER_SECOND
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota
+from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.quantities.context import (
     DEVICE_LABELS,
@@ -24,7 +25,6 @@ from gpumond.quantities.context import (
     values_without_verdict,
 )
 from gpumond.quantities.program import PROGRAM
-from gpumond.quantities.subjects import Labels
 from gpumond.quantities.verdicts import NOTHING, UNKNOWN, texts, values
 from gpumond.quantities.window import RuleWindow
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.rule import Labels
 from gpumond.quantities.table import Unit
 
-Scope = Literal["device", "process", "pool", "workload", "engine", "daemon"]
-Labels = tuple[tuple[str, str], ...]
 Texts = Mapping[str, str | Callable[[], str]]
 """Texts of placeholders. A text that takes time is a function, which is called if an annotation contains it."""
 Row = TypeVar("Row")

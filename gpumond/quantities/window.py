@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from gpumond.diagnosis.peaks import kept_bytes, split_share
-from gpumond.facts.cooperative import Steps, synchronous
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import Program
@@ -127,11 +126,7 @@ def pool_of(process: ProcessKey, pool: PoolUsage) -> Pool:
     return process, pool.allocator, pool.device_uuid
 
 
-REPORTS_AT_ONCE = 16
-"""Reports whose counters are compared in one step: 0.3 ms."""
-
-
-def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
+def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     """Return the window after ``snapshot``."""
     elapsed = snapshot.elapsed_seconds
     reports = snapshot.reports_by_process
@@ -140,9 +135,7 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
     pools: dict[Pool, CounterTrack] = {}
     retried: dict[ProcessKey, Growth] = {}
     programs: dict[ProcessKey, CounterHistory] = {}
-    for number, (process, report) in enumerate(reports.items()):
-        if number % REPORTS_AT_ONCE == 0:
-            yield
+    for process, report in reports.items():
         for usage in report.pools:
             pool = pool_of(process, usage)
             track = before.pools.get(pool)
@@ -182,8 +175,6 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
         programs=programs,
     )
 
-
-remember = synchronous(remembering)
 
 NONE = Growth(0)
 

@@ -13,10 +13,8 @@ from typing import Any, TypedDict
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from gpumond.facts.cooperative import Steps, run_to_end
 from gpumond.facts.frame import Frame
 from gpumond.facts.whole_frame import WholeFrame
-from gpumond.host.event_loop import in_slices
 from gpumond.serve.streams import EVENTS, RETRY
 from gpumond.serve.view import DaemonView
 from gpumond.serve.whole_frame import whole_frame
@@ -29,8 +27,6 @@ KEPT = 32
 EVENTS_SENT = 200
 """Newest events that a complete frame contains."""
 GZIP_LEVEL = 6
-PIECE_BYTES = 64 * 1024
-"""Bytes that are compressed in one step."""
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 WHOLE = TypeAdapter(WholeFrame)
@@ -70,7 +66,7 @@ class LiveFrames:
         while True:
             await self._wanted.wait()
             if self._view.frame is self._frame and not await self._view.await_frame(self._heartbeat_seconds):
-                self._publish(await in_slices(_packed(self.number + 1, b": alive\n\n")))
+                self._publish(_packed(self.number + 1, b": alive\n\n"))
             else:
                 await self._advance()
 
@@ -103,7 +99,7 @@ class LiveFrames:
             if self._first is None and self._whole is not None:
                 newest = self._view.events.newest()[-EVENTS_SENT:]
                 events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
-                self._first = await in_slices(encoded(self.number, "frame", WHOLE.dump_json(self._whole), events))
+                self._first = encoded(self.number, "frame", WHOLE.dump_json(self._whole), events)
             return [replace(self._first, number=self.number)] if self._first else []
 
     async def _advance(self) -> None:
@@ -113,10 +109,10 @@ class LiveFrames:
             if before is None or self._whole is None:
                 return
             events: list[Event] = [e for e in self._view.events.after(last_event) if e.id <= self._last_event]
-            found = await in_slices(changes(before, self._whole))
+            found = changes(before, self._whole)
             body = to_json(found, inf_nan_mode="null")
             work = encoded(self.number + 1, "changes", body, EVENTS.dump_json(events))
-            self._publish(await in_slices(work))
+            self._publish(work)
 
     def _take(self, frame: Frame | None) -> None:
         self._frame, self._first = frame, None
@@ -130,22 +126,17 @@ class LiveFrames:
         self._published = asyncio.Event()
 
 
-def encoded(number: int, kind: str, body: bytes, events: bytes) -> Steps[Message]:
+def encoded(number: int, kind: str, body: bytes, events: bytes) -> Message:
     """Return a message: an object's JSON with ``events`` added."""
     return _packed(number, b"".join((f"event: {kind}\ndata: ".encode(), body[:-1], b',"events":', events, b"}\n\n")))
 
 
-def _packed(number: int, plain: bytes) -> Steps[Message]:
+def _packed(number: int, plain: bytes) -> Message:
     packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    packed = []
-    for start in range(0, len(plain), PIECE_BYTES):
-        packed.append(packer.compress(memoryview(plain)[start : start + PIECE_BYTES]))
-        yield
-    packed.append(packer.flush(zlib.Z_SYNC_FLUSH))
-    return Message(number, plain, b"".join(packed))
+    return Message(number, plain, packer.compress(plain) + packer.flush(zlib.Z_SYNC_FLUSH))
 
 
-START = run_to_end(_packed(0, RETRY))
+START = _packed(0, RETRY)
 
 
 PROCESS = ("pid", "start_ticks")
@@ -190,8 +181,8 @@ def live_frame(whole: WholeFrame) -> WholeFrame:
     return replace(whole, snapshot=replace(whole.snapshot, devices=tuple(devices)))
 
 
-def changes(before: WholeFrame, after: WholeFrame) -> Steps[FrameChanges]:
-    """Return what makes ``after`` of ``before``. A step ends after each table."""
+def changes(before: WholeFrame, after: WholeFrame) -> FrameChanges:
+    """Return what makes ``after`` of ``before``."""
     values: dict[str, Any] = {}
     for part in ("", *PARTS):
         old, new = (attrgetter(part)(frame) if part else frame for frame in (before, after))
@@ -202,7 +193,6 @@ def changes(before: WholeFrame, after: WholeFrame) -> Steps[FrameChanges]:
                 values[path] = value
     tables: dict[str, TableChanges] = {}
     for path, key in TABLES.items():
-        yield
         if found := _of_table(attrgetter(path)(before), attrgetter(path)(after), attrgetter(*key)):
             tables[path] = found
     return FrameChanges(values, tables)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from gpumond.config.encodable import Encodable
+from gpumond.config.models import Encodable
 from gpumond.config.settings import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve import monitoring

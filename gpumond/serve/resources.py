@@ -15,6 +15,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import TypeAdapter
 
 from gpumond import __version__
+from gpumond.facts.alerts import ended
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Alert, Frame, Ledger, Verdict
 from gpumond.facts.pools import Receipt
@@ -22,7 +23,6 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, SourceS
 from gpumond.facts.text import accepts
 from gpumond.facts.verdicts import KINDS
 from gpumond.facts.whole_frame import ProcessHolding, StatedCondition, StatedFault, WholeFrame
-from gpumond.features.rules.evaluation import ended
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.page.answers import present
 from gpumond.serve import examples

@@ -1,7 +1,6 @@
 """GET /docs/runbooks/: the runbooks of all alerts, to which alerts and dashboards link.
 
-``runbooks.md`` is a symbolic link to docs/how-to/runbooks.md; a wheel contains the document. Links to other documents
-are text here.
+Links to other documents are text here.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 
 from gpumond.page.files import HEADERS
+from gpumond.page.runbooks import INTRODUCTION, SECTIONS
 from gpumond.serve.docs import HEAD, words
 from gpumond.serve.problems import problem
 
@@ -22,16 +21,6 @@ ROOT = "../../"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]*)\)")
 
 router = APIRouter(include_in_schema=False)
-
-
-def sections(document: str) -> tuple[str, dict[str, str]]:
-    """Return the introduction, and the Markdown text of each section by its name in lower case."""
-    introduction, *parts = re.split(r"^## ", document, flags=re.MULTILINE)
-    named = (part.partition("\n") for part in parts)
-    return introduction.partition("\n")[2], {name.strip().lower(): text for name, _, text in named}
-
-
-INTRODUCTION, SECTIONS = sections(Path(__file__).with_name("runbooks.md").read_text())
 
 
 @router.get("/docs/runbooks/")

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from gpumond.config.encodable import Encodable
+from gpumond.config.models import Encodable
 from gpumond.serve import examples
 from gpumond.serve.auth import SESSIONS, Caller, Tokens, admit, bearer_token, failed, user
 from gpumond.serve.dependencies import CHANGES, caller_with

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gpumond.config.settings import Compat
+from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.pools import Receipt
-from gpumond.features.alerts.hook import AlertmanagerHook
+from gpumond.facts.rule import Rule
 from gpumond.features.alerts.receiver_check import ReceiverTest
 from gpumond.features.baselines.recordings import BaselineService
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest
+from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.registry import QuotaRegistry
-from gpumond.features.rules.evaluation import Rule
 from gpumond.features.rules.preview import Preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
@@ -67,7 +67,7 @@ class DaemonView(Protocol):
     def history(self) -> History: ...
     def past_alerts(self) -> Sequence[Alert]: ...
     async def audit_entries(self, limit: int) -> list[AuditEntry]: ...
-    async def preview(self, rule: Rule, share: float) -> Preview: ...
+    async def preview(self, rule: Rule) -> Preview: ...
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest: ...
     async def reload(self, requested_by: str) -> str: ...
     async def metrics(self, accept: str, compat: Compat | None, groups: frozenset[Group]) -> MetricsPage: ...

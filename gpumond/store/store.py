@@ -28,14 +28,7 @@ from gpumond.facts.silence import Silence
 from gpumond.facts.snapshot import Fault
 from gpumond.features.baselines.statistics import Baseline
 from gpumond.host.peer import counted_name
-from gpumond.store import (
-    audit as audit_table,
-    audit_ends,
-    baseline_table,
-    rows as decode,
-    rule_table,
-    silence_table,
-)
+from gpumond.store import audit as audit_table, audit_ends, baseline_table, rows as decode, rule_table, silence_table
 from gpumond.store.admission_rows import AdmissionRows
 from gpumond.store.audit import AuditEntry, canonical, verify_audit as verify_audit
 from gpumond.store.baseline_table import Side

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import OTHER
@@ -185,8 +184,6 @@ def _known(values: list[int | None]) -> int | None:
     return None if None in values else sum(value for value in values if value is not None)
 
 
-REPORTS_AT_ONCE = 16
-"""Reports that are checked in one step: 0.1 ms."""
 FRESH_SECONDS = 2.0
 """Maximum age of a claim that is compared: the program may have freed the memory of an older one."""
 FAULT_TICKS = 2
@@ -226,14 +223,14 @@ class _Driver:
         return uuid in self.devices and is_confirmed(self.counts[uuid], process, uuid in self._complete)
 
 
-def checking(
+def check_claims(
     reports: Collection[AgentReport],
     devices: Collection[DeviceReading],
     complete: Collection[str],
     previous: Snapshot | None,
     faults: list[Fault],
     person_of: Callable[[int], int],
-) -> Steps[tuple[tuple[AgentReport, ...], tuple[Excess, ...]]]:
+) -> tuple[tuple[AgentReport, ...], tuple[Excess, ...]]:
     """Return the reports, limited to possible values and to their number of pools, and the claims that exceed a limit.
 
     Adds a fault for each report that claims more than the driver counts for its process, unless the excess can be
@@ -248,9 +245,7 @@ def checking(
     checked: list[AgentReport] = []
     excesses: list[Excess] = []
     shares = shares_of_pools(reports, person_of)
-    for number, report in enumerate(reports):
-        if number % REPORTS_AT_ONCE == 0:
-            yield
+    for report in reports:
         process = report.key
         if len(report.pools) == 1 and report.uses_device and driver.confirms(process, report.pools[0]):
             checked.append(report)  # nearly every report of nearly every tick

@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from gpumond.facts.cooperative import Steps, synchronous
 from gpumond.facts.frame import Ledger, Line, Overcount, Share
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.process import ProcessKey
@@ -57,8 +56,6 @@ class _Pools(NamedTuple):
 
 
 _NONE = _Pools()
-REPORTS_AT_ONCE = 16
-"""Reports whose pools are split in one step: 0.1 ms."""
 
 
 def _new_line(uuid: str, share: Share, used: int, process: ProcessKey, workload: str) -> Line:
@@ -70,16 +67,14 @@ _line = lru_cache(16_384)(_new_line)
 """Most lines except the live ones are equal in consecutive ticks, and a lookup is faster than a new object."""
 
 
-def attributing(snapshot: Snapshot) -> Steps[Ledger]:
+def attribute(snapshot: Snapshot) -> Ledger:
     """Make the ledger of a snapshot. A device whose used bytes are unknown has no ``unclaimed`` line and no
     overcount.
     """
     reports = snapshot.reports_by_process
-    yield
-    pools = yield from _pools_by_device(snapshot, counted=True)
-    uncounted = (yield from _pools_by_device(snapshot, counted=False)) if _has_uncounted(snapshot) else {}
+    pools = _pools_by_device(snapshot, counted=True)
+    uncounted = _pools_by_device(snapshot, counted=False) if _has_uncounted(snapshot) else {}
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
-    yield
     lines: list[Line] = []
     overcounts: list[Overcount] = []
     for device in snapshot.devices:
@@ -95,11 +90,7 @@ def attributing(snapshot: Snapshot) -> Steps[Ledger]:
             own.append(Line(device_uuid=device.uuid, share="unclaimed", used_bytes=unclaimed))
             overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
         lines += own
-        yield
     return Ledger(tuple(lines), tuple(overcounts))
-
-
-attribute = synchronous(attributing)
 
 
 def _has_uncounted(snapshot: Snapshot) -> bool:
@@ -122,7 +113,7 @@ def _on_device(
     return {process: pools[process].at_most(size) for process, size in resident(held, unattributed).items()}
 
 
-def _pools_by_device(snapshot: Snapshot, counted: bool) -> Steps[Mapping[str, dict[ProcessKey, _Pools]]]:
+def _pools_by_device(snapshot: Snapshot, counted: bool) -> Mapping[str, dict[ProcessKey, _Pools]]:
     """Return the pools of every process by device; a MIG instance's also count for its parent, as its bytes do.
 
     ``counted``: those that the driver counts for their process, else only the others: managed memory, and pools of
@@ -131,9 +122,7 @@ def _pools_by_device(snapshot: Snapshot, counted: bool) -> Steps[Mapping[str, di
     parents = {device.uuid: device.parent_uuid for device in snapshot.devices if device.parent_uuid is not None}
     table: defaultdict[str, dict[ProcessKey, _Pools]] = defaultdict(dict)
     absent = {(each.device_uuid, each.process) for each in snapshot.suspensions}
-    for number, (process, report) in enumerate(snapshot.reports_by_process.items()):
-        if number % REPORTS_AT_ONCE == 0:
-            yield
+    for process, report in snapshot.reports_by_process.items():
         for pool in outermost(report.pools):
             if (pool.managed or (bool(absent) and (pool.device_uuid, process) in absent)) is counted:
                 continue

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpumond.diagnosis.diagnosis import Diagnosis, diagnosing
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.diagnosis.idle import with_idle_times
-from gpumond.facts.cooperative import Steps, collecting, synchronous
+from gpumond.facts.alerts import Activities, ended, same_process
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.quota import WITHOUT_QUOTAS, QuotaTable
+from gpumond.facts.rule import Rule, Scope
 from gpumond.facts.snapshot import (
     MISSED_LIMIT,
     STARTING,
@@ -26,15 +27,15 @@ from gpumond.facts.snapshot import (
     Snapshot,
     SourceState,
 )
-from gpumond.features.quotas.quotas import assigning
-from gpumond.features.rules.evaluation import Activities, Rule, ended, located, same_process, stepping
+from gpumond.features.quotas.quotas import assign_quotas
+from gpumond.features.rules.evaluation import located, step
 from gpumond.features.rules.restore import Awaited, hold
 from gpumond.quantities import RuleContext, departure, hidden, subjects
-from gpumond.quantities.subjects import Scope, Subjects
+from gpumond.quantities.subjects import Subjects
 from gpumond.quantities.verdicts import NOTHING, active_verdicts
-from gpumond.quantities.window import RuleWindow, remembering
-from gpumond.tick.claims import checking, complete_lists
-from gpumond.tick.ledger import attributing, following
+from gpumond.quantities.window import RuleWindow, remember
+from gpumond.tick.claims import check_claims, complete_lists
+from gpumond.tick.ledger import attribute, following
 from gpumond.tick.retainers import with_retainers
 from gpumond.tick.suspensions import suspending
 
@@ -59,7 +60,7 @@ class Tick:
     resolved: tuple[Alert, ...] = ()
 
 
-def observing(
+def observe(
     previous: Snapshot | None,
     source: SourceState,
     reading: Reading | None,
@@ -75,7 +76,7 @@ def observing(
     uptime_seconds: float | None = None,
     quotas: QuotaTable = WITHOUT_QUOTAS,
     person_of: Callable[[int], int] = int,
-) -> Steps[Snapshot]:
+) -> Snapshot:
     """Make the facts of one tick. ``reading`` is None if none arrived in time.
 
     ``silent``: the last reports of silent agents, of which only those of suspended processes are used. ``person_of``:
@@ -90,13 +91,11 @@ def observing(
     devices: list[DeviceReading] = []
     for device in _devices(known, reading, seconds):
         devices.append(device)
-        yield
     complete = complete_lists(devices, all_faults, private_pid_namespace)
     reports, suspensions = suspending(
         reports, silent, devices, all_faults, private_pid_namespace, previous, elapsed_seconds
     )
-    yield
-    reports, excesses = yield from checking(reports, devices, complete, previous, all_faults, person_of)
+    reports, excesses = check_claims(reports, devices, complete, previous, all_faults, person_of)
     if not source.up and source.reason and source.reason != STARTING:
         all_faults.append(Fault(source.name, source.reason, None, source.detail))
     seq = previous.seq + 1 if previous else 1
@@ -116,46 +115,34 @@ def observing(
         excesses=excesses,
         engines=tuple(engines),
         uptime_seconds=uptime_seconds,
-        quotas=(yield from assigning(quotas, devices, reports)),
+        quotas=assign_quotas(quotas, devices, reports),
         suspensions=suspensions,
-        overheads=(yield from collecting(following(devices, reports, suspensions, previous, elapsed_seconds))),
+        overheads=(tuple(following(devices, reports, suspensions, previous, elapsed_seconds))),
     )
 
 
-observe = synchronous(observing)
-
-
-def advancing(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot) -> Steps[Tick]:
+def advance(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot) -> Tick:
     """Make the next frame, and the alerts that began or ceased to fire. ``memory`` must not be used meanwhile."""
-    diagnosis = yield from diagnosing(memory.diagnosis, snapshot)
-    yield
+    diagnosis = diagnose(memory.diagnosis, snapshot)
     verdicts = with_retainers(diagnosis.verdicts, snapshot)
-    return (yield from evaluating(replace(memory, diagnosis=diagnosis), rules, snapshot, verdicts))
+    return evaluate(replace(memory, diagnosis=diagnosis), rules, snapshot, verdicts)
 
 
-advance = synchronous(advancing)
-
-
-def evaluating(
-    memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]
-) -> Steps[Tick]:
+def evaluate(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Tick:
     """Make the next frame from known verdicts."""
-    ledger = yield from attributing(snapshot)
-    recent = yield from remembering(memory.recent, snapshot)
-    yield
+    ledger = attribute(snapshot)
+    recent = remember(memory.recent, snapshot)
     unseen = hidden(snapshot, recent)
     facts = RuleContext(snapshot, ledger, recent, active_verdicts(verdicts))
     scopes: dict[Scope, Subjects[Any]] = {}
     for scope in {rule.scope for rule in rules}:
         scopes[scope] = subjects(scope, facts)
-        yield
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
     stepped: dict[str, Activities] = {}
     for rule in rules:
         before = memory.activities.get(rule.name, {})
         rows, concerned = scopes[rule.scope], located(rule, snapshot.devices)
-        stepped[rule.name] = yield from stepping(concerned, rows, before, unseen, now, elapsed)
-        yield
+        stepped[rule.name] = step(concerned, rows, before, unseen, now, elapsed)
     activities: Mapping[str, Activities] = stepped
     awaited = memory.awaited
     if awaited:
@@ -163,14 +150,11 @@ def evaluating(
         subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
         on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
         activities, awaited = hold(awaited, memory.activities, activities, subjects_by_rule, on_verdicts, elapsed)
-    alerts = yield from collecting(activity.alert for active in activities.values() for activity in active.values())
-    raised = yield from collecting(_began(memory.activities, activities))
-    resolved = yield from collecting(_resolved(_began(activities, memory.activities), rules, snapshot))
+    alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
+    raised = tuple(_began(memory.activities, activities))
+    resolved = tuple(_resolved(_began(activities, memory.activities), rules, snapshot))
     state = EngineState(activities, recent, awaited, memory.diagnosis)
     return Tick(state, Frame(snapshot, ledger, tuple(verdicts), alerts), raised, resolved)
-
-
-evaluate = synchronous(evaluating)
 
 
 def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.daemon import FakeDaemon
 from tests.agent.driver import build
-from tests.agent.simulated import allocator
+from tests.helpers.agent_daemon import FakeDaemon
+from tests.helpers.simulated import allocator
 
 __all__ = ["allocator"]
 

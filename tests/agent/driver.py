@@ -7,7 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.agent.daemon import SECONDS, STANDINS, environment
+from tests.helpers.agent_daemon import SECONDS, STANDINS, environment
+
+SHOW = """
+for p in report():
+    held = p.held_bytes if p.held_known else None
+    print(p.device_uuid[-1], p.live_bytes, held, p.reclaimable.likely, p.reclaimable.exactness, p.stranded_bytes)
+"""
+"""Code with which a program prints its pools."""
 
 
 def build(directory: Path) -> Path:

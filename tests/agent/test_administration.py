@@ -20,7 +20,7 @@ from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentRespons
 from gpumond.facts.program import Call, Dump, Site
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
-from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
+from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, finished, host
 
 THREAD: Any = SimpleNamespace(workload="train", allow_limit=False, end_functions=())
 """The settings of the agent's thread that requests read."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.commands.run import INJECT, environment
-from tests.agent.daemon import SECONDS, STANDINS
 from tests.agent.driver import run as run_program
+from tests.helpers.agent_daemon import SECONDS, STANDINS
 
 PROGRAM = """
 import ctypes

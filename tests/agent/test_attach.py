@@ -14,7 +14,7 @@ import pytest
 from gpumond import __version__
 from gpumond.commands.attach import CannotAttach, attach
 from gpumond.facts.messages import Hello, Report
-from tests.agent.daemon import SECONDS, FakeDaemon, environment, finished, host
+from tests.helpers.agent_daemon import SECONDS, FakeDaemon, environment, finished, host
 
 PROGRAM = "import sys\nfor path in sys.stdin: exec(open(path.strip()).read(), {})"
 """Executes the files whose paths it receives, as an interpreter with remote execution does."""

@@ -15,7 +15,7 @@ import pytest
 
 from gpumond.agent.transport import OVERFLOW_UID, Transport, service_uid, trusted_uids
 from gpumond.commands.doctor import agent_socket
-from tests.running import until
+from tests.helpers.running import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give directories to others")
 

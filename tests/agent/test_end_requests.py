@@ -8,8 +8,8 @@ import pytest
 
 from gpumond import agent
 from gpumond.facts.messages import AgentRequest, AgentResponse, Hello, Report
-from tests.agent.daemon import FakeDaemon, environment, finished, host
-from tests.agent.test_program_report import program, run_in_program
+from tests.helpers.agent_daemon import FakeDaemon, environment, finished, host, run_in_program
+from tests.helpers.scoped_program import program
 
 ASK = AgentRequest("e1", "end")
 

@@ -11,10 +11,10 @@ import pytest
 
 from gpumond.facts.messages import Bye, Report
 from gpumond.facts.program import Ending
-from tests.agent.daemon import SECONDS, FakeDaemon, environment, host
-from tests.agent.simulated import UUID
-from tests.agent.test_program_report import MIB, program, run_in_program
-from tests.running import RunningDaemon, until
+from tests.helpers.agent_daemon import SECONDS, FakeDaemon, environment, host, run_in_program
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.scoped_program import MIB, program
+from tests.helpers.simulated import UUID
 
 OOM = "allocator.malloc(2000 * MIB)"
 WRAPPED = """

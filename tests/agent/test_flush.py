@@ -3,55 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 
 import pytest
 
 from gpumond.agent.flush import outcome_of, raced
 from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Report
 from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
-from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
-
-MIB = 1 << 20
-
-PROGRAM = f"""
-import sys
-import torch
-from torch.world import ACTIVE, FREE, Segment
-import gpumond.agent
-torch.WORLD.reset(segments=[Segment([({12 * MIB}, ACTIVE), ({8 * MIB}, FREE)]), Segment([({40 * MIB}, FREE)])])
-SETUP
-gpumond.agent.start(workload="train", flush_policy=POLICY)
-for line in sys.stdin:
-    exec(line)
-    print("did", line, end="", flush=True)
-print(torch.WORLD.calls)
-"""
-
-
-def program(policy: str = "allow", setup: str = "") -> str:
-    return PROGRAM.replace("POLICY", repr(policy)).replace("SETUP", setup)
-
-
-def run_in_program(process: subprocess.Popen[str], line: str) -> None:
-    """Execute a line in the program and wait until it has ended."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == f"did {line}\n"
-
-
-def flush_command(
-    steps: tuple[str, ...] = ("ipc", "cache", "trim"), allocator: str = "torch", **values: object
-) -> FlushCommand:
-    return FlushCommand("f1", allocator, steps, **values)  # type: ignore[arg-type]
-
-
-def send_flush(daemon: FakeDaemon, flush: FlushCommand) -> FlushResult:
-    daemon.wait_message(Report)
-    daemon.wait_peer().send(flush)
-    return daemon.wait_message(FlushResult)
+from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, finished, host, run_in_program
+from tests.helpers.torch_program import MIB, flush_command, program, send_flush
 
 
 def test_flush_releases_the_predicted_bytes_and_reports_the_change(daemon: FakeDaemon) -> None:

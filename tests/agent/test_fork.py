@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.messages import Bye, Hello, Report
-from tests.agent.daemon import FakeDaemon, environment, finished, host
+from tests.helpers.agent_daemon import FakeDaemon, environment, finished, host
 
 START = "import os, sys, time, gpumond.agent; gpumond.agent.start(workload='forks')\n"
 

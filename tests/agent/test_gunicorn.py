@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.messages import Bye, Hello, Report
-from tests.agent.daemon import SECONDS, FakeDaemon, environment
-from tests.running import until
+from tests.helpers.agent_daemon import SECONDS, FakeDaemon, environment
+from tests.helpers.running import until
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("gunicorn") is None, reason="needs gunicorn (pip install)")
 

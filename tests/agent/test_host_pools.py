@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpumond.facts.messages import Report
 from gpumond.facts.pools import HostPool
-from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
+from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, finished, host
 
 PROGRAM = """
 import sys, torch

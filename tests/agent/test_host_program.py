@@ -19,7 +19,7 @@ import pytest
 from gpumond import agent
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD, Bye, FlushCommand, Hello, Report, encode
 from gpumond.facts.pools import DEFAULT_STEPS
-from tests.agent.daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
+from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
 
 COUNT = """
 import sys, time

@@ -14,8 +14,8 @@ import pytest
 from gpumond.agent.registry import FLUSHES
 from gpumond.agent.transport import MESSAGE_RATE, Transport
 from gpumond.facts.messages import Cancel, FlushCommand, FlushResult, Report, encode
-from tests.agent.daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
-from tests.agent.test_flush import flush_command, program
+from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
+from tests.helpers.torch_program import flush_command, program
 
 WORKING = """
 import sys, threading, time, gpumond.agent

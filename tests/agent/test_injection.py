@@ -15,7 +15,7 @@ import pytest
 
 from gpumond.commands.run import INJECT, add_arguments, environment
 from gpumond.facts.messages import Hello, Report
-from tests.agent.daemon import SECONDS, FakeDaemon, environment as own_environment, finished, host
+from tests.helpers.agent_daemon import SECONDS, FakeDaemon, environment as own_environment, finished, host
 
 RUN = """
 import argparse, sys

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.messages import Bye, Hello, Report
-from tests.agent.daemon import FakeDaemon, environment
-from tests.running import until
+from tests.helpers.agent_daemon import FakeDaemon, environment
+from tests.helpers.running import until
 
 SECONDS = 100
 RUN = [sys.executable, "-m", "gpumond", "run", "--workload", "train/a", "--"]

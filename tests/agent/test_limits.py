@@ -13,8 +13,8 @@ from gpumond.agent.registry import REGISTRY, apply_limit
 from gpumond.facts.program import AppliedLimit
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
-from tests.agent.daemon import STANDINS, environment
-from tests.agent.simulated import UUID
+from tests.helpers.agent_daemon import STANDINS, environment
+from tests.helpers.simulated import UUID
 
 TORCH = """
 import torch, gpumond.agent as agent

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.messages import FlushCommand, FlushResult, Report
-from tests.agent.daemon import SECONDS, STANDINS, FakeDaemon, environment, finished, host
 from tests.agent.driver import run
+from tests.helpers.agent_daemon import SECONDS, STANDINS, FakeDaemon, environment, finished, host
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/onnxruntime.md"
 (SNIPPET,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)

@@ -14,8 +14,8 @@ from gpumond.facts.program import OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
 from gpumond.testing import make_pool
-from tests.agent.daemon import STANDINS, environment
-from tests.agent.simulated import UUID
+from tests.helpers.agent_daemon import STANDINS, environment
+from tests.helpers.simulated import UUID
 
 
 def an_error(module: str, name: str, text: str, base: type[Exception] = RuntimeError) -> Exception:

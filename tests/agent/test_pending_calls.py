@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.messages import FlushCommand, FlushResult
-from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
-from tests.agent.test_flush import flush_command, program, run_in_program, send_flush
+from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, finished, host, run_in_program
+from tests.helpers.torch_program import flush_command, program, send_flush
 
 WORKSPACES = flush_command(("workspaces", "cache"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,51 +10,9 @@ import pytest
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, Hello, Report, encode
 from gpumond.facts.pools import FlushPolicy
 from gpumond.facts.program import SCOPES, Oom, Program
-from tests.agent.daemon import FakeDaemon, environment, eventually, finished, host
-from tests.agent.simulated import UUID
-
-MIB = 1 << 20
-
-WORKLOAD = 'team/llama:70b@"é" {lr=0.1}'
-PROGRAM = """
-import sys
-import gpumond.agent as agent
-from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.device import MIB, OutOfMemory, Spec, create
-allocators = [
-    CachingAllocator(create(f"DIRECTORY/card{n}", Spec(f"GPU-simulated{n or ''}", n, "sim", 1024 * MIB)))
-    for n in range(DEVICES)
-]
-for allocator in allocators:
-    allocator.malloc(50 * MIB)
-def suppressed(call):
-    try:
-        call()
-    except OutOfMemory:
-        pass
-agent.start(workload=WORKLOAD, allow_limit=ALLOW)
-for line in sys.stdin:
-    exec(line)
-    print("did", line, end="", flush=True)
-"""
-
-
-def program(directory: Path, allow_limit: bool = False, devices: int = 1) -> str:
-    code = PROGRAM.replace("DIRECTORY", os.fspath(directory)).replace("DEVICES", str(devices))
-    return code.replace("ALLOW", str(allow_limit)).replace("WORKLOAD", repr(WORKLOAD))
-
-
-def run_in_program(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == f"did {line}\n"
-
-
-def attempt(call: str) -> str:
-    """Line that makes the call and ignores its error."""
-    return f"suppressed(lambda: {call})"
+from tests.helpers.agent_daemon import FakeDaemon, environment, eventually, finished, host, run_in_program
+from tests.helpers.scoped_program import MIB, WORKLOAD, attempt, program
+from tests.helpers.simulated import UUID
 
 
 def newest_program(daemon: FakeDaemon) -> Program:

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.agent.daemon import environment, finished, host
-from tests.agent.test_program_report import UUID, WORKLOAD, attempt, program, run_in_program
-from tests.running import RunningDaemon, until
+from tests.helpers.agent_daemon import environment, finished, host, run_in_program
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.scoped_program import WORKLOAD, attempt, program
+from tests.helpers.simulated import UUID
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.agent.daemon import SECONDS
+from tests.helpers.agent_daemon import SECONDS
 
 try:
     MISSING = importlib.util.find_spec("cuda.core") is None

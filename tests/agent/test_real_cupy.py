@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.daemon import SECONDS
+from tests.helpers.agent_daemon import SECONDS
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs cupy (pip install)")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.messages import FlushCommand, Hello, Report, decode, encode
-from tests.agent.daemon import FakeDaemon, environment, finished, host
-from tests.running import RunningDaemon, until
+from tests.helpers.agent_daemon import FakeDaemon, environment, finished, host
+from tests.helpers.running import RunningDaemon, until
 
 PROGRAM = """
 import gpumond.agent, time

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from gpumond.facts.messages import Report
-from tests.agent.daemon import FakeDaemon, environment, finished, host
+from tests.helpers.agent_daemon import FakeDaemon, environment, finished, host
 
 if importlib.util.find_spec("jax") is None:
     pytest.skip("needs JAX (pip install 'jax[cpu]')", allow_module_level=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.daemon import SECONDS
+from tests.helpers.agent_daemon import SECONDS
 
 # numba-cuda replaces numba.cuda for every program of its environment, so the other tests run without it.
 pytestmark = [

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from gpumond.commands.run import environment
-from tests.agent.daemon import SECONDS
+from tests.helpers.agent_daemon import SECONDS
 
 
 def needs(library: str) -> pytest.MarkDecorator:

@@ -11,7 +11,7 @@ import importlib.util
 import pytest
 
 from gpumond.facts.messages import Report
-from tests.agent.daemon import FakeDaemon, environment, host
+from tests.helpers.agent_daemon import FakeDaemon, environment, host
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("needs TensorFlow (pip install tensorflow-cpu)", allow_module_level=True)

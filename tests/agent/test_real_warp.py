@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.agent.daemon import SECONDS
+from tests.helpers.agent_daemon import SECONDS
 
 pytestmark = [
     pytest.mark.soak,  # its wheel has 150 MB, so that the other tests run without it

@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 from gpumond.agent.transport import Transport
 from gpumond.facts.messages import Report, decode, encode, to_json
 from gpumond.facts.pools import PoolUsage, Reclaimable
-from tests.agent.daemon import FakeDaemon, environment, finished, host
 from tests.agent.driver import run
+from tests.helpers.agent_daemon import FakeDaemon, environment, finished, host
 
 BYTES = st.integers(0, 2**63 - 1)
 OPTIONAL = st.none() | BYTES

@@ -20,7 +20,7 @@ from gpumond.agent.requests import CommandHandler
 from gpumond.agent.retention import RetentionSearch, Tracked
 from gpumond.facts.messages import AgentRequest
 from gpumond.sim.allocator import CachingAllocator
-from tests.agent.daemon import environment
+from tests.helpers.agent_daemon import environment
 
 LEAKS = Path(__file__).with_name("leaks")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.driver import run
+from tests.agent.driver import SHOW, run
 
 PROGRAM = """
 import ctypes, os, rmm, threading
@@ -17,11 +17,6 @@ def fake(index, reserved, used, pending=0):
     driver.fake_pool(index, *map(ctypes.c_uint64, (reserved, used, pending)))
 import gpumond.agent
 from gpumond.agent import cuda, flush, report
-"""
-SHOW = """
-for p in report():
-    held = p.held_bytes if p.held_known else None
-    print(p.device_uuid[-1], p.live_bytes, held, p.reclaimable.likely, p.reclaimable.exactness, p.stranded_bytes)
 """
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.commands.run import INJECT
-from tests.agent.daemon import STANDINS
-from tests.agent.driver import run as run_program
-from tests.agent.test_rmm_adapter import SHOW
+from tests.agent.driver import SHOW, run as run_program
+from tests.helpers.agent_daemon import STANDINS
 
 PROGRAM = """
 import ctypes, rmm

@@ -14,7 +14,7 @@ from gpumond.facts.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 from gpumond.testing import make_pool
-from tests.agent.simulated import UUID
+from tests.helpers.simulated import UUID
 
 
 def usage(name: str) -> ScopeUsage:

@@ -10,7 +10,7 @@ from gpumond.agent.allocators.sim import SimAdapter, adapter
 from gpumond.facts.pools import Reclaimable, StepResult
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, SimDevice
-from tests.sim.holding import run, small_device
+from tests.helpers.holding import run, small_device
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from gpumond import agent
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
-from tests.agent.daemon import STANDINS, environment
-from tests.agent.simulated import UUID
+from tests.helpers.agent_daemon import STANDINS, environment
+from tests.helpers.simulated import UUID
 
 TORCH = """
 import signal, sys, torch, gpumond.agent as agent

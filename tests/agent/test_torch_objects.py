@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.commands.run import environment as run_environment
-from tests.agent.daemon import SECONDS, environment
+from tests.helpers.agent_daemon import SECONDS, environment
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 

@@ -20,7 +20,7 @@ from gpumond.devices.drm.devices import cards
 from gpumond.facts.pools import Reclaimable
 from tests.agent.standins import torch
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
-from tests.devices.trees import SysTree
+from tests.helpers.trees import SysTree
 
 DEVICE, OTHER = "DRM-pci-0000:03:00.0", "DRM-pci-0000:05:00.0"
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gpumond.store.store import verify_audit
-from tests.alerts.listener import OK, Listener
 from tests.fakenvml import GIB, FakeDriver, Process, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.alert_listener import OK, Listener
+from tests.helpers.running import RunningDaemon, until
 
 Serve = Callable[..., RunningDaemon]
 

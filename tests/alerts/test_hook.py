@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.hook import (
+from gpumond.features.flush.hook import (
     REFUSED,
     REMEMBERED,
     AlertmanagerHook,
@@ -21,7 +21,7 @@ from gpumond.features.alerts.hook import (
 )
 from gpumond.store.audit import AuditEntry
 from gpumond.testing import GIB, make_device, make_snapshot
-from tests.flush.test_flush import ScriptedPrograms, train
+from tests.helpers.scripted_programs import ScriptedPrograms, train
 
 MACHINE = ("node7", "node7.example.org")
 UPTIME = 1000.0

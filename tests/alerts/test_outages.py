@@ -15,19 +15,9 @@ import pytest
 from gpumond.features.alerts.outbox import Outbox
 from gpumond.features.alerts.receivers.http_client import post
 from gpumond.features.alerts.receivers.webhook import Webhook
-from tests import certificates
-from tests.alerts.listener import OK, Answer, Listener, answer
-from tests.alerts.test_outbox import (
-    FIRED,
-    QUICK,
-    RESOLVED,
-    DeliveryCounts,
-    Recorder,
-    UnwritableStore,
-    make_alert,
-    until,
-)
-from tests.alerts.test_receivers import drip, failure, stall
+from tests.alerts.deliveries import FIRED, QUICK, RESOLVED, DeliveryCounts, Recorder, UnwritableStore, make_alert, until
+from tests.helpers import certificates
+from tests.helpers.alert_listener import OK, Answer, Listener, answer, drip, failure, stall
 
 TEN_MIB = 10 << 20
 

@@ -6,68 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import Notice
 from gpumond.features.alerts.outbox import Outbox, ReceiverQueue
 from gpumond.features.alerts.receivers import Rejected, Retry
+from tests.alerts.deliveries import FIRED, QUICK, RESOLVED, DeliveryCounts, Recorder, UnwritableStore, make_alert, until
 
 T = TypeVar("T")
-QUICK = (0.001, 0.002)
-
-
-def make_alert(name: str = "a", phase: str = "firing") -> Alert:
-    return Alert(
-        rule="full",
-        phase="firing" if phase == "firing" else "pending",
-        labels=(("alertname", name),),
-        annotations=(),
-        value=1.0,
-        active_at=1.0,
-        fired_at=2.0,
-    )
-
-
-class Recorder:
-    """Receiver that records its notifications. If ``failing`` is set, it raises that error instead."""
-
-    batch_limit = 64
-
-    def __init__(self, name: str = "receiver", resend_seconds: float | None = None) -> None:
-        self.name, self.resend_seconds = name, resend_seconds
-        self.received: list[tuple[str, str]] = []
-        self.failing: Exception | None = None
-        self.tries = 0
-
-    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
-        self.tries += 1
-        await asyncio.sleep(0)
-        if self.failing:
-            raise self.failing
-        self.received += [("firing", dict(alert.labels)["alertname"]) for alert in raised]
-        self.received += [("resolved", dict(alert.labels)["alertname"]) for alert in resolved]
-
-
-class UnwritableStore:
-    """Store that cannot be written."""
-
-    async def undelivered(self, receivers: object) -> tuple[list[Notice], list[tuple[str, Alert]]]:
-        raise StoreUnavailable("no")
-
-    async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
-        raise StoreUnavailable("no")
-
-
-class DeliveryCounts:
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-        self.failed: list[tuple[str, str]] = []
-
-    def notified(self, notifier: str) -> None:
-        self.sent.append(notifier)
-
-    def not_notified(self, notifier: str, reason: str) -> None:
-        self.failed.append((notifier, reason))
 
 
 def with_outbox(
@@ -85,14 +29,6 @@ def with_outbox(
             await outbox.close()
 
     return asyncio.run(run())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.002)
-
-
-FIRED, RESOLVED = ("firing", "a"), ("resolved", "a")
 
 
 def test_alert_is_sent_when_it_fires_and_when_it_resolves_only():

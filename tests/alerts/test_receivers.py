@@ -19,10 +19,9 @@ import pytest
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.receivers import Notifier, NotSent, Rejected, Retry
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
-from gpumond.features.alerts.receivers.http_client import HttpReceiver, post
 from gpumond.features.alerts.receivers.webhook import Webhook
-from tests.alerts.listener import OK, Listener, answer
-from tests.running import until
+from tests.helpers.alert_listener import OK, Listener, answer, drip, failure, stall
+from tests.helpers.running import until
 
 ALERT = Alert(
     rule="full",
@@ -124,13 +123,6 @@ def test_receivers_link_built_in_rules_to_their_runbooks(
     assert linked["annotations"] == {"summary": "it leaks", "runbook_url": "https://gpu.example/docs/runbooks/leak"}
 
 
-def failure(receiver: HttpReceiver, timeout_seconds: float = 5.0) -> NotSent:
-    with pytest.raises(NotSent) as failed:
-        asyncio.run(post(receiver, "", b"{}", timeout_seconds=timeout_seconds))
-    assert "127.0.0.1" not in str(failed.value), "an address is a secret"
-    return failed.value
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "reason"),
     [
@@ -180,20 +172,6 @@ def test_proxy_of_the_environment_is_not_used(listener: Listener, monkeypatch: p
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     send(webhook(listener))
     assert len(listener.requests) == 1
-
-
-def stall(connection: socket.socket) -> None:
-    connection.recv(1)
-
-
-def drip(connection: socket.socket) -> None:
-    """Send a header that never ends, one byte at a time."""
-    try:
-        while True:
-            connection.sendall(b"H")
-            time.sleep(0.01)
-    except OSError:
-        pass
 
 
 def flood(connection: socket.socket) -> None:

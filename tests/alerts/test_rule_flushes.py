@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
 from gpumond.facts.persisted import Heartbeat, KeptAlert, Labels, Notice
+from gpumond.facts.rule import Action, Rule
+from gpumond.features.alerts.actions import ANNOTATION
 from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest, Target
-from gpumond.features.rules.actions import ANNOTATION
-from gpumond.features.rules.evaluation import Action, Rule
 from gpumond.store.audit import AuditEntry
 from gpumond.testing import make_snapshot
-from tests.flush.test_flush import ScriptedPrograms, train
+from tests.helpers.scripted_programs import ScriptedPrograms, train
 
 RULE = Rule(name="waste", scope="device", value="reclaimable_ratio", above=0.3, action=Action(cooldown_seconds=100.0))
 ALERT = Alert(

@@ -12,8 +12,7 @@ from hypothesis.stateful import initialize, rule
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.outbox import Outbox
 from gpumond.store.store import Store
-from tests.alerts.test_outbox import DeliveryCounts, Recorder
-from tests.alerts.test_outbox_delivery import Delivery
+from tests.alerts.deliveries import Delivery, DeliveryCounts, Recorder
 
 
 def name_of(alert: Alert) -> str:

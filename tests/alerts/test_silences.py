@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.cooperative import run_to_end
 from gpumond.facts.errors import ConfigError, GpumondError, NoSuchSilence, StoreUnavailable, TooManySilences
 from gpumond.facts.frame import Alert
 from gpumond.facts.silence import Matcher, Silence
@@ -65,7 +64,7 @@ class Registry:
         asyncio.run(self.silences.expire(id, "token"))
 
     def silenced(self, alert: Alert = ALERT) -> bool:
-        (marked,) = run_to_end(self.silences.marking([alert]))
+        (marked,) = self.silences.mark([alert])
         assert marked.silenced_by == self.silences.silencing(alert)
         return bool(marked.silenced_by)
 

@@ -17,7 +17,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.receivers.templates import BATCH_LIMIT, MAX_LINK, Template, body, cut
 from gpumond.features.alerts.receivers.webhook import Webhook
-from tests.alerts.listener import Listener, answer
+from tests.helpers.alert_listener import Listener, answer
 
 LINK = "https://node7.example.org:9917/"
 RUNBOOK = f"https://node7.example.org/{'x' * (MAX_LINK - 26)}"

@@ -8,11 +8,8 @@ from statistics import median, quantiles
 
 import pytest
 
-from gpumond.facts.frame import Frame
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.pools import Receipt
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.features.baselines.recordings import MAX_WORKLOADS, BaselineRecorder
 from gpumond.features.baselines.statistics import (
     MAX_BLOCKS,
@@ -27,8 +24,8 @@ from gpumond.features.baselines.statistics import (
     shift,
     threshold,
 )
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
-from gpumond.tick.ledger import attribute
+from gpumond.testing import GIB, make_device, make_process
+from tests.helpers.training import frame, training
 
 
 def blocks(*values: float) -> Distribution:
@@ -157,22 +154,6 @@ def test_threshold_decides_on_a_difference(text: str, before: float, after: floa
 def test_invalid_threshold_is_refused(text: str):
     with pytest.raises(ValueError, match="expected"):
         threshold(text)
-
-
-def frame(seconds: float, *devices: DeviceReading, **fields: object) -> Frame:
-    snapshot: Snapshot = make_snapshot(*devices, elapsed_seconds=seconds, taken_at=1000 + seconds, **fields)
-    return Frame(snapshot, attribute(snapshot))
-
-
-BUSY = Sensors(gpu_utilization_ratio=0.5)
-
-
-def training(seconds: float, live: int, retries: int = 0, missed: int = 0) -> Frame:
-    device = make_device(
-        used_bytes=20 * GIB, processes=(make_process(used_bytes=8 * GIB),), sensors=BUSY, missed=missed
-    )
-    report = make_report(pools=(make_pool(live=live, cached=GIB, stranded=GIB, retries=retries),))
-    return frame(seconds, device, reports=(report,))
 
 
 def measured(measuring: BaselineRecorder) -> dict[str, Distribution]:

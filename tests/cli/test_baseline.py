@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.commands.main import main
 from tests.fakenvml import FakeDriver, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import socket
 import subprocess
@@ -15,12 +14,7 @@ import pytest
 
 from gpumond.cli.arguments import address
 from gpumond.commands.main import commands, main, make_parser
-from tests.running import free_port
-
-
-def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpumond", *arguments]
-    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+from tests.helpers.running import free_port, gpumond
 
 
 @pytest.mark.parametrize("command", commands())

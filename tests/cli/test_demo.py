@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.testing import GIB
-from tests.running import RunningDaemon, free_port, until
+from tests.helpers.running import RunningDaemon, free_port, until
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"training", "serving", "leak", "fragmentation"}

@@ -17,7 +17,7 @@ from gpumond.facts.errors import FAULTS
 from gpumond.facts.remedies import CONDITIONS
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import INITIAL_PID_NAMESPACE
-from tests.top.test_stuck_processes import holding_with
+from tests.helpers.frames import holding_with
 
 NOBODY = 65534
 DOWN = {"name": "nvml", "up": False, "reason": "driver_not_loaded"}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from tests import certificates
-from tests.fleet.stubs import fleet, stub, write_targets
-from tests.grafana.prometheus import Prometheus
-from tests.running import free_port, until
-from tests.top.frames import make_frame
+from tests.helpers import certificates
+from tests.helpers.frames import make_frame
+from tests.helpers.prometheus import Prometheus
+from tests.helpers.running import free_port, until
+from tests.helpers.stubs import fleet, stub, write_targets
 
 FRAME = "/api/v1/frame"
 REPORTS = (make_report(10, (make_pool(live=GIB),)),)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpumond import __version__, revision
-from tests import certificates
-from tests.fleet.stubs import SimulatedMachine, fleet, prometheus_stub, simulated, stub, write_targets
-from tests.grafana.prometheus import Prometheus
-from tests.running import free_port, until
+from tests.helpers import certificates
+from tests.helpers.prometheus import Prometheus
+from tests.helpers.running import free_port, until
+from tests.helpers.stubs import Confirming, SimulatedMachine, fleet, prometheus_stub, simulated, stub, write_targets
 
 GIB = 1 << 30
 QUERY = "gpumond_pool_reclaimable_bytes"
@@ -165,24 +163,6 @@ def test_instance_without_an_address_is_reported(tmp_path: Path, machines: list[
         command = ["flush", *options(tmp_path, machines), "--prometheus", url, "--query", QUERY, "--yes", "--json"]
         found = document(fleet(*command), 1)
     assert found["missing"] == [{"machine": "node-9", "url": None, "problem": "no address of node-9 is known"}]
-
-
-class Confirming:
-    """`gpumond fleet flush` that has printed its plan and waits for the confirmation."""
-
-    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
-        others = {name: text for name, text in os.environ.items() if not name.startswith("GPUMOND_")}
-        own = {**others, **(environ or {})}
-        command = [sys.executable, "-m", "gpumond", "fleet", "flush", *arguments]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, env=own, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        assert self.process.stdout is not None
-        while "would release" not in (line := self.process.stdout.readline()):
-            assert line, self.process.stderr
-
-    def answer(self, text: str) -> tuple[int, str, str]:
-        shown, errors = self.process.communicate(text, timeout=60)
-        return self.process.returncode, shown, errors
 
 
 @pytest.mark.parametrize("answer", ["n\n", "", "\n"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -12,52 +11,10 @@ import pytest
 from gpumond.features.baselines.command import _page
 from gpumond.features.baselines.statistics import Comparison, Difference
 from gpumond.testing import GIB
-from gpumond.view import html
+from gpumond.view import html_report
+from tests.helpers.html_document import checked
 
-VOID = ("meta",)
 HOSTILE = '<script>alert("x")</script>\x1b[31m'
-
-
-class Document(HTMLParser):
-    """Elements, attributes and text of a document, whose elements must be nested correctly."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: dict[str, list[str]] = {}
-        self.texts: list[str] = []
-        self.feed(document)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            self.attributes.setdefault(name, []).append(value or "")
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
-def checked(document: str) -> Document:
-    found = Document(document)
-    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
-    assert not {"src", "href", "onclick", "onload"} & found.attributes.keys()
-    assert "url(" not in document
-    assert "\x1b" not in document
-    assert "default-src 'none'; style-src 'unsafe-inline'" in found.attributes["content"]
-    return found
 
 
 def diagnose(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -116,7 +73,7 @@ def test_directory_that_does_not_exist_is_refused_before_the_log_is_read(tmp_pat
     ],
 )
 def test_gap_interrupts_the_line(points: list[tuple[float, float]], lines: int):
-    assert html.curve(points, None, ()).count("<polyline") == lines
+    assert html_report.curve(points, None, ()).count("<polyline") == lines
 
 
 def test_comparison_has_a_table_and_bars_for_each_workload():

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from tests.running import RunningDaemon
+from tests.helpers.running import RunningDaemon
 
 
 def run(daemon: RunningDaemon, *options: str) -> subprocess.CompletedProcess[str]:

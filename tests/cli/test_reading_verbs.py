@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakenvml import FakeDriver, Process, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 GIB = 1 << 30
 RULES = """
@@ -29,7 +29,7 @@ def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver, tmp_path: Pa
     config.write_text(RULES)
     running = serve("--source", "nvml", "--config", str(config), "--interval", "0.2", environ=driver.env)
     options = {"device_uuid": driver.devices[0].uuid, "workload": "train", "cached_bytes": 3 * GIB}
-    command = [sys.executable, "-m", "tests.isolation.agents", str(running.socket), json.dumps(options)]
+    command = [sys.executable, "-m", "tests.helpers.agents", str(running.socket), json.dumps(options)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as agent:
         driver.devices[0].processes = [Process(agent.pid, 4 * GIB)]
         driver.devices[0].used_bytes = 5 * GIB

@@ -17,7 +17,7 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import make_device, make_snapshot
 from tests.fakenvml import FakeDriver, machine
-from tests.running import RunningDaemon, free_port, until
+from tests.helpers.running import RunningDaemon, free_port, until
 
 
 def record(*arguments: str) -> subprocess.CompletedProcess[bytes]:

@@ -8,7 +8,7 @@ import pytest
 
 from gpumond.facts.errors import ConfigError
 from gpumond.features.rules.command import GONE, parse_series, run_file
-from tests.cli.test_cli import gpumond
+from tests.helpers.running import gpumond
 
 RULES = """
 rules:

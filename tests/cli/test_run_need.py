@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.features.quotas.need import NO_ROOM
 from gpumond.sim.device import MIB, Spec, create
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 pytestmark = pytest.mark.timeout(300)  # each program starts twice: as gpumond run, then as the command
 

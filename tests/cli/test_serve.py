@@ -9,7 +9,7 @@ import pytest
 from gpumond.commands.serve import add_arguments, choose_source, flags
 from gpumond.config.loading import load
 from gpumond.facts.errors import ConfigError, SourceUnavailable
-from tests.devices.trees import SysTree
+from tests.helpers.trees import SysTree
 
 
 @pytest.mark.parametrize("name", ["nvml", "drm", "sim"])

@@ -15,8 +15,8 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.view.machine import view
-from tests.top.frames import busy_frame, fake_daemon, make_frame
-from tests.top.screens import terminal
+from tests.helpers.frames import busy_frame, fake_daemon, make_frame
+from tests.helpers.screens import terminal
 
 
 def test_verdict_is_followed_by_its_remedy():

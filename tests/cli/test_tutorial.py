@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import free_port, series_of, until
+from tests.helpers.running import free_port, series_of, until
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs/tutorial/training-script.md"

@@ -16,7 +16,7 @@ import pytest
 from gpumond.features.instruments.routes import WHY, WHY_EXAMPLE, Why
 from gpumond.features.instruments.why import lines
 from gpumond.serve.examples import GIB, LIVE_CLASSES
-from tests.top.frames import FakeDaemon, busy_frame, fake_daemon
+from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 
 PATH = "/api/v1/agents/4242"
 CLASSES = Why(classes=(LIVE_CLASSES,))

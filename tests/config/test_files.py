@@ -17,7 +17,7 @@ from gpumond.config.web_file import read_web
 from gpumond.facts.errors import ConfigError
 from gpumond.features.alerts.receivers import Retry
 from gpumond.features.alerts.receivers.http_client import secret
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 UNUSABLE = {
     "deep": "[" * 20_000,

@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.config.loading import COPY, load
 from gpumond.facts.errors import ConfigError
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 VALID = "flush_cooldown: 7s\nrules:\n  - {name: own, scope: device, value: used_bytes, above: 1GiB}\n"
 INVALID = "flush_cooldown: 7s\nreceivers:\n  - {name: hook, type: webhook, url: secret-of-the-receiver}\n"

@@ -12,7 +12,7 @@ from gpumond.config.watched_file import ReloadingFile
 from gpumond.config.web import Web
 from gpumond.config.web_file import read_web
 from gpumond.facts.errors import ConfigError
-from tests import certificates
+from tests.helpers import certificates
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 TLS = "cert_file: server.crt, key_file: server.key"

@@ -20,10 +20,10 @@ from gpumond.features.fleet.connection import Client, CredentialFiles, access
 from gpumond.features.fleet.flush import FLUSHES
 from gpumond.features.fleet.machines import machine
 from gpumond.serve.token_reviews import KNOWN_SECONDS, KubernetesTokenReviews, account_of, make_token_reviews
-from tests import certificates
-from tests.fleet.stubs import Answer, Stub, stub
-from tests.running import RunningDaemon, free_port
-from tests.serving import TlsDaemon, start_daemon
+from tests.helpers import certificates
+from tests.helpers.running import RunningDaemon, free_port
+from tests.helpers.serving import TlsDaemon, start_daemon
+from tests.helpers.stubs import Answer, Stub, stub
 
 TOKENS = """\
 ops rules certificate:ops@example.com

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakenvml import FakeDriver, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 Serve = Callable[..., RunningDaemon]
 

@@ -15,7 +15,7 @@ from gpumond.facts.errors import FAULTS
 from gpumond.facts.remedies import CONDITIONS
 from gpumond.host.machine import in_private_pid_namespace
 from tests.fakenvml import GIB, Device, FakeDriver, Process, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 Serve = Callable[..., RunningDaemon]
 XID = 8

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.agent.daemon import environment, host
-from tests.agent.test_program_report import WORKLOAD, program, run_in_program
-from tests.running import RunningDaemon, until
+from tests.helpers.agent_daemon import environment, host, run_in_program
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.scoped_program import WORKLOAD, program
 
 RULE = {
     "name": "unused",

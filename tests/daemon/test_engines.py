@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from gpumond.testing import GIB
-from tests.engines.running import device, standin, used_bytes
-from tests.running import RunningDaemon, until as until_in
-from tests.serving import SIM
+from tests.helpers.engines import device, standin, used_bytes
+from tests.helpers.running import RunningDaemon, until as until_in
+from tests.helpers.serving import SIM
 
 UNUSED_KV_CACHE = {
     "name": "unused-kv-cache",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakenvml import FakeDriver, machine
-from tests.running import free_port, until
+from tests.helpers.running import free_port, until
 
 
 def processes_with(marker: str) -> list[int]:

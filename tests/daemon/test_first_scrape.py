@@ -18,7 +18,7 @@ from gpumond.testing import make_snapshot
 
 def current_frame() -> CurrentFrame:
     edges = SimpleNamespace(telemetry=Telemetry(), clock=SimpleNamespace(monotonic=lambda: 0.0))
-    return CurrentFrame(cast(Edges, edges), Settings())
+    return CurrentFrame(cast("Edges", edges), Settings())
 
 
 def test_first_scrape_waits_for_the_first_frame():

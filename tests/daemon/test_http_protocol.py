@@ -26,8 +26,8 @@ from gpumond.serve.http import (
     check_contract,
 )
 from gpumond.serve.server import _Server
-from tests.running import RunningDaemon, until
-from tests.serving import connect, exchange, rejected, start_daemon, statuses
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.serving import connect, exchange, rejected, start_daemon, statuses
 
 BODY_BYTES = 4 << 20
 START = b"GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n"

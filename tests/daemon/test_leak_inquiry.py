@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
@@ -25,8 +24,7 @@ class Agents:
         self.requests: list[tuple[Identity, str]] = []
         self._answers = answers
 
-    def reporting(self) -> Steps[Sequence[AgentReport]]:
-        yield
+    def reports(self) -> Sequence[AgentReport]:
         return ()
 
     async def ask(self, identity: Identity, request: AgentRequest, seconds: float = 30.0) -> AgentResponse | None:

@@ -14,12 +14,11 @@ import pytest
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
 from gpumond.daemon.kernel import Edges
-from gpumond.facts.cooperative import Steps
+from gpumond.facts.flush import FlushRequest
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.flush.flusher import FlushRequest
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.event_loop import background
 from gpumond.host.peer import Identity
@@ -27,8 +26,8 @@ from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.server import serve
 from gpumond.store.store import Store
 from gpumond.testing import GIB, make_pool, make_report
-from tests.soak.daemon_parts import SimulatedAgents, SimulatedCollector
-from tests.soak.world import World
+from tests.helpers.simulated_daemon import SimulatedAgents, SimulatedCollector
+from tests.helpers.world import World
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -54,10 +53,6 @@ class SilentAgent(SimulatedAgents):
 
     def reports(self) -> tuple[AgentReport, ...]:
         return (make_report(4242, (make_pool("GPU-0", live=GIB, cached=GIB),)),)
-
-    def reporting(self) -> Steps[tuple[AgentReport, ...]]:
-        yield
-        return self.reports()
 
     def report(self, identity: Identity) -> AgentReport | None:
         return self.reports()[0]

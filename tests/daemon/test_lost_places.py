@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.isolation.first_report import first_report
-from tests.isolation.users import Request
-from tests.running import RunningDaemon, until
+from tests.helpers.first_report import first_report
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.users import Request
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.testing import make_pool
-from tests.agent.daemon import environment, host
 from tests.fakenvml import GIB, MIB, Device, FakeDriver, Process
-from tests.running import RunningDaemon, until
+from tests.helpers.agent_daemon import environment, host
+from tests.helpers.running import RunningDaemon, until
 
 UUID = "GPU-00000000-1111-2222-3333-444455556666"
 CONTEXT = 520 * MIB

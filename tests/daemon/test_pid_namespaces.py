@@ -15,9 +15,9 @@ from gpumond.facts.messages import Hello, Report, encode
 from gpumond.facts.process import MAX_PID
 from gpumond.facts.remedies import CONDITIONS
 from gpumond.testing import make_pool
-from tests.agent.daemon import environment
 from tests.fakenvml import GIB, MIB, Device, FakeDriver
-from tests.running import RunningDaemon, until
+from tests.helpers.agent_daemon import environment
+from tests.helpers.running import RunningDaemon, until
 
 APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 OTHER_USER = 47111

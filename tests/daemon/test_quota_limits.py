@@ -13,7 +13,7 @@ from gpumond.facts.snapshot import AgentReport, ProcessQuota, Snapshot
 from gpumond.features.quotas.limits import PROGRAMS_AT_ONCE, SENT_PER_HOUR, QuotaLimits
 from gpumond.features.quotas.quotas import RETRY_SECONDS, DueLimit
 from gpumond.serve.examples import REPORT, SNAPSHOT
-from tests.programs.harness import in_event_loop
+from tests.helpers.agent_server import in_event_loop
 
 QUOTA = EffectiveQuota(limit_bytes=40, limit_quota="team")
 

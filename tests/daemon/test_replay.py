@@ -23,7 +23,7 @@ from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
 from gpumond.tick.history import Point
 from gpumond.tick.observe import EngineState, advance
-from tests.simulator.snapshots import snapshots
+from tests.helpers.simulated_snapshots import snapshots
 
 PACE = 60.0
 UUID = "GPU-51300000-0000-4000-8000-000000000001"

@@ -12,8 +12,8 @@ import pytest
 
 from bench.faults import descriptors, descriptors_at_the_limit, slow_connections
 from gpumond.serve.http import MAX_HEAD_BYTES
-from tests.running import START_SECONDS, RunningDaemon, until
-from tests.serving import connect, exchange, rejected, start_daemon, statuses
+from tests.helpers.running import START_SECONDS, RunningDaemon, until
+from tests.helpers.serving import connect, exchange, rejected, start_daemon, statuses
 
 
 @pytest.fixture(scope="module")

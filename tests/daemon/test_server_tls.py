@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import certificates
-from tests.running import RunningDaemon, until
-from tests.serving import SIM, TlsDaemon, connect, start_daemon
+from tests.helpers import certificates
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.serving import SIM, TlsDaemon, connect, start_daemon
 
 
 def scrape(daemon: RunningDaemon, place: Path, client: str | None = None, **headers: str) -> int | str:

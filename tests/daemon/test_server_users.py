@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.tokens import digest
-from tests.running import RunningDaemon, until
-from tests.serving import start_daemon
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.serving import start_daemon
 
 
 @pytest.fixture(scope="module")

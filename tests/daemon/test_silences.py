@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from gpumond.store.store import verify_audit
-from tests.alerts.listener import Listener
 from tests.fakenvml import FakeDriver, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.alert_listener import Listener
+from tests.helpers.running import RunningDaemon, until
 
 Serve = Callable[..., RunningDaemon]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import Identity
@@ -37,8 +36,7 @@ class Agents:
         self._first, self._later, self._gone = first, later, gone
         self.requests: list[AgentRequest] = []
 
-    def reporting(self) -> Steps[Sequence[AgentReport]]:
-        yield
+    def reports(self) -> Sequence[AgentReport]:
         return (make_report(),)
 
     async def ask(self, identity: Identity, request: AgentRequest, seconds: float = 30.0) -> AgentResponse | None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpumond.sim.device import MIB, SimDevice, Spec, create
-from tests.agent.daemon import environment, host
-from tests.running import RunningDaemon, until
+from tests.helpers.agent_daemon import environment, host
+from tests.helpers.running import RunningDaemon, until
 
 UUID = "GPU-simulated"
 CONTEXT = 24 * MIB

@@ -10,7 +10,7 @@ from gpumond.facts.messages import Hello, Report, encode
 from gpumond.facts.remedies import CONDITIONS
 from gpumond.testing import GIB, make_pool
 from tests.fakenvml import Device, FakeDriver, Process
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 
 def test_uncounted_pool_has_a_share_and_a_remedy_everywhere(serve: Callable[..., RunningDaemon], driver: FakeDriver):

@@ -14,8 +14,8 @@ from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.snapshot import DeviceReading, Fault, Reading, SourceState
 from gpumond.testing import make_device
 from gpumond.tick.observe import observe
-from tests.devices.trees import SysTree
 from tests.fakenvml import FakeDriver, machine as nvidia_machine
+from tests.helpers.trees import SysTree
 
 
 class Stub:

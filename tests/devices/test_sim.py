@@ -11,7 +11,7 @@ from gpumond.devices import DeviceSource, load
 from gpumond.devices.sim import SimSource
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.sim.device import MIB
-from tests.sim.holding import holder, small_device
+from tests.helpers.holding import holder, small_device
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Ending, Program
 from gpumond.facts.snapshot import ProcessUsage, ProgramEnd, Snapshot, XidErrors
 from gpumond.testing import make_pool, make_process, make_report
-from tests.diagnosis.curves import (
+from tests.helpers.curves import (
     GIB,
     MIB,
     MINUTE,

@@ -12,7 +12,7 @@ import pytest
 from gpumond.facts.program import StepUsage
 from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import make_pool, make_process, make_report
-from tests.diagnosis.curves import (
+from tests.helpers.curves import (
     GIB,
     MIB,
     MINUTE,

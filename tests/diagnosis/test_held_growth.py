@@ -8,7 +8,7 @@ import pytest
 
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import Snapshot
-from tests.diagnosis.curves import GIB, MIB, by_agent, by_process, last, leaking, steps_of
+from tests.helpers.curves import GIB, MIB, by_agent, by_process, last, leaking, steps_of
 
 LIVE = leaking(300 * MIB, onset=12)
 

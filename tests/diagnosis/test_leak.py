@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gpumond.facts.units import duration
-from tests.diagnosis.curves import (
+from tests.helpers.curves import (
     GIB,
     HOUR,
     MIB,
@@ -204,7 +204,7 @@ def test_leak_is_active_as_long_as_it_lasts():
 
 def test_leak_of_ranks_is_one_verdict_with_their_number():
     from gpumond.testing import make_process
-    from tests.diagnosis.curves import at_moment, of_device
+    from tests.helpers.curves import at_moment, of_device
 
     def snapshots():
         for at in steps_of(45):

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.diagnosis.leak_fit import _interval
 from gpumond.facts.frame import Fit
-from tests.diagnosis.curves import GIB, MIB, MINUTE, SIZE, by_process, each_onset, first, leaking, noisy, steps_of
+from tests.helpers.curves import GIB, MIB, MINUTE, SIZE, by_process, each_onset, first, leaking, noisy, steps_of
 
 EPOCH = 1e9
 

@@ -10,7 +10,7 @@ from gpumond.diagnosis.detectors import LiveAllocations
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import make_pool, make_process, make_report
-from tests.diagnosis.curves import GIB, MIB, MINUTE, at_moment, last, leaking, of_device, onsets, steps_of
+from tests.helpers.curves import GIB, MIB, MINUTE, at_moment, last, leaking, of_device, onsets, steps_of
 
 Number = Callable[[float], int | None]
 

@@ -13,7 +13,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import Snapshot
 from gpumond.testing import make_fault, make_pool, make_process, make_report
-from tests.diagnosis.curves import (
+from tests.helpers.curves import (
     GIB,
     HOUR,
     MIB,

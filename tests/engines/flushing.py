@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpumond.facts.cooperative import Steps
+from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import AgentReport, Reading
+from gpumond.features.engines import checks as checks
 from gpumond.features.engines.flush_step import Timing
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.spec import Declaration
-from gpumond.features.flush.flusher import Flusher, FlushRequest, Target
+from gpumond.features.flush.flusher import Flusher
 from gpumond.host.peer import Identity
 from gpumond.sim.device import SimDevice
-from tests.engines.running import reading
+from tests.helpers.engines import StandIn, reading
 
 FAST = Timing(idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_seconds=3.0, return_seconds=(0.1,))
 
 
 class NoAgents:
-    def reporting(self) -> Steps[Sequence[AgentReport]]:
-        yield
+    def reports(self) -> Sequence[AgentReport]:
         return ()
 
     def report(self, identity: Identity) -> AgentReport | None:
@@ -74,3 +75,64 @@ class World:
 
 def flush(card: SimDevice, declaration: Declaration, **fields: Any) -> Receipt:
     return asyncio.run(World(card, declaration).flush(**fields))
+
+
+GENERIC = {"get": "/running", "running": "/requests/active", "work": "/requests/done", "models": "/models~1loaded"}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "generic": {"state": GENERIC, "release": {"post": "/unload"}},
+    "triton": {"models": ["resnet"]},
+    "lmdeploy": {"allow": ["engine"]},
+    "vllm": {"allow": ["engine"]},
+}
+
+
+def declared(engine: StandIn, **fields: Any) -> Declaration:
+    own = dict(OPTIONS.get(engine.kind, {}))
+    if engine.kind == "triton":
+        own["metrics_url"] = engine.url
+    return engine.declaration(**own | fields)
+
+
+ALLOWED: dict[str, dict[str, Any]] = {
+    "ollama": {},
+    "comfyui": {},
+    "llama-router": {},
+    "a1111": {"allow": ["engine"]},
+    "vllm": {"allow": ["engine"]},
+    "tensorrt-llm": {"allow": ["engine"]},
+    "lmdeploy": {"allow": ["engine"]},
+    "triton": {"allow": ["engine"]},
+    "generic": {"allow": ["engine"], "release": {"post": "/unload"}, "wake": {"post": "/load"}},
+}
+
+
+def allowed(engine: StandIn, **fields: Any) -> Declaration:
+    return declared(engine, **ALLOWED[engine.kind] | fields)
+
+
+class Short(World):
+    """World whose levers have a time limit of a second."""
+
+    def __init__(self, card: Any, declaration: Declaration) -> None:
+        super().__init__(card, declaration)
+        carry_out = self.engines.carry_out
+
+        async def limited(name: str, dialogue: Any, seconds: float) -> Any:
+            return await carry_out(name, dialogue, min(seconds, 1.0))
+
+        self.engines.carry_out = limited  # type: ignore[method-assign]
+
+
+SECONDS = 30.0
+
+
+async def reached(condition: Callable[[], bool]) -> bool:
+    """Return True once the condition holds, which a thread examines."""
+    end = time.monotonic() + SECONDS
+    while not await asyncio.to_thread(condition):
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.02)
+    return True

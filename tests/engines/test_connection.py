@@ -18,8 +18,8 @@ from gpumond.facts.errors import EngineError
 from gpumond.features.engines.connection import MAX_ANSWER_BYTES, send
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import Answer, get, post
-from tests import certificates
-from tests.engines.running import answering
+from tests.helpers import certificates
+from tests.helpers.engines import answering
 
 
 class Server(HTTPServer):

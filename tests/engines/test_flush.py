@@ -13,38 +13,21 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import NoSuchTarget
+from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.pools import Expected
 from gpumond.features.engines.flush_step import EngineFlusher, EngineRequest, Timing
 from gpumond.features.engines.kinds import KINDS
-from gpumond.features.engines.spec import Declaration
-from gpumond.features.flush.flusher import FlushRequest, Target
 from gpumond.testing import GIB
-from tests.engines.flushing import FAST, World, flush
-from tests.engines.running import StandIn, device, standin, used_bytes
-from tests.engines.test_states import declared
-from tests.running import until
+from tests.engines.flushing import ALLOWED, FAST, Short, World, allowed, flush
+from tests.helpers.engines import device, standin, used_bytes
+from tests.helpers.running import until
 
-ALLOWED: dict[str, dict[str, Any]] = {
-    "ollama": {},
-    "comfyui": {},
-    "llama-router": {},
-    "a1111": {"allow": ["engine"]},
-    "vllm": {"allow": ["engine"]},
-    "tensorrt-llm": {"allow": ["engine"]},
-    "lmdeploy": {"allow": ["engine"]},
-    "triton": {"allow": ["engine"]},
-    "generic": {"allow": ["engine"], "release": {"post": "/unload"}, "wake": {"post": "/load"}},
-}
 RELEASED = {"ollama": 4 * GIB, "llama-router": 4 * GIB, "vllm": 4 * GIB}
 """Bytes that a stand-in releases; 3 GiB if its own process holds the memory."""
 
 GONE = ("ollama", "llama-router")
 CUTS = ("llama-router", "a1111", "lmdeploy", "generic")
 """Kinds whose release cuts running requests."""
-
-
-def allowed(engine: StandIn, **fields: Any) -> Declaration:
-    return declared(engine, **ALLOWED[engine.kind] | fields)
 
 
 def test_every_kind_with_a_lever_is_tested():
@@ -177,19 +160,6 @@ def test_server_that_ends_is_a_failure(kind: str, tmp_path: Path):
         receipt = flush(card, allowed(engine))
         assert receipt.outcome == "failed"
         assert "the server ended after the call" in receipt.reason
-
-
-class Short(World):
-    """World whose levers have a time limit of a second."""
-
-    def __init__(self, card: Any, declaration: Declaration) -> None:
-        super().__init__(card, declaration)
-        carry_out = self.engines.carry_out
-
-        async def limited(name: str, dialogue: Any, seconds: float) -> Any:
-            return await carry_out(name, dialogue, min(seconds, 1.0))
-
-        self.engines.carry_out = limited  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"comfyui", "triton"}))

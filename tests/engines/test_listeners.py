@@ -17,8 +17,8 @@ import pytest
 from gpumond.features.engines.ownership import owned
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.spec import Address
-from tests.engines.running import candidates, device, standin
-from tests.isolation.users import ATTACKER
+from tests.helpers.engines import candidates, device, standin
+from tests.helpers.users import ATTACKER
 
 LISTEN = """
 import socket, sys

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from gpumond.features.engines.ownership import WITH_PTRACE
-from tests.isolation.users import VICTIM, obstacle, python, python_path
+from tests.helpers.users import VICTIM, obstacle, python, python_path
 
 PROGRAM = """
 import json, sys

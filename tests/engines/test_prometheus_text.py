@@ -16,7 +16,7 @@ from gpumond.features.engines.kinds import vllm
 from gpumond.features.engines.prometheus_text import MAX_LINES, Metrics
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import Dialogue, get
-from tests.engines.running import answering
+from tests.helpers.engines import answering
 
 NAME = b"vllm:num_requests_running"
 

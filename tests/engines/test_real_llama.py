@@ -23,8 +23,8 @@ from gpumond.host.machine import start_ticks
 from gpumond.sim.device import SimDevice
 from gpumond.testing import GIB
 from tests.engines.flushing import World
-from tests.engines.running import StandIn, device, used_bytes
-from tests.running import free_port, until
+from tests.helpers.engines import StandIn, device, used_bytes
+from tests.helpers.running import free_port, until
 
 SERVER = os.environ.get("GPUMOND_LLAMA_SERVER", "")
 

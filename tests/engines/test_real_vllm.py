@@ -22,10 +22,9 @@ from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import Declaration
 from gpumond.sim.device import SimDevice
 from gpumond.testing import GIB
-from tests.engines.flushing import World
-from tests.engines.running import StandIn, device, used_bytes
-from tests.engines.test_return import reached
-from tests.running import free_port, until
+from tests.engines.flushing import World, reached
+from tests.helpers.engines import StandIn, device, used_bytes
+from tests.helpers.running import free_port, until
 
 VLLM = os.environ.get("GPUMOND_VLLM", "")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,21 +12,8 @@ import pytest
 from gpumond.facts.pools import Receipt
 from gpumond.features.engines import checks as checks
 from gpumond.testing import GIB
-from tests.engines.flushing import World
-from tests.engines.running import StandIn, device, standin, used_bytes
-from tests.engines.test_flush import Short, allowed
-
-SECONDS = 30.0
-
-
-async def reached(condition: Callable[[], bool]) -> bool:
-    """Return True once the condition holds, which a thread examines."""
-    end = time.monotonic() + SECONDS
-    while not await asyncio.to_thread(condition):
-        if time.monotonic() > end:
-            return False
-        await asyncio.sleep(0.02)
-    return True
+from tests.engines.flushing import Short, World, allowed, reached
+from tests.helpers.engines import StandIn, device, standin, used_bytes
 
 
 def serves(engine: StandIn) -> bool:

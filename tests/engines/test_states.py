@@ -16,17 +16,11 @@ from gpumond.features.engines.poller import MAX_MODELS, Engines, idle_seconds, q
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import Declaration, get
 from gpumond.testing import GIB
-from tests.engines.running import StandIn, answering, candidates, device, standin
+from tests.engines.flushing import declared
 from tests.engines.standin import KINDS as STANDINS
-from tests.running import until
+from tests.helpers.engines import StandIn, answering, candidates, device, standin
+from tests.helpers.running import until
 
-GENERIC = {"get": "/running", "running": "/requests/active", "work": "/requests/done", "models": "/models~1loaded"}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "generic": {"state": GENERIC, "release": {"post": "/unload"}},
-    "triton": {"models": ["resnet"]},
-    "lmdeploy": {"allow": ["engine"]},
-    "vllm": {"allow": ["engine"]},
-}
 STATES: dict[str, EngineState] = {
     "ollama": EngineState(
         models=(EngineModel("llama3:8b", 4 * GIB, False, 8192),),
@@ -63,13 +57,6 @@ STATES: dict[str, EngineState] = {
     "triton": EngineState(models=(EngineModel("resnet"), EngineModel("pipeline")), waiting=0, work=(0.0, 0.0)),
     "generic": EngineState(models=(EngineModel("m"),), running=0, work=("0",)),
 }
-
-
-def declared(engine: StandIn, **fields: Any) -> Declaration:
-    own = dict(OPTIONS.get(engine.kind, {}))
-    if engine.kind == "triton":
-        own["metrics_url"] = engine.url
-    return engine.declaration(**own | fields)
 
 
 async def read(declaration: Declaration) -> EngineState:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gpumond.testing import GIB
-from tests.engines.flushing import World
-from tests.engines.running import device, standin, used_bytes
-from tests.engines.test_flush import ALLOWED, allowed
+from tests.engines.flushing import ALLOWED, World, allowed
+from tests.helpers.engines import device, standin, used_bytes
 
 
 @pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"comfyui"}))

@@ -9,8 +9,8 @@ import pytest
 from gpumond.facts import messages
 from gpumond.facts.errors import ProtocolError
 from gpumond.programs import validator
-from tests.facts.test_messages import MESSAGES, POOL
-from tests.fuzzing import fuzzed
+from tests.facts.messages import MESSAGES, POOL
+from tests.helpers.fuzzing import fuzzed
 
 LAX = ("duplicate key", "is not a number")
 """Errors that ``messages`` reports for repeated keys, and for NaN under unknown keys. The validator uses the last of

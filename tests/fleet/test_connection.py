@@ -14,9 +14,9 @@ from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.features.fleet.connection import Access, Client, CredentialFiles, access, may_receive_token, run_each
 from gpumond.features.fleet.machines import Machine, machine
 from gpumond.features.fleet.prometheus import Prometheus
-from tests import certificates
-from tests.fleet.stubs import fleet, stub
-from tests.running import free_port
+from tests.helpers import certificates
+from tests.helpers.running import free_port
+from tests.helpers.stubs import fleet, stub
 
 TRUST = ssl.create_default_context()
 SERIES = {"metric": {"job": "gpumond", "instance": "gpu-1"}, "value": [1.0, "1"]}

@@ -21,7 +21,7 @@ from gpumond.features.fleet.discovery import (
     to_groups,
 )
 from gpumond.features.fleet.machines import Machine, machine
-from tests.fleet.stubs import fleet, stub
+from tests.helpers.stubs import fleet, stub
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus/gpumond.rules.yaml"
 MACHINES = [

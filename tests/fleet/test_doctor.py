@@ -16,9 +16,9 @@ from gpumond.features.fleet.doctor import FleetFinding, by_subject, examine
 from gpumond.features.fleet.machines import Machine, machine
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.view.frame import MALFORMED
-from tests.fleet.stubs import fleet, stub, write_targets
-from tests.running import free_port
-from tests.top.frames import make_frame
+from tests.helpers.frames import make_frame
+from tests.helpers.running import free_port
+from tests.helpers.stubs import fleet, stub, write_targets
 
 LOST = StatedFault("nvml", "gpu_is_lost", "GPU-a", "", remedy("gpu_is_lost"))
 HIDDEN = StatedCondition("GPU-a", "unmapped_inferred", "none", "train (pid 10)")

@@ -16,8 +16,8 @@ from gpumond.features.fleet.flush import FlushOptions, ProcessResult, carry_out,
 from gpumond.features.fleet.machines import Machine, machine
 from gpumond.features.fleet.selection import Criteria, PlannedFlush
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from tests.fleet.stubs import Answer, fleet, receipt, stub, write_targets
-from tests.top.frames import make_frame
+from tests.helpers.frames import make_frame
+from tests.helpers.stubs import Answer, fleet, receipt, stub, write_targets
 
 CLIENT = Client(Access(trust=ssl.create_default_context()), 60.0)
 

@@ -14,8 +14,8 @@ import yaml
 
 from gpumond.features.fleet.prometheus import Sample
 from gpumond.features.fleet.report import LEVELS, MEASURES, Price, expression, usages
-from tests.cli.test_html_report import checked
-from tests.fleet.stubs import fleet, prometheus_stub
+from tests.helpers.html_document import checked
+from tests.helpers.stubs import fleet, prometheus_stub
 
 GIB = 1 << 30
 CURVES = [

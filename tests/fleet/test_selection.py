@@ -15,7 +15,7 @@ from gpumond.features.fleet.prometheus import Named
 from gpumond.features.fleet.selection import Criteria, PlannedFlush, select
 from gpumond.features.fleet.status import of_frame
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from tests.top.frames import make_frame
+from tests.helpers.frames import make_frame
 
 MACHINE = Machine("node-1", "http://node-1:9917")
 STARTED_AT = 500.0

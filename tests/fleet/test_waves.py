@@ -11,7 +11,7 @@ from gpumond.features.fleet.flush import result_of, waves
 from gpumond.features.fleet.machines import Machine
 from gpumond.features.fleet.selection import PlannedFlush
 from gpumond.view.frame import receipts_of
-from tests.fleet.stubs import receipt
+from tests.helpers.stubs import receipt
 
 
 def planned(pid: int, workload: str = "", machine: str = "a", user: str = "ada") -> PlannedFlush:

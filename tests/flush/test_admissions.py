@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from gpumond.facts.errors import CoolingDown, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
+from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.persisted import KeptAdmission
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest
 from gpumond.features.quotas.admissions import (
     GRANT_SECONDS,
     HOLD_SECONDS,
@@ -26,7 +26,7 @@ from gpumond.features.quotas.admissions import (
 )
 from gpumond.features.quotas.queue import Lending
 from gpumond.serve.examples import DEVICE, GIB, REPORT, SNAPSHOT
-from tests.programs.harness import in_event_loop
+from tests.helpers.agent_server import in_event_loop
 
 RESEARCH = 1000
 

@@ -7,13 +7,14 @@ import asyncio
 import pytest
 
 from gpumond.facts.errors import AlreadyUnderWay, CoolingDown
+from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import Outcome
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.flush.flusher import Flusher, FlushOutcome, FlushRequest, Locks, Target
+from gpumond.features.flush.flusher import Flusher, Locks
 from gpumond.host.peer import Identity
-from tests import virtual_time
-from tests.flush.test_flush import ScriptedPrograms, release_all, train
+from tests.helpers import virtual_time
+from tests.helpers.scripted_programs import ScriptedPrograms, release_all, train
 
 
 async def started_flush(scripted: ScriptedPrograms, flusher: Flusher, pid: int) -> asyncio.Task[FlushOutcome]:

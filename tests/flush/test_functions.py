@@ -6,7 +6,7 @@ from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import StepResult
 from gpumond.host.peer import Identity
 from gpumond.testing import GIB, make_report
-from tests.flush.test_flush import ScriptedPrograms
+from tests.helpers.scripted_programs import ScriptedPrograms
 
 
 def call_functions(scripted: ScriptedPrograms, identity: Identity, command: FlushCommand) -> FlushResult:

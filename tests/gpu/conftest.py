@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 
 @pytest.fixture

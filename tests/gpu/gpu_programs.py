@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 MIB = 1 << 20
 REPORT_SECONDS = 1.0

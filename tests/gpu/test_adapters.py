@@ -4,47 +4,12 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.util
-import subprocess
-import sys
 
 import pytest
 
-pytestmark = pytest.mark.gpu
+from tests.gpu.adapter_programs import run
 
-MIB = 1 << 20
-DRIVER = f"""
-import ctypes, os, threading
-driver = ctypes.CDLL("libcuda.so.1")
-MIB = {MIB}
-def ask(function, *arguments):
-    status = getattr(driver, function)(*arguments)
-    assert status == 0, (function, status)
-def use(ordinal):
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    ask("cuDeviceGet", ctypes.byref(device), ordinal)
-    ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    ask("cuCtxSetCurrent", context)
-    return device
-def allocate(mib, pool=None):
-    pointer = ctypes.c_uint64()
-    size = ctypes.c_size_t(mib * MIB)
-    if pool is None:
-        ask("cuMemAllocAsync", ctypes.byref(pointer), size, None)
-    else:
-        ask("cuMemAllocFromPoolAsync", ctypes.byref(pointer), size, pool, None)
-    return pointer
-def keep(pool):
-    most = ctypes.c_uint64(2**64 - 1)
-    ask("cuMemPoolSetAttribute", pool, 4, ctypes.byref(most))
-def elsewhere(call):
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(call()))
-    thread.start(), thread.join()
-    return answers[0]
-import gpumond.agent.cuda
-from gpumond.agent import cuda, flush, report
-ask("cuInit", 0)
-"""
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +26,6 @@ def has(library: str) -> bool:
         return importlib.util.find_spec(library) is not None
     except ModuleNotFoundError:  # nor its parent
         return False
-
-
-def run(code: str, **values: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", DRIVER + code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def test_queries_of_pools_and_contexts_create_none() -> None:

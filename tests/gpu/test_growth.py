@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.running import RunningDaemon
+from tests.helpers.running import RunningDaemon
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 

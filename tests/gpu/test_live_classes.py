@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.gpu_programs import GpuProgram
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.gpu.gpu_programs import MIB, PROGRAMS, GpuProgram, flush, running, shares
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 pytestmark = pytest.mark.gpu
 each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)

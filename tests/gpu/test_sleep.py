@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.gpu.adapter_programs import run
 from tests.gpu.gpu_programs import MIB, REPORT_SECONDS, reported
-from tests.gpu.test_adapters import run
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 pytestmark = pytest.mark.gpu
 

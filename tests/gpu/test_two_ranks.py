@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.gpu_programs import MIB, REPORT_SECONDS, reported
-from tests.running import RunningDaemon, free_port, until
+from tests.helpers.running import RunningDaemon, free_port, until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.grafana.boards import BOARDS, NAMES, opened
-from tests.grafana.prometheus import fill
 from tests.grafana.session import Session, running
-from tests.integration.browser import MISSING, NETWORK, chromium
+from tests.helpers.browser import MISSING, NETWORK, chromium
+from tests.helpers.prometheus import fill
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route

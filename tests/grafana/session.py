@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from tests.fakenvml import FakeDriver, machine
 from tests.grafana.boards import ROOT, Target, variables
-from tests.grafana.prometheus import Prometheus, fill
-from tests.running import RunningDaemon, free_port, until
+from tests.helpers.prometheus import Prometheus, fill
+from tests.helpers.running import RunningDaemon, free_port, until
 
 XID = 8
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.grafana.boards import BOARDS, NAMES, Target, marks, panels, targets, variables
 from tests.grafana.drawn import LEFT, Drawer, drawer, drawing_input, needs_drawer
-from tests.grafana.prometheus import fill
 from tests.grafana.session import Session, running
+from tests.helpers.prometheus import fill
 
 pytestmark = [pytest.mark.needs("prometheus"), pytest.mark.timeout(420)]
 TRIES = 10

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.host.http_exchange import Connection, exchange
-from tests.running import until
+from tests.helpers.running import until
 
 STALLS = {
     "before the headers": b"",

@@ -16,7 +16,7 @@ import pytest
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY, runtime_directories
 from gpumond.facts.errors import ConfigError
 from gpumond.host.runtime_directory import bind_agent_socket, bind_api_socket
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 CONTAINER = """
 set -e

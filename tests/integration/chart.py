@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from tests.helpers.machine import ROOT, in_tree, library, missing
 from tests.integration import crds
-from tests.integration.machine import ROOT, in_tree, library, missing
 
 HELM = "helm-sdkpy==0.1.32"
 KUBERNETES = "1.36"

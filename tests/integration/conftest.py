@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.browser import PROGRAMS, PageSession, chromium, open_page, ready
-from tests.running import RunningDaemon
+from tests.helpers.browser import PROGRAMS, PageSession, chromium, open_page, ready
+from tests.helpers.running import RunningDaemon
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

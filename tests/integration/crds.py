@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.integration.machine import ROOT
+from tests.helpers.machine import ROOT
 
 GROUP = "monitoring.coreos.com/"
 PACKAGES = ROOT / "build" / "crds"

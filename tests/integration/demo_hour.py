@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.integration.browser import PROGRAMS, PageSession, chromium, open_page, ready
+from tests.helpers.browser import PROGRAMS, PageSession, chromium, open_page, ready
+from tests.helpers.running import RunningDaemon
 from tests.integration.faces import FrameAndAnswers, consistent_frame, disagreements, metrics_of, serving_frame
-from tests.running import RunningDaemon
 
 PAUSE_SECONDS = 5.0
 CYCLE_SECONDS = {"leak": 300, "fragmentation": 260}

@@ -18,9 +18,9 @@ from typing import Any
 from gpumond.facts.units import human
 from gpumond.facts.verdicts import SHAPES
 from gpumond.view.text import size
-from tests.integration.browser import LIVE, PageSession, show_frame
-from tests.running import RunningDaemon, Series, series_of
-from tests.top.frames import FakeDaemon, fake_daemon
+from tests.helpers.browser import LIVE, PageSession, show_frame
+from tests.helpers.frames import FakeDaemon, fake_daemon
+from tests.helpers.running import RunningDaemon, Series, series_of
 
 SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
 OF_PROCESSES = SHARES[:5]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.store.store import verify_audit
-from tests.alerts.listener import Listener
 from tests.fakenvml import FakeDriver, machine
-from tests.running import RunningDaemon, until
+from tests.helpers.alert_listener import Listener
+from tests.helpers.running import RunningDaemon, until
 
 CONFIG = """
 interval: 0.1

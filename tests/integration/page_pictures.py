@@ -16,8 +16,8 @@ from PIL import Image  # comes with matplotlib
 
 from gpumond.testing import GIB
 from tests.fakenvml import FakeDriver, Process, build, machine
-from tests.integration.browser import PHONE, PROGRAMS, WIDE, PageSession, chromium, open_page, ready, sign_in
-from tests.running import RunningDaemon, until
+from tests.helpers.browser import PHONE, PROGRAMS, WIDE, PageSession, chromium, open_page, ready, sign_in
+from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.agent.daemon import environment, host
-from tests.agent.test_program_report import program, run_in_program
-from tests.alerts.listener import Listener
-from tests.integration.test_alertmanager import BINARY, Alertmanager
-from tests.running import RunningDaemon, until
+from tests.helpers.agent_daemon import environment, host, run_in_program
+from tests.helpers.alert_listener import Listener
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.scoped_program import program
+from tests.integration.alertmanager import BINARY, Alertmanager
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs prometheus-alertmanager (apt)")
 

@@ -12,9 +12,9 @@ import yaml
 from gpumond.config.loading import load
 from gpumond.config.settings import Settings
 from gpumond.config.tokens import check_subjects, parse_tokens
-from tests import certificates
+from tests.helpers import certificates
+from tests.helpers.machine import ROOT
 from tests.integration.chart import CASES, REASON, REFUSED, USERS, built, objects, only, rendered, valid
-from tests.integration.machine import ROOT
 
 pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON), pytest.mark.timeout(600)]
 

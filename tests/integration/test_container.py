@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,66 +16,17 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.machine import ROOT, missing, tree, wheels
-from tests.running import free_port, until
+from tests.helpers.container_engine import BASE, Engine
+from tests.helpers.machine import ROOT, missing, wheels
+from tests.helpers.running import free_port, until
 
 REASON = missing("debootstrap", "buildah", "podman", "runc")
 pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON), pytest.mark.timeout(600)]
 
 IMAGE = "localhost/gpumond:test"
-BASE = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[-1]
 MAX_BYTES = 150_000_000
 CONTAINED = ("--network=host", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--tmpfs=/tmp")
 DEMO = (*CONTAINED, "--env=GPUMOND_SOCKET=/tmp/gpumond/agent.sock")
-CONFIG = {
-    "CONTAINERS_CONF": """
-[containers]
-default_ulimits = ["nofile=1024:4096", "nproc=4096:4096"]
-[engine]
-runtime = "runc"
-""",
-    "CONTAINERS_STORAGE_CONF": """
-[storage]
-driver = "overlay"
-graphroot = "{directory}/graph"
-runroot = "{directory}/run"
-""",
-}
-
-
-class Engine:
-    """Podman, with its own images and containers."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.environ = directory, dict(os.environ)
-        for name, text in CONFIG.items():
-            (directory / name).write_text(text.format(directory=directory))
-            self.environ[name] = str(directory / name)
-
-    def __call__(self, *command: str, check: bool = True, **options: Any) -> str:
-        """Return the output of a command; with ``check``, it must succeed."""
-        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=300, **options)
-        assert done.returncode == 0 or not check, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
-        return done.stdout.strip() if check else str(done.returncode)
-
-    def load(self, tag: str) -> None:
-        """Load the base image under the name that the Dockerfile uses."""
-        files = ["tar", "-C", str(tree()), "--exclude=./proc/*", "--exclude=./sys/*", "--exclude=./dev/*", "-c", "."]
-        with subprocess.Popen(files, stdout=subprocess.PIPE) as tar:
-            self("podman", "import", "--quiet", "-", tag, stdin=tar.stdout)
-
-    def build(self, tag: str, *arguments: str) -> None:
-        self("buildah", "bud", "--pull-never", "--isolation=chroot", "--format=docker", "-t", tag, *arguments)
-
-    def size(self, image: str) -> int:
-        return int(self("podman", "image", "inspect", image, "--format", "{{.Size}}"))
-
-    def run(self, *arguments: str) -> str:
-        return self("podman", "run", *arguments)
-
-    def end(self) -> None:
-        self("podman", "rm", "--all", "--force", "--time=2", check=False)
-        self("podman", "rmi", "--all", "--force", check=False)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.helpers.machine import ROOT
 from tests.integration.crds import GROUP, REASON, errors_of
-from tests.integration.machine import ROOT
 
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.browser import needs_chromium
+from tests.helpers.browser import needs_chromium
 from tests.integration.demo_hour import observe, wrong
 
 MINUTES = 15

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.integration.machine import ROOT, SUITE, UBUNTU, Machine, missing, missing_release
-from tests.running import until
+from tests.helpers.machine import ROOT, SUITE, UBUNTU, Machine, missing, missing_release
+from tests.helpers.running import until
 
 NEEDED = missing("debootstrap", "systemd-nspawn", "nsenter", "dpkg-deb")
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(bool(NEEDED), reason=NEEDED), pytest.mark.timeout(900)]

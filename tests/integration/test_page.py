@@ -15,9 +15,9 @@ from gpumond.features.flush.routes import ANSWER, EXAMPLE
 from gpumond.serve.examples import RECEIPT
 from gpumond.testing import GIB
 from gpumond.view.text import size
-from tests.integration.browser import LIVE, PROGRAMS, PageSession, needs_chromium, open_page, show_frame, sign_in
+from tests.helpers.browser import LIVE, PROGRAMS, PageSession, needs_chromium, open_page, show_frame, sign_in
+from tests.helpers.running import RunningDaemon, until
 from tests.integration.faces import command, consistent_frame, disagreements, of_command, serving_frame
-from tests.running import RunningDaemon, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Verdict
 from gpumond.serve.examples import VERDICT
-from tests.integration.browser import PageSession, needs_chromium, open_page
-from tests.running import RunningDaemon, until
+from tests.helpers.browser import PageSession, needs_chromium, open_page
+from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from gpumond.facts.engines import EngineReading
 from gpumond.serve.examples import ENGINE
 from gpumond.testing import GIB
-from tests.integration.browser import PHONE, PROGRAMS, needs_chromium, open_page
-from tests.running import RunningDaemon
+from tests.helpers.browser import PHONE, PROGRAMS, needs_chromium, open_page
+from tests.helpers.running import RunningDaemon
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

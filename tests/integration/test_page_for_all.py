@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.browser import CHECK, PHONE, axe, needs_chromium, open_page, sign_in
-from tests.running import RunningDaemon
+from tests.helpers.browser import CHECK, PHONE, axe, needs_chromium, open_page, sign_in
+from tests.helpers.running import RunningDaemon
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -10,9 +10,9 @@ import pytest
 
 from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
-from tests.integration.browser import PHONE, needs_chromium, open_page
+from tests.helpers.browser import PHONE, needs_chromium, open_page
+from tests.helpers.running import RunningDaemon
 from tests.integration.hostile import COMM, LONG, NAME, holding
-from tests.running import RunningDaemon
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

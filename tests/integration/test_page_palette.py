@@ -7,9 +7,9 @@ import re
 import pytest
 
 from gpumond.testing import make_device
-from tests.integration.browser import PageSession, check_access, needs_chromium, show_frame
-from tests.running import RunningDaemon
-from tests.top.frames import make_frame
+from tests.helpers.browser import PageSession, check_access, needs_chromium, show_frame
+from tests.helpers.frames import make_frame
+from tests.helpers.running import RunningDaemon
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 

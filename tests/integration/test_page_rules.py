@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.browser import check_access, needs_chromium, put_rule, signed_in
-from tests.running import RunningDaemon
+from tests.helpers.browser import check_access, needs_chromium, put_rule, signed_in
+from tests.helpers.running import RunningDaemon
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.browser import CHECK, PHONE, Serve, axe, needs_chromium, open_page, sign_in
-from tests.running import RunningDaemon, until
+from tests.helpers.browser import CHECK, PHONE, Serve, axe, needs_chromium, open_page, sign_in
+from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from gpumond.facts.frame import Verdict
 from gpumond.serve.examples import VERDICT
 from gpumond.testing import GIB
-from tests.integration.browser import (
+from tests.helpers.browser import (
     LIVE,
     PROGRAMS,
     PageSession,
@@ -22,8 +22,8 @@ from tests.integration.browser import (
     show_frame,
     signed_in,
 )
-from tests.integration.test_page_many import machine, show
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
+from tests.integration.large_machine import machine, show
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpumond.facts.units import human
-from tests.integration.browser import (
+from tests.helpers.browser import (
     PHONE,
     PROGRAMS,
     PageSession,
@@ -20,7 +20,7 @@ from tests.integration.browser import (
     put_rule,
     signed_in,
 )
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

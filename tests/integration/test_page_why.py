@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpumond.features.instruments.routes import WHY, WHY_EXAMPLE
-from tests.integration.browser import CHECK, PHONE, PROGRAMS, axe, needs_chromium, open_page, sign_in
-from tests.running import RunningDaemon, until
+from tests.helpers.browser import CHECK, PHONE, PROGRAMS, axe, needs_chromium, open_page, sign_in
+from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route

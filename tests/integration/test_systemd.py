@@ -16,8 +16,8 @@ import pytest
 
 from gpumond.host.systemd import notify
 from tests.fakenvml import FakeDriver, machine
-from tests.integration.machine import ROOT, Machine, missing, wheels
-from tests.running import RunningDaemon, until
+from tests.helpers.machine import ROOT, Machine, missing, wheels
+from tests.helpers.running import RunningDaemon, until
 
 UNITS = ROOT / "deploy" / "systemd"
 NEEDED = missing("debootstrap", "systemd-nspawn", "nsenter")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.users import obstacle
 from tests.isolation.machine import Machine
-from tests.isolation.users import obstacle
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from subprocess import Popen, TimeoutExpired
 from typing import Any
 
 from tests.fakenvml import Device, FakeDriver, Process
-from tests.isolation.users import ATTACKER, SERVICE, Request, as_user, python, python_path, start
-from tests.running import RunningDaemon, series_of, until
+from tests.helpers.running import RunningDaemon, series_of, until
+from tests.helpers.users import ATTACKER, SERVICE, VICTIM, Request, as_user, python, python_path, start
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -23,7 +23,7 @@ SETTINGS = {"GPUMOND_SOCKET_MODE": "0666", "GPUMOND_FLUSH_COOLDOWN": "0", "GPUMO
 
 
 class Agents:
-    """Processes of one ``tests.isolation.agents``; ``events`` is their output."""
+    """Processes of one ``tests.helpers.agents``; ``events`` is their output."""
 
     def __init__(self, process: Popen[str], on_event: Callable[[dict[str, Any]], None]) -> None:
         self._process, self._on_event = process, on_event
@@ -116,7 +116,7 @@ class Machine:
     def agents(self, uid: int, listed: bool = False, **options: Any) -> Agents:
         """Start programs of a user on the device. If ``listed``, the driver lists them with their held bytes."""
         options = {"device_uuid": DEVICE, "processes": 1, **options}
-        process = start(uid, "tests.isolation.agents", str(self.daemon.socket), json.dumps(options))
+        process = start(uid, "tests.helpers.agents", str(self.daemon.socket), json.dumps(options))
         agents = Agents(process, self._follow if listed else lambda event: None)
         self._programs.callback(agents.close)
         until(lambda: len(agents.pids) == options["processes"], 60)
@@ -195,3 +195,15 @@ def _end(process: Popen[str], reader: threading.Thread | None = None) -> None:
         reader.join()
     if process.stdout and not process.stdout.closed:
         process.stdout.close()
+
+
+REPORTS = 5
+
+
+def delays(machine: Machine) -> list[float]:
+    """Return the seconds from each connection of the victim until the daemon has its first report."""
+    process = start(VICTIM, "tests.helpers.first_report", str(machine.daemon.socket), str(REPORTS))
+    out, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, "a report was not heard within 10 s"
+    found: list[float] = json.loads(out)
+    return found

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpumond.features.quotas.admissions import PER_OWNER
+from tests.helpers.running import until
+from tests.helpers.users import ATTACKER, VICTIM
 from tests.isolation.machine import GIB, Machine
-from tests.isolation.users import ATTACKER, VICTIM
-from tests.running import until
 
 FREE = 140
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+from tests.helpers.running import until
+from tests.helpers.users import ADMINISTRATOR, ATTACKER
 from tests.isolation.machine import Machine
-from tests.isolation.users import ADMINISTRATOR, ATTACKER
-from tests.running import until
 
 ENTRY_BYTES = 4096
 ENTRIES = 20

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.stubs import stub
+from tests.helpers.running import free_port
+from tests.helpers.stubs import stub
+from tests.helpers.users import ATTACKER, ROOT, SERVICE, as_user, obstacle, python
 from tests.isolation.machine import Machine
-from tests.isolation.users import ATTACKER, ROOT, SERVICE, as_user, obstacle, python
-from tests.running import free_port
 
 LISTENER = """
 import http.server, json, sys

@@ -6,9 +6,9 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
+from tests.helpers.serving import connect
+from tests.helpers.users import VICTIM
 from tests.isolation.machine import Machine
-from tests.isolation.users import VICTIM
-from tests.serving import connect
 
 REQUEST = b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n"
 VIEWERS = 100

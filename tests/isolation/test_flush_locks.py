@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.running import until
+from tests.helpers.users import ADMINISTRATOR, ATTACKER, VICTIM
 from tests.isolation.machine import DEVICE, GIB, Agents, Machine
-from tests.isolation.users import ADMINISTRATOR, ATTACKER, VICTIM
-from tests.running import until
 
 SECONDS = 10.0
 """A flush takes at most five seconds longer because of another user's program."""

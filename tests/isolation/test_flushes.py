@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.running import until
+from tests.helpers.users import ATTACKER, VICTIM
 from tests.isolation.machine import DEVICE, GIB, Machine
-from tests.isolation.users import ATTACKER, VICTIM
-from tests.running import until
 
 
 @pytest.mark.parametrize("target", [{"pid": 0}, {"workload": "train"}, {"device": DEVICE}, {"all": True}], ids=str)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tests.helpers.running import until
+from tests.helpers.users import ATTACKER
 from tests.isolation.machine import Machine
-from tests.isolation.users import ATTACKER
-from tests.running import until
 
 SCRAPES = 15
 

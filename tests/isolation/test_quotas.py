@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.running import until
+from tests.helpers.users import ATTACKER, VICTIM
 from tests.isolation.machine import GIB, Machine
-from tests.isolation.users import ATTACKER, VICTIM
-from tests.running import until
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.running import until
+from tests.helpers.users import ATTACKER, VICTIM
 from tests.isolation.machine import GIB, Agents, Machine
-from tests.isolation.users import ATTACKER, VICTIM
-from tests.running import until
 
 RULES = """
 rules:

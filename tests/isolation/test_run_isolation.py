@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.isolation.users import ROOT
+from tests.helpers.users import ROOT
 
 pytestmark = pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling is not installed")
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMOND_", "PYTHON"))}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.isolation.agents import full_report
+from tests.helpers.agents import full_report
+from tests.helpers.running import until
+from tests.helpers.users import ATTACKER, VICTIM
 from tests.isolation.machine import DEVICE, GIB, Machine
-from tests.isolation.users import ATTACKER, VICTIM
-from tests.running import until
 
 FRAMES = 3
 MOST_POOLS = 64

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.running import until
+from tests.helpers.users import ADMINISTRATOR, VICTIM
 from tests.isolation.machine import GIB, Machine
-from tests.isolation.users import ADMINISTRATOR, VICTIM
-from tests.running import until
 
 RULES = """
 rules:

@@ -12,9 +12,8 @@ import pytest
 
 from gpumond.facts.messages import Hello, encode
 from gpumond.features.quotas.admissions import PER_OWNER
-from tests.isolation.machine import GIB, Machine
-from tests.isolation.test_agent_socket import delays
-from tests.isolation.users import ATTACKER
+from tests.helpers.users import ATTACKER
+from tests.isolation.machine import GIB, Machine, delays
 
 FIRST, UIDS = 300_000, 8
 DESCRIPTORS = 2048

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.users import ADMINISTRATOR, VICTIM
 from tests.isolation.machine import Machine
-from tests.isolation.users import ADMINISTRATOR, VICTIM
 
 BAD = "\ud800"
 RULE = {"name": "text", "scope": "device", "value": "used_ratio", "above": 0.0}

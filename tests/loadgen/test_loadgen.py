@@ -3,49 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpumond.features.loadgen.plan import SCENARIOS
-from gpumond.sim.device import MIB, SimDevice, Spec, create
-from tests.running import until
-from tests.sim.holding import holder
-
-SIZE = 8192 * MIB
-CONTEXT = 64 * MIB
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> SimDevice:
-    return create(tmp_path / "cards" / "card0", Spec("SIM-load", 0, "Simulated", SIZE, context_bytes=CONTEXT))
-
-
-@contextmanager
-def running(device: SimDevice | None, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "gpumond", "loadgen", *arguments]
-    if device is not None:
-        command += ["--card", str(device.directory)]
-    env = {**os.environ, "GPUMOND_SOCKET": "/nonexistent/agent.sock", **environ}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def load(device: SimDevice | None, *arguments: str, **environ: str) -> tuple[int, str, str]:
-    with running(device, *arguments, **environ) as process:
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
+from gpumond.sim.device import MIB, SimDevice
+from tests.helpers.holding import holder
+from tests.helpers.running import until
+from tests.loadgen.loads import CONTEXT, SIZE, load, running
 
 
 def summary_of(device: SimDevice | None, *arguments: str, **environ: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from gpumond.facts.units import GIB
 from gpumond.features.loadgen.report import regressions
 from gpumond.sim.device import SimDevice, Spec, create
-from tests.loadgen.test_loadgen import CONTEXT, SIZE, load
+from tests.loadgen.loads import CONTEXT, SIZE, load
 
 LOAD = ("stress", "--fill", "50%", "--duration", "1s", "--speed", "3000", "--no-agent")
 

@@ -15,11 +15,11 @@ from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.commands.main import commands
 from gpumond.config.loading import load
 from gpumond.config.schema import SettingsConfig
+from gpumond.facts.rule import Rule
 from gpumond.facts.units import seconds
 from gpumond.features.loadgen import command as load_command
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.command import run_file
-from gpumond.features.rules.evaluation import Rule
 from gpumond.features.rules.settings import RuleConfig, written
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry

@@ -13,10 +13,10 @@ from gpumond.agent.requests import MAX_RECORD_SECONDS
 from gpumond.devices.child.supervisor import DEADLINE_SECONDS
 from gpumond.facts.messages import MAX_MESSAGE_BYTES
 from gpumond.facts.program import OOMS, SCOPES
-from gpumond.features.alerts.hook import REMEMBERED
-from gpumond.features.alerts.hook_routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
 from gpumond.features.alerts.outbox import QUEUE_LIMIT
 from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
+from gpumond.features.flush.hook import REMEMBERED
+from gpumond.features.flush.hook_routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
 from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
 from gpumond.features.quotas.limits import SENT_PER_HOUR
 from gpumond.features.quotas.registry import MAX_QUOTAS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 ROOT = Path(__file__).parents[2]
 

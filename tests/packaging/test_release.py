@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.machine import missing, wheels
-from tests.integration.test_container import BASE, Engine
+from tests.helpers.container_engine import BASE, Engine
+from tests.helpers.machine import missing, wheels
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = "https://code.example/gpumond"

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Hello, decode, encode
 from gpumond.facts.program import Dump
 from gpumond.programs.server import Limits
-from tests.programs.harness import HELLO, OWN, REPORT, eventually, in_event_loop, serving
+from tests.helpers.agent_server import HELLO, OWN, REPORT, eventually, in_event_loop, serving
 
 
 @in_event_loop

@@ -11,7 +11,7 @@ import pytest
 from gpumond.facts.messages import Report, encode
 from gpumond.programs.server import Limits
 from gpumond.testing import make_pool
-from tests.programs.harness import HELLO, REPORT, ServerOnSocket, closed, eventually, in_event_loop, serving
+from tests.helpers.agent_server import HELLO, REPORT, ServerOnSocket, closed, eventually, in_event_loop, serving
 
 
 @in_event_loop

@@ -23,7 +23,7 @@ from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.programs.server import AgentServer, Limits
 from gpumond.testing import make_pool
 from tests.fakenvml import FakeDriver
-from tests.running import until
+from tests.helpers.running import until
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be many users")
 

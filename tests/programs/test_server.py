@@ -16,7 +16,7 @@ from gpumond.facts.snapshot import ProgramEnd
 from gpumond.host.peer import Identity
 from gpumond.programs.server import AgentServer, Limits
 from gpumond.testing import make_pool
-from tests.programs.harness import HELLO, MALFORMED_REPORT, OWN, REPORT, closed, eventually, in_event_loop, serving
+from tests.helpers.agent_server import HELLO, MALFORMED_REPORT, OWN, REPORT, closed, eventually, in_event_loop, serving
 
 
 @in_event_loop

@@ -7,16 +7,9 @@ import pytest
 from gpumond.facts.errors import ConfigError
 from gpumond.features.recordings.reader import moment
 from tests.recordings.reading import read, used
+from tests.recordings.samples import HEADER, ROWS
 
 MIB = 1024**2
-HEADER = (
-    "        Date        , GPU Clock [MHz] , GPU Temperature [\N{DEGREE SIGN}C] , Memory Used (Dedicated) [MB] , "
-    "Memory Used (Dynamic) [MB] , GPU Load [%] , PerfCap Reason [] , System Memory Used [MB] ,\n"
-)
-ROWS = (
-    "2024-01-14 18:41:07 ,          1785.0   ,             48.7   ,         3543   ,  88 ,   21   ,  16 ,  16041 ,\n"
-    "2024-01-14 18:41:08 ,          1785.0   ,             48.7   ,         3600   ,  88 ,    -   ,  16 ,  16041 ,\n"
-)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])

@@ -13,11 +13,19 @@ from gpumond.facts.snapshot import Snapshot
 from gpumond.features.recordings.formats import FORMATS
 from gpumond.testing import make_device, make_snapshot
 from tests.recordings.reading import read
-from tests.recordings.test_gpu_z import HEADER as SENSORS, ROWS as SENSOR_ROWS
-from tests.recordings.test_nvidia_smi import HEADERLESS, PROCESSES, WITH_UNITS
-from tests.recordings.test_prometheus import answer, series
-from tests.recordings.test_scrolling import DMON
-from tests.recordings.test_smi_table import date, process, table
+from tests.recordings.samples import (
+    DMON,
+    HEADER as SENSORS,
+    HEADERLESS,
+    PROCESSES,
+    ROWS as SENSOR_ROWS,
+    WITH_UNITS,
+    answer,
+    date,
+    process,
+    series,
+    table,
+)
 
 LOGS = (
     WITH_UNITS,

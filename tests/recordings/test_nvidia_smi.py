@@ -9,17 +9,12 @@ import pytest
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Snapshot
 from tests.recordings.reading import elapsed, read, read_with_notices, used
+from tests.recordings.samples import HEADERLESS, PROCESSES, UUID, WITH_UNITS
 
 MIB = 1024**2
-UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
 AT = 1714564800.123
 """2024-05-01 12:00:00.123 UTC"""
 
-WITH_UNITS = f"""\
-timestamp, uuid, memory.used [MiB], memory.total [MiB], utilization.gpu [%]
-2024/05/01 12:00:00.123, {UUID}, 500 MiB, 81559 MiB, 7 %
-2024/05/01 12:00:01.123, {UUID}, 501 MiB, 81559 MiB, 8 %
-"""
 WITHOUT_UNITS = WITH_UNITS.replace(" MiB,", ",").replace(" %\n", "\n")
 ANOTHER_ORDER = f"""\
 memory.total [MiB], utilization.gpu [%], temperature.gpu, memory.used [MiB], timestamp, uuid
@@ -27,7 +22,6 @@ memory.total [MiB], utilization.gpu [%], temperature.gpu, memory.used [MiB], tim
 81559, 8, 45, 501, 2024/05/01 12:00:01.123, {UUID}
 """
 HEADER_AGAIN = WITH_UNITS + "\n" + WITH_UNITS.splitlines()[0] + "\n"
-HEADERLESS = WITH_UNITS.split("\n", 1)[1]
 
 
 @pytest.mark.parametrize(
@@ -120,16 +114,6 @@ def test_messages_between_readings_are_not_malformed_lines():
     snapshots, remarks = read_with_notices(WITH_UNITS + message * 50)
     assert len(snapshots) == 2
     assert [remark for remark in remarks if "line 4: nvidia-smi reported: Unable to" in remark]
-
-
-PROCESSES = """\
-timestamp, gpu_uuid, pid, process_name, used_gpu_memory [MiB]
-2024/05/01 12:00:00.100, GPU-a, 7, python, serve.py, 100 MiB
-2024/05/01 12:00:00.101, GPU-a, 8, /usr/bin/x, 50 MiB
-2024/05/01 12:00:01.100, GPU-a, 7, python, serve.py, 110 MiB
-2024/05/01 12:00:02.100, GPU-a, 7, python, serve.py, 120 MiB
-2024/05/01 12:00:02.101, GPU-a, 8, /usr/bin/x, 60 MiB
-"""
 
 
 def processes(snapshot: Snapshot) -> list[tuple[int, int | None, str | None]]:

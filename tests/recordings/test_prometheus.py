@@ -10,17 +10,9 @@ import pytest
 from gpumond.facts.errors import ConfigError
 from gpumond.testing import GIB
 from tests.recordings.reading import elapsed, read, read_with_notices, used
+from tests.recordings.samples import answer, series
 
 MIB = 1024**2
-
-
-def series(name: str, *values: float, **labels: str) -> dict[str, Any]:
-    metric = {"__name__": name, **labels} if name else labels
-    return {"metric": metric, "values": [[1000 + 15 * n, str(value)] for n, value in enumerate(values)]}
-
-
-def answer(*result: dict[str, Any], **fields: Any) -> str:
-    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}, **fields})
 
 
 DCGM = {"gpu": "3", "UUID": "GPU-a", "instance": "node1:9400", "modelName": "NVIDIA H100"}

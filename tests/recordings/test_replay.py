@@ -13,8 +13,8 @@ from gpumond.facts.messages import to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen.plan import plan
 from gpumond.features.recordings.diagnose import Changes
+from tests.helpers.simulated_snapshots import snapshots as virtual
 from tests.recordings.reading import read
-from tests.simulator.snapshots import snapshots as virtual
 
 Transitions = list[tuple[float, bool, str, int | None]]
 

@@ -8,16 +8,9 @@ from gpumond.facts.errors import ConfigError
 from gpumond.features.recordings.reader import moment
 from gpumond.testing import GIB
 from tests.recordings.reading import elapsed, read, read_with_notices, used
+from tests.recordings.samples import DMON
 
 MIB = 1024**2
-DMON = """\
-#Date       Time        gpu     fb   bar1   ccpm     sm    mem    enc    dec
-#YYYYMMDD   HH:MM:SS    Idx     MB     MB     MB      %      %      %      %
- 20240104   13:54:35      0    239      3      0      6      1      0      0
- 20240104   13:54:35      1      -      3      0      -      1      0      0
- 20240104   13:54:36      0    240      3      0      7      1      0      0
- 20240104   13:54:36      1     17      3      0      0      1      0      0
-"""
 PMON = """\
 # gpu         pid  type    sm    mem    enc    dec     fb    command
 # Idx           #   C/G     %      %      %      %     MB    name

@@ -4,42 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.snapshot import Snapshot
 from tests.recordings.reading import elapsed, read, used
+from tests.recordings.samples import date, process, processes, table
 
 MIB = 1 << 20
 BUS = "00000000:31:00.0"
-BAR = "+-----------------------------------------------------------------------------------------+\n"
-
-
-def table(used: int, *processes: str, at: str = "", load: str = "29%") -> str:
-    listed = processes or (
-        "|  No running processes found                                                             |",
-    )
-    return (
-        at
-        + BAR
-        + "| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0     |\n"
-        + "|   0  NVIDIA A40                     On  |   00000000:31:00.0 Off |                    0 |\n"
-        + f"|  0%   27C    P0             24W /  300W | {used:>7}MiB /  46068MiB | {load:>7}      Default |\n"
-        + "|                                         |                        |                  N/A |\n"
-        + "| Processes:                                                                              |\n"
-        + "".join(f"{line}\n" for line in listed)
-        + BAR
-    )
-
-
-def process(pid: int, used: str, name: str = "/opt/env/bin/python") -> str:
-    return f"|    0   N/A  N/A {pid:>15}      C   {name} {used:>12} |"
-
-
-def date(minute: int, second: int = 14) -> str:
-    return f"Sat Jan 24 21:{minute:02}:{second:02} 2026       \n"
-
-
-def processes(snapshot: Snapshot) -> list[tuple[int, int | None]] | None:
-    (device,) = snapshot.devices
-    return None if device.processes is None else [(each.pid, each.used_bytes) for each in device.processes]
 
 
 def test_tables_are_readings_of_devices_and_their_processes():

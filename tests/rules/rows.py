@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.facts.process import ProcessKey
-from gpumond.quantities.subjects import Labels, Subjects
+from gpumond.facts.rule import Labels
+from gpumond.quantities.subjects import Subjects
 from gpumond.quantities.table import Unit
 
 

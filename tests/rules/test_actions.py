@@ -8,8 +8,9 @@ from typing import Any
 
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Expected, Held, Receipt
+from gpumond.facts.rule import Action, Rule
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.rules.actions import (
+from gpumond.features.alerts.actions import (
     ANNOTATION,
     ActionTrack,
     FlushOrder,
@@ -20,7 +21,6 @@ from gpumond.features.rules.actions import (
     forget,
     remembered,
 )
-from gpumond.features.rules.evaluation import Action, Rule
 from gpumond.testing import GIB, make_pool, make_report
 
 LABELS = (("alertname", "waste"), ("gpu", "0"), ("uuid", "GPU-a"))

@@ -12,9 +12,9 @@ from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.rule import Action, Rule
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.rules.actions import conclude, decide
-from gpumond.features.rules.evaluation import Action, Rule
+from gpumond.features.alerts.actions import conclude, decide
 from gpumond.features.rules.settings import RuleConfig, written
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 

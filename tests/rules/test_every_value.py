@@ -12,11 +12,11 @@ from gpumond.facts.engines import EngineReading
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.process import TICKS_PER_SECOND
 from gpumond.facts.program import Program, StepUsage
+from gpumond.facts.rule import Scope
 from gpumond.facts.sensors import THROTTLE_REASONS, Sensors
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Excess, ProcessUsage, Snapshot
 from gpumond.features.rules.settings import UNITS, VALUES
 from gpumond.quantities import RuleContext, subjects
-from gpumond.quantities.subjects import Scope
 from gpumond.quantities.table import DEVICE_COUNTERS
 from gpumond.quantities.window import POOL_COUNTERS, PROGRAM_COUNTERS, WINDOW_SECONDS, RuleWindow, remember
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpumond.facts.frame import Alert
+from gpumond.facts.rule import Rule
 from gpumond.facts.sensors import Sensors
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
 from gpumond.testing import make_device, make_snapshot
 from gpumond.tick.observe import EngineState, Tick, advance
 

@@ -13,8 +13,9 @@ import pytest
 
 from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
-from tests.alerts.listener import Listener
-from tests.running import RunningDaemon, until
+from tests.helpers.alert_listener import Listener
+from tests.helpers.running import RunningDaemon, until
+from tests.rules.live import changed, firing
 
 Serve = Callable[..., RunningDaemon]
 CARD = Spec("GPU-51300000-0000-4000-8000-000000000001", 0, "Simulated", 24 * GIB, GIB)
@@ -42,10 +43,6 @@ def request_json(daemon: RunningDaemon, route: str, body: object) -> tuple[int, 
     return status, answer.decode() if route == "/-/reload" else json.loads(answer)
 
 
-def firing(daemon: RunningDaemon) -> set[str]:
-    return {alert["rule"] for alert in daemon.get("alerts") if alert["phase"] == "firing"}
-
-
 def test_rule_created_over_http_fires_is_stored_and_audited(start: Callable[..., RunningDaemon]):
     daemon = start()
     (past,) = request_json(daemon, "/api/v1/rules/preview", NO_AGENTS)[1]["fired"]
@@ -59,16 +56,6 @@ def test_rule_created_over_http_fires_is_stored_and_audited(start: Callable[...,
     assert "created rule no-agents" in again.run("audit").stdout
     verified = again.run("audit", "verify", "--state-dir", state)
     assert (verified.returncode, "intact" in verified.stdout) == (0, True)
-
-
-def changed(daemon: RunningDaemon, method: str, route: str, body: object = None) -> int:
-    """Return the status of a request with the daemon's token."""
-    token = (daemon.directory / "token").read_text().strip()
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{daemon.url}/api/v1/{route}", data, headers, method=method)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return int(answer.status)
 
 
 def overrides(daemon: RunningDaemon, name: str) -> dict[str, tuple[str, object]]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.fakenvml import FakeDriver, machine
-from tests.rules.test_live import changed, firing
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
+from tests.rules.live import changed, firing
 
 HOT = {
     "name": "hot",

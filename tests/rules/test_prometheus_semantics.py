@@ -11,7 +11,9 @@ from random import Random
 
 import pytest
 
-from gpumond.features.rules.evaluation import Activities, Rule, step
+from gpumond.facts.alerts import Activities
+from gpumond.facts.rule import Rule
+from gpumond.features.rules.evaluation import step
 from gpumond.quantities.subjects import Hidden
 from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, random_series
 from tests.rules.rows import Row, of

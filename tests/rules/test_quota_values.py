@@ -8,9 +8,9 @@ import pytest
 
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.quota import EffectiveQuota
+from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import ProcessQuota, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.observe import EngineState, advance
 

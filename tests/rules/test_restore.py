@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from gpumond.facts.alerts import kept, resume
 from gpumond.facts.frame import Verdict
 from gpumond.facts.persisted import Heartbeat
+from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import DeviceReading, Snapshot
-from gpumond.features.rules.evaluation import Rule
-from gpumond.features.rules.restore import GRACE_SECONDS, VERDICT_GRACE_SECONDS, awaited, kept, resume
+from gpumond.features.rules.restore import GRACE_SECONDS, VERDICT_GRACE_SECONDS, awaited
 from gpumond.testing import GIB, make_device, make_process, make_snapshot
 from gpumond.tick.observe import EngineState, Tick, advance, evaluate
 

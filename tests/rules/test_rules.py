@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from gpumond.facts.alerts import Activities
 from gpumond.facts.frame import Alert
 from gpumond.facts.process import ProcessKey
-from gpumond.features.rules.evaluation import Activities, Rule, step
+from gpumond.facts.rule import Rule
+from gpumond.features.rules.evaluation import step
 from gpumond.quantities.subjects import Hidden
 from tests.rules.rows import Row, of
 

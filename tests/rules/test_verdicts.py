@@ -8,9 +8,9 @@ from math import inf
 import pytest
 
 from gpumond.facts.frame import Verdict
+from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
 from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.observe import EngineState, Tick, evaluate
 

@@ -8,9 +8,9 @@ import pytest
 
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Program
+from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
 from gpumond.quantities import RuleContext, subjects
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot

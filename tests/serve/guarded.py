@@ -15,7 +15,7 @@ from gpumond.config.tokens import Token, digest
 from gpumond.serve.app import state_of
 from gpumond.serve.auth import Tokens
 from gpumond.serve.guard import Guard, Policy
-from tests.serve.test_app import View, application
+from tests.serve.application import View, application
 
 ADMIN = {"Authorization": "Bearer gpm_own"}
 FLUSH = {"target": {"all": True}}

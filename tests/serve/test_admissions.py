@@ -12,7 +12,7 @@ import pytest
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import STARTING, DeviceReading
 from gpumond.serve.examples import DEVICE, SNAPSHOT
-from tests.serve.test_app import FRAME, TOKEN, View, ask
+from tests.serve.application import FRAME, TOKEN, View, ask
 
 PATH = "/api/v1/admissions"
 UNKNOWN = "0" * 32

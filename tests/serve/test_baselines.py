@@ -20,7 +20,7 @@ from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
 from gpumond.store.store import Store
 from gpumond.testing import GIB
-from tests.baselines.test_baselines import training
+from tests.helpers.training import training
 
 T = TypeVar("T")
 TOKEN = {"Authorization": "Bearer secret"}

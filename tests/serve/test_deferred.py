@@ -17,7 +17,7 @@ from gpumond.metrics.exposition import Page
 from gpumond.page.files import FILES
 from gpumond.serve.auth import Tokens
 from gpumond.serve.deferred import DeferredApi
-from tests.serve.test_app import View, ask as complete, no_lifespan
+from tests.serve.application import View, ask as complete, no_lifespan
 
 MONITORED = (
     "/-/healthy",

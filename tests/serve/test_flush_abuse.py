@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
+from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.messages import FlushCommand, FlushResult
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest
 from gpumond.host.peer import Identity
 from gpumond.serve.limits import FLUSHES_PER_MINUTE
 from gpumond.testing import GIB, make_pool, make_report
-from tests.flush.test_flush import ScriptedPrograms, release_all
+from tests.helpers.scripted_programs import ScriptedPrograms, release_all
+from tests.serve.application import View
 from tests.serve.guarded import ADMIN, GuardedApi, bearer
-from tests.serve.test_app import View
 
 OWNER, OTHER = 1001, 1002
 REQUESTS = 5 * FLUSHES_PER_MINUTE

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gpumond.features.flush.flusher import FlushRequest
+from gpumond.facts.flush import FlushRequest
 from gpumond.features.flush.routes import MANY_SECONDS
 from gpumond.serve import examples
+from tests.serve.application import TOKEN, View, ask
 from tests.serve.guarded import ADMIN, GuardedApi, bearer
-from tests.serve.test_app import TOKEN, View, ask
 
 FLUSHES = "/api/v1/flushes"
 

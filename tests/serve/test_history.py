@@ -12,7 +12,7 @@ import pytest
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.testing import GIB, make_device, make_process, make_snapshot
 from gpumond.tick.history import History
-from tests.serve.test_app import View, ask
+from tests.serve.application import View, ask
 
 SECONDS = 1200
 NOW = time.time()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gpumond.features.alerts.hook_routes import EXAMPLE_BODY, MAX_ALERTS, MAX_LABEL, STARTS_AT
+from gpumond.features.flush.hook_routes import EXAMPLE_BODY, MAX_ALERTS, MAX_LABEL, STARTS_AT
 from gpumond.serve import examples
 from gpumond.serve.limits import FLUSHES_PER_MINUTE
+from tests.serve.application import TOKEN, View, ask
 from tests.serve.guarded import GuardedApi, bearer
-from tests.serve.test_app import TOKEN, View, ask
 
 HOOK = "/api/v1/hooks/alertmanager"
 

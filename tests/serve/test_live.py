@@ -12,62 +12,18 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from pydantic_core import to_json
 
-from gpumond.facts.cooperative import run_to_end
-from gpumond.facts.frame import Alert, Frame, Verdict
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.frame import Frame
 from gpumond.facts.whole_frame import WholeFrame
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
-from gpumond.serve.live_frames import HEARTBEAT_SECONDS, KEPT, WHOLE, LiveFrames, changes, live_frame
+from gpumond.serve.live_frames import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
 from gpumond.serve.whole_frame import whole_frame
-from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+from gpumond.testing import make_report, make_snapshot
 from gpumond.tick.ledger import attribute
-from tests.serve.test_app import View, ask, no_lifespan
-from tests.serve.test_events import Reader
-
-
-def random_frame(rng: random.Random, seq: int) -> Frame:
-    """Return a frame of few devices and processes, so that successive frames have many of them in common."""
-    devices, reports = [], []
-    for index in rng.sample(range(3), rng.randint(0, 3)):
-        uuid = f"GPU-{index}"
-        pids = rng.sample(range(1, 6), rng.randint(0, 4))
-        used = {pid: rng.choice((None, rng.randint(1, 3) * GIB)) for pid in pids}
-        processes = tuple(make_process(pid, used[pid], idle_seconds=rng.choice((None, 0.5, 7.5))) for pid in pids)
-        sensors = Sensors(power_watts=rng.choice((None, 100.5, float("nan"))))
-        listed = rng.choice((processes, processes, None))
-        devices.append(make_device(uuid, index=index, used_bytes=9 * GIB, processes=listed, sensors=sensors))
-        for pid in pids:
-            if rng.random() < 0.5 and all(report.pid != pid for report in reports):
-                pools = (make_pool(uuid, live=rng.randint(0, GIB), cached=rng.randint(0, GIB)),)
-                reports.append(make_report(pid, pools, workload=rng.choice(("train", "\u2028<ü>"))))
-    faults = tuple(make_fault(rng.choice((None, "GPU-0"))) for _ in range(rng.randint(0, 1)))
-    snapshot = make_snapshot(*devices, seq=seq, taken_at=1e6 + seq, reports=tuple(reports), faults=faults)
-    verdicts = [
-        Verdict(device_uuid="GPU-0", pid=pid, start_ticks=100, kind="leak", since=1.0, evidence=(("points", seq),))
-        for pid in rng.sample(range(1, 6), rng.randint(0, 2))
-    ]
-    alert = Alert(
-        rule="full", phase="firing", labels=(("gpu", "0"),), annotations=(), value=rng.random(), active_at=1.0
-    )
-    alerts = tuple(replace(alert, pid=rng.choice((None, 1))) for _ in range(rng.randint(0, 2)))  # keys may be equal
-    return Frame(snapshot, attribute(snapshot), tuple(verdicts), alerts)
-
-
-def random_wholes(seed: int, count: int = 12) -> list[WholeFrame]:
-    rng = random.Random(seed)
-    frames = [live_frame(whole_frame(random_frame(rng, seq))) for seq in range(count)]
-    return [frame for frame in frames for _ in range(rng.randint(1, 2))]
-
-
-def as_json(whole: WholeFrame) -> Any:
-    return json.loads(WHOLE.dump_json(whole))
-
-
-def changes_as_json(before: WholeFrame, after: WholeFrame) -> Any:
-    return json.loads(to_json(run_to_end(changes(before, after)), inf_nan_mode="null"))
+from tests.serve.application import View, ask, no_lifespan
+from tests.serve.event_reader import Reader
+from tests.serve.live_frames import as_json, changes_as_json, random_frame, random_wholes
 
 
 def apply(frame: Any, found: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from gpumond.serve.examples import AUDIT_ENTRY
 from gpumond.serve.resources import ENTRIES_AT_ONCE
 from gpumond.store.audit import AuditEntry
-from tests.serve.test_app import View, ask
+from tests.serve.application import View, ask
 
 
 class LongAudit(View):

@@ -9,8 +9,8 @@ from fastapi.routing import APIRoute
 
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
-from tests.serve import openapi_requests
-from tests.serve.test_app import View, ask, no_lifespan
+from tests.helpers import openapi_requests
+from tests.serve.application import View, ask, no_lifespan
 
 EXAMPLES = 4
 

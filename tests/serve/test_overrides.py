@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.rule import Rule
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
-from tests.serve.test_app import TOKEN, View, ask
-from tests.serve.test_rules import HOG
+from tests.serve.application import HOG, TOKEN, View, ask
 
 FULL = next(rule for rule in BUILT_IN if rule.name == "device-nearly-full")
 

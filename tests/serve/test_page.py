@@ -21,8 +21,8 @@ from gpumond.testing import make_device, make_fault, make_snapshot
 from gpumond.tick.events import Kind
 from gpumond.tick.observe import EngineState, advance
 from gpumond.view.bars import COLOURS, FREE_ON_DARK
-from tests.serve.test_app import View, ask
-from tests.top.test_palette import COLOUR_VISION, MIN_DISTANCE, distance, linear
+from tests.helpers.color_vision import COLOR_VISION, MIN_DISTANCE, distance, linear
+from tests.serve.application import View, ask
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}
 (SCRIPT_PATH,) = (path for path in PAGE if path.endswith(".js"))
@@ -185,7 +185,7 @@ def test_shares_contrast_with_the_ground_and_differ_from_one_another(scheme: str
         low, high = sorted((ground, luminance(all_colours[share])))
         assert (high + 0.05) / (low + 0.05) >= 3, share
     for one, other in combinations((*SHARES, "free"), 2):
-        for eye in COLOUR_VISION.values():
+        for eye in COLOR_VISION.values():
             assert distance(all_colours[one], all_colours[other], eye) >= MIN_DISTANCE, (one, other)
 
 

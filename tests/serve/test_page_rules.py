@@ -8,8 +8,8 @@ import pytest
 
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import UNITS, RuleConfig, written
+from tests.serve.application import View, ask
 from tests.serve.page_modules import needs_node, run_module
-from tests.serve.test_app import View, ask
 
 pytestmark = needs_node
 

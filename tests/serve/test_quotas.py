@@ -12,8 +12,8 @@ from gpumond.config.tokens import Token, digest
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
+from tests.serve.application import TOKEN, View, ask, no_lifespan
 from tests.serve.guarded import PeerMiddleware
-from tests.serve.test_app import TOKEN, View, ask, no_lifespan
 
 GIB = 1 << 30
 TEAM: dict[str, Any] = {"name": "team", "match": {"workload": "train-*", "user": "research"}, "limit": "40GiB"}

@@ -8,15 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
+from gpumond.facts.rule import Rule
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
 from gpumond.features.rules.preview import Preview
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
+from tests.serve.application import HOG, TOKEN, View, ask, no_lifespan
 from tests.serve.guarded import PeerMiddleware
-from tests.serve.test_app import TOKEN, View, ask, no_lifespan
-
-HOG: dict[str, Any] = {"name": "hog", "scope": "process", "value": "used_bytes", "above": "40GiB", "for": "5m"}
 
 
 def put(view: View, body: dict[str, Any], if_match: str | None = None) -> Any:

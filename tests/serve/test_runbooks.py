@@ -6,8 +6,8 @@ import pytest
 
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.page.files import POLICY
-from tests.serve.test_app import View, ask
-from tests.serve.test_docs_page import Reader
+from tests.serve.application import View, ask
+from tests.serve.docs_reader import Reader
 
 
 @pytest.mark.parametrize("name", [*(rule.name for rule in BUILT_IN), "daemon-down", "readings-stale", "Verdicts"])

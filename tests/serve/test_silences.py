@@ -11,7 +11,7 @@ import pytest
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
 from gpumond.serve.limits import SILENCES_PER_MINUTE
-from tests.serve.test_app import TOKEN, View, ask, no_lifespan
+from tests.serve.application import TOKEN, View, ask, no_lifespan
 
 RULE = {"name": "rule", "operator": "=", "value": "leak"}
 BODY: dict[str, Any] = {"matchers": [RULE], "for_seconds": 60, "reason": "known"}

@@ -16,8 +16,8 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.persisted import KeptAlert, Notice
 from gpumond.facts.text import require_encodable
 from gpumond.store.store import Store
-from tests.running import RunningDaemon, until
-from tests.store.opened import with_store
+from tests.helpers.opened_store import with_store
+from tests.helpers.running import RunningDaemon, until
 
 Serve = Callable[..., RunningDaemon]
 LONE_SURROGATE = "\ud800"

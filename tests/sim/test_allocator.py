@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from gpumond.sim.allocator import CachingAllocator, allocators
 from gpumond.sim.device import MIB, OutOfMemory, SimDevice
-from tests.sim.holding import run, small_device
+from tests.helpers.holding import run, small_device
 
 SIZES = st.one_of(st.integers(0, 2 * MIB), st.integers(MIB, 12 * MIB), st.integers(10 * MIB, 60 * MIB))
 

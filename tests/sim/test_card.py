@@ -21,7 +21,7 @@ from gpumond.sim.device import (
     simulated_devices,
     start_if_running,
 )
-from tests.sim.holding import holder, run, small_device
+from tests.helpers.holding import holder, run, small_device
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from gpumond.sim.allocator import Statistics
 from gpumond.sim.device import MIB, OutOfMemory, SimDevice, Spec, create
 from gpumond.sim.programs import PROGRAMS, ProgramMemory, leak, run
-from tests.sim.holding import holder, small_device
+from tests.helpers.holding import holder, small_device
 
 SIZE = 24 * 1024 * MIB
 

@@ -13,7 +13,7 @@ from gpumond.facts.units import GIB, MIB
 from gpumond.features.loadgen.plan import SCENARIOS, Plan, plan
 from gpumond.features.loadgen.script import CONTEXT_BYTES
 from gpumond.tick.ledger import attribute
-from tests.simulator.snapshots import EPOCH, snapshots
+from tests.helpers.simulated_snapshots import EPOCH, snapshots
 
 QUIET = {"noise": 0, "gaps": 0, "neighbours": 0, "view": "agent"}
 

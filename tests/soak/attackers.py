@@ -33,7 +33,7 @@ from gpumond.facts.messages import (
 from gpumond.facts.program import SCOPES, Dump, Oom, Program, ScopeUsage
 from gpumond.programs.connection import check_hello, check_report
 from gpumond.testing import make_pool
-from tests.fuzzing import fuzzed
+from tests.helpers.fuzzing import fuzzed
 
 FIRST_UID = 20_001
 LINGERING = 4

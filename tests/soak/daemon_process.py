@@ -27,8 +27,8 @@ from gpumond.facts.messages import from_json
 from gpumond.facts.snapshot import AgentReport, Reading, SourceState
 from gpumond.programs.server import AgentServer
 from gpumond.store.rows import to_text
-from tests.soak.daemon_parts import CountingReceiver, SimulatedDaemon
-from tests.soak.world import EPOCH
+from tests.helpers.simulated_daemon import CountingReceiver, SimulatedDaemon
+from tests.helpers.world import EPOCH
 
 STORE_BYTES = 1 << 20
 RECEIVE_SECONDS, POLL_SECONDS = 20.0, 0.001

@@ -13,7 +13,7 @@ from bench.result import spread
 from bench.scrape import children, rss
 from gpumond.facts.messages import Bye, Hello, Report, encode
 from gpumond.testing import make_pool
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 from tests.soak.attackers import Attackers
 
 USERS = 8

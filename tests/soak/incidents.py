@@ -12,8 +12,8 @@ from itertools import chain, cycle
 
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import GIB, MIB
-from tests.simulator.program import Process
-from tests.soak.world import SIZE_BYTES, TICK_SECONDS, UP, UUIDS, World
+from tests.helpers.simulated_program import Process
+from tests.helpers.world import SIZE_BYTES, TICK_SECONDS, UP, UUIDS, World
 
 PAUSE_SECONDS = 1500.0
 """Time between two incidents, so that values counted over a window expire."""

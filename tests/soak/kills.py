@@ -25,12 +25,12 @@ from gpumond.facts.snapshot import Reading
 from gpumond.host.machine import start_ticks
 from gpumond.store import rows
 from gpumond.store.store import verify_audit
-from tests.simulator.program import Process
+from tests.helpers.simulated_program import Process
+from tests.helpers.world import TICK_SECONDS, World
 from tests.soak.attackers import messages_of_connection
 from tests.soak.daemon_process import TickInput
 from tests.soak.incidents import Oracle, troubles
 from tests.soak.week import DAY
-from tests.soak.world import TICK_SECONDS, World
 
 KILL_RATIO = 1 / 250
 """Kills per tick."""

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import certificates
-from tests.cli.test_fleet_flush import Confirming
-from tests.fleet.stubs import SimulatedMachine, fleet, write_targets
-from tests.grafana.prometheus import Prometheus
-from tests.running import RunningDaemon, until
-from tests.serving import TlsDaemon, start_daemon
+from tests.helpers import certificates
+from tests.helpers.prometheus import Prometheus
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.serving import TlsDaemon, start_daemon
+from tests.helpers.stubs import Confirming, SimulatedMachine, fleet, write_targets
 
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 NAMES = [f"node-{number:02}" for number in range(39)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.scrape import rss
-from tests.serve import openapi_requests
+from tests.helpers import openapi_requests
 
 EXAMPLES = 30
 ROUNDS = 4

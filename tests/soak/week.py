@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import linear_regression, median
 
 from bench.scrape import rss
-from tests.soak.daemon_parts import SCRAPE_SECONDS, SimulatedDaemon
+from tests.helpers.simulated_daemon import SCRAPE_SECONDS, SimulatedDaemon
+from tests.helpers.world import TICK_SECONDS, World
 from tests.soak.incidents import Oracle, troubles
-from tests.soak.world import TICK_SECONDS, World
 
 STORE_BYTES = 8 * 1024**2
 """Little enough to be reached within the first day."""

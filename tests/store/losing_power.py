@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpumond.store.store import Store, verify_audit
-from tests.running import RunningDaemon
-from tests.store.opened import with_store
+from tests.helpers.opened_store import with_store
+from tests.helpers.running import RunningDaemon
 from tests.store.power import Disk, Event, Log
 
 RULE_NAMES = 7

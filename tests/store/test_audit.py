@@ -11,7 +11,7 @@ from gpumond.store.audit import GENESIS, append
 from gpumond.store.database import STEPS
 from gpumond.store.retention import remove_excess
 from gpumond.store.store import Bounds, Store, verify_audit
-from tests.store.opened import with_store
+from tests.helpers.opened_store import with_store
 
 
 def test_audit_can_be_verified_while_the_daemon_writes_it(path: Path):

@@ -25,7 +25,7 @@ from gpumond.features.rules.settings import written
 from gpumond.store.history import HistoryPersistence
 from gpumond.store.store import Store, verify_audit
 from gpumond.tick.history import TIERS, Coarse, History
-from tests.store.opened import RECEIPT, over, with_store
+from tests.helpers.opened_store import RECEIPT, over, with_store
 
 ALERT = Alert(
     rule="full", phase="firing", labels=(("alertname", "full"),), annotations=(), value=1.0, active_at=1.0, fired_at=2.0

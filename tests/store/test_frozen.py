@@ -11,8 +11,8 @@ import pytest
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.store.store import Store
-from tests.running import RunningDaemon, until
-from tests.store.opened import with_store
+from tests.helpers.opened_store import with_store
+from tests.helpers.running import RunningDaemon, until
 
 FREEZE = """
 #define _GNU_SOURCE

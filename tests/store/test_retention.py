@@ -14,7 +14,7 @@ from gpumond.facts.persisted import Heartbeat
 from gpumond.store.audit import GENESIS, entry_hash
 from gpumond.store.retention import same_clock
 from gpumond.store.store import Bounds, Store, verify_audit
-from tests.store.opened import RECEIPT, over, with_store
+from tests.helpers.opened_store import RECEIPT, over, with_store
 
 DAY = 86400.0
 

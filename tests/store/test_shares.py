@@ -14,7 +14,7 @@ import pytest
 from gpumond.facts.pools import Receipt
 from gpumond.store.audit import MAX_CHAINS, MAX_READ_BYTES
 from gpumond.store.store import Bounds, Store, verify_audit
-from tests.store.opened import RECEIPT, over, with_store
+from tests.helpers.opened_store import RECEIPT, over, with_store
 
 SMALL = Bounds(max_bytes=400_000, max_entries=500, max_entries_of_a_user=50, max_receipts=40, max_past_alerts=40)
 ADMINISTRATORS = tuple(dict.fromkeys(("token", "token:nightly", "uid:0", f"uid:{os.geteuid()}", "rule:full")))

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from gpumond.facts.alerts import resume
 from gpumond.facts.errors import NoSuchRule, RuleChanged
 from gpumond.facts.frame import Alert
 from gpumond.facts.persisted import Heartbeat, KeptAlert
 from gpumond.facts.pools import Receipt
-from gpumond.features.rules.restore import resume
 from gpumond.store.database import STEPS
 from gpumond.store.rows import to_text
 from gpumond.store.store import Store, verify_audit
-from tests.store.opened import RECEIPT, over, with_store
+from tests.helpers.opened_store import RECEIPT, over, with_store
 
 
 def test_rule_survives_a_restart_with_its_etag(path: Path):

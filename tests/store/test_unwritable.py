@@ -15,7 +15,7 @@ import pytest
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.store.store import Store, verify_audit
-from tests.store.opened import with_store
+from tests.helpers.opened_store import with_store
 
 
 def test_corrupt_file_is_set_aside_with_a_fault_and_never_overwritten(path: Path, caplog: pytest.LogCaptureFixture):

@@ -13,7 +13,7 @@ import pytest
 
 from gpumond.store.audit import GENESIS, entry_hash
 from gpumond.store.store import Store, verify_audit
-from tests.store.opened import with_store
+from tests.helpers.opened_store import with_store
 
 ENTRIES = 5
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Reading, Snapshot, SourceState
-from gpumond.features.rules.evaluation import Rule
 from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.observe import EngineState, advance, observe
 

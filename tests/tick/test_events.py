@@ -7,19 +7,14 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.frame import Alert, Frame, Ledger, Verdict
+from gpumond.facts.frame import Alert, Verdict
 from gpumond.facts.pools import Expected, Receipt
 from gpumond.facts.program import Oom, Program
-from gpumond.facts.snapshot import DeviceReading, Fault, XidErrors
+from gpumond.facts.snapshot import Fault, XidErrors
 from gpumond.serve.event_log import EventLog
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
-from gpumond.tick.events import Event, EventState, advance_events
-
-UUID = "GPU-a"
-
-
-def make_frame(*devices: DeviceReading, verdicts: tuple[Verdict, ...] = (), **fields: Any) -> Frame:
-    return Frame(make_snapshot(*(devices or (make_device(UUID),)), **fields), Ledger(), verdicts)
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from gpumond.tick.events import Event
+from tests.tick.frames import UUID, between, make_frame
 
 
 def make_receipt(**fields: Any) -> Receipt:
@@ -42,15 +37,6 @@ def make_receipt(**fields: Any) -> Receipt:
         "duration_seconds": 0.5,
     }
     return Receipt(**defaults | fields)
-
-
-def between(*frames: Frame, **last: Any) -> list[Event]:
-    """Return the events of the last frame."""
-    watch, events = EventState(), ()
-    for frame in frames[:-1]:
-        watch, _ = advance_events(watch, frame)
-    _, events = advance_events(watch, frames[-1], **last)
-    return list(events)
 
 
 def test_events_of_two_equal_frames_are_empty():

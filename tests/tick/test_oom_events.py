@@ -20,7 +20,7 @@ from gpumond.facts.program import (
 )
 from gpumond.testing import GIB, make_pool, make_report
 from gpumond.tick.events import EventState, advance_events
-from tests.tick.test_events import UUID, between, make_frame
+from tests.tick.frames import UUID, between, make_frame
 
 
 def make_oom(number: int = 1, **fields: Any) -> Oom:

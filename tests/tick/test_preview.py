@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpumond.facts.cooperative import run_to_end
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.pools import PoolUsage, Reclaimable
+from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import STARTING, SourceState
-from gpumond.features.rules.evaluation import Rule
-from gpumond.features.rules.preview import (
-    MAX_FIRED,
-    REPORTS_AT_ONCE,
-    RESOLUTION_SECONDS,
-    PreviewWindow,
-    pack,
-    preview,
-    previewing,
-    unpacking,
-)
+from gpumond.features.rules.preview import MAX_FIRED, RESOLUTION_SECONDS, PreviewWindow, pack, preview, unpack
 from gpumond.serve.examples import SNAPSHOT, VERDICT
 from gpumond.testing import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -39,8 +29,8 @@ def make_frame(number: int, reports: int = 0, used: int = 0) -> Frame:
 
 
 def test_packed_sample_unpacks_to_the_same_value():
-    for snapshot in (SNAPSHOT, make_frame(3, reports=2 * REPORTS_AT_ONCE + 1).snapshot):
-        assert run_to_end(unpacking(pack(snapshot, (VERDICT,)))) == (snapshot, (VERDICT,))
+    for snapshot in (SNAPSHOT, make_frame(3, reports=2 * 4 + 1).snapshot):
+        assert unpack(pack(snapshot, (VERDICT,))) == (snapshot, (VERDICT,))
 
 
 def test_hour_of_a_thousand_programs_needs_a_few_mebibytes():
@@ -93,8 +83,8 @@ def test_frame_before_the_first_reading_is_not_kept():
 
 
 def test_preview_yields_between_programs_and_samples():
-    moments = [pack(make_frame(number, reports=4 * REPORTS_AT_ONCE).snapshot, ()) for number in range(3)]
-    assert sum(1 for _ in previewing(RULE, moments)) > 3 * 4
+    moments = [pack(make_frame(number, reports=4 * 4).snapshot, ()) for number in range(3)]
+    assert sum(1 for _ in preview(RULE, moments)) > 3 * 4
 
 
 def test_newest_alerts_are_kept_and_the_others_counted():

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.cooperative import synchronous
 from gpumond.facts.program import AppliedLimit, PoolLimit
 from gpumond.facts.quota import Quota, QuotaTable
 from gpumond.facts.snapshot import AgentReport, Snapshot
@@ -15,12 +14,11 @@ from gpumond.features.quotas.quotas import (
     RETRY_SECONDS,
     DueLimit,
     answered,
-    assigning,
-    finding_due_limits,
+    assign_quotas,
+    due_limits,
 )
 from gpumond.serve.examples import DEVICE, PROCESS, REPORT, SNAPSHOT
 
-assign, due_limits = synchronous(assigning), synchronous(finding_due_limits)
 RESEARCH = replace(PROCESS, user="research", container_name="jupyter", pod_namespace="ml", comm="python")
 UUID = DEVICE.uuid
 LIMITED = replace(REPORT, allows_limit=True)
@@ -31,7 +29,7 @@ def quota(name: str = "team", **fields: object) -> Quota:
 
 
 def snapshot(report: AgentReport, *quotas: Quota, at: float = 0.0) -> Snapshot:
-    found = assign(QuotaTable(quotas), (DEVICE,), (report,))
+    found = assign_quotas(QuotaTable(quotas), (DEVICE,), (report,))
     return replace(SNAPSHOT, reports=(report,), quotas=found, elapsed_seconds=at)
 
 
@@ -57,19 +55,19 @@ def with_limit(limit_bytes: int, quota: str = "") -> AgentReport:
 def test_all_patterns_of_a_quota_match_a_process(patterns: dict[str, str], matches: bool):
     table = QuotaTable([Quota(name="team", soft_bytes=1, **patterns)])
     device = replace(DEVICE, processes=(RESEARCH,))
-    assert bool(assign(table, (device,), (REPORT,))) is matches
+    assert bool(assign_quotas(table, (device,), (REPORT,))) is matches
 
 
 def test_process_without_agent_is_matched_by_its_command():
     device = replace(DEVICE, processes=(RESEARCH,))
-    (found,) = assign(QuotaTable([quota(workload="python")]), (device,), ())
+    (found,) = assign_quotas(QuotaTable([quota(workload="python")]), (device,), ())
     assert (found.key, found.quota.limit_bytes) == (RESEARCH.key, 40)
 
 
 def test_lowest_limits_and_highest_reserve_apply_with_the_names_of_their_quotas():
     first = quota("first", soft_bytes=30, limit_bytes=40, reserve_bytes=5)
     second = quota("second", soft_bytes=20, limit_bytes=50, reserve_bytes=9)
-    (found,) = assign(QuotaTable([first, second]), (), (REPORT,))
+    (found,) = assign_quotas(QuotaTable([first, second]), (), (REPORT,))
     effective = found.quota
     assert (effective.soft_bytes, effective.soft_quota) == (20, "second")
     assert (effective.limit_bytes, effective.limit_quota) == (40, "first")
@@ -144,10 +142,3 @@ def test_limit_of_a_removed_quota_is_removed_and_others_remain():
 def test_programs_that_have_ended_are_forgotten():
     _, sent = due_limits(snapshot(LIMITED, quota()), {})
     assert due_limits(replace(SNAPSHOT, reports=()), sent) == ([], {})
-
-
-def test_patterns_are_compared_in_a_step_for_each_process_whose_quotas_are_unknown():
-    table = QuotaTable([quota(), quota("other", workload="tr*")])
-    reports = tuple(replace(REPORT, pid=pid, workload=f"train-{pid}") for pid in range(1, 21))
-    for steps in (20, 0):
-        assert sum(1 for _ in assigning(table, (), reports)) == steps

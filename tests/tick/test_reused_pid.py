@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from gpumond.facts.flush import Target
 from gpumond.facts.frame import Verdict
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.rule import Action, Rule
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot, SourceState
-from gpumond.features.flush.flusher import Target
-from gpumond.features.rules.actions import annotate, conclude, decide
-from gpumond.features.rules.evaluation import Action, Rule
+from gpumond.features.alerts.actions import annotate, conclude, decide
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.serve.whole_frame import holdings
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.tick.events import EventState, advance_events
 from gpumond.tick.observe import EngineState, Tick, advance, evaluate, observe
 from gpumond.view.machine import view
-from tests.top.frames import make_frame
+from tests.helpers.frames import make_frame
 
 PID, UUID = 10, "GPU-a"
 OLD, NEW, UNKNOWN = ProcessKey(PID, 100), ProcessKey(PID, 200), ProcessKey(PID, None)

@@ -12,10 +12,10 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.whole_frame import StatedFault
 from gpumond.serve.examples import RECEIPT
 from gpumond.testing import GIB, make_device, make_process
-from tests.fleet.stubs import receipt
-from tests.running import until
-from tests.top.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
-from tests.top.screens import Session, top
+from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
+from tests.helpers.running import until
+from tests.helpers.screens import Session, top
+from tests.helpers.stubs import receipt
 
 PROMISE = {"low": 12 * GIB, "likely": 12 * GIB, "high": 12 * GIB}
 PLANNED = receipt("planned", pid=10, allocator="torch", expected=PROMISE, released_bytes=0, duration_seconds=0.5)

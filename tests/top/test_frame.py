@@ -24,8 +24,8 @@ from gpumond.features.fleet.status import of_frame, status_table, summary
 from gpumond.testing import GIB
 from gpumond.view.frame import MALFORMED, MAX_TEXT, frame_of
 from gpumond.view.machine import merged, view
-from tests.fuzzing import fuzzed
-from tests.top.frames import busy_frame
+from tests.helpers.frames import busy_frame
+from tests.helpers.fuzzing import fuzzed
 
 MACHINE = Machine("node-1", "https://node-1:9917")
 FIT = Fit(

@@ -12,7 +12,7 @@ from gpumond.testing import GIB
 from gpumond.top.history import HistoryChart, drawn, extended, read_history
 from gpumond.view.lines import plain_text
 from gpumond.view.machine import key_of, view
-from tests.top.frames import busy_frame
+from tests.helpers.frames import busy_frame
 
 
 class Recorded:

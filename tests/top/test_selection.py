@@ -10,9 +10,9 @@ import pytest
 from gpumond.facts.sensors import Sensors
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.view.machine import at_index, merged, neighbour, place_of, processes_on, view
-from tests.running import until
-from tests.top.frames import FakeDaemon, fake_daemon, make_frame
-from tests.top.screens import top
+from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame
+from tests.helpers.running import until
+from tests.helpers.screens import top
 
 NAMES = ("alpha", "beta", "gamma")
 LARGE = (100, 40)

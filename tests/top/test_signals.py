@@ -18,9 +18,9 @@ from gpumond.testing import GIB, make_device, make_process
 from gpumond.top.local import Lineages, refusal, send
 from gpumond.view.machine import view
 from gpumond.view.rows import ProcessRow
-from tests.running import until
-from tests.top.frames import fake_daemon, make_frame
-from tests.top.screens import top
+from tests.helpers.frames import fake_daemon, make_frame
+from tests.helpers.running import until
+from tests.helpers.screens import top
 
 
 @contextmanager

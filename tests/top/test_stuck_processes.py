@@ -5,15 +5,9 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import duration
+from gpumond.testing import GIB
 from gpumond.view.notices import LIKELY_MEANT, stuck
-
-GIB = 1024**3
-
-
-def holding_with(pid: int = 7, **fields: Any) -> dict[str, Any]:
-    names = ("container", "container_name", "pod_name", "unit", "slurm_job")
-    defaults = {"comm": "python", "workload": "", "kinds": ["compute"], "used_bytes": 3 * GIB, "state": "alive"}
-    return {"pid": pid, **dict.fromkeys(names), **defaults} | fields
+from tests.helpers.frames import holding_with
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import human
 from gpumond.facts.whole_frame import StatedFault
 from gpumond.testing import GIB, make_device, make_process
-from tests.running import RunningDaemon, until
-from tests.top.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
-from tests.top.screens import TOP, terminal
+from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.screens import TOP, terminal
 
 BLOCKED = ("pydantic", "fastapi", "uvicorn", "yaml", "prometheus_client", "textual", "rich")
 

@@ -21,7 +21,7 @@ from gpumond.view.lines import plain_text
 from gpumond.view.machine import view
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import ProcessRow, plain
-from tests.top.frames import busy_frame, make_frame
+from tests.helpers.frames import busy_frame, make_frame
 
 LEAK = Verdict(
     device_uuid="GPU-a",

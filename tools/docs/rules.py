@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gpumond.facts.rule import Rule, Scope
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Rule
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, matches
-from gpumond.quantities.subjects import Scope
 from gpumond.quantities.table import readable
 
 HEADER = """\

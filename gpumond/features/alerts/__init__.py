@@ -8,7 +8,7 @@ FEATURE = Feature(
     name="alerts",
     routes=(
         "gpumond.features.alerts.routes",
-        "gpumond.features.alerts.hook_routes",
+        "gpumond.features.flush.hook_routes",
     ),
     commands=(
         Command(

@@ -10,7 +10,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.exits import DONE
 from gpumond.facts.frame import Alert
-from gpumond.features.rules.built_in import RUNBOOKS
+from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, table
 

@@ -22,7 +22,7 @@ from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import GIB, human
 from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
-from gpumond.view import html
+from gpumond.view import html_report
 from gpumond.view.text import table
 
 ROUTE = "/api/v1/baselines"
@@ -96,7 +96,7 @@ def _record(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_plot(arguments.plot)
-    html.check(arguments.html)
+    html_report.check(arguments.html)
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
         client.post(arguments.url, route, {"for_seconds": arguments.duration}, timeout=30)
@@ -113,7 +113,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         draw_plot(comparison, arguments.plot)
     if arguments.html is not None:
-        html.write(arguments.html, _page(comparison))
+        html_report.write(arguments.html, _page(comparison))
     failures = list(_failures(comparison.differences, arguments.thresholds))
     for failure in failures:
         print_error(f"gpumond: {failure}")
@@ -185,28 +185,28 @@ def _page(comparison: Comparison) -> str:
         datetime.fromtimestamp(at).strftime(TIME) for at in (comparison.before_started_at, comparison.after_started_at)
     ]
     parts = [
-        html.paragraph(
+        html_report.paragraph(
             f"Before: {comparison.before_seconds:.0f} s from {started[0]}. "
             f"After: {comparison.after_seconds:.0f} s from {started[1]}."
         ),
-        html.table(DIFFERENCES, _rows(comparison.differences)),
+        html_report.table(DIFFERENCES, _rows(comparison.differences)),
     ]
     warning = _length_warning(comparison)
     if warning:
-        parts.append(html.paragraph(warning))
+        parts.append(html_report.paragraph(warning))
     for workload, measures in _charts(comparison):
         rows = [
             (
                 name,
                 (
-                    html.Bar("before", typical.before, None, peak.before),
-                    html.Bar("after", typical.after, None, peak.after),
+                    html_report.Bar("before", typical.before, None, peak.before),
+                    html_report.Bar("after", typical.after, None, peak.after),
                 ),
             )
             for name, typical, peak in measures
         ]
-        parts += [html.heading(workload), html.bars("typical values and peaks before and after", rows)]
-    return html.page(f"{comparison.name}: before and after", parts)
+        parts += [html_report.heading(workload), html_report.bars("typical values and peaks before and after", rows)]
+    return html_report.page(f"{comparison.name}: before and after", parts)
 
 
 def _charts(comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, Difference, Difference]]]]:

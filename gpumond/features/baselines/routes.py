@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from gpumond.config.encodable import Encodable
+from gpumond.config.models import Encodable
 from gpumond.facts.units import DAY_SECONDS, GIB
 from gpumond.features.baselines.recordings import BaselineService
 from gpumond.features.baselines.statistics import (

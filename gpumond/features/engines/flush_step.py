@@ -17,6 +17,7 @@ from typing import Protocol
 
 from gpumond.facts.engines import EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineRejected, EngineTimeout
+from gpumond.facts.flush import receipt_without_bytes
 from gpumond.facts.pools import ENGINE_STEP, Expected, Held, Outcome, Receipt, StepResult
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Reading
@@ -26,7 +27,6 @@ from gpumond.features.engines.checks import EngineMemory
 from gpumond.features.engines.kinds import spec_of
 from gpumond.features.engines.ownership import Owned
 from gpumond.features.engines.spec import Declaration, Dialogue, Lever, T
-from gpumond.features.flush.receipts import receipt_without_bytes
 from gpumond.host.event_loop import cancelled
 from gpumond.host.machine import process_start
 

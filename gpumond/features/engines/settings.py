@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from gpumond.config.models import Strict
 from gpumond.facts.pools import ENGINE_STEP
 from gpumond.features.engines.kinds import KINDS, spec_of
 from gpumond.features.engines.spec import Address, Auth, Call, Declaration, Generic, Pointers
-from gpumond.features.rules.settings import Strict
 
 POINTER = re.compile(r"(/([^~/]|~[01])*)+")
 HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")

@@ -21,7 +21,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import duration as readable, level
 from gpumond.features.fleet.discovery import add_prometheus, make_prometheus
 from gpumond.features.fleet.prometheus import Point, Prometheus, Sample
-from gpumond.view import html
+from gpumond.view import html_report
 from gpumond.view.text import moment, safe, table
 
 
@@ -166,14 +166,14 @@ async def run(arguments: argparse.Namespace) -> int:
     price, prometheus = _price(arguments), make_prometheus(arguments)
     if prometheus is None:
         raise ConfigError("--prometheus is required: a report reads only its recorded series")
-    html.check(arguments.html)
+    html_report.check(arguments.html)
     rows = await report(prometheus, arguments.by, arguments.job, length, price)
     shown = rows[: arguments.limit or None]
     {"table": _table, "csv": _csv, "markdown": _markdown, "json": _json}[arguments.format](arguments.by, shown)
     if rows and arguments.html is not None:
         now = time.time()
         over_time = await curves(prometheus, arguments.by, arguments.job, length, now)
-        html.write(arguments.html, _page(arguments.by, shown, over_time, now - length, now))
+        html_report.write(arguments.html, _page(arguments.by, shown, over_time, now - length, now))
     if not rows:
         print("gpumond: Prometheus has no recorded series; load deploy/prometheus/gpumond.rules.yaml", file=sys.stderr)
     return DONE if rows else NOTHING_TO_DO
@@ -224,22 +224,22 @@ def _page(by: str, rows: Sequence[Usage], over_time: Mapping[str, Sequence[Point
         (
             row.name or NO_NAME,
             (
-                html.Bar("before", row.used, f"{row.wasted:.1f} of {row.used:.1f} GiB-hours"),
-                html.Bar("after", row.wasted, ""),
+                html_report.Bar("before", row.used, f"{row.wasted:.1f} of {row.used:.1f} GiB-hours"),
+                html_report.Bar("after", row.wasted, ""),
             ),
         )
         for row in rows
     ]
     parts = [
-        html.paragraph(f"{moment(begin)} to {moment(end)} ({readable(end - begin)})"),
-        html.paragraph(f"{wasted:.1f} of {used:.1f} GiB-hours in these rows were wasted. {WASTED}"),
-        html.bars(f"wasted part of the used GiB-hours by {by}", bars, overlaid=True),
-        html.table([header[0], *(f">{name}" for name in header[1:])], cells),
+        html_report.paragraph(f"{moment(begin)} to {moment(end)} ({readable(end - begin)})"),
+        html_report.paragraph(f"{wasted:.1f} of {used:.1f} GiB-hours in these rows were wasted. {WASTED}"),
+        html_report.bars(f"wasted part of the used GiB-hours by {by}", bars, overlaid=True),
+        html_report.table([header[0], *(f">{name}" for name in header[1:])], cells),
     ]
     for name, points in over_time.items():
         if points:
-            parts += [html.heading(f"{name.capitalize()} memory of all"), html.curve(points, None, ())]
-    return html.page(f"Use of GPU memory by {by}", parts)
+            parts += [html_report.heading(f"{name.capitalize()} memory of all"), html_report.curve(points, None, ())]
+    return html_report.page(f"Use of GPU memory by {by}", parts)
 
 
 def _cells(by: str, rows: Sequence[Usage]) -> Iterator[list[str]]:

@@ -7,17 +7,16 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gpumond.facts.cooperative import Steps
-from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
+from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
-from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, SUSPENDED, Outcome, Receipt, ordered_steps as ordered_steps
+from gpumond.facts.pools import ENGINE_STEP, SUSPENDED, Outcome, Receipt, ordered_steps as ordered_steps
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
@@ -26,7 +25,6 @@ from gpumond.features.flush.receipts import (
     DriverCounts,
     Plans,
     Promises,
-    empty_receipt,
     had_effect,
     has_changed_around,
     of_driver,
@@ -35,7 +33,6 @@ from gpumond.features.flush.receipts import (
     verify,
     with_thrash,
 )
-from gpumond.host.event_loop import in_slices
 from gpumond.host.peer import Identity
 
 NEIGHBOUR_SECONDS = 5.0
@@ -105,85 +102,10 @@ RECEIPTS_KEPT = 1000
 
 
 class AgentConnections(Protocol):
-    def reporting(self) -> Steps[Sequence[AgentReport]]: ...
+    def reports(self) -> Sequence[AgentReport]: ...
     def report(self, identity: Identity) -> AgentReport | None: ...
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
     def flushing(self, identity: Identity) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Processes of a flush: exactly one of the first four; with ``uid`` only programs of that user.
-
-    ``start_ticks``: with ``pid``, only the process that started then.
-    """
-
-    pid: int | None = None
-    device: str | None = None
-    workload: str | None = None
-    all: bool = False
-    uid: int | None = None
-    start_ticks: int | None = None
-
-    def matches(self, report: AgentReport) -> bool:
-        if self.uid is not None and report.uid != self.uid:
-            return False
-        if self.pid is not None:
-            return report.pid == self.pid and self.start_ticks in (None, report.start_ticks)
-        if self.device is not None:
-            return any(pool.device_uuid == self.device for pool in report.pools)
-        if self.workload is not None:
-            return report.workload == self.workload
-        return self.all
-
-    def matches_engine(
-        self, engine: EngineReading, workloads: Mapping[ProcessKey, str], devices: Mapping[ProcessKey, set[str]]
-    ) -> bool:
-        """Return True for a serving engine of the user that the target names: by its name, or by its processes.
-
-        ``workloads``: those of the agents. ``devices``: those on which the driver lists each process.
-        """
-        keys = [process.key for process in engine.processes]
-        if self.uid is not None and engine.uid != self.uid:
-            return False
-        if self.pid is not None:
-            return any(key.pid == self.pid and self.start_ticks in (None, key.start_ticks) for key in keys)
-        if self.device is not None:
-            return any(self.device in devices.get(key, ()) for key in keys)
-        if self.workload is not None:
-            return self.workload == engine.name or any(workloads.get(key) == self.workload for key in keys)
-        return self.all
-
-    def __str__(self) -> str:
-        names = (("pid", self.pid), ("device", self.device), ("workload", self.workload))
-        user = "" if self.uid is None else f" of uid {self.uid}"
-        return next((f"{name} {value}" for name, value in names if value is not None), "all") + user
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushRequest:
-    """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: requested by a rule's
-    action.
-
-    ``plan``: the id of the plan that this flush executes. ``wake``: undo the last release of the step ``engine``.
-    """
-
-    target: Target
-    steps: tuple[str, ...] = DEFAULT_STEPS
-    min_reclaimable_bytes: int = 0
-    dry_run: bool = False
-    timeout_seconds: float = 30.0
-    force: bool = False
-    by_rule: bool = False
-    plan: str | None = None
-    wake: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FlushOutcome:
-    id: str
-    receipts: tuple[Receipt, ...]
-    released_bytes: int
 
 
 class Flusher:
@@ -240,7 +162,7 @@ class Flusher:
         Of several targets those that cannot start now are refused, each with its receipt. Serving engines follow the
         programs, one after the other.
         """
-        reports = await in_slices(self._agents.reporting())
+        reports = self._agents.reports()
         names = await self._engine_names(request, reports)
         steps = tuple(step for step in request.steps if step != ENGINE_STEP)
         targets = [report for report in reports if steps and request.target.matches(report)]

@@ -21,35 +21,6 @@ class DriverCounts(NamedTuple):
     sizes: Mapping[str, int]
 
 
-def empty_receipt(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:
-    """Make the receipt of a flush that no pool has answered."""
-    return receipt_without_bytes(report.key, report.workload, outcome, reason, requested_by, started_at)
-
-
-def receipt_without_bytes(
-    process: ProcessKey, workload: str, outcome: Outcome, reason: str, requested_by: str, started_at: float
-) -> Receipt:
-    return Receipt(
-        pid=process.pid,
-        start_ticks=process.start_ticks,
-        workload=workload,
-        device_uuid=None,
-        allocator=None,
-        outcome=outcome,
-        reason=reason,
-        expected=None,
-        released_bytes=0,
-        driver_released_bytes=None,
-        before=None,
-        after=None,
-        steps=(),
-        raced=False,
-        requested_by=requested_by,
-        started_at=started_at,
-        duration_seconds=0.0,
-    )
-
-
 def of_reported(
     result: FlushResult, allocator: str, reported: Iterable[PoolUsage], steps: Sequence[str]
 ) -> FlushResult:

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
 
-from gpumond.config.encodable import Encodable
+from gpumond.config.models import Encodable
 from gpumond.facts.device_names import device_named
+from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest, Target
 from gpumond.host.peer import counted_name
 from gpumond.serve import examples
 from gpumond.serve.auth import Caller, Tokens, admit

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from gpumond.config.encodable import Encodable
+from gpumond.config.models import Encodable
 from gpumond.diagnosis.advice import advice, case_of
 from gpumond.facts.device_names import device_named
 from gpumond.facts.frame import Frame

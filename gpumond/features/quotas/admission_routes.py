@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, HTTPException, Path, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from gpumond.config.encodable import Encodable
+from gpumond.config.models import Encodable
 from gpumond.facts.device_names import device_named
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import STARTING, DeviceReading

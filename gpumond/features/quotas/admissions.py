@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
+from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.persisted import KeptAdmission
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import human
-from gpumond.features.flush.flusher import FlushOutcome, FlushRequest, Target
 from gpumond.features.quotas.queue import (
     Decision,
     Grant,

@@ -12,8 +12,7 @@ from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import AppliedLimit
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import HOUR_SECONDS
-from gpumond.features.quotas.quotas import DueLimit, SentLimit, answered, finding_due_limits
-from gpumond.host.event_loop import in_slices
+from gpumond.features.quotas.quotas import DueLimit, SentLimit, answered, due_limits
 from gpumond.host.peer import person_of
 from gpumond.serve.limits import TokenBucket
 
@@ -38,7 +37,7 @@ class QuotaLimits:
     async def execute(self, snapshot: Snapshot) -> None:
         """Start to set the limits that are due; waits for none of them."""
         self._note_answers()
-        due, self._sent = await in_slices(finding_due_limits(snapshot, self._sent))
+        due, self._sent = due_limits(snapshot, self._sent)
         for each in due:
             user, now = str(person_of(each.report.uid)), snapshot.elapsed_seconds
             if self._rate.wait(user, now) > 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import AppliedLimit, PoolLimit
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, QuotaTable
@@ -17,19 +16,17 @@ MAX_RETRY_SECONDS = 600.0
 PROCESSES_AT_ONCE = 64
 
 
-def assigning(
+def assign_quotas(
     table: QuotaTable, devices: Sequence[DeviceReading], reports: Sequence[AgentReport]
-) -> Steps[tuple[ProcessQuota, ...]]:
+) -> tuple[ProcessQuota, ...]:
     """Return the quotas of each process that one matches."""
     if not table.quotas:
         return ()
     listed = {key: process for device in devices for key, process in device.processes_by_key.items()}
     reported = {report.key: report for report in reports}
     found: list[ProcessQuota] = []
-    for number, key in enumerate({**listed, **reported}):
+    for key in {**listed, **reported}:
         owner = _owner(listed.get(key), reported.get(key))
-        if number % PROCESSES_AT_ONCE == PROCESSES_AT_ONCE - 1 or not table.knows(owner):
-            yield
         quota = table.of(owner)
         if quota is not NO_QUOTA:
             found.append(ProcessQuota(pid=key.pid, start_ticks=key.start_ticks, quota=quota))
@@ -76,16 +73,14 @@ class DueLimit:
     quota: str
 
 
-def finding_due_limits(snapshot: Snapshot, sent: Sent) -> Steps[tuple[list[DueLimit], dict[ProcessKey, SentLimit]]]:
+def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[ProcessKey, SentLimit]]:
     """Return the limits that are due now, and what will have been sent then.
 
     A lower limit that the program or an administrator has set remains.
     """
     due: list[DueLimit] = []
     known = {report.key: sent[report.key] for report in snapshot.reports if report.key in sent}
-    for number, report in enumerate(snapshot.reports):
-        if number % PROCESSES_AT_ONCE == PROCESSES_AT_ONCE - 1:
-            yield
+    for report in snapshot.reports:
         if not report.allows_limit or not report.pools:
             continue
         quota = snapshot.quotas_by_process.get(report.key, NO_QUOTA)

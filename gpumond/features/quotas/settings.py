@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gpumond.config.models import Strict
 from gpumond.facts import units
 from gpumond.facts.quota import Quota
 from gpumond.facts.text import has_control_characters
-from gpumond.features.rules.settings import Strict
 
 MAX_BYTES = 2**62
 MAX_PATTERN = 256

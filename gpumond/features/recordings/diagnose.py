@@ -23,7 +23,7 @@ from gpumond.facts.verdicts import SHAPES
 from gpumond.features.recordings.formats import FORMATS, snapshots
 from gpumond.features.recordings.reader import Remarks, day_and_time, open_lines
 from gpumond.features.recordings.snapshots import NAMELESS
-from gpumond.view import html
+from gpumond.view import html_report
 from gpumond.view.text import ChartCurve, draw, safe
 
 
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    html.check(arguments.html)
+    html_report.check(arguments.html)
     lines = open_lines(arguments.file)
     remarks = Remarks(lines.name)
     read = snapshots(lines, arguments.format, remarks, arguments.size, arguments.interval)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     if findings is not None and arguments.html is not None:
-        html.write(arguments.html, findings.html(lines.name, list(remarks)))
+        html_report.write(arguments.html, findings.html(lines.name, list(remarks)))
     if findings is not None and not arguments.json:
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
@@ -232,20 +232,20 @@ class Findings:
 
     def html(self, name: str, remarks: Sequence[str]) -> str:
         """Return the report as an HTML document. ``remarks``: messages about ignored parts of the log."""
-        parts = [html.paragraph(line) for line in (*self._summary(), *self._others(), *remarks)]
+        parts = [html_report.paragraph(line) for line in (*self._summary(), *self._others(), *remarks)]
         for key, series in self._shown():
             found = [(elapsed, change) for change, elapsed in series.changes]
             marks = [(elapsed, change.verdict.kind) for elapsed, change in found if _is_finding(change)]
-            parts.append(html.heading(", ".join(_title(key, series))))
-            parts.append(html.curve(series.curve.points(), series.top, marks))
+            parts.append(html_report.heading(", ".join(_title(key, series))))
+            parts.append(html_report.curve(series.curve.points(), series.top, marks))
             rows: list[tuple[str, str, str]] = [
                 (day_and_time(change.at), change.verdict.kind, _outcome(change)) for _, change in found
             ]
             if series.left_out:
                 rows.append(("", "", f"and {series.left_out} more"))
             if rows:
-                parts.append(html.table(("TIME", "VERDICT", "RESULT"), rows))
-        return html.page(f"Memory in {name}", parts)
+                parts.append(html_report.table(("TIME", "VERDICT", "RESULT"), rows))
+        return html_report.page(f"Memory in {name}", parts)
 
     def _shown(self) -> Iterator[tuple[Key, _Series]]:
         """Yield the series that have a chart: those with findings first, then devices, in the order of their names."""

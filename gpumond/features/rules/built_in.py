@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpumond.facts.rule import Rule, Scope
 from gpumond.facts.verdicts import REMEDIES
-from gpumond.features.rules.evaluation import Rule
-from gpumond.quantities.subjects import Scope
 
 
 def _rule(name: str, scope: Scope, value: str, severity: str, summary: str, **fields: Any) -> Rule:
@@ -284,6 +283,3 @@ BUILT_IN: tuple[Rule, ...] = (
     ),
 )
 """A rule of the same name in the configuration replaces a built-in one."""
-
-RUNBOOKS = frozenset(rule.name for rule in BUILT_IN)
-"""Rules with a runbook at ``/docs/runbooks/NAME`` of each daemon."""

@@ -24,12 +24,15 @@ from pydantic import Field, ValidationError
 from gpumond.cli import client
 from gpumond.cli.exits import DONE, FAILED
 from gpumond.config.loading import load, read_yaml
+from gpumond.config.models import Seconds, Strict
+from gpumond.facts.alerts import Activities
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Alert
+from gpumond.facts.rule import Labels, Rule, Scope
 from gpumond.facts.units import human
-from gpumond.features.rules.evaluation import Activities, Rule, step
-from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, Seconds, Strict, written
-from gpumond.quantities.subjects import Hidden, Labels, Scope, Subjects
+from gpumond.features.rules.evaluation import step
+from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, written
+from gpumond.quantities.subjects import Hidden, Subjects
 from gpumond.quantities.table import Unit, readable
 from gpumond.view.text import table
 

@@ -8,108 +8,25 @@ has ended resolves at once: `keep_firing_for` does not apply to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import inf
-from typing import NamedTuple
 
-from gpumond.facts.cooperative import Steps, synchronous
+from gpumond.facts.alerts import Activities, Activity, same_process
 from gpumond.facts.device_names import device_uuid
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.frame import Alert, Phase
-from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.rule import Labels, Rule
 from gpumond.facts.snapshot import DeviceReading
-from gpumond.quantities.subjects import Hidden, Labels, Row, Scope, Subjects
+from gpumond.quantities.subjects import Hidden, Row, Subjects
 from gpumond.quantities.table import readable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """A flush of the alert's subject when it fires, with its limits; ``workloads`` are globs.
-
-    ``dry_run`` plans and notifies, and flushes nothing. ``only_idle_for_seconds``: serving engines are flushed once
-    they have had no request for so long. ``request_end``: programs are asked to end after the flush.
-    """
-
-    min_reclaimable_bytes: int = 0
-    steps: tuple[str, ...] = DEFAULT_STEPS
-    cooldown_seconds: float = 600.0
-    max_per_hour: int = 6
-    workloads: tuple[str, ...] = ("*",)
-    dry_run: bool = False
-    only_idle_for_seconds: float = 0.0
-    request_end: bool = False
-
-    @property
-    def program_steps(self) -> tuple[str, ...]:
-        """The steps without that of serving engines."""
-        return tuple(step for step in self.steps if step != ENGINE_STEP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One level (``above`` or ``below``), how long it must be exceeded, and its subjects (``match``, globs on
-    labels).
-
-    ``receivers`` are names from the configuration; none means all.
-    """
-
-    name: str
-    scope: Scope
-    value: str
-    above: float | None = None
-    below: float | None = None
-    clear: float | None = None
-    for_seconds: float = 0.0
-    keep_firing_for_seconds: float = 0.0
-    match: Labels = ()
-    labels: Labels = ()
-    annotations: Labels = ()
-    receivers: tuple[str, ...] = ()
-    action: Action | None = None
-
-    def breached(self, value: float, active: bool) -> bool:
-        """Return True if ``value`` is beyond the level, or, while active, not yet back past ``clear``."""
-        if self.above is not None:
-            return value > (self.clear if active and self.clear is not None else self.above)
-        if self.below is not None:
-            return value < (self.clear if active and self.clear is not None else self.below)
-        return False
-
-    def concerns(self, labels: Mapping[str, str], programs: Sequence[str]) -> bool:
-        for name, pattern in self.match:
-            own = programs if name == "workload" and name not in labels else (labels.get(name, ""),)
-            if not any(fnmatchcase(text, pattern) for text in own):
-                return False
-        return True
-
-
-class Activity(NamedTuple):
-    """State of one alert. ``*_elapsed`` are monotonic, so that no clock change fires or resolves.
-
-    ``process`` is that of the alert, as one object: a tick compares thousands of them. ``cleared_elapsed``: the first
-    evaluation without a breach, while ``keep_firing_for`` delays the resolution.
-    """
-
-    alert: Alert
-    process: ProcessKey | None
-    active_elapsed: float
-    cleared_elapsed: float | None = None
-
-
-Activities = Mapping[Labels, Activity]
-"""The alerts of one rule by the labels of their subjects."""
-
-ALERTS_AT_ONCE = 16
-"""Alerts of one step of an evaluation: 0.2 ms."""
-
-
-def stepping(
+def step(
     rule: Rule, subjects: Subjects[Row], before: Activities, hidden: Hidden, now: float, elapsed: float
-) -> Steps[Activities]:
+) -> Activities:
     """Return the rule's alerts after one evaluation."""
     after: dict[Labels, Activity] = {}
     absent = dict(before)
@@ -132,8 +49,6 @@ def stepping(
             activity = _advance(rule, subjects, row, labels, process, value, activity, now, elapsed)
         if activity is not None:
             after[labels] = activity
-        if len(after) % ALERTS_AT_ONCE == 0:
-            yield
     for labels, activity in absent.items():
         known = dict(labels)
         kept: Activity | None = None  # the subject has ended
@@ -147,9 +62,6 @@ def stepping(
     return after
 
 
-step = synchronous(stepping)
-
-
 def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
     """Return the rule with the device that it matches as a UUID. An unknown or ambiguous name matches nothing."""
     name = dict(rule.match).get("device")
@@ -161,20 +73,6 @@ def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
         uuid = ""
     others = (each for each in rule.match if each[0] != "device")
     return replace(rule, match=(*others, ("uuid", uuid)))
-
-
-def ended(alert: Alert, at: float, reason: str = "") -> Alert:
-    """Return the alert as resolved. ``reason`` states that its subject has ended; empty if the subject still exists."""
-    if reason:
-        summary = dict(alert.annotations).get("summary", "")
-        texts = {**dict(alert.annotations), "summary": f"{reason}; the alert was: {summary}" if summary else reason}
-        alert = replace(alert, annotations=tuple(texts.items()))
-    return replace(alert, phase="resolved", resolved_at=at)
-
-
-def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
-    """Return False if the two are known to be different processes, so that an alert on one is none on the other."""
-    return one == other or one is None or other is None or one.may_be(other)
 
 
 def _advance(

@@ -5,26 +5,21 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from gpumond.facts.cooperative import Steps, synchronous
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.messages import to_json
-from gpumond.facts.snapshot import STARTING, AgentReport, DeviceReading, Snapshot
-from gpumond.features.rules.evaluation import Rule
-from gpumond.tick.observe import EngineState, evaluating
+from gpumond.facts.rule import Rule
+from gpumond.facts.snapshot import STARTING, Snapshot
+from gpumond.tick.observe import EngineState, evaluate
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 KEPT_SECONDS = 3600.0
 RESOLUTION_SECONDS = 30.0
-DEVICE, REPORTS = b"d", b"r"
-"""Beginnings of the lines of a moment, after those of its other facts and of its verdicts."""
-REPORTS_AT_ONCE = 4
-"""Reports that are written or read in one step: each may have dozens of pools."""
 MAX_FIRED = 1000
 """Alerts of a preview: a rule that many subjects breach every other moment would have hundreds of thousands."""
 KEPT_BYTES = 16 << 20
@@ -56,33 +51,14 @@ class Preview:
     fired: tuple[Alert, ...]
 
 
-def packing(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> Steps[bytes]:
-    """Pack a moment as compressed JSON lines: an hour of 1000 processes takes 5 MiB, as objects 200 MiB."""
-    packer = zlib.compressobj(1)
-    parts = [to_json(replace(snapshot, devices=(), reports=())), to_json(verdicts)]
-    packed = [packer.compress(b"\n".join(parts))]
-    starts = range(0, len(snapshot.reports), REPORTS_AT_ONCE)
-    groups = (snapshot.reports[start : start + REPORTS_AT_ONCE] for start in starts)
-    for mark, value in (*((DEVICE, each) for each in snapshot.devices), *((REPORTS, each) for each in groups)):
-        yield
-        packed.append(packer.compress(b"\n" + mark + to_json(value)))
-    return b"".join((*packed, packer.flush()))
+def pack(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> bytes:
+    """Pack a moment as compressed JSON: an hour of 1000 processes takes 5 MiB, as objects 200 MiB."""
+    return zlib.compress(to_json(snapshot) + b"\n" + to_json(verdicts), 1)
 
 
-pack = synchronous(packing)
-
-
-def unpacking(packed: bytes) -> Steps[tuple[Snapshot, tuple[Verdict, ...]]]:
-    snapshot, verdicts, *lines = zlib.decompress(packed).split(b"\n")
-    devices, reports = list[DeviceReading](), list[AgentReport]()
-    for line in lines:
-        yield
-        if line.startswith(DEVICE):
-            devices.append(_adapter(DeviceReading).validate_json(line.removeprefix(DEVICE)))
-        else:
-            reports += _adapter(tuple[AgentReport, ...]).validate_json(line.removeprefix(REPORTS))
-    facts = replace(_adapter(Snapshot).validate_json(snapshot), devices=tuple(devices), reports=tuple(reports))
-    return facts, _adapter(tuple[Verdict, ...]).validate_json(verdicts)
+def unpack(packed: bytes) -> tuple[Snapshot, tuple[Verdict, ...]]:
+    snapshot, verdicts = zlib.decompress(packed).split(b"\n")
+    return _adapter(Snapshot).validate_json(snapshot), _adapter(tuple[Verdict, ...]).validate_json(verdicts)
 
 
 class PreviewWindow:
@@ -92,30 +68,28 @@ class PreviewWindow:
         self._moments: deque[bytes] = deque(maxlen=int(KEPT_SECONDS / RESOLUTION_SECONDS))
         self._kept_bytes, self._added_at = kept_bytes, -RESOLUTION_SECONDS
 
-    def adding(self, frame: Frame) -> Steps[None]:
+    def add(self, frame: Frame) -> None:
         """Keep a frame if it is due. Frames from before the first reading are left out, because they have no values."""
         now = frame.snapshot.elapsed_seconds
         if now - self._added_at < RESOLUTION_SECONDS or frame.snapshot.source.reason == STARTING:
             return
         self._added_at = now
-        self._moments.append((yield from packing(frame.snapshot, frame.verdicts)))
+        self._moments.append(pack(frame.snapshot, frame.verdicts))
         while len(self._moments) > 1 and sum(map(len, self._moments)) > self._kept_bytes:
             self._moments.popleft()
-
-    add = synchronous(adding)
 
     def moments(self) -> tuple[bytes, ...]:
         return tuple(self._moments)
 
 
-def previewing(rule: Rule, moments: Iterable[bytes]) -> Steps[Preview]:
+def preview(rule: Rule, moments: Iterable[bytes]) -> Preview:
     """Evaluate the rule on packed ``moments``, oldest first."""
     memory, times = EngineState(), list[float]()
     firing: dict[tuple[tuple[str, str], ...], Alert] = {}
     over, count = deque[Alert](maxlen=MAX_FIRED), 0
     for moment in moments:
-        snapshot, verdicts = yield from unpacking(moment)
-        tick = yield from evaluating(memory, (rule,), snapshot, verdicts)
+        snapshot, verdicts = unpack(moment)
+        tick = evaluate(memory, (rule,), snapshot, verdicts)
         memory = tick.memory
         for alert in tick.resolved:
             firing.pop(alert.labels, None)
@@ -134,6 +108,3 @@ def previewing(rule: Rule, moments: Iterable[bytes]) -> Steps[Preview]:
         omitted=omitted,
         fired=tuple(fired),
     )
-
-
-preview = synchronous(previewing)

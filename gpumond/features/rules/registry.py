@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from gpumond.facts.errors import ConfigError, NoSuchRule, RuleChanged, RuleConflict
-from gpumond.features.rules.evaluation import Rule
+from gpumond.facts.rule import Rule
 from gpumond.features.rules.settings import written
 
 Origin = Literal["built-in", "file", "api"]

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 
-from gpumond.facts.cooperative import Steps
-from gpumond.facts.frame import Alert
+from gpumond.facts.alerts import ended
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import ended
 from gpumond.features.rules.preview import Preview
 from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
-from gpumond.host.event_loop import in_slices
 from gpumond.serve import examples
-from gpumond.serve.auth import authenticate, user
+from gpumond.serve.auth import user
 from gpumond.serve.dependencies import CHANGES, require_rules
 from gpumond.serve.limits import MAX_PREVIEWS
 from gpumond.serve.problems import problem, responses
 from gpumond.serve.view import view_of
 
 router = APIRouter(prefix="/api/v1", tags=["rules"])
-
-PREVIEW_SHARE, ANONYMOUS_PREVIEW_SHARE = 0.5, 0.1
-"""The share of the time that the computation of a preview may use, for a caller who may change rules and for others."""
 
 BODY = written(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
@@ -42,9 +35,6 @@ PREVIEW = Preview(
 ENTRIES = TypeAdapter(list[RuleEntry])
 ONE = TypeAdapter(RuleEntry)
 PREVIEWED = TypeAdapter(Preview)
-FIRED = TypeAdapter(tuple[Alert, ...])
-ALERTS_AT_ONCE = 8
-"""Alerts that are encoded in one step: a preview may have thousands."""
 
 IfMatch = Annotated[str | None, Header(description="The expected ETag of the rule; 412 if it has changed.")]
 
@@ -60,15 +50,6 @@ def etag_of(if_match: str | None) -> str | None:
 def entry_response(entry: RuleEntry, status: int = 200) -> Response:
     headers = {"ETag": f'"{entry.etag}"', "Location": f"/api/v1/rules/{entry.name}"}
     return Response(ONE.dump_json(entry), status, headers, media_type="application/json")
-
-
-def _encoding(preview: Preview) -> Steps[bytes]:
-    encoded = PREVIEWED.dump_json(dataclasses.replace(preview, fired=()))
-    alerts: list[bytes] = []
-    for start in range(0, len(preview.fired), ALERTS_AT_ONCE):
-        yield
-        alerts.append(FIRED.dump_json(preview.fired[start : start + ALERTS_AT_ONCE])[1:-1])
-    return encoded.removesuffix(b"]}") + b",".join(alerts) + b"]}"
 
 
 @router.get("/rules", summary="Rules, with their origin and overrides", **examples.described(list[RuleEntry], [ENTRY]))
@@ -126,22 +107,19 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 async def preview(request: Request, body: RuleConfig) -> Response:
     """Evaluates a rule on one snapshot per half minute; changes nothing. Shorter events are not included.
 
-    `from_at` is the start of the available data, which begins with the daemon's last start. A caller who may not change
-    rules receives the answer more slowly. 429: a preview by the same user is in progress. 503: the limit of previews is
-    reached.
+    `from_at` is the start of the available data, which begins with the daemon's last start. 429: a
+    preview by the same user is in progress. 503: the limit of previews is reached.
     """
     previews, who, this = request.app.state.previews, user(request.scope), object()
-    caller = await authenticate(request.app.state.tokens, request.scope)
-    share = PREVIEW_SHARE if caller is not None and caller.may("rules") else ANONYMOUS_PREVIEW_SHARE
     if not previews.admits(who):
         status, active = (429, "a preview by this user") if previews.of(who) else (503, f"{MAX_PREVIEWS} previews")
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
-        result = await view_of(request).preview(body.rule(), share)
+        result = await view_of(request).preview(body.rule())
     finally:
         previews.remove(who, this)
-    return Response(await in_slices(_encoding(result)), media_type="application/json")
+    return Response(PREVIEWED.dump_json(result), media_type="application/json")
 
 
 OVERRIDDEN = RuleEntry(

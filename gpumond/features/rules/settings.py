@@ -9,20 +9,19 @@ from typing import Annotated, Any
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     StrictBool,
     field_validator,
     model_validator,
 )
 
-from gpumond.config.encodable import Encodable
+from gpumond.config.models import Seconds, Strict
 from gpumond.facts import units
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
+from gpumond.facts.rule import Action, Rule, Scope
 from gpumond.facts.text import has_control_characters
-from gpumond.features.rules.evaluation import PLACEHOLDER, Action, Rule
+from gpumond.features.rules.evaluation import PLACEHOLDER
 from gpumond.quantities import SCOPES
-from gpumond.quantities.subjects import Scope
 from gpumond.quantities.table import Unit
 
 VALUES: Mapping[Scope, Mapping[str, str]] = {
@@ -46,14 +45,9 @@ def matches(scope: Scope) -> Mapping[str, str]:
     return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
 
 
-Seconds = Annotated[float, BeforeValidator(units.seconds)]
 Level = Annotated[float, BeforeValidator(units.level)]
 
 LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-
-
-class Strict(Encodable):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class FlushConfig(Strict):

@@ -14,7 +14,6 @@ from typing import Annotated, NamedTuple, Protocol
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
-from gpumond.facts.cooperative import Steps
 from gpumond.facts.errors import ConfigError, NoSuchSilence, TooManySilences
 from gpumond.facts.frame import Alert
 from gpumond.facts.persisted import Labels
@@ -149,14 +148,12 @@ class Silences:
         now = self._clock()
         return tuple(silence.id for silence in self._matching(alert) if silence.state(now) == "active")
 
-    def marking(self, alerts: Iterable[Alert]) -> Steps[tuple[Alert, ...]]:
+    def mark(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
         """Return the alerts, the silenced ones with the ids of their silences."""
         marked = []
         for alert in alerts:
             ids = self.silencing(alert)
             marked.append(replace(alert, silenced_by=ids) if ids else alert)
-            if self._silences:
-                yield
         return tuple(marked)
 
     def _matching(self, alert: Alert) -> tuple[Silence, ...]:
@@ -241,8 +238,6 @@ def _matcher_test(number: int, matcher: Matcher) -> Callable[[Mapping[str, str]]
         return lambda labels: labels.get(name, "") == value
     if matcher.operator == "!=":
         return lambda labels: labels.get(name, "") != value
-    # it imports pydantic, and most daemons have no expression
-
     with _about(number, matcher):
         expression = compiled(value)
     if matcher.operator == "=~":

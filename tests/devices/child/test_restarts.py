@@ -6,7 +6,7 @@ import asyncio
 import os
 
 from gpumond.devices.child.supervisor import Collector, backoff
-from tests.devices.child.test_xid_totals import read_until
+from tests.devices.child.reading import read_until
 from tests.fakenvml import FakeDriver, machine
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.sim.device import MIB, Spec, create
-from tests.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, until
 
 
 def child_of(daemon: RunningDaemon) -> int:

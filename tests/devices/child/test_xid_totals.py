@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 
 import pytest
 
 from gpumond.devices.child.supervisor import Collector, add_up
 from gpumond.facts.snapshot import Reading, XidErrors
+from tests.devices.child.reading import read_until
 from tests.fakenvml import FakeDriver, machine
 
 XID = 8
@@ -24,15 +24,6 @@ def test_errors_of_successive_children_are_added():
         XidErrors("GPU-b", 79, 1, 21.0),
     }
     assert add_up((), second) == second
-
-
-async def read_until(collector: Collector, condition: Callable[[Reading], bool]) -> Reading:
-    for _ in range(600):
-        reading = await collector.read(wait=1.0)
-        if reading is not None and condition(reading):
-            return reading
-        await asyncio.sleep(0.05)
-    raise AssertionError("the condition did not come true in time")
 
 
 def count(reading: Reading) -> int:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gpumond.devices.drm.clients import Client, EngineTime, client, utilization
-from tests.devices import trees
-from tests.devices.trees import MIB
+from tests.helpers import trees
+from tests.helpers.trees import MIB
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.devices.drm.devices import memory
 from gpumond.devices.validation import MemoryCounts
-from tests.devices.trees import MIB
+from tests.helpers.trees import MIB
 
 Region = tuple[int, int, int]
 """Regions: class (1 is device memory), size, used (xe) or free (i915)."""

@@ -14,8 +14,8 @@ from gpumond.devices.process.device_nodes import OpenDeviceNodes
 from gpumond.devices.validation import MemoryCounts
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.snapshot import DeviceReading
-from tests.devices import trees
-from tests.devices.trees import MIB, ProcTree, SysTree
+from tests.helpers import trees
+from tests.helpers.trees import MIB, ProcTree, SysTree
 
 AMD, I915, XE = "/dev/dri/renderD128", "/dev/dri/renderD129", "/dev/dri/renderD130"
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpumond.facts.snapshot import XidErrors
 from tests.devices.nvml.child import NvmlChild
-from tests.devices.nvml.test_return_codes import CODES, DRIVER_GONE, UNSUPPORTED
+from tests.devices.nvml.functions import CODES, DRIVER_GONE, UNSUPPORTED
 from tests.fakenvml import FakeDriver, machine
 
 XID, TIMEOUT = 8, 10

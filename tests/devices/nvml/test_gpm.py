@@ -7,7 +7,7 @@ import pytest
 from gpumond.devices.nvml.sensors import METRICS
 from gpumond.facts.snapshot import Reading
 from tests.devices.nvml.child import NvmlChild, kinds
-from tests.devices.nvml.test_return_codes import CODES, DRIVER_GONE, LOST, UNSUPPORTED
+from tests.devices.nvml.functions import CODES, DRIVER_GONE, LOST, UNSUPPORTED
 from tests.fakenvml import Device, FakeDriver
 
 NAMES = [metric.field for metric in METRICS]

@@ -9,14 +9,17 @@ import pytest
 
 from gpumond.facts.snapshot import DeviceReading
 from tests.devices.nvml.child import NvmlChild, by_uuid
-from tests.devices.nvml.test_sensors import ONCE_FUNCTIONS, SLOW_FUNCTIONS
+from tests.devices.nvml.functions import (
+    CODES,
+    DRIVER_GONE,
+    LOST,
+    ONCE_FUNCTIONS,
+    SLOW_FUNCTIONS,
+    SUPERSEDED,
+    UNSUPPORTED,
+)
 from tests.fakenvml import FakeDriver, machine
 
-CODES = [*range(1, 31), 999]
-DRIVER_GONE = {1, 9, 12, 18}
-LOST = {15, 28}
-SUPERSEDED = {13, 25, 26}
-UNSUPPORTED = {3, *SUPERSEDED}
 NOT_FOUND = 6
 
 IDENTITY = ("nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID")

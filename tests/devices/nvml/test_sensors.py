@@ -12,49 +12,11 @@ from gpumond.devices.nvml.sensors import METRICS, SLOW_SECONDS, SensorClocks
 from gpumond.devices.validation import Tally
 from gpumond.facts.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES, Sensors
 from tests.devices.nvml.child import NvmlChild, by_uuid, kinds
+from tests.devices.nvml.functions import ONCE_FUNCTIONS, SLOW_FUNCTIONS
 from tests.fakenvml import Device, FakeDriver, machine
 
 NOT_ASKED = ("xid_events", "file_cache_bytes")
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
-SLOW_FUNCTIONS = {
-    "nvmlDeviceGetTotalEnergyConsumption": {"energy_joules"},
-    "nvmlDeviceGetEncoderUtilization": {"encoder_utilization_ratio"},
-    "nvmlDeviceGetDecoderUtilization": {"decoder_utilization_ratio"},
-    "nvmlDeviceGetPerformanceState": {"performance_state"},
-    "nvmlDeviceGetFieldValues": {
-        "memory_temperature_celsius",
-        "nvlink_crc_flit_errors",
-        "nvlink_crc_data_errors",
-        "nvlink_replay_errors",
-        "nvlink_recovery_errors",
-    },
-    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_watts"},
-    "nvmlDeviceGetFanSpeed": {"fan_speed_ratio"},
-    "nvmlDeviceGetPersistenceMode": {"persistence_mode"},
-    "nvmlDeviceGetComputeMode": {"compute_mode"},
-    "nvmlDeviceGetBAR1MemoryInfo": {"bar1_size_bytes", "bar1_used_bytes"},
-    "nvmlDeviceGetCurrPcieLinkGeneration": {"pcie_generation"},
-    "nvmlDeviceGetCurrPcieLinkWidth": {"pcie_width"},
-    "nvmlDeviceGetPcieThroughput": {"pcie_receive_bytes_per_second", "pcie_transmit_bytes_per_second"},
-    "nvmlDeviceGetPcieReplayCounter": {"pcie_replays"},
-    "nvmlDeviceGetTotalEccErrors": {
-        f"ecc_{kind}_{scope}" for kind in ("corrected", "uncorrected") for scope in ("volatile", "aggregate")
-    },
-    "nvmlDeviceGetRetiredPages": {"retired_pages_single_bit", "retired_pages_double_bit"},
-    "nvmlDeviceGetRetiredPagesPendingStatus": {"retired_pages_pending"},
-    "nvmlDeviceGetRemappedRows": {
-        f"remapped_rows_{what}" for what in ("correctable", "uncorrectable", "pending", "failed")
-    },
-}
-ONCE_FUNCTIONS = {
-    "nvmlDeviceGetMaxClockInfo": {"sm_clock_max_hertz", "memory_clock_max_hertz"},
-    "nvmlDeviceGetTemperatureThreshold": {"slowdown_temperature_celsius", "shutdown_temperature_celsius"},
-    "nvmlDeviceGetMaxPcieLinkGeneration": {"pcie_generation_max"},
-    "nvmlDeviceGetMaxPcieLinkWidth": {"pcie_width_max"},
-    "nvmlDeviceGetVirtualizationMode": {"virtualization_mode"},
-    "nvmlDeviceGetAddressingMode": {"addressing_mode"},
-    "nvmlDeviceGetNumaNodeId": {"numa_node"},
-}
 
 
 def expected(configured: Device) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpumond.devices.process.procfs import ExitWatch
-from tests.running import until
+from tests.helpers.running import until
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from gpumond.devices.process.kubelet import LIST, Kubelet, Pod
 from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.snapshot import DeviceReading, Reading
 from gpumond.testing import GIB, make_device, make_process
-from tests.devices.trees import ProcTree
-from tests.running import until
+from tests.helpers.running import until
+from tests.helpers.trees import ProcTree
 
 A, B = "a1" * 32, "b2" * 32
 UID, OTHER_UID = "2c48913c-b29f-11e7-9350-020968147796", "3d48913c-b29f-11e7-9350-020968147796"

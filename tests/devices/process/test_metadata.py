@@ -16,9 +16,9 @@ from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.sim.device import MIB
 from gpumond.testing import GIB, make_device, make_process
-from tests.devices.trees import ProcTree, SysTree
-from tests.running import until
-from tests.sim.holding import holder, small_device
+from tests.helpers.holding import holder, small_device
+from tests.helpers.running import until
+from tests.helpers.trees import ProcTree, SysTree
 
 A, B = "a1" * 32, "b2" * 32
 NODE = "/dev/nvidia0"

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.devices.process.procfs import REREAD_SECONDS, UNKNOWN, ProcessOwner, ProcessTable, user_name
 from gpumond.host.machine import process_start
-from tests.running import until
+from tests.helpers.running import until
 
 
 def write(root: Path, pid: int, comm: bytes = b"python", start_ticks: int = 500, uid: int = 1000) -> None:

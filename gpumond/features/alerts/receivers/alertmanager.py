@@ -13,9 +13,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from gpumond.config.models import Seconds
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.receivers.http_client import HttpReceiver, post
-from gpumond.features.rules.settings import Seconds
 
 VALID_RESENDS = 4
 LEAST_VALID_SECONDS = 60.0

@@ -25,10 +25,10 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.text import has_control_characters
 from gpumond.features.alerts.receivers import Rejected, Retry
 from gpumond.features.alerts.receivers.receiver_type import ReceiverType
-from gpumond.features.rules.built_in import RUNBOOKS
 from gpumond.host.files import read_text
 from gpumond.host.http_exchange import Connection, exchange
 from gpumond.host.machine import MACHINE_NAME
+from gpumond.page.runbooks import RUNBOOKS
 
 TIMEOUT_SECONDS = 5.0
 MAX_RETRY_AFTER_SECONDS = 3600.0

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from gpumond.config.models import Strict
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.receivers import BATCH_LIMIT, Notifier
-from gpumond.features.rules.settings import Strict
 
 
 class ReceiverType(Strict):

@@ -1,0 +1,311 @@
+"""Flushes that Alertmanager requests: of the programs that the labels of an alert name on this machine.
+
+Each start of an alert, identified by fingerprint and start, has one effect for each caller. The audit contains it, so
+that this holds over a restart of the daemon. An alert whose flush could not start had no effect: its next notification
+tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from gpumond.facts.errors import FlushError, StoreUnavailable
+from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, concerns, empty_receipt, reclaimable_bytes
+from gpumond.facts.pools import Receipt
+from gpumond.facts.process import TICKS_PER_SECOND, ProcessKey
+from gpumond.facts.snapshot import AgentReport, Snapshot
+from gpumond.facts.units import human
+from gpumond.store.audit import AuditEntry
+
+log = logging.getLogger(__name__)
+
+FLUSH, REFUSED = "hook.flush", "hook.refused"
+"""The audit's actions: an alert that is about to flush, and one whose flush could not start."""
+
+REMEMBERED = 1024
+"""Starts of alerts that are remembered for each caller."""
+
+PROGRAMS_AT_ONCE = 16
+
+CLOCK_SECONDS = 5.0
+"""Tolerated difference between the clocks of this machine and of the sender of an alert."""
+
+PCI_UUID = "DRM-pci-"
+"""Beginning of UUIDs that are PCI addresses, which devices of other machines can have, too."""
+
+SUBJECTS = ("uuid", "pid", "workload")
+"""Labels that name a device or programs; one of them is required."""
+
+HookOutcome = Literal["flushed", "planned", "refused", "repeated", "skipped"]
+Start = tuple[str, float]
+"""Fingerprint of an alert, and its start as unix time"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookAlert:
+    """One alert of a notification. ``starts_at``: unix time at which it began to fire."""
+
+    fingerprint: str
+    starts_at: float
+    firing: bool
+    labels: Mapping[str, str]
+
+    @property
+    def start(self) -> Start:
+        return self.fingerprint, self.starts_at
+
+    @property
+    def name(self) -> str:
+        return self.labels.get("alertname", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookResult:
+    """Result of one alert. ``pids``: those of its programs; the receipts of the answer state what each released."""
+
+    fingerprint: str
+    alert: str
+    starts_at: float
+    outcome: HookOutcome
+    reason: str = ""
+    pids: tuple[int, ...] = ()
+    released_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookAnswer:
+    """Results of all alerts of a notification, and the receipts of the programs that were flushed or planned."""
+
+    dry_run: bool
+    alerts: tuple[HookResult, ...]
+    receipts: tuple[Receipt, ...]
+    released_bytes: int
+
+
+class AuditStore(Protocol):
+    """The methods of the store that the hook calls; each raises StoreUnavailable."""
+
+    async def audit(self, actor: str, action: str, detail: Any) -> None: ...
+    async def audit_entries(self, *, users: bool) -> list[AuditEntry]: ...
+
+
+class AlertmanagerHook:
+    """Flushes for alerts, and remembers their starts. ``dry_run``: returns whether every request is a dry run.
+
+    ``flush`` is the one path by which anything is flushed; ``machine`` returns the names of this machine in lower case.
+    """
+
+    def __init__(
+        self,
+        flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+        store: AuditStore,
+        machine: Callable[[], Collection[str]],
+        dry_run: Callable[[], bool],
+    ) -> None:
+        self._flush, self._store, self._machine, self._dry_run = flush, store, machine, dry_run
+        self._handled: defaultdict[str, dict[Start, None]] = defaultdict(dict)
+
+    async def resume(self) -> None:
+        """Load the starts that the previous daemon recorded in the audit."""
+        try:
+            entries = await self._store.audit_entries(users=False)
+        except StoreUnavailable:
+            return
+        for entry in entries:
+            start = _start_of(entry)
+            if start is not None and entry.action == FLUSH:
+                self._remember(entry.actor, start)
+            elif start is not None:
+                self._handled[entry.actor].pop(start, None)
+
+    async def receive(
+        self, alerts: Sequence[HookAlert], snapshot: Snapshot, by: str, uid: int | None = None, dry_run: bool = False
+    ) -> HookAnswer:
+        """Flush the programs of the alerts, each once, and return when all is finished.
+
+        ``uid``: only programs of that user. Raises StoreUnavailable if nothing was started because it cannot be
+        recorded.
+        """
+        dry_run = dry_run or self._dry_run()
+        machine, handled = self._machine(), self._handled[by]
+        results: dict[int, HookResult] = {}
+        due: dict[int, tuple[AgentReport, ...]] = {}
+        for number, alert in enumerate(alerts):
+            if alert.firing and alert.start in handled and not dry_run:
+                results[number] = _result(alert, "repeated", "this start of the alert has been handled")
+            elif isinstance(found := programs_of(alert, snapshot, machine, uid), str):
+                results[number] = _result(alert, "skipped", found)
+            else:
+                due[number] = found
+                if not dry_run:
+                    self._remember(by, alert.start)
+        if not dry_run:
+            await self._record([(alerts[number], programs) for number, programs in due.items()], by)
+        receipts = await self._flush_all(due.values(), by, dry_run)
+        for number, programs in due.items():
+            own = [receipt for program in programs for receipt in receipts[program.key]]
+            results[number] = result = _flushed(alerts[number], programs, own, dry_run)
+            if result.outcome == "refused" and not dry_run:
+                await self._forget(alerts[number], by)
+        every = tuple(receipt for own in receipts.values() for receipt in own)
+        answer = HookAnswer(
+            dry_run=dry_run,
+            alerts=tuple(results[number] for number in range(len(alerts))),
+            receipts=every,
+            released_bytes=0 if dry_run else sum(receipt.released_bytes for receipt in every),
+        )
+        counts = Counter(result.outcome for result in answer.alerts)
+        summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        log.info("alerts of Alertmanager, by %s: %s; %s released", by, summary or "none", human(answer.released_bytes))
+        return answer
+
+    async def _record(self, due: Sequence[tuple[HookAlert, Sequence[AgentReport]]], by: str) -> None:
+        """Record the alerts before their flushes. Raises StoreUnavailable; then none of them is remembered."""
+        try:
+            for alert, programs in due:
+                detail = {"alert": alert.name[:128], "pids": [program.pid for program in programs]}
+                await self._store.audit(by, FLUSH, _detail(alert) | detail)
+        except StoreUnavailable:
+            for alert, _ in due:
+                self._handled[by].pop(alert.start, None)
+            raise
+
+    async def _flush_all(
+        self, chosen: Collection[Sequence[AgentReport]], by: str, dry_run: bool
+    ) -> dict[ProcessKey, Sequence[Receipt]]:
+        """Flush each program once, whatever number of alerts name it."""
+        programs = {program.key: program for own in chosen for program in own}
+        places = asyncio.Semaphore(PROGRAMS_AT_ONCE)
+        flushed = await asyncio.gather(*(self._flush_one(each, by, dry_run, places) for each in programs.values()))
+        return dict(zip(programs, flushed, strict=True))
+
+    async def _flush_one(
+        self, program: AgentReport, by: str, dry_run: bool, places: asyncio.Semaphore
+    ) -> Sequence[Receipt]:
+        """Return the receipts of one program. An error becomes a receipt, so that the other programs are flushed."""
+        target = Target(pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
+        async with places:
+            try:
+                return (await self._flush(FlushRequest(target=target, dry_run=dry_run, by_rule=True), by)).receipts
+            except (FlushError, StoreUnavailable) as error:
+                return (empty_receipt(program, "refused", str(error), by, time.time()),)
+
+    def _remember(self, by: str, start: Start) -> None:
+        handled = self._handled[by]
+        handled[start] = None
+        while len(handled) > REMEMBERED:
+            del handled[next(iter(handled))]
+
+    async def _forget(self, alert: HookAlert, by: str) -> None:
+        self._handled[by].pop(alert.start, None)
+        try:
+            await self._store.audit(by, REFUSED, _detail(alert))
+        except StoreUnavailable:
+            pass  # the store has logged it
+
+
+def programs_of(
+    alert: HookAlert, snapshot: Snapshot, machine: Collection[str], uid: int | None
+) -> tuple[AgentReport, ...] | str:
+    """Return the programs that an alert names and that can be flushed, or the reason if there is none."""
+    labels = alert.labels
+    if not alert.firing:
+        return "the alert is resolved"
+    if not any(name in labels for name in SUBJECTS):
+        return f"its labels name no device and no program: expected one of {', '.join(SUBJECTS)}"
+    if elsewhere := _elsewhere(labels, snapshot, machine):
+        return elsewhere
+    programs = [each for each in snapshot.reports if uid in (None, each.uid) and concerns(labels, each)]
+    if not programs:
+        return "no program with an agent has its labels"
+    if "pid" in labels and "start_ticks" not in labels:
+        programs = [each for each in programs if not _younger(each, alert, snapshot)]
+        if not programs:
+            return f"the process {labels['pid']} started after the alert: it is another one"
+    programs = [each for each in programs if each.flush_policy != "never"]
+    if not programs:
+        return "its programs allow no flush"
+    programs = [each for each in programs if reclaimable_bytes(labels, each) > 0]
+    return tuple(programs) or "its programs have no memory that a flush would release"
+
+
+def _elsewhere(labels: Mapping[str, str], snapshot: Snapshot, machine: Collection[str]) -> str:
+    """Return the reason if the labels name another machine or none; empty if they name this one.
+
+    A UUID identifies a device of this machine. Without one the label ``instance`` must name the machine, because pids
+    and workloads of other machines are the same.
+    """
+    uuid, instance = labels.get("uuid"), labels.get("instance", "")
+    if uuid is not None:
+        pools = (pool.device_uuid for report in snapshot.reports for pool in report.pools)
+        if uuid not in snapshot.devices_by_uuid and uuid not in pools:
+            return f"no device of this machine has the UUID {uuid:.64}"
+        if not uuid.startswith(PCI_UUID):
+            return ""
+    if host_of(instance) in machine:
+        return ""
+    return f"its label instance is {instance!r:.66}, which is no name of this machine; add it to `hosts` if it is one"
+
+
+def host_of(instance: str) -> str:
+    """Return the host of an instance, such as ``node7:9917`` or ``[::1]:9917``, in lower case."""
+    host, colon, port = instance.rpartition(":")
+    bare = host if colon and port.isdigit() and (":" not in host or host.endswith("]")) else instance
+    return bare.strip("[]").lower()
+
+
+def _younger(program: AgentReport, alert: HookAlert, snapshot: Snapshot) -> bool:
+    """Return True if the program is known to have started after the alert: the alert is of another process."""
+    if snapshot.uptime_seconds is None or program.start_ticks is None:
+        return False
+    started_at = snapshot.taken_at - snapshot.uptime_seconds + program.start_ticks / TICKS_PER_SECOND
+    return started_at > alert.starts_at + CLOCK_SECONDS
+
+
+def _result(
+    alert: HookAlert,
+    outcome: HookOutcome,
+    reason: str = "",
+    programs: Sequence[AgentReport] = (),
+    released_bytes: int = 0,
+) -> HookResult:
+    return HookResult(
+        fingerprint=alert.fingerprint,
+        alert=alert.name,
+        starts_at=alert.starts_at,
+        outcome=outcome,
+        reason=reason,
+        pids=tuple(program.pid for program in programs),
+        released_bytes=released_bytes,
+    )
+
+
+def _flushed(
+    alert: HookAlert, programs: Sequence[AgentReport], receipts: Sequence[Receipt], dry_run: bool
+) -> HookResult:
+    if all(receipt.outcome == "refused" for receipt in receipts):
+        reasons = dict.fromkeys(receipt.reason for receipt in receipts)
+        return _result(alert, "refused", "; ".join(reasons), programs)
+    if dry_run:
+        return _result(alert, "planned", programs=programs)
+    return _result(alert, "flushed", "", programs, sum(receipt.released_bytes for receipt in receipts))
+
+
+def _detail(alert: HookAlert) -> dict[str, Any]:
+    return {"fingerprint": alert.fingerprint, "starts_at": alert.starts_at}
+
+
+def _start_of(entry: AuditEntry) -> Start | None:
+    """Return the start of an alert that an entry records; None for other entries and damaged ones."""
+    if entry.action not in (FLUSH, REFUSED) or not isinstance(entry.detail, dict):
+        return None
+    fingerprint, starts_at = entry.detail.get("fingerprint"), entry.detail.get("starts_at")
+    if isinstance(fingerprint, str) and isinstance(starts_at, (int, float)):
+        return fingerprint, float(starts_at)
+    return None

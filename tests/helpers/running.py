@@ -1,0 +1,157 @@
+"""Real daemon in a subprocess, queried over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+D = TypeVar("D", bound="RunningDaemon")
+START_SECONDS = 60.0
+END_SECONDS = 60.0
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def until(condition: Callable[[], T], seconds: float = 60.0, every: float = 0.02) -> T:
+    """Wait until the result of the condition is true, and return it.
+
+    ``every``: seconds between the first two calls. Later ones are up to five times as far apart, because a call may be
+    a request or a command.
+    """
+    began = time.monotonic()
+    while not (answer := condition()):
+        waited = time.monotonic() - began
+        assert waited < seconds, "the condition did not come true in time"
+        time.sleep(min(5 * every, max(every, waited / 10)))
+    return answer
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def series_of(page: bytes) -> Series:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+class RunningDaemon:
+    """``gpumond serve`` with its own socket and port, below ``directory``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        environ: Mapping[str, str] | None = None,
+        verb: str = "serve",
+        around: Sequence[str] = (),
+        python: str = sys.executable,
+        url: str = "",
+    ):
+        """``around`` is a command that runs the daemon's command; ``python`` is the interpreter of the daemon. ``url``
+        is that of a previous daemon, whose port this one uses.
+        """
+        self.directory = directory
+        directory.mkdir(mode=0o755, exist_ok=True)
+        self.socket = directory / "agent.sock"
+        self.url = url or f"http://127.0.0.1:{free_port()}"
+        self.log = directory / "log"
+        command = [*around, python, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
+        command += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]
+        self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)
+        try:
+            until(lambda: self.process.poll() is not None or self.healthy(), START_SECONDS)
+        except AssertionError:
+            self.process.kill()
+            self.process.wait()
+            raise
+        assert self.process.poll() is None, self.log.read_text()
+
+    def healthy(self) -> bool:
+        try:
+            return self.request("/-/healthy")[0] == 200
+        except OSError:
+            return False
+
+    def request(
+        self, path: str, body: object = None, method: str | None = None, **headers: str
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        try:
+            request = urllib.request.Request(self.url + path, data, headers, method=method)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read(), answer.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read(), error.headers
+
+    def get(self, route: str) -> Any:
+        status, body, _ = self.request(f"/api/v1/{route}")
+        assert status == 200, body
+        return json.loads(body)
+
+    def flush(self, **body: Any) -> tuple[int, Any, Mapping[str, str]]:
+        token = (self.directory / "token").read_text().strip()
+        status, answer, headers = self.request("/api/v1/flushes", body, Authorization=f"Bearer {token}")
+        return status, json.loads(answer), headers
+
+    def series(self) -> Series:
+        """Return every sample of /metrics."""
+        return series_of(self.request("/metrics")[1])
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Return the one sample that has this name and at least these labels, or None."""
+        required = labels.items()
+        lines = [line for line in self.request("/metrics")[1].splitlines() if line.startswith(name.encode())]
+        series = series_of(b"\n".join([*lines, b""]))  # a page has thousands of series
+        found = [value for (own, own_labels), value in series.items() if own == name and required <= own_labels]
+        assert len(found) < 2, f"{name} {labels} is ambiguous"
+        return found[0] if found else None
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a gpumond command against this daemon."""
+        command = [sys.executable, "-m", "gpumond", *arguments]
+        return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60)
+
+    def stop(self) -> int:
+        """End the daemon and return its exit status. It is killed if it does not end."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def __enter__(self: D) -> D:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.stop()
+
+
+def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpumond", *arguments]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)

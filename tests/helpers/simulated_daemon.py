@@ -1,0 +1,191 @@
+"""The Daemon with simulated edges: devices, agents, receiver and clock belong to a world; store and outbox are real.
+
+It has no HTTP server and no schedule: the test calls `SimulatedDaemon.tick`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from gpumond.config.settings import Settings
+from gpumond.daemon.daemon import Daemon
+from gpumond.daemon.kernel import Agents, Clock, Edges
+from gpumond.facts.errors import NoSuchRule, StoreUnavailable
+from gpumond.facts.frame import Alert
+from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
+from gpumond.facts.persisted import Heartbeat
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import AgentReport, ProgramEnd, Reading, SourceState
+from gpumond.features.alerts.receivers import Retry
+from gpumond.features.rules.settings import RuleConfig
+from gpumond.host.peer import Identity
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.store.store import Bounds, Store
+from gpumond.tick.observe import Tick
+from tests.helpers.world import TICK_SECONDS
+
+RULE_NAMES = 20
+SCRAPE_SECONDS = 30.0
+BEAT_SECONDS = 0.5
+
+
+class SimulatedWorld(Protocol):
+    """The part of a world that the simulated edges use."""
+
+    rng: Random
+    elapsed: float
+    wall: float
+    state: SourceState
+    receiver_down: bool
+    programs: int
+
+    def reading(self) -> Reading | None: ...
+    def reports(self) -> tuple[AgentReport, ...]: ...
+
+
+class SimulatedCollector:
+    def __init__(self, world: SimulatedWorld) -> None:
+        self._world = world
+
+    @property
+    def state(self) -> SourceState:
+        return self._world.state
+
+    def start(self) -> None:
+        pass
+
+    async def read(self, wait: float) -> Reading | None:
+        return self._world.reading()
+
+    async def release(self, seconds: float) -> bool:
+        return True
+
+    async def stop(self) -> None:
+        pass
+
+
+class SimulatedAgents:
+    """Agents that report and answer nothing."""
+
+    def __init__(self, world: SimulatedWorld) -> None:
+        self._world = world
+
+    def serve(self) -> None:
+        pass
+
+    def reports(self) -> tuple[AgentReport, ...]:
+        return self._world.reports()
+
+    def report(self, identity: Identity) -> AgentReport | None:
+        return next((report for report in self.reports() if report.pid == identity.pid), None)
+
+    def silent(self) -> tuple[AgentReport, ...]:
+        return ()
+
+    def keep(self, suspended: Collection[ProcessKey]) -> None:
+        pass
+
+    def ends(self) -> tuple[ProgramEnd, ...]:
+        return ()
+
+    def departed(self) -> tuple[AgentReport, ...]:
+        return ()
+
+    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+        return None
+
+    async def ask(self, identity: Identity, request: AgentRequest) -> AgentResponse | None:
+        return None
+
+    def flushing(self, identity: Identity) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+class CountingReceiver:
+    """Receiver. ``received`` counts the firing and the resolved alerts that it was sent."""
+
+    name = "receiver"
+    resend_seconds = None
+    batch_limit = 64
+
+    def __init__(self, world: SimulatedWorld) -> None:
+        self._world = world
+        self.received = Counter[str]()
+
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+        await asyncio.sleep(0)
+        if self._world.receiver_down:
+            raise Retry("connection", "down")
+        self.received.update(raised=len(raised), resolved=len(resolved))
+
+
+class SimulatedDaemon:
+    """``began`` is the store's monotonic clock when elapsed time was 0; without it the store has the real clock."""
+
+    def __init__(
+        self,
+        directory: Path,
+        world: SimulatedWorld,
+        store_bytes: int,
+        began: float | None = None,
+        receiver: CountingReceiver | None = None,
+        agents: Agents | None = None,
+    ) -> None:
+        self.world, self.receiver = world, receiver or CountingReceiver(world)
+        clock = {} if began is None else {"clock": lambda: Heartbeat(time.time(), began + world.elapsed)}
+        self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock)
+        edges = Edges(
+            collector=SimulatedCollector(world),
+            agents=agents or SimulatedAgents(world),
+            store=self.store,
+            telemetry=Telemetry(),
+            clock=Clock(lambda: world.wall, lambda: (began or 0.0) + world.elapsed),
+            receivers=lambda settings: [self.receiver],
+            retry_seconds=(0.001, 0.01),
+        )
+        self.daemon = Daemon(Settings(interval=TICK_SECONDS), edges)
+        self.raised = Counter[str]()
+        self.edits = self.refused_edits = self.page_bytes = 0
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[None]:
+        async with self.daemon.started():
+            yield
+
+    async def tick(self) -> Tick:
+        tick = await self.daemon.tick()
+        if self.world.elapsed % SCRAPE_SECONDS == 0:
+            self.page_bytes = len((await self.daemon.metrics("")).plain)
+        self.raised.update(raised=len(tick.raised), resolved=len(tick.resolved))
+        return tick
+
+    async def edit(self) -> None:
+        """Make, change or remove a rule."""
+        self.edits += 1
+        name = f"rule-{self.world.rng.randrange(RULE_NAMES)}"
+        level = 2.0**45 + self.edits
+        try:
+            if self.world.rng.random() < 0.2:
+                await self.daemon.rulebook.delete(name, "soak")
+            else:
+                body = {"name": name, "scope": "process", "value": "used_bytes", "above": level}
+                await self.daemon.rulebook.put(RuleConfig.model_validate(body).rule(), "soak")
+        except NoSuchRule:
+            pass
+        except StoreUnavailable:
+            self.refused_edits += 1
+
+    async def settled(self) -> None:
+        """Wait until the receiver has been sent every alert."""
+        while self.receiver.received != self.raised:
+            await asyncio.sleep(0.01)

@@ -1,0 +1,25 @@
+"""Frames of a program that trains."""
+
+from __future__ import annotations
+
+from gpumond.facts.frame import Frame
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.tick.ledger import attribute
+
+
+def frame(seconds: float, *devices: DeviceReading, **fields: object) -> Frame:
+    snapshot: Snapshot = make_snapshot(*devices, elapsed_seconds=seconds, taken_at=1000 + seconds, **fields)
+    return Frame(snapshot, attribute(snapshot))
+
+
+BUSY = Sensors(gpu_utilization_ratio=0.5)
+
+
+def training(seconds: float, live: int, retries: int = 0, missed: int = 0) -> Frame:
+    device = make_device(
+        used_bytes=20 * GIB, processes=(make_process(used_bytes=8 * GIB),), sensors=BUSY, missed=missed
+    )
+    report = make_report(pools=(make_pool(live=live, cached=GIB, stranded=GIB, retries=retries),))
+    return frame(seconds, device, reports=(report,))

@@ -1,0 +1,240 @@
+"""HTTP application with a view of fixed values, and requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from gpumond.config.settings import Compat
+from gpumond.facts.alerts import ended
+from gpumond.facts.errors import (
+    ConfigError,
+    FlushError,
+    NoSuchQuota,
+    NoSuchRule,
+    QuotaChanged,
+    RuleChanged,
+    StoreUnavailable,
+)
+from gpumond.facts.flush import FlushOutcome, FlushRequest
+from gpumond.facts.frame import Alert, Frame
+from gpumond.facts.messages import AgentResponse, Asked
+from gpumond.facts.persisted import KeptAdmission
+from gpumond.facts.pools import Receipt
+from gpumond.facts.rule import Rule
+from gpumond.facts.silence import Silence
+from gpumond.features.alerts.receiver_check import ReceiverTest
+from gpumond.features.alerts.routes import EXAMPLE
+from gpumond.features.flush.hook import AlertmanagerHook
+from gpumond.features.quotas.admissions import Admissions
+from gpumond.features.quotas.registry import QuotaRegistry
+from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.preview import Preview, pack, preview
+from gpumond.features.rules.registry import RuleRegistry
+from gpumond.features.silences.silences import Silences
+from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.serve.app import create_app, state_of
+from gpumond.serve.auth import Tokens
+from gpumond.serve.event_log import EventLog
+from gpumond.serve.examples import ALERT, AUDIT_ENTRY, RECEIPT, SNAPSHOT
+from gpumond.store.audit import AuditEntry
+from gpumond.tick.history import History
+from gpumond.tick.observe import EngineState, advance
+
+FRAME = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
+
+
+TOKEN = {"Authorization": "Bearer secret"}
+
+
+class MemoryStore:
+    """In-memory store."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.stored_quotas: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.stored_overrides: dict[str, dict[str, Any]] = {}
+        self.stored_admissions: list[KeptAdmission] = []
+        self.audited: list[tuple[str, str, Any]] = []
+        self.full = False
+
+    async def audit(self, actor: str, action: str, detail: Any) -> None:
+        if self.full:
+            raise StoreUnavailable("the disk is full", full=True)
+        self.audited.append((actor, action, detail))
+
+    async def audit_entries(self, *, users: bool) -> list[AuditEntry]:
+        return []
+
+    async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        return self.stored
+
+    async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
+        self._may_change(name, if_match)
+        self.stored[name] = (f"{len(self.stored)}-{hash(str(body))}", dict(body))
+        return self.stored[name][0]
+
+    async def delete_rule(self, name: str, actor: str, if_match: str | None = None) -> None:
+        if name not in self.stored:
+            raise NoSuchRule(f"no rule {name}")
+        self._may_change(name, if_match)
+        del self.stored[name]
+
+    async def quotas(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        return self.stored_quotas
+
+    async def put_quota(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
+        if self.full:
+            raise StoreUnavailable("the disk is full", full=True)
+        if if_match is not None and if_match != self.stored_quotas.get(name, ("",))[0]:
+            raise QuotaChanged(f"{name} has changed")
+        self.stored_quotas[name] = (f"{len(self.stored_quotas)}-{hash(str(body))}", dict(body))
+        return self.stored_quotas[name][0]
+
+    async def delete_quota(self, name: str, actor: str, if_match: str | None = None) -> None:
+        if name not in self.stored_quotas:
+            raise NoSuchQuota(f"no quota {name}")
+        del self.stored_quotas[name]
+
+    async def overrides(self) -> dict[str, dict[str, Any]]:
+        return self.stored_overrides
+
+    async def admissions(self) -> list[KeptAdmission]:
+        return self.stored_admissions
+
+    async def keep_admissions(self, admissions: Sequence[KeptAdmission]) -> None:
+        self.stored_admissions = list(admissions)
+
+    async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None:
+        self._may_change(name, None)
+        self.stored_overrides[name] = dict(fields)
+
+    async def delete_override(self, name: str, actor: str) -> None:
+        self._may_change(name, None)
+        del self.stored_overrides[name]
+
+    async def silences(self) -> list[Silence]:
+        return []
+
+    async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None:
+        if self.full:
+            raise StoreUnavailable("the disk is full", full=True)
+
+    def _may_change(self, name: str, if_match: str | None) -> None:
+        if self.full:
+            raise StoreUnavailable("the disk is full", full=True)
+        if if_match is not None and if_match != self.stored.get(name, ("",))[0]:
+            raise RuleChanged(f"{name} has changed")
+
+
+class View:
+    def __init__(
+        self,
+        frame: Frame | None = FRAME,
+        answer: FlushOutcome | FlushError | None = None,
+        history: History | None = None,
+    ) -> None:
+        self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
+        self.history = history or History()
+        self.store = MemoryStore()
+        self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
+        self.quotas = QuotaRegistry((), self.store)
+        self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0, self.store)
+        self.hook = AlertmanagerHook(self.flush, self.store, lambda: ("node7",), lambda: False)
+        self.wrong_configuration = ""
+        self.frame = frame
+        self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)
+        self.flush_requests: list[FlushRequest] = []
+        self.silences = Silences(self.store)
+        self.events = EventLog(1.0)
+        self.agent_requests: list[tuple[object, ...]] = []
+        self.response: AgentResponse | None = None
+        self._exposition = Exposition(Telemetry())
+        self.answers: dict[str, bytes] = {}
+
+    async def await_frame(self, seconds: float) -> bool:
+        await asyncio.sleep(seconds)
+        return False
+
+    def receipts(self) -> list[Receipt]:
+        return [RECEIPT]
+
+    async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
+        return self._exposition.page(self.frame, Form.of(accept, compat, groups))
+
+    def past_alerts(self) -> list[Alert]:
+        return [ended(ALERT, 2.0)]
+
+    async def audit_entries(self, limit: int) -> list[AuditEntry]:
+        return [AUDIT_ENTRY][:limit]
+
+    async def preview(self, rule: Rule, share: float) -> Preview:
+        return preview(rule, [pack(SNAPSHOT, ())])
+
+    async def reload(self, requested_by: str) -> str:
+        if self.wrong_configuration:
+            raise ConfigError(self.wrong_configuration)
+        return "reloaded"
+
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+        self.flush_requests.append(request)
+        if isinstance(self.answer, FlushError):
+            raise self.answer
+        return self.answer
+
+    async def ask(
+        self,
+        pid: int,
+        kind: Asked,
+        limit_bytes: int | None,
+        device: str | None,
+        requested_by: str,
+        record_seconds: float | None = None,
+    ) -> AgentResponse | None:
+        self.agent_requests.append((pid, kind, limit_bytes, device))
+        return self.response
+
+    async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
+        return EXAMPLE
+
+    async def fetch(
+        self, pid: int, snapshot_id: int, requested_by: str
+    ) -> tuple[int, AsyncGenerator[bytes, None]] | AgentResponse | None:
+        return AgentResponse("id", f"snapshot {snapshot_id} does not exist; kept are: none")
+
+    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+        return 1.0 + seconds, seconds < 100
+
+
+@asynccontextmanager
+async def no_lifespan() -> AsyncIterator[None]:
+    yield
+
+
+@cache
+def application() -> FastAPI:
+    """Application whose state a test replaces, because its routes take long to make."""
+    return create_app(View(), Tokens("secret"), no_lifespan)
+
+
+def ask(view: View, path: str, method: str = "GET", **options: Any) -> httpx.Response:
+    app = application()
+    app.state = state_of(view, Tokens("secret"))
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9917") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(run())
+
+
+HOG: dict[str, Any] = {"name": "hog", "scope": "process", "value": "used_bytes", "above": "40GiB", "for": "5m"}
