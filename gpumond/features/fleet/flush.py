@@ -1,5 +1,5 @@
-"""``gpumond fleet flush``, ``sleep`` and ``wake``: read the frames of several machines and plan; in waves, flush programs
-or release the memory of serving engines, or wake these; and print one table of receipts.
+"""``gpumond fleet flush``, ``sleep`` and ``wake``: plan from the frames of several machines; in waves, flush programs,
+release the memory of serving engines, or wake these; and print one table of receipts.
 """
 
 from __future__ import annotations

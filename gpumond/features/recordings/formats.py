@@ -1,27 +1,29 @@
 """The formats of recorded logs. The result of an importer depends on the file only.
 
-To add one, write a module with a ``FORMAT``, and add it to ``FORMATS``.
+To add one, write a module with a ``FORMAT``, and add its name to ``IMPORTERS``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Snapshot
-from gpumond.features.recordings import csv_log, gpu_z, nvidia_smi, prometheus, record, scrolling
 from gpumond.features.recordings.reader import Lines, Remarks
 from gpumond.features.recordings.snapshots import Format
 
-FORMATS = (
-    record.FORMAT,
-    prometheus.FORMAT,
-    gpu_z.FORMAT,
-    scrolling.FORMAT,
-    csv_log.FORMAT,
-    nvidia_smi.FORMAT,
+IMPORTERS = (
+    "record",
+    "prometheus",
+    "gpu_z",
+    "scrolling",
+    "csv_log",
+    "nvidia_smi",
 )
-"""The first that detects a log reads it; the last one is used for any other."""
+"""Modules in the order in which they are asked whether they know a log. The last one reads any other."""
+
+FORMATS: tuple[Format, ...] = tuple(import_module(f"{__package__}.{name}").FORMAT for name in IMPORTERS)
 
 
 def snapshots(
