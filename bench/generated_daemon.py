@@ -17,7 +17,7 @@ from bench.live import Machine
 from gpumond.host.event_loop import background
 from gpumond.serve.auth import Tokens
 from gpumond.serve.deferred import DeferredApi
-from gpumond.serve.event_log import EventLog
+from gpumond.event_log import EventLog
 from gpumond.serve.view import DaemonView
 
 CHANGING = 0.1

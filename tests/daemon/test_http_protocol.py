@@ -25,7 +25,7 @@ from gpumond.serve.http import (
     HttpProtocol,
     check_contract,
 )
-from gpumond.serve.server import _Server
+from gpumond.daemon.server import _Server
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.serving import connect, exchange, rejected, start_daemon, statuses
 

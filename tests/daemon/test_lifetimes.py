@@ -23,7 +23,7 @@ from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.event_loop import background
 from gpumond.host.peer import Identity
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.serve.server import serve
+from gpumond.daemon.server import serve
 from gpumond.store.store import Store
 from gpumond.testing import GIB, make_pool, make_report
 from tests.helpers.simulated_daemon import SimulatedAgents, SimulatedCollector

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from gpumond.config.settings import Compat
+from gpumond.metrics.dcgm import Compat
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import SourceState, XidErrors

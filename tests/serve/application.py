@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from gpumond.config.settings import Compat
+from gpumond.metrics.dcgm import Compat
 from gpumond.facts.alerts import ended
 from gpumond.facts.errors import (
     ConfigError,
@@ -43,7 +43,7 @@ from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.app import create_app, state_of
 from gpumond.serve.auth import Tokens
-from gpumond.serve.event_log import EventLog
+from gpumond.event_log import EventLog
 from gpumond.serve.examples import ALERT, AUDIT_ENTRY, RECEIPT, SNAPSHOT
 from gpumond.store.audit import AuditEntry
 from gpumond.tick.history import History

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from gpumond.facts.errors import ConfigError, NoSuchRule, RuleChanged, RuleConflict
 from gpumond.facts.rule import Rule
 from gpumond.features.rules.settings import written
+from gpumond.kernel import Rules
 
 Origin = Literal["built-in", "file", "api"]
 
@@ -63,7 +64,7 @@ class Registered(NamedTuple):
     rule: Rule
 
 
-class RuleRegistry:
+class RuleRegistry(Rules):
     """Registry of rules. ``rules`` is the current tuple; it is replaced as a whole, never changed in place."""
 
     def __init__(
