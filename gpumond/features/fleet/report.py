@@ -117,20 +117,13 @@ def usages(columns: Mapping[str, Sequence[Sample]], label: str, price: Price | N
     for column, samples in columns.items():
         for sample in samples:
             hours.setdefault(sample.labels.get(label, ""), {})[column] = sample.value
-    rows = [_usage(name, own, price) for name, own in hours.items()]
+    rows = [_usage(name, amounts, price) for name, amounts in hours.items()]
     return sorted(rows, key=lambda row: (-row.wasted, row.name))
 
 
-def _usage(name: str, own: Mapping[str, float], price: Price | None) -> Usage:
-    wasted = own.get("wasted", 0.0)
-    return Usage(
-        name=name,
-        used=own.get("used", 0.0),
-        idle_held=own.get("idle_held", 0.0),
-        returnable=own.get("returnable", 0.0),
-        wasted=wasted,
-        cost=None if price is None else price.of(wasted),
-    )
+def _usage(name: str, hours: Mapping[str, float], price: Price | None) -> Usage:
+    amounts = {field: hours.get(field, 0.0) for field in ("used", *MEASURES)}
+    return Usage(name=name, cost=None if price is None else price.of(amounts["wasted"]), **amounts)
 
 
 NO_NAME = "(none)"

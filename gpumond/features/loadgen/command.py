@@ -24,8 +24,8 @@ from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import level
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings, backend
 from gpumond.features.loadgen.plan import COMMON, TABLE, Plan, find, plan
-from gpumond.features.loadgen.report import Report, failure, summary
-from gpumond.features.loadgen.runner import Executed, Terms, account, run as carry_out
+from gpumond.features.loadgen.report import Report, account, failure, summary
+from gpumond.features.loadgen.runner import Executed, Terms, run as carry_out
 from gpumond.features.loadgen.script import CONTEXT_BYTES, Option, Scenario
 from gpumond.sim.device import Spec, create, simulated_devices
 from gpumond.view.text import size

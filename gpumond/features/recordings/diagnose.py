@@ -234,16 +234,10 @@ class Findings:
         """Return the report as an HTML document. ``remarks``: messages about ignored parts of the log."""
         parts = [html_report.paragraph(line) for line in (*self._summary(), *self._others(), *remarks)]
         for key, series in self._shown():
-            found = [(elapsed, change) for change, elapsed in series.changes]
-            marks = [(elapsed, change.verdict.kind) for elapsed, change in found if _is_finding(change)]
+            marks = [(elapsed, change.verdict.kind) for change, elapsed in series.changes if _is_finding(change)]
             parts.append(html_report.heading(", ".join(_title(key, series))))
             parts.append(html_report.curve(series.curve.points(), series.top, marks))
-            rows: list[tuple[str, str, str]] = [
-                (day_and_time(change.at), change.verdict.kind, _outcome(change)) for _, change in found
-            ]
-            if series.left_out:
-                rows.append(("", "", f"and {series.left_out} more"))
-            if rows:
+            if rows := list(_rows(series)):
                 parts.append(html_report.table(("TIME", "VERDICT", "RESULT"), rows))
         return html_report.page(f"Memory in {name}", parts)
 
@@ -263,11 +257,8 @@ class Findings:
     def _section(self, key: Key, series: _Series) -> Iterator[str]:
         yield safe("  ".join(_title(key, series)))
         yield from draw(series.curve, series.top, [at for change, at in series.changes if _is_finding(change)])
-        for change, _ in series.changes:
-            outcome = _outcome(change)
-            yield safe(f"  {day_and_time(change.at)}  {change.verdict.kind}{outcome and ': '}{outcome}")
-        if series.left_out:
-            yield f"  and {series.left_out} more"
+        for at, kind, outcome in _rows(series):
+            yield safe(f"  {at}{at and '  '}{kind}{outcome and kind and ': '}{outcome}")
 
     def _summary(self) -> Iterator[str]:
         if self._first is None or self._last is None:
@@ -278,8 +269,8 @@ class Findings:
             f"{counted(self._count, 'reading')} over {duration(passed)}: {counted(devices, 'device')}, "
             f"{len(self._series) - devices + len(self._unseen)} processes"
         )
-        found = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in SHAPES]
-        yield f"found: {', '.join(found)}" if found else "found: nothing that requires action"
+        findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in SHAPES]
+        yield f"found: {', '.join(findings)}" if findings else "found: nothing that requires action"
 
     def _point(self, key: Key, name: str, elapsed: float, value: int, top: int | None) -> None:
         series = self._get(key, name)
@@ -308,5 +299,9 @@ def _is_finding(change: Change) -> bool:
     return change.onset and change.verdict.kind not in SHAPES
 
 
-def _outcome(change: Change) -> str:
-    return change.verdict.summary if change.onset else "ended"
+def _rows(series: _Series) -> Iterator[tuple[str, str, str]]:
+    """Yield time, kind and result of each change."""
+    for change, _ in series.changes:
+        yield day_and_time(change.at), change.verdict.kind, change.verdict.summary if change.onset else "ended"
+    if series.left_out:
+        yield "", "", f"and {series.left_out} more"

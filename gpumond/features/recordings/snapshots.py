@@ -216,8 +216,8 @@ class SnapshotBuilder:
         whole = self._series.get((uuid, None))
         if whole is not None and not whole.fresh(self._started - self._gap_seconds, self._every):
             whole = None
-        own = [(pid, self._series[uuid, pid]) for pid in sorted(device.pids or ())]
-        loads = [series.row.utilization_ratio for _, series in own]
+        processes = [(pid, self._series[uuid, pid]) for pid in sorted(device.pids or ())]
+        loads = [series.row.utilization_ratio for _, series in processes]
         utilization = whole.row.utilization_ratio if whole else None
         if utilization is None:
             utilization = max((load for load in loads if load is not None), default=None)
@@ -227,15 +227,17 @@ class SnapshotBuilder:
             index=device.index,
             name=device.name,
             size_bytes=device.size_bytes,
-            used_bytes=self._used(whole, own),
-            processes=None if device.pids is None else tuple(_process(pid, series) for pid, series in own),
+            used_bytes=self._used(whole, processes),
+            processes=None if device.pids is None else tuple(_process(pid, series) for pid, series in processes),
             sensors=_sensors(utilization),
         )
 
-    def _used(self, whole: _Series | None, own: list[tuple[int, _Series]]) -> int | None:
+    def _used(self, whole: _Series | None, processes: list[tuple[int, _Series]]) -> int | None:
         if whole is not None and whole.row.used_bytes is not None:
             return whole.row.used_bytes
-        known = [used for _, series in own if (used := series.row.used_bytes or series.row.held_bytes) is not None]
+        known = [
+            used for _, series in processes if (used := series.row.used_bytes or series.row.held_bytes) is not None
+        ]
         if not known and whole is not None and whole.row.live_bytes is not None:
             self._remarks.note("pool", "the log has no used memory of a device: the memory of its allocator is used")
             return max(whole.row.live_bytes, whole.row.held_bytes or 0)
