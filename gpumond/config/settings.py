@@ -12,14 +12,12 @@ from pathlib import Path
 from gpumond.config.web import Web
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
-from gpumond.facts.quota import Quota
-from gpumond.facts.rule import Rule
+from gpumond.facts.quota import Lending, Quota
+from gpumond.facts.rule import Overrides, Rule, overridden
 from gpumond.features.alerts.receivers import Notifier
 from gpumond.features.alerts.receivers.log import Log
 from gpumond.features.engines.spec import Declaration
-from gpumond.features.quotas.queue import Lending
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.registry import Overrides, overridden
 from gpumond.host.logs import LogFormat, LogLevel
 from gpumond.metrics.dcgm import Compat
 
