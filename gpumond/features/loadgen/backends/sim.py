@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.sensors import Sensors
 from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, LoadBackend, Room
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import Context, Damaged, OutOfMemory, SimDevice
-from gpumond.sim.programs import BUSY_CELSIUS, BUSY_WATTS
 
 
 class SimBackend(LoadBackend):
@@ -61,22 +59,16 @@ class SimBackend(LoadBackend):
             self._share_limit()
 
     def busy(self, ratio: float) -> None:
-        self._attached().publish(
-            Sensors(
-                gpu_utilization_ratio=ratio,
-                gpu_temperature_celsius=ratio * BUSY_CELSIUS,
-                power_watts=ratio * BUSY_WATTS,
-            )
-        )
+        self._attached().busy(ratio)
 
     def flush(self) -> int:
         return self._pool().empty_cache()
 
     def live_bytes(self) -> int:
-        return self._pool().statistics().live_bytes + sum(self._outside.values())
+        return self._pool().live_bytes + sum(self._outside.values())
 
     def held_bytes(self) -> int:
-        return self._pool().statistics().held_bytes + sum(self._outside.values())
+        return self._pool().held_bytes + sum(self._outside.values())
 
     def abandon(self) -> Path:
         return self._attached().abandon()
