@@ -64,14 +64,21 @@ class _Series:
     run: int = 0
     in_step: int = 0
     """Number of consecutive snapshots that contained it, at exactly their time."""
+    ended: bool = False
 
     def update(self, row: Row, updated_at: float) -> None:
-        passed = updated_at - self.updated_at
-        self.every = passed if self.every is None else self.every + 0.2 * (min(passed, 3 * self.every) - self.every)
+        self.every = _usual(self.every, updated_at - self.updated_at)
         self.row, self.updated_at = row, updated_at
+        self.run += self.ended
+        self.ended = False
 
     def fresh(self, now: float, usual: float | None) -> bool:
-        return now - self.updated_at <= KEPT_INTERVALS * (self.every or usual or 1.0)
+        return not self.ended and now - self.updated_at <= KEPT_INTERVALS * (self.every or usual or 1.0)
+
+
+def _usual(every: float | None, passed: float) -> float:
+    """Return the usual interval after one more, of which a long one counts as three."""
+    return passed if every is None else every + 0.2 * (min(passed, 3 * every) - every)
 
 
 @dataclass(slots=True)
@@ -91,7 +98,6 @@ class SnapshotBuilder:
         self._remarks, self._size, self._complete = remarks, size_bytes, complete
         self._devices: dict[str, _Device] = {}
         self._series: dict[Key, _Series] = {}
-        self._ended: dict[Key, _Series] = {}
         self._seq = 0
         self._started = 0.0
         self._every: float | None = None
@@ -118,19 +124,16 @@ class SnapshotBuilder:
     def _snapshot(self, elapsed: float, together: dict[Key, Row]) -> Snapshot:
         now = self._clock(elapsed)
         at = next(iter(together.values())).at
+        # the rows of this snapshot
         for key, row in together.items():
             series = self._series.get(key)
-            if series is not None:
-                series.update(row, now)
-            elif key in self._ended:
-                series = self._series[key] = self._ended.pop(key)
-                series.update(row, now)
-                series.run += 1
+            if series is None:
+                series = self._series[key] = _Series(row, now)
             else:
-                self._series[key] = _Series(row, now)
-            series = self._series[key]
+                series.update(row, now)
             series.in_step = series.in_step + 1 if row.at == at else 0
             self._describe(row)
+        # the devices in them, and others that may still be there
         listed = {device for device, _ in together}
         readings: list[DeviceReading] = []
         reports: list[AgentReport] = []
@@ -142,7 +145,8 @@ class SnapshotBuilder:
             else:
                 device.missed += 1
                 if not self._still_there(uuid, device, now):
-                    self._end(uuid, device)
+                    self._end(uuid, device, None, *(device.pids or ()))
+                    device.reading = None
                     continue
                 if device.reading is not None:
                     device.reading = replace(device.reading, missed=min(device.missed, MAX_MISSED))
@@ -161,7 +165,7 @@ class SnapshotBuilder:
 
     def _interval(self, key: Key) -> float:
         series = self._series.get(key)
-        return (series.every if series else None) or 1.0
+        return (series.every if series and not series.ended else None) or 1.0
 
     def _clock(self, elapsed: float) -> float:
         """Return the seconds during which the log was written. A gap in the log does not end a process."""
@@ -171,7 +175,7 @@ class SnapshotBuilder:
         elif self._every is not None:
             if passed > GAP_INTERVALS * self._every:
                 self._gap_seconds += passed - self._every
-            self._every += 0.2 * (min(passed, 3 * self._every) - self._every)
+            self._every = _usual(self._every, passed)
         self._started = elapsed
         return elapsed - self._gap_seconds
 
@@ -194,23 +198,19 @@ class SnapshotBuilder:
             if (uuid, pid) not in together:
                 listed = self._complete or series.in_step >= IN_STEP
                 if listed or not series.fresh(now, self._every):
-                    self._end_absent(uuid, pid, device)
+                    self._end(uuid, device, pid)
                 series.in_step = 0
 
-    def _end_absent(self, uuid: str, pid: int, device: _Device) -> None:
-        self._ended[uuid, pid] = self._series.pop((uuid, pid))
-        device.pids = (device.pids or frozenset()) - {pid}
+    def _end(self, uuid: str, device: _Device, *pids: int | None) -> None:
+        for pid in pids:
+            if (uuid, pid) in self._series:
+                self._series[uuid, pid].ended = True
+        if device.pids is not None:
+            device.pids -= set(pids)
 
     def _still_there(self, uuid: str, device: _Device, now: float) -> bool:
         keys: list[Key] = [(uuid, None), *((uuid, pid) for pid in device.pids or ())]
         return any(key in self._series and self._series[key].fresh(now, self._every) for key in keys)
-
-    def _end(self, uuid: str, device: _Device) -> None:
-        for pid in device.pids or ():
-            self._end_absent(uuid, pid, device)
-        if (uuid, None) in self._series:
-            self._ended[uuid, None] = self._series.pop((uuid, None))
-        device.reading = None
 
     def _reading(self, uuid: str, device: _Device, reports: list[AgentReport]) -> DeviceReading:
         whole = self._series.get((uuid, None))
@@ -248,7 +248,7 @@ class SnapshotBuilder:
     def _reports(self, uuid: str, device: _Device, reports: list[AgentReport]) -> None:
         for pid in (None, *sorted(device.pids or ())):
             series = self._series.get((uuid, pid))
-            if series is not None and series.row.live_bytes is not None:
+            if series is not None and not series.ended and series.row.live_bytes is not None:
                 reports.append(_report(uuid, NAMELESS if pid is None else pid, series))
 
 
