@@ -21,10 +21,11 @@ import yaml
 
 from gpumond.cli.arguments import duration
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.features.fleet.connection import Client, CredentialFiles, access, run_each, secret, trust
+from gpumond.features.fleet.connection import Client, CredentialFiles, access, run_each, secret
 from gpumond.features.fleet.machines import METRICS_PATH, Machine, Machines, machine
 from gpumond.features.fleet.prometheus import Prometheus
 from gpumond.host.files import read_text
+from gpumond.host.http import trust
 from gpumond.view.frame import CheckedFrame
 
 COMMAND_SECONDS = 60.0
@@ -257,7 +258,7 @@ def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
     if arguments.prometheus is None:
         return None
     token = secret(arguments.prometheus_token_file) if arguments.prometheus_token_file else None
-    authorities = trust(CredentialFiles(), arguments.prometheus_ca_file)
+    authorities = trust(arguments.prometheus_ca_file)
     return Prometheus(url=arguments.prometheus, trust=authorities, token=token)
 
 
