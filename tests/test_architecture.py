@@ -58,7 +58,7 @@ LIBRARIES = {
     "uvicorn": ("serve",),
     "httptools": ("serve",),
     "bcrypt": ("config", "serve"),
-    "matplotlib": ("features.loadgen",),
+    "matplotlib": ("features.baselines",),
     "yaml": ("config", "features.rules", "features.fleet"),
     "cupy": ("features.loadgen.backends",),
     "torch": ("features.loadgen.backends",),

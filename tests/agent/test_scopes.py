@@ -154,7 +154,7 @@ def test_retries_and_the_errors_that_end_a_block_are_counted(allocator: CachingA
 def test_flush_releases_the_blocks_cache(allocator: CachingAllocator):
     with agent.scope("evaluation", flush=True):
         allocator.free(allocator.malloc(200 * MIB))
-    assert allocator.statistics().held_bytes == 0
+    assert allocator.usage().held_bytes == 0
 
 
 def test_decorated_function_is_a_block_at_each_call(allocator: CachingAllocator):

@@ -25,7 +25,7 @@ class SimAdapter(AllocatorAdapter):
         return f"gpumond.sim {__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        return tuple(each.statistics().pool(each.device_uuid) for each in _allocators())
+        return tuple(each.usage() for each in _allocators())
 
     def check(self) -> None:
         for allocator in _allocators():
