@@ -46,7 +46,13 @@ LAYERS = (
 )
 """A package imports only from itself and from packages before it."""
 
-WITHOUT_IO = ("facts", "tick", "diagnosis", "quantities", "view.rows")
+SETTINGS_OF_FEATURES = ("config.schema", "config.settings")
+"""They assemble one model of the configuration file from the settings of all features."""
+
+INSIDE_OF_ANOTHER_FEATURE: set[tuple[str, str]] = set()
+"""Modules of a feature that import one of another feature."""
+
+WITHOUT_IO = ("tick", "diagnosis", "quantities", "view.rows")
 IO_MODULES = {"os", "socket", "time", "asyncio", "threading", "subprocess", "pathlib", "io", "logging", "random"}
 
 LIBRARIES = {
@@ -55,7 +61,7 @@ LIBRARIES = {
     "prometheus_client": ("metrics",),
     "fastapi": ("serve", "page", "features"),
     "starlette": ("serve", "page", "features"),
-    "uvicorn": ("serve",),
+    "uvicorn": ("serve", "daemon"),
     "httptools": ("serve",),
     "bcrypt": ("config", "serve"),
     "matplotlib": ("features.baselines",),
@@ -153,7 +159,29 @@ def test_imports_point_down_the_layers(module: str):
         assert not own_imports(module)
         return
     below = LAYERS[: LAYERS.index(layer(module)) + 1]
-    assert not [name for name in own_imports(module) if layer(name) not in below]
+    above = [name for name in own_imports(module) if layer(name) not in below]
+    assert module in SETTINGS_OF_FEATURES or not above
+
+
+def test_features_are_independent_of_each_other():
+    """A feature offers what others need as a service of the kernel or as a value in facts."""
+    found = {
+        (module, name)
+        for module in FILES
+        for name in own_imports(module)
+        if within(module, ("features",))
+        and within(name, ("features",))
+        and name != "features"
+        and module.split(".")[1:2] != name.split(".")[1:2]
+        and module != "features"
+    }
+    assert found == INSIDE_OF_ANOTHER_FEATURE
+
+
+@pytest.mark.parametrize("module", [name for name in FILES if not within(name, ("features", "daemon", "commands"))])
+def test_spine_knows_no_feature(module: str):
+    known = [name for name in own_imports(module) if within(name, ("features",))]
+    assert module in ("testing", *SETTINGS_OF_FEATURES) or not known
 
 
 @EACH_MODULE

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from gpumond.commands.status import device_table, engine_table, notes, process_table
-from gpumond.commands.top import page
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert, Fit, RefusedKind, Verdict
@@ -23,6 +21,7 @@ from gpumond.features.fleet.status import of_frame, status_table, summary
 from gpumond.testing import GIB
 from gpumond.view.frame import MALFORMED, MAX_TEXT, decoded, frame_of
 from gpumond.view.machine import merged, view
+from gpumond.view.tables import device_table, engine_table, notes, page, process_table
 from tests.helpers.frames import busy_frame
 from tests.helpers.fuzzing import fuzzed
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
-from gpumond.commands.top import page
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.fleet.connection import Client
 from gpumond.features.fleet.discovery import read_frames, selected
@@ -20,6 +19,7 @@ from gpumond.view.frame import CheckedFrame
 from gpumond.view.lines import colours_of
 from gpumond.view.machine import View, merged, view
 from gpumond.view.rows import plain
+from gpumond.view.tables import page
 from gpumond.view.text import safe
 
 MAX_MACHINES = 64
