@@ -182,7 +182,7 @@ class EngineStep:
         raise NotImplementedError
 
     def attach(self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]) -> None:
-        """Use these past receipts. ``returned`` takes that of an engine that was returned to service after its flush."""
+        """Use these past receipts. ``returned`` takes that of an engine which was returned to service."""
         raise NotImplementedError
 
     async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
