@@ -43,7 +43,7 @@ class LimitBody(Encodable):
     device: str | None = Field(default=None, min_length=1, max_length=128)
 
 
-class RecordBody(Encodable):
+class RecordingBody(Encodable):
     """``record_seconds``: record the stacks of allocations for this time first; null for no recording."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"record_seconds": 60.0}]})
@@ -117,7 +117,7 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     **examples.described(Dump, examples.DUMP, *PROBLEMS),
 )
 async def snapshot(
-    request: Request, pid: Pid, body: RecordBody | None = None, requested_by: str = Depends(require_token)
+    request: Request, pid: Pid, body: RecordingBody | None = None, requested_by: str = Depends(require_token)
 ) -> Response:
     """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`.
 
@@ -138,7 +138,7 @@ async def snapshot(
     **examples.described(Why, WHY_EXAMPLE, *PROBLEMS),
 )
 async def why(
-    request: Request, pid: Pid, body: RecordBody | None = None, requested_by: str = Depends(require_token)
+    request: Request, pid: Pid, body: RecordingBody | None = None, requested_by: str = Depends(require_token)
 ) -> Response:
     """Returns live bytes by class: parameters, gradients, optimizer state, buffers, other tensors and activations.
 
@@ -202,7 +202,7 @@ async def snapshot_file(
     return StreamingResponse(found.parts, media_type="application/octet-stream", headers=headers)
 
 
-def _seconds(body: RecordBody | None) -> float | None:
+def _seconds(body: RecordingBody | None) -> float | None:
     return None if body is None else body.record_seconds
 
 
