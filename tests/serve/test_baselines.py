@@ -56,7 +56,7 @@ def with_api(path: Path, work: Callable[[BaselinesApi], Awaitable[T]]) -> T:
         store = Store(path / "gpumond.db")
         await store.open()
         baselines = BaselineService(store)
-        app = create_app(SimpleNamespace(baselines=baselines), Tokens("secret"), no_lifespan, routers=routers())  # type: ignore[arg-type]
+        app = create_app(SimpleNamespace(get=lambda kind: baselines), Tokens("secret"), no_lifespan, routers=routers())  # type: ignore[arg-type]
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             try:
