@@ -18,8 +18,8 @@ from prometheus_client import (
 
 from gpumond import __version__, revision
 from gpumond.events import Event, Kind
+from gpumond.facts.frame import State
 from gpumond.facts.pools import Outcome, Receipt
-from gpumond.facts.silence import State
 from gpumond.facts.snapshot import Fault
 
 MAX_WORKLOADS = 100

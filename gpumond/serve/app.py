@@ -12,12 +12,11 @@ from starlette.datastructures import State
 from gpumond import __version__
 from gpumond.host.event_loop import background
 from gpumond.kernel import Kernel
-from gpumond.serve import events, history, live, operations, pages, problems, resources, runbooks, sessions
+from gpumond.serve import docs as runbooks, events, history, live, operations, pages, problems, resources, sessions
 from gpumond.serve.auth import Tokens
 from gpumond.serve.limits import MAX_PREVIEWS, Shares
-from gpumond.serve.live_frames import LiveFrames
+from gpumond.serve.live_frames import MAX_STREAMS, SLOW_SECONDS, LiveFrames
 from gpumond.serve.problems import responses
-from gpumond.serve.streams import MAX_STREAMS, SLOW_SECONDS
 
 DESCRIPTION = (
     "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "

@@ -13,7 +13,7 @@ from gpumond.events import Event, EventLog
 from gpumond.facts.text import accepts
 from gpumond.serve import examples
 from gpumond.serve.dependencies import kernel_of
-from gpumond.serve.streams import EVENTS, RETRY, EventStream
+from gpumond.serve.live_frames import EVENTS, RETRY, EventStream
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
 

@@ -13,7 +13,7 @@ from gpumond.facts.text import accepts
 from gpumond.page.files import FILES, HEADERS, File, file
 from gpumond.serve.auth import header
 from gpumond.serve.docs import reference
-from gpumond.serve.streams import EventStream
+from gpumond.serve.live_frames import EventStream
 
 
 def live_stream(scope: Scope, state: State) -> EventStream:

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
+from gpumond.facts.alerts import Heartbeat
 from gpumond.facts.errors import NoSuchRule, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
-from gpumond.facts.persisted import Heartbeat
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProgramEnd, Reading, SourceState
 from gpumond.features.alerts.part import Receivers

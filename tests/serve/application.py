@@ -13,7 +13,7 @@ import httpx
 from fastapi import FastAPI
 
 from gpumond.events import EventLog
-from gpumond.facts.alerts import ended
+from gpumond.facts.alerts import KeptAdmission, ended
 from gpumond.facts.errors import (
     ConfigError,
     FlushError,
@@ -24,14 +24,12 @@ from gpumond.facts.errors import (
     StoreUnavailable,
 )
 from gpumond.facts.flush import FlushOutcome, FlushRequest
-from gpumond.facts.frame import Alert, Frame
+from gpumond.facts.frame import Alert, Frame, Silence
 from gpumond.facts.messages import AgentResponse, Asked
-from gpumond.facts.persisted import KeptAdmission
 from gpumond.facts.pools import Receipt
 from gpumond.facts.rule import Rule
-from gpumond.facts.silence import Silence
 from gpumond.features import routers
-from gpumond.features.alerts.receiver_check import ReceiverTest
+from gpumond.features.alerts.receivers.test_message import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE
 from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions

@@ -10,7 +10,7 @@ from gpumond.features import routers
 from gpumond.serve import events as route
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
-from gpumond.serve.streams import MAX_STREAMS
+from gpumond.serve.live_frames import MAX_STREAMS
 from gpumond.testing import make_report, make_snapshot
 from tests.serve.application import View, ask, no_lifespan
 from tests.serve.event_reader import Reader
