@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
+from gpumond.diagnosis.messages import with_retainers
 from gpumond.facts.alerts import Activities
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.frame import Alert, Frame, Verdict
@@ -15,11 +16,9 @@ from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, ProcessQuota, ProcessUsage, Snapshot, SourceState
 from gpumond.facts.units import GIB as GIB
-from gpumond.features.rules.evaluation import RuleState, evaluate as evaluate_rules
-from gpumond.features.rules.restore import Awaited
+from gpumond.features.rules.evaluation import Awaited, RuleState, evaluate as evaluate_rules
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.tick.ledger import attribute
-from gpumond.tick.retainers import with_retainers
 
 
 def make_process(pid: int = 10, used_bytes: int | None = GIB, **fields: Any) -> ProcessUsage:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpumond.cli.exits import DONE
-from gpumond.commands import help
-from gpumond.commands.main import commands, make_parser
+from gpumond.commands.main import commands, make_parser, options
 
 BASH = """\
 _gpumond() {{
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _, parsers = make_parser(commands())
-    words = {command: sorted(set(help.options(parser))) for command, parser in parsers.items()}
+    words = {command: sorted(set(options(parser))) for command, parser in parsers.items()}
     print(SCRIPTS[arguments.shell](words))
     return DONE
 

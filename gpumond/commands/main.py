@@ -3,19 +3,74 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from itertools import groupby, takewhile
 from typing import Any, Protocol, cast
 
 from gpumond import __version__, revision
 from gpumond.cli.exits import DONE, FAILED, WRONG_USE, print_error
-from gpumond.commands import help
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
 from gpumond.feature import Command
 from gpumond.features import features
+
+GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "Shell")
+"""Groups of commands in the overview, in this order."""
+
+
+def overview(commands: Iterable[Command]) -> str:
+    """Return the text of `gpumond --help`: the commands by group."""
+    lines = ["usage: gpumond [-h] [--version] COMMAND ...", ""]
+    lines.append("GPU memory accounting, alerts and flushes with a receipt.")
+    for group, members in groupby(commands, key=lambda command: command.group):
+        lines += ["", f"{group}:", *(f"  {command.name:13} {command.help}" for command in members)]
+    lines += ["", "`gpumond COMMAND --help` shows the options of a command, and examples."]
+    lines.append("Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 nothing to do.")
+    return "\n".join(lines)
+
+
+def examples(command: Command) -> str:
+    return "\n".join(["examples:", *(f"  {line}" for line in command.examples)])
+
+
+def unknown_word(kind: str, word: str, known: Iterable[str]) -> str:
+    """Return the message about a word that is not known, with the most similar known one."""
+    similar = difflib.get_close_matches(word.partition("=")[0], list(known), n=1)
+    return f"unknown {kind} {word!r:.80}" + (f", did you mean {similar[0]}?" if similar else "")
+
+
+def misspelt(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
+    """Return the first word that has the form of a long option and is none of the parser's."""
+    known = {"--", *options(parser)}
+    before = takewhile(lambda word: word != "--", words)
+    return next((word for word in before if word.startswith("--") and word.partition("=")[0] not in known), None)
+
+
+def describe_subcommands(parser: argparse.ArgumentParser) -> None:
+    """Describe each subcommand in its own help as in the help of the parser."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for listed in action._choices_actions:
+                command = action.choices[listed.dest]
+                text = listed.help or ""
+                command.description = command.description or f"{text[:1].upper()}{text[1:]}."
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the options and subcommands of a parser, and those of its subcommands."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for name, own in action.choices.items():
+                yield name
+                yield from options(own)
+        elif not action.option_strings and action.choices:
+            yield from map(str, action.choices)
+
 
 COMMANDS = (
     Command(
@@ -155,7 +210,7 @@ WITH_OTHER_COMMANDS = ("run",)
 def commands() -> Mapping[str, Command]:
     """Return all commands by name, in the order of their groups."""
     known = (*COMMANDS, *(command for feature in features() for command in feature.commands))
-    return {command.name: command for command in sorted(known, key=lambda command: help.GROUPS.index(command.group))}
+    return {command.name: command for command in sorted(known, key=lambda command: GROUPS.index(command.group))}
 
 
 class Parser(argparse.ArgumentParser):
@@ -176,10 +231,10 @@ class Module(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or argv[0] in ("-h", "--help"):
-        print(help.overview(commands().values()))
+        print(overview(commands().values()))
         return DONE if argv else WRONG_USE
     if not argv[0].startswith("-") and argv[0] not in commands():
-        unknown = help.unknown("command", argv[0], commands())
+        unknown = unknown_word("command", argv[0], commands())
         print(f"gpumond: {unknown}\n`gpumond --help` lists the commands", file=sys.stderr)
         return WRONG_USE
     chosen = argv[0] if argv[0] in commands() else None
@@ -189,9 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _missing_extra(error)
     parser_of_command = parsers.get(argv[0])
     if parser_of_command is not None and argv[0] not in WITH_OTHER_COMMANDS:
-        word = help.misspelt(parser_of_command, argv)
+        word = misspelt(parser_of_command, argv)
         if word is not None:
-            parser_of_command.error(help.unknown("option", word, help.options(parser_of_command)))
+            parser_of_command.error(unknown_word("option", word, options(parser_of_command)))
     arguments = parser.parse_args(argv)
     try:
         return _module(arguments.command_name).run(arguments)
@@ -233,10 +288,10 @@ def make_parser(complete: Collection[str]) -> tuple[Parser, Mapping[str, argpars
     for name in complete or commands():
         command = commands()[name]
         description = f"{command.help[:1].upper()}{command.help[1:]}."
-        subparser = subparsers.add_parser(name, description=description, epilog=help.examples(command))
+        subparser = subparsers.add_parser(name, description=description, epilog=examples(command))
         if name in complete:
             _module(name).add_arguments(subparser)
-            help.describe_subcommands(subparser)
+            describe_subcommands(subparser)
     return parser, subparsers.choices
 
 

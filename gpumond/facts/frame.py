@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 from gpumond.facts.process import ProcessKey, process_key
-from gpumond.facts.silence import Silence
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
 
@@ -157,3 +156,44 @@ class Frame:
             (device, sorted(device.processes or (), key=lambda process: -(process.used_bytes or 0)))
             for device in self.snapshot.devices
         ]
+
+
+Operator = Literal["=", "!=", "=~", "!~"]
+State = Literal["pending", "active", "ended"]
+
+OPERATORS: tuple[Operator, ...] = get_args(Operator)
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """A condition on one label of an alert. A label that the alert does not have is an empty text.
+
+    With `=~` and `!~`, `value` is a regular expression, which matches the whole text.
+    """
+
+    name: str
+    operator: Operator
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.operator}{self.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """Alerts that all ``matchers`` match are not sent from ``starts_at`` until ``ends_at`` (unix seconds).
+
+    ``author`` is the name that was given, ``created_by`` the authenticated caller.
+    """
+
+    id: str
+    matchers: tuple[Matcher, ...]
+    starts_at: float
+    ends_at: float
+    author: str
+    reason: str
+    created_at: float
+    created_by: str
+
+    def state(self, now: float) -> State:
+        return "pending" if now < self.starts_at else "active" if now < self.ends_at else "ended"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumond.facts.frame import Alert, Ledger, Verdict
+from gpumond.facts.frame import Alert, Ledger, Silence, Verdict
 from gpumond.facts.quota import EffectiveQuota
-from gpumond.facts.silence import Silence
 from gpumond.facts.snapshot import Snapshot
 
 

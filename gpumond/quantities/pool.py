@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
-from gpumond.diagnosis.peaks import FRAGMENTED_FROM
+from gpumond.diagnosis.detectors import FRAGMENTED_FROM
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot

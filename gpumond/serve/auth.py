@@ -1,25 +1,27 @@
-"""Authorization of changes, by a token or a client certificate with the required scope, or by the daemon's Unix socket.
-
-On that socket the kernel identifies the peer: root and the daemon's user have all scopes; other users may only flush
-their own programs.
-"""
+"""Authorization of requests: tokens, client certificates, passwords, browsers that signed in, and local users."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
+import hashlib
 import hmac
 import math
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.exceptions import HTTPException
 
 from gpumond.agent.transport import OVERFLOW_UID
-from gpumond.config.tokens import Token, digest
+from gpumond.config.tokens import PREFIX, Token, digest
 from gpumond.facts.errors import GpumondError
+from gpumond.host.peer import counted_name
 from gpumond.serve.limits import (
     FAILURES_PER_MINUTE,
     FLUSHES_PER_MINUTE,
@@ -28,7 +30,125 @@ from gpumond.serve.limits import (
     TokenBucket,
     user_of,
 )
-from gpumond.serve.sign_ins import SignIns
+
+UNKNOWN_USER_HASH = b"$2b$10$xLSGjgzBOIiTV1zpTNensurpReGXXQg6by1XpoS.X4ArnUoHNy6PG"
+"""Hash that is checked for unknown users, so that the duration does not reveal which users exist."""
+REMEMBERED = 100
+WAITING = 16
+
+
+class Passwords:
+    """Password check with a cache of accepted passwords, as hashes of user, bcrypt hash and password."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._accepted: dict[bytes, None] = {}
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+
+    async def verify(self, users: dict[str, bytes], credentials: str, client: str) -> bool:
+        """Return True if the password is correct. Raises 429 after too many failures, 503 if too many checks are
+        pending."""
+        user, password = _decode(credentials)
+        hashed = users.get(user, UNKNOWN_USER_HASH)
+        key = _digest(user.encode(), hashed, password)
+        if key in self._accepted:
+            return True
+        admit(self._tokens.failures, client, self._tokens.clock(), "too many wrong tokens or passwords")
+        if self._waiting >= WAITING:
+            raise HTTPException(503, "too many password checks are pending", {"Retry-After": "1"})
+        self._waiting += 1
+        try:
+            async with self._lock:
+                matches = await asyncio.to_thread(_matches, password, hashed)
+        finally:
+            self._waiting -= 1
+        if not matches or user not in users:
+            return False
+        if len(self._accepted) >= REMEMBERED:
+            self._accepted.pop(next(iter(self._accepted)))
+        self._accepted[key] = None
+        return True
+
+
+def _decode(credentials: str) -> tuple[str, bytes]:
+    try:
+        user, _, password = base64.b64decode(credentials.strip(), validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        return "", b""
+    return user.decode("utf-8", "replace"), password
+
+
+def _digest(*parts: bytes) -> bytes:
+    """Return a hash of the parts. Each part is hashed separately, so that different parts never collide."""
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+def _matches(password: bytes, hashed: bytes) -> bool:
+    import bcrypt
+
+    try:
+        return bcrypt.checkpw(password[:72], hashed)  # like bcrypt in Go and in htpasswd, ignores bytes beyond 72
+    except ValueError:
+        return False
+
+
+CODE_SECONDS = 60.0
+SESSION_SECONDS = 12 * 3600.0
+PER_CALLER, IN_TOTAL = 8, 256
+"""Limits of codes and of sessions. Above one, the oldest ends."""
+
+CallerT = TypeVar("CallerT")
+
+
+@dataclass(frozen=True, slots=True)
+class SignIn(Generic[CallerT]):
+    """``origin``: the hash of the caller's token; None if the kernel identified the caller."""
+
+    caller: CallerT
+    name: str
+    origin: bytes | None
+    ends_at: float
+
+
+class SignIns(Generic[CallerT]):
+    def __init__(self) -> None:
+        self._codes: dict[bytes, SignIn[CallerT]] = {}
+        self._sessions: dict[bytes, SignIn[CallerT]] = {}
+
+    def code(self, caller: CallerT, name: str, token: str | None, now: float) -> str:
+        """Return a new code for the caller, which ends after ``CODE_SECONDS``."""
+        origin = None if token is None else digest(token)
+        return _add(self._codes, SignIn(caller, name, origin, now + CODE_SECONDS), now)
+
+    def exchange(self, code: str, now: float) -> str | None:
+        """Return the token of a new session. None if the code does not exist, has ended, or was used before."""
+        found = self._codes.pop(digest(code), None)
+        if found is None or found.ends_at < now:
+            return None
+        return _add(self._sessions, SignIn(found.caller, found.name, found.origin, now + SESSION_SECONDS), now)
+
+    def session(self, token_digest: bytes, now: float) -> SignIn[CallerT] | None:
+        found = self._sessions.get(token_digest)
+        return found if found is not None and found.ends_at >= now else None
+
+    def end(self, token: str) -> bool:
+        """End a session. Returns False if it does not exist."""
+        return self._sessions.pop(digest(token), None) is not None
+
+
+def _add(entries: dict[bytes, SignIn[CallerT]], added: SignIn[CallerT], now: float) -> str:
+    for key in [key for key, entry in entries.items() if entry.ends_at < now]:
+        del entries[key]
+    own = [key for key, entry in entries.items() if counted_name(entry.name) == counted_name(added.name)]
+    if len(own) >= PER_CALLER:
+        del entries[own[0]]
+    elif len(entries) >= IN_TOTAL:
+        del entries[next(iter(entries))]
+    secret = PREFIX + secrets.token_urlsafe(32)
+    entries[digest(secret)] = added
+    return secret
+
 
 SESSIONS = "/api/v1/sessions"
 """Route where a browser without a token signs in with a code."""

@@ -1,24 +1,79 @@
-"""Messages of the stream of frames. A message is encoded and compressed once for all readers."""
+"""Streams of server-sent events, and the messages of the stream of frames, encoded once for all readers."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, TypedDict
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
+from starlette.datastructures import State
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Scope, Send
 
+from gpumond.events import Event
 from gpumond.facts.frame import Frame
 from gpumond.facts.whole_frame import WholeFrame
 from gpumond.kernel import Kernel
-from gpumond.serve.streams import EVENTS, RETRY
+from gpumond.serve.auth import user
+from gpumond.serve.limits import Shares
 from gpumond.serve.whole_frame import whole_frame
-from gpumond.tick.events import Event
+
+SLOW_SECONDS = 30.0
+"""Time without progress after which a reader is disconnected; it can connect again."""
+
+MAX_STREAMS = 256
+"""Limit of streams. Above it, the oldest stream of the user with the most streams ends; its reader may reconnect."""
+
+RETRY_MILLISECONDS = 3000
+RETRY = f"retry: {RETRY_MILLISECONDS}\n\n".encode()
+"""First message of each stream."""
+EVENTS: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
+
+
+class EventStream(StreamingResponse):
+    """Stream of ``content`` to the reader that made the request ``scope``. ``state``: that of the application."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, scope: Scope, state: State, content: AsyncIterator[bytes], headers: Mapping[str, str] = {}
+    ) -> None:
+        super().__init__(content, headers={"Cache-Control": "no-store"} | dict(headers))
+        self._streams: Shares[EventStream] = state.event_streams
+        self._user, self._slow_seconds = user(scope), state.slow_seconds
+        self._ended = False
+
+    def end(self) -> None:
+        """End the stream. Its reader may reconnect."""
+        self._streams.remove(self._user, self)
+        self._ended = True
+        self._task.cancel()
+
+    async def stream_response(self, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), self._slow_seconds)
+
+        if not self._streams.admits(self._user):
+            self._streams.holders(self._streams.users()[0])[0].end()
+        self._streams.add(self._user, self)
+        self._task = asyncio.ensure_future(super().stream_response(in_time))
+        with suppress(asyncio.TimeoutError):  # the server closes the connection
+            try:
+                await self._task
+            except asyncio.CancelledError:
+                if not self._ended:
+                    raise
+                await in_time({"type": "http.response.body", "body": b"", "more_body": False})
+            finally:
+                self._streams.remove(self._user, self)
+
 
 HEARTBEAT_SECONDS = 2.0
 """Longest time between two messages. A reader that receives none for longer knows that the daemon does not answer."""
@@ -33,7 +88,7 @@ WHOLE = TypeAdapter(WholeFrame)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class LiveMessage:
     """``packed`` is a sequence of complete deflate blocks that refer to no earlier ones: it fits into any stream."""
 
     number: int
@@ -56,9 +111,9 @@ class LiveFrames:
     def _forget(self) -> None:
         self._frame: Frame | None = None
         self._whole: WholeFrame | None = None
-        self._first: Message | None = None
+        self._first: LiveMessage | None = None
         """The complete frame, if a reader has needed it."""
-        self._later: deque[Message] = deque(maxlen=KEPT)
+        self._later: deque[LiveMessage] = deque(maxlen=KEPT)
         self._last_event = 0
 
     async def run(self) -> None:
@@ -89,7 +144,7 @@ class LiveFrames:
                 self._wanted.clear()
                 self._forget()
 
-    async def _after(self, number: int) -> Iterable[Message]:
+    async def _after(self, number: int) -> Iterable[LiveMessage]:
         """Return the messages that follow ``number``; the complete frame if these are no longer kept."""
         if self._later and self._later[0].number - 1 <= number:
             return [message for message in self._later if message.number > number]
@@ -119,21 +174,21 @@ class LiveFrames:
         self._whole = live_frame(whole_frame(frame)) if frame else None
         self._last_event = self._kernel.events.last_id
 
-    def _publish(self, message: Message) -> None:
+    def _publish(self, message: LiveMessage) -> None:
         self.number = message.number
         self._later.append(message)
         self._published.set()  # wakes current waiters; later ones wait for the next message
         self._published = asyncio.Event()
 
 
-def encoded(number: int, kind: str, body: bytes, events: bytes) -> Message:
+def encoded(number: int, kind: str, body: bytes, events: bytes) -> LiveMessage:
     """Return a message: an object's JSON with ``events`` added."""
     return _packed(number, b"".join((f"event: {kind}\ndata: ".encode(), body[:-1], b',"events":', events, b"}\n\n")))
 
 
-def _packed(number: int, plain: bytes) -> Message:
+def _packed(number: int, plain: bytes) -> LiveMessage:
     packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return Message(number, plain, packer.compress(plain) + packer.flush(zlib.Z_SYNC_FLUSH))
+    return LiveMessage(number, plain, packer.compress(plain) + packer.flush(zlib.Z_SYNC_FLUSH))
 
 
 START = _packed(0, RETRY)

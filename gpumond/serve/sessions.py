@@ -10,10 +10,19 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.config.models import Encodable
 from gpumond.serve import examples
-from gpumond.serve.auth import SESSIONS, Caller, Tokens, admit, bearer_token, failed, user
+from gpumond.serve.auth import (
+    CODE_SECONDS,
+    SESSION_SECONDS,
+    SESSIONS,
+    Caller,
+    Tokens,
+    admit,
+    bearer_token,
+    failed,
+    user,
+)
 from gpumond.serve.dependencies import CHANGES, caller_with
 from gpumond.serve.problems import responses
-from gpumond.serve.sign_ins import CODE_SECONDS, SESSION_SECONDS
 
 router = APIRouter(tags=["sessions"])
 

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from math import isfinite
 
-from gpumond.facts.persisted import KeptAdmission
+from gpumond.facts.alerts import KeptAdmission
 from gpumond.store.quota_rows import Transaction
 from gpumond.store.rows import Rows, from_text, to_text
 

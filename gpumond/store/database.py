@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from gpumond.facts.persisted import Heartbeat
+from gpumond.facts.alerts import Heartbeat
 from gpumond.store import audit_ends
 
 log = logging.getLogger(__name__)

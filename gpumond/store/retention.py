@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from gpumond.facts.persisted import Heartbeat
+from gpumond.facts.alerts import Heartbeat
 from gpumond.facts.units import DAY_SECONDS
 from gpumond.store import audit as audit_table
 

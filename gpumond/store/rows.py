@@ -8,9 +8,9 @@ from dataclasses import asdict, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpumond.facts.alerts import KeptAlert, Kind, Notice
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import KeptAlert, Kind, Notice
 from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import Fault
 from gpumond.store.audit import canonical

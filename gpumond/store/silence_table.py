@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-from gpumond.facts.silence import Silence
+from gpumond.facts.frame import Silence
 from gpumond.store.rows import from_text, to_text
 
 

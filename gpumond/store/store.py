@@ -20,11 +20,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpumond.facts.alerts import Heartbeat, KeptAlert, Notice
 from gpumond.facts.errors import StoreUnavailable
-from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import Heartbeat, KeptAlert, Notice
+from gpumond.facts.frame import Alert, Silence
 from gpumond.facts.pools import Receipt
-from gpumond.facts.silence import Silence
 from gpumond.facts.snapshot import Fault
 from gpumond.features.baselines.statistics import Baseline
 from gpumond.host.peer import counted_name

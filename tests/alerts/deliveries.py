@@ -10,9 +10,9 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gpumond.facts.alerts import Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import Notice
 from gpumond.features.alerts.outbox import Outbox
 from gpumond.features.alerts.receivers import Retry
 from gpumond.store.store import Store

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from gpumond.facts.errors import ConfigError, GpumondError, NoSuchSilence, StoreUnavailable, TooManySilences
-from gpumond.facts.frame import Alert
-from gpumond.facts.silence import Matcher, Silence
+from gpumond.facts.frame import Alert, Matcher, Silence
 from gpumond.features.silences.silences import KEEP_ENDED, KEEP_ENDED_SECONDS, MAX_SILENCES, Silences
 
 ALERT = Alert(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.instruments.inquiry import LeakInquiry
+from gpumond.features.instruments.part import LeakInquiry
 from gpumond.host.peer import Identity
 from gpumond.testing import make_device, make_report, make_snapshot
 from gpumond.tick.ledger import attribute

@@ -10,8 +10,7 @@ from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import AgentReport, ProcessQuota, Snapshot
-from gpumond.features.quotas.limits import PROGRAMS_AT_ONCE, SENT_PER_HOUR, QuotaLimits
-from gpumond.features.quotas.quotas import RETRY_SECONDS, DueLimit
+from gpumond.features.quotas.quotas import PROGRAMS_AT_ONCE, RETRY_SECONDS, SENT_PER_HOUR, DueLimit, QuotaLimits
 from gpumond.serve.examples import REPORT, SNAPSHOT
 from tests.helpers.agent_server import in_event_loop
 

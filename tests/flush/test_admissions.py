@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import CoolingDown, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest
-from gpumond.facts.persisted import KeptAdmission
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.quota import Lending
 from gpumond.facts.snapshot import Snapshot

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
+from gpumond.facts.alerts import Heartbeat
 from gpumond.facts.errors import NoSuchRule, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
-from gpumond.facts.persisted import Heartbeat
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProgramEnd, Reading, SourceState
 from gpumond.features.alerts.part import Receivers
@@ -146,7 +146,7 @@ class SimulatedDaemon:
         clock = {} if began is None else {"clock": lambda: Heartbeat(time.time(), began + world.elapsed)}
         self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock)
         edges = Edges(
-            collector=SimulatedCollector(world),
+            devices=SimulatedCollector(world),
             agents=agents or SimulatedAgents(world),
             store=self.store,
             telemetry=Telemetry(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpumond.agent.allocators.torch.adapter import MAX_ENTRIES
+from gpumond.agent.allocators.torch import MAX_ENTRIES
 from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom import MAX_RECORD_BYTES
 from gpumond.agent.registry import FLUSHES
@@ -18,7 +18,7 @@ from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
 from gpumond.features.flush.hook import REMEMBERED
 from gpumond.features.flush.hook_routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
 from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
-from gpumond.features.quotas.limits import SENT_PER_HOUR
+from gpumond.features.quotas.quotas import SENT_PER_HOUR
 from gpumond.features.quotas.registry import MAX_QUOTAS
 from gpumond.features.rules.registry import MAX_RULES
 from gpumond.features.silences import silences
@@ -44,7 +44,7 @@ from gpumond.serve.limits import (
     WAITING,
 )
 from gpumond.serve.listener import HEAD_SECONDS
-from gpumond.serve.streams import MAX_STREAMS
+from gpumond.serve.live_frames import MAX_STREAMS
 from gpumond.serve.token_reviews import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
 from gpumond.store.baseline_table import MAX_BASELINES
 from gpumond.store.retention import Bounds

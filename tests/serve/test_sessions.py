@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpumond.config.tokens import Token, digest
+from gpumond.serve.auth import CODE_SECONDS, IN_TOTAL, PER_CALLER, SESSION_SECONDS, SignIns
 from gpumond.serve.guard import Policy
-from gpumond.serve.sign_ins import CODE_SECONDS, IN_TOTAL, PER_CALLER, SESSION_SECONDS, SignIns
 from tests.serve.guarded import ADMIN, FLUSH, OTHERS, RULE, GuardedApi
 
 CLOSED = Policy(open_reads=False)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.alerts import KeptAlert, Notice
 from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import KeptAlert, Notice
 from gpumond.facts.text import require_encodable
 from gpumond.store.store import Store
 from tests.helpers.opened_store import with_store

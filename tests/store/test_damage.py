@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.alerts import KeptAdmission, KeptAlert, Notice
 from gpumond.facts.errors import StoreUnavailable
-from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import KeptAdmission, KeptAlert, Notice
-from gpumond.facts.silence import Matcher, Silence
+from gpumond.facts.frame import Alert, Matcher, Silence
 from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.features.baselines.statistics import Baseline
 from gpumond.features.rules.built_in import BUILT_IN

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.persisted import Heartbeat
+from gpumond.facts.alerts import Heartbeat
 from gpumond.store.audit import GENESIS, entry_hash
 from gpumond.store.retention import same_clock
 from gpumond.store.store import Bounds, Store, verify_audit

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.alerts import resume
+from gpumond.facts.alerts import Heartbeat, KeptAlert, resume
 from gpumond.facts.errors import NoSuchRule, RuleChanged
 from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import Heartbeat, KeptAlert
 from gpumond.facts.pools import Receipt
 from gpumond.store.database import STEPS
 from gpumond.store.rows import to_text

@@ -11,8 +11,8 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.dispatcher import AlertDispatcher, Dispatch
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
-from gpumond.features.alerts.receiver_check import ReceiverTest, send_test
 from gpumond.features.alerts.receivers import Notifier
+from gpumond.features.alerts.receivers.test_message import ReceiverTest, send_test
 from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Tick
 from gpumond.quantities.device import short_users
 

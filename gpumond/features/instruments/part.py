@@ -1,9 +1,60 @@
-"""Instruments in the daemon: it asks a program with a leak for the lines that keep the memory."""
+"""Requests to programs with a leak to search for the lines that keep the memory, once for each verdict.
+
+An agent answers only if its program's flush_policy is ``allow``. The result is part of its later reports.
+"""
 
 from __future__ import annotations
 
-from gpumond.features.instruments.inquiry import LeakInquiry
+import asyncio
+import logging
+import uuid
+
+from gpumond.facts.frame import Frame
+from gpumond.facts.messages import AgentRequest
+from gpumond.facts.process import ProcessKey
+from gpumond.host.peer import Identity
 from gpumond.kernel import Kernel, Part, Tick
+from gpumond.programs.commands import AgentConnections
+
+log = logging.getLogger(__name__)
+
+MAX_REMEMBERED = 4096
+
+
+class LeakInquiry:
+    """Remembers the leaks for which it has sent a request."""
+
+    def __init__(self, agents: AgentConnections) -> None:
+        self._agents = agents
+        self._asked: dict[tuple[ProcessKey, float], None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def consider(self, frame: Frame) -> None:
+        """Send a request for each new leak of a connected program."""
+        for verdict in frame.verdicts:
+            process = verdict.process
+            report = None if process is None else frame.snapshot.reports_by_process.get(process)
+            if verdict.kind != "leak" or process is None or report is None:
+                continue
+            leak = process, verdict.since
+            if leak not in self._asked:
+                self._asked[leak] = None
+                self._asked = dict(list(self._asked.items())[-MAX_REMEMBERED:])
+                identity = Identity(report.pid, report.start_ticks, report.uid)
+                task = asyncio.get_running_loop().create_task(self._ask(identity))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ask(self, identity: Identity) -> None:
+        answer = await self._agents.ask(identity, AgentRequest(uuid.uuid4().hex, "retainers"))
+        reason = "it did not answer" if answer is None else answer.reason
+        if reason:
+            log.info("pid %d is not searched for the lines that keep its memory: %s", identity.pid, reason)
 
 
 class InstrumentsPart(Part):

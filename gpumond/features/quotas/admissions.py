@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
-from gpumond.facts.persisted import KeptAdmission
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.quota import Lending
 from gpumond.facts.snapshot import DeviceReading, Snapshot

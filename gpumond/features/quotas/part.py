@@ -8,8 +8,7 @@ from dataclasses import replace
 from gpumond.config.settings import Settings
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.quotas.admissions import Admissions
-from gpumond.features.quotas.limits import QuotaLimits
-from gpumond.features.quotas.quotas import assign_quotas
+from gpumond.features.quotas.quotas import QuotaLimits, assign_quotas
 from gpumond.features.quotas.registry import QuotaRegistry
 from gpumond.host.machine import find_process
 from gpumond.kernel import Flushes, Kernel, Part, Tick

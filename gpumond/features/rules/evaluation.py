@@ -1,8 +1,8 @@
-"""Rules and their alerts: Prometheus' semantics for pending, firing, `for` and `keep_firing_for`. No I/O.
+"""Alerts across a restart, with Prometheus' tolerance. No I/O.
 
-A rule compares one value of each subject of its scope with a level. An active alert remains active until the value
-passes the `clear` level. An unknown value changes nothing, since absence is not recovery. The alert of a subject that
-has ended resolves at once: `keep_firing_for` does not apply to it.
+An alert whose subject has not been observed since the start (its agent is not
+connected, its driver is slow) is neither dropped nor resolved for ten minutes; one on a verdict for two hours, since
+the verdict has to be found again (a slow leak took 70 minutes).
 """
 
 from __future__ import annotations
@@ -21,12 +21,53 @@ from gpumond.facts.frame import Alert, Frame, Phase
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Labels, Rule, Scope
 from gpumond.facts.snapshot import DeviceReading, Snapshot
-from gpumond.features.rules.restore import Awaited, hold
 from gpumond.quantities import RuleContext, departure, hidden, subjects
 from gpumond.quantities.scope import Hidden, Row, Subjects
 from gpumond.quantities.table import readable
 from gpumond.quantities.verdicts import NOTHING, active_verdicts
 from gpumond.quantities.window import RuleWindow
+
+GRACE_SECONDS = 600.0
+VERDICT_GRACE_SECONDS = 7200.0
+"""Time for which a missing verdict does not resolve an alert after a start: a verdict needs a longer observation."""
+
+Awaited = frozenset[tuple[str, Labels]]
+"""Restored alerts whose subject has not been observed yet: rule and the subject's labels"""
+
+
+def awaited(activities: Mapping[str, Activities]) -> Awaited:
+    return frozenset((rule, labels) for rule, active in activities.items() for labels in active)
+
+
+def hold(
+    awaited: Awaited,
+    before: Mapping[str, Activities],
+    after: Mapping[str, Activities],
+    present: Mapping[str, Mapping[Labels, ProcessKey | None]],
+    on_verdicts: frozenset[str],
+    elapsed: float,
+) -> tuple[Mapping[str, Activities], Awaited]:
+    """Return ``after`` with the awaited alerts unchanged, and the alerts that are still awaited.
+
+    A subject that was ``present`` (by rule, each with its process) is no longer awaited; an alert of a rule
+    ``on_verdicts`` is awaited until its verdict is active again, or its pid is found to be reused.
+    """
+    if not awaited or elapsed > max(GRACE_SECONDS, VERDICT_GRACE_SECONDS):
+        return after, frozenset()
+
+    def waits(rule: str, labels: Labels) -> bool:
+        if labels not in present[rule]:
+            return elapsed <= GRACE_SECONDS
+        if not same_process(before[rule][labels].process, present[rule][labels]):
+            return False
+        activity = after[rule].get(labels)
+        return rule in on_verdicts and (activity is None or activity.cleared_elapsed is not None)
+
+    still = frozenset((rule, labels) for rule, labels in awaited if rule in after and waits(rule, labels))
+    held = {rule: dict(active) for rule, active in after.items()}
+    for rule, labels in still:
+        held[rule][labels] = before[rule][labels]
+    return held, still
 
 
 def step(

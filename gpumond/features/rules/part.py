@@ -11,10 +11,9 @@ from gpumond.config.settings import Settings
 from gpumond.facts.alerts import resume
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.rule import Rule
-from gpumond.features.rules.evaluation import RuleState, evaluate
+from gpumond.features.rules.evaluation import RuleState, awaited, evaluate
 from gpumond.features.rules.preview import Preview, PreviewWindow, preview
 from gpumond.features.rules.registry import RuleRegistry
-from gpumond.features.rules.restore import awaited
 from gpumond.kernel import Kernel, Part, Rules, Tick
 
 

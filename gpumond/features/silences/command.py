@@ -12,7 +12,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.exits import DONE
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.silence import OPERATORS
+from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import seconds
 from gpumond.view.text import table
 

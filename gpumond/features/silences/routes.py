@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from gpumond.config.models import Encodable
-from gpumond.facts.silence import Matcher, Operator, Silence, State
+from gpumond.facts.frame import Matcher, Operator, Silence, State
 from gpumond.facts.text import has_control_characters
 from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples

@@ -15,9 +15,8 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from gpumond.facts.errors import ConfigError, NoSuchSilence, TooManySilences
-from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import Labels
-from gpumond.facts.silence import Matcher, Silence, State
+from gpumond.facts.frame import Alert, Matcher, Silence, State
+from gpumond.facts.rule import Labels
 from gpumond.facts.units import DAY_SECONDS, human
 from gpumond.kernel import Silencing
 

@@ -1,0 +1,441 @@
+"""PyTorch's CUDA allocator (2.3 and later, and ROCm, which uses the same names).
+
+It is read through the nested statistics: one call for each device, without flattening and without a CUDA call. A
+PyTorch that has not initialised CUDA is not queried, and a device without a live context is never made current.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gpumond.agent import cuda
+from gpumond.agent.allocators import (
+    AllocatorAdapter,
+    FlushRefused,
+    HistoryRecording,
+    TensorTracking,
+    Tracked,
+    torch_classes,
+    torch_xpu,
+)
+from gpumond.agent.allocators.python_owners import retained_by_trim
+from gpumond.agent.allocators.torch_formulas import (
+    LARGE_PAGE,
+    MIB,
+    NOTHING,
+    Figures,
+    UnmappedBytes,
+    UnmappedSegments,
+    current,
+    figures,
+    from_async_stats,
+    from_snapshot,
+    from_stats,
+    usage,
+)
+from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.facts.messages import clean
+from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
+from gpumond.facts.program import AppliedLimit, Call, Dump, LiveClasses, Site
+
+SNAPSHOT_BLOCKS = 50_000
+"""Largest snapshot: it holds the allocator's lock and the GIL for some microseconds for each block."""
+
+OOM_BLOCKS = 5_000
+"""Largest snapshot at an out-of-memory error, in the thread of the program."""
+
+CONFIGURATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+class TorchAdapter(
+    AllocatorAdapter,
+    HistoryRecording,
+    TensorTracking,
+):
+    name = "torch"
+    main_thread_steps = frozenset(("workspaces", "plans"))
+    """Another thread may be about to launch a kernel that uses one."""
+    suffix = ".pickle"
+
+    def __init__(
+        self,
+        torch: Any,
+        environ: Mapping[str, str] = os.environ,
+        is_mapped: Callable[[int], bool | None] = cuda.is_mapped,
+    ) -> None:
+        self._torch, self._cuda, self._c = torch, torch.cuda, torch._C
+        self._configuration = ",".join(environ.get(name, "") for name in CONFIGURATION)
+        self._uuids: dict[int, str | None] = {}
+        self._last: dict[int, tuple[tuple[Figures, bool, int | None], PoolUsage]] = {}
+        self._fractions: dict[int, float] = {}
+        self._unmapped_segments = UnmappedSegments(lambda: self._segments(OOM_BLOCKS), is_mapped)
+        cuda.watch_captures(torch.cuda.CUDAGraph)
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        if not self._cuda.is_initialized():
+            return ()
+        backend = self._cuda.get_allocator_backend()
+        if backend not in ("native", "cudaMallocAsync"):
+            return ()
+        native = backend == "native"
+        has_context = self._context_query()
+        devices: dict[int, Figures] = {}
+        for ordinal in range(self._device_count()):
+            context = has_context(ordinal)
+            if context is not False:
+                statistics = figures(self._c._cuda_memoryStats(ordinal), counted=native)
+                if context or statistics.held:
+                    devices[ordinal] = statistics
+        unmapped = self._unmapped(devices.values()) if native else None
+        snapshot = self._snapshot() if exact and native else None
+        expandable = native and self._expandable()
+        pools = []
+        for ordinal, statistics in devices.items():
+            uuid = self._uuid(ordinal)
+            if uuid is None:
+                continue
+            unmapped_bytes = None
+            if unmapped is not None:
+                own = unmapped.get(ordinal, NOTHING)
+                statistics, unmapped_bytes = statistics.without(own), own.held
+            if snapshot is not None:
+                pools.append(usage(uuid, statistics, snapshot.get(ordinal, Reclaimable(0, 0, 0)), unmapped_bytes))
+                continue
+            key = (statistics, expandable, unmapped_bytes)
+            if ordinal not in self._last or self._last[ordinal][0] != key:
+                reclaimable = from_stats(statistics, expandable) if native else from_async_stats(statistics)
+                self._last[ordinal] = key, usage(uuid, statistics, reclaimable, unmapped_bytes)
+            pools.append(self._last[ordinal][1])
+        return tuple(pools)
+
+    def _unmapped(self, devices: Iterable[Figures]) -> Mapping[int, UnmappedBytes] | None:
+        counters = tuple((each.device_allocations, each.device_frees) for each in devices)
+        try:
+            return self._unmapped_segments.read(counters)
+        except Exception:  # a version of the library that is not understood
+            return None
+
+    def retained_bytes(self) -> Mapping[str, int]:
+        if not self._cuda.is_initialized() or self._cuda.get_allocator_backend() != "cudaMallocAsync":
+            return {}
+        stats = self._c._cuda_memoryStats
+        return retained_by_trim((ordinal, current(stats(ordinal), "allocated_bytes")) for ordinal in cuda.contexts())
+
+    def host_pools(self) -> Sequence[HostPool]:
+        """Return the cache of pinned host memory (2.7 and later); its blocks are powers of two."""
+        query = getattr(self._c, "_cuda_hostMemoryStats", None)
+        if query is None or not self._cuda.is_initialized():
+            return ()
+        stats = query()
+        held, live = (int(stats.get(f"{name}_bytes", {}).get("current", 0)) for name in ("allocated", "active"))
+        return (HostPool("torch", live, held),) if held else ()
+
+    def check(self) -> None:
+        self._live_devices()
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        with self._on_live_device():
+            if {"workspaces", "plans"}.intersection(steps) and cuda.CAPTURED:
+                raise FlushRefused("a captured CUDA graph may use a cuBLAS workspace or a cuFFT plan")
+            calls = {
+                "ipc": getattr(self._c, "_cuda_ipc_collect", None),
+                "workspaces": getattr(self._c, "_cuda_clearCublasWorkspaces", None),
+                "plans": self._clear_plans if hasattr(self._torch, "_cufft_clear_plan_cache") else None,
+                "cache": self._cuda.empty_cache,
+                "host": self._empty_host_cache if hasattr(self._c, "_host_emptyCache") else None,
+            }
+            return tuple(self._run(step, call) for step, call in calls.items() if step in steps and call)
+
+    def _run(self, step: str, call: Callable[[], object]) -> StepResult:
+        held, started = self._held_bytes(), time.perf_counter()
+        detail = call()
+        seconds = time.perf_counter() - started
+        return StepResult(step, max(0, held - self._held_bytes()), seconds, detail if isinstance(detail, str) else "")
+
+    def _clear_plans(self) -> str:
+        """Clear the cuFFT plans of each device. The work areas of plans are blocks of the allocator."""
+        ordinals = self._live_devices()
+        plans = sum(self._torch._cufft_get_plan_cache_size(ordinal) for ordinal in ordinals)
+        for ordinal in ordinals:
+            self._torch._cufft_clear_plan_cache(ordinal)
+        return f"{plans} cuFFT plans"
+
+    def _empty_host_cache(self) -> str:
+        """Empty the cache of pinned host memory (2.5 and later), which is no device memory."""
+        before = sum(pool.held_bytes for pool in self.host_pools())
+        self._c._host_emptyCache()
+        return f"{before - sum(pool.held_bytes for pool in self.host_pools())} bytes of host memory"
+
+    def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
+        """Set the fraction of each device that the allocator may hold; without a limit, the program's own fraction."""
+        applied = []
+        with self._live_sizes() as sizes:
+            for ordinal, uuid, size in sizes:
+                if device in (None, ordinal, uuid):
+                    own = self._fractions.setdefault(ordinal, self._own_fraction(ordinal))
+                    fraction = own if limit_bytes is None else min(1.0, limit_bytes / size)
+                    self._c._cuda_setMemoryFraction(fraction, ordinal)
+                    applied.append(AppliedLimit("torch", uuid, limit_bytes, True))
+        return applied
+
+    def own_limits(self) -> Mapping[str, int]:
+        with self._live_sizes() as sizes:
+            own = [(uuid, self._own_fraction(ordinal), size) for ordinal, uuid, size in sizes]
+        return {uuid: int(fraction * size) for uuid, fraction, size in own if uuid is not None and fraction < 1.0}
+
+    @contextmanager
+    def _live_sizes(self) -> Iterator[Sequence[tuple[int, str | None, int]]]:
+        """Yield each device with a live context. Queries of sizes and changes of fractions make a device current."""
+        with self._on_live_device():
+            before = self._c._cuda_getDevice()
+            try:
+                live, query = self._live_devices(), self._cuda.get_device_properties
+                yield [(ordinal, self._uuid(ordinal), query(ordinal).total_memory) for ordinal in live]
+            finally:
+                self._c._cuda_maybeExchangeDevice(before)
+
+    def _own_fraction(self, ordinal: int) -> float:
+        query = getattr(self._c, "_cuda_getMemoryFraction", None)  # 2.6
+        return self._fractions.get(ordinal) or (float(query(ordinal)) if query else 1.0)
+
+    def dump(self, path: str, guarded: bool) -> None:
+        """Write the pickle for pytorch.org/memory_viz with PyTorch's own function. It contains the history if the
+        program records one.
+        """
+        self._check_snapshot(guarded)
+        self._cuda.memory._dump_snapshot(path)
+
+    def _check_snapshot(self, guarded: bool) -> None:
+        if not self._cuda.is_initialized():
+            raise FlushRefused("CUDA is not initialised")
+        if self._cuda.get_allocator_backend() != "native":
+            raise FlushRefused("only the native allocator has a snapshot")
+        if guarded and self._c._cuda_isHistoryEnabled():
+            raise FlushRefused(
+                "the program records its memory history, which may take long to copy; call snapshot() in the program"
+            )
+        if guarded and (blocks := self._blocks()) > SNAPSHOT_BLOCKS:
+            raise FlushRefused(f"{blocks} blocks would stall the program; call snapshot() in the program")
+
+    def start_history(self) -> None:
+        self._check_snapshot(guarded=True)
+        start(self._cuda.memory)
+
+    def live_sites(self) -> Sequence[Site]:
+        if not self._cuda.is_initialized() or not self._c._cuda_isHistoryEnabled():
+            return ()
+        found, _ = sites(self._segments(OOM_BLOCKS) or ())
+        return found
+
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+        memory = self._cuda.memory
+        try:
+            snapshot = memory._snapshot()
+        finally:
+            stop(memory)
+        return write(snapshot), *sites(snapshot["segments"])
+
+    @contextmanager
+    def _on_live_device(self) -> Iterator[None]:
+        """Make a device with a live context current. Freeing needs a current device, and a thread without one would
+        create a context on device 0 (pytorch#25752). Raises FlushRefused while nothing may be freed.
+        """
+        live = self._live_devices()
+        before = self._c._cuda_getDevice()
+        if before in live:
+            yield
+            return
+        self._c._cuda_setDevice(live[0])
+        try:
+            yield
+        finally:
+            self._c._cuda_maybeExchangeDevice(before)  # creates no context either
+
+    def _live_devices(self) -> Sequence[int]:
+        """Return the devices with a live context. Raises FlushRefused while nothing may be freed."""
+        if not self._cuda.is_initialized():
+            forked = self._cuda._is_in_bad_fork()
+            raise FlushRefused(
+                "CUDA was initialised before this process was forked" if forked else "CUDA is not initialised"
+            )
+        backend = self._cuda.get_allocator_backend()
+        if backend not in ("native", "cudaMallocAsync"):
+            raise FlushRefused(f"the allocator is {backend}, not one of PyTorch's own")
+        if cuda.capturing():
+            raise FlushRefused("a CUDA graph is being captured")
+        live = [ordinal for ordinal in range(self._device_count()) if self._has_context(ordinal)]
+        if not live:
+            raise FlushRefused("no device has a live CUDA context")
+        return live
+
+    def _device_count(self) -> int:
+        return len(self._cuda.default_generators)  # device_count() would query the driver
+
+    def _context_query(self) -> Callable[[int], bool | None]:
+        """Return a function that returns whether a device has a context; None if that is unknown."""
+        return getattr(self._c, "_cuda_hasPrimaryContext", cuda.has_context)
+
+    def _has_context(self, ordinal: int) -> bool:
+        return bool(self._context_query()(ordinal))
+
+    def _held_bytes(self) -> int:
+        return sum(current(self._c._cuda_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
+
+    def _uuid(self, ordinal: int) -> str | None:
+        if ordinal not in self._uuids:
+            uuid = cuda.device_uuid(ordinal)
+            if uuid is None:
+                properties = self._cuda.get_device_properties(ordinal)
+                own = getattr(properties, "uuid", None)
+                if getattr(self._torch.version, "hip", None):
+                    uuid = torch_xpu.amd(properties)
+                else:
+                    uuid = None if own is None else f"GPU-{own}"
+            self._uuids[ordinal] = uuid
+        return self._uuids[ordinal]
+
+    def _settings(self) -> str:
+        query = getattr(self._c, "_accelerator_getAllocatorSettings", None)  # since 2.12; includes changes at run time
+        return f"{self._configuration},{query() if query else ''}".lower()
+
+    def _expandable(self) -> bool:
+        return "expandable_segments:true" in self._settings()
+
+    def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
+        """Attach the observer. Returns False where that would initialise CUDA, or is not possible."""
+        attach = getattr(self._c, "_cuda_attach_out_of_memory_observer", None)
+        if not self._cuda.is_initialized() or attach is None or self._cuda.get_allocator_backend() != "native":
+            return False
+        attach(lambda ordinal, size, allowed, free: observed(self._uuids.get(ordinal), size))
+        return True
+
+    def largest_free_bytes(self) -> Mapping[str, int]:
+        """Return the largest free block in the cache of each device; empty if there are too many blocks."""
+        native = self._cuda.is_initialized() and self._cuda.get_allocator_backend() == "native"
+        largest: dict[str, int] = {}
+        for segment in (self._segments(OOM_BLOCKS) if native else None) or ():
+            free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+            uuid = self._uuid(segment["device"])
+            if uuid is not None:
+                largest[uuid] = max(largest.get(uuid, 0), *free, 0)
+        return largest
+
+    def live_classes(self, search_seconds: float = 0.0) -> Sequence[LiveClasses]:
+        if not self._cuda.is_initialized() or not any(self._live_bytes().values()):
+            return ()
+        found = torch_classes.measure(self._torch, "cuda", search_seconds)
+        return tuple(
+            torch_classes.live_classes(found, ordinal, self.name, uuid, size)
+            for ordinal, size in self._live_bytes().items()  # again: a search takes time
+            if size and (uuid := self._uuid(ordinal)) is not None
+        )
+
+    def _live_bytes(self) -> Mapping[int, int]:
+        stats = self._c._cuda_memoryStats
+        return {ordinal: current(stats(ordinal), "allocated_bytes") for ordinal in range(self._device_count())}
+
+    def find_older_objects(self) -> None:
+        TORCH_OBJECTS.install()
+        version = self._torch.version
+        if TORCH_OBJECTS.needs_search and (getattr(version, "cuda", None) or version.hip):  # not a build for the CPU
+            torch_classes.search(self._torch)
+
+    def tracked_tensors(self) -> Sequence[Tracked]:
+        return torch_classes.tracked(self._torch, "cuda") if self._cuda.is_initialized() else ()
+
+    def _segments(self, max_blocks: int) -> Sequence[Mapping[str, Any]] | None:
+        """Return all segments with their blocks; None if there are too many blocks."""
+        if self._blocks() > max_blocks:
+            return None
+        snapshot = self._cuda.memory.memory_snapshot
+        try:
+            return snapshot(include_traces=False)  # type: ignore[no-any-return]
+        except TypeError:  # before 2.11 it would include the whole recorded history
+            return None if self._c._cuda_isHistoryEnabled() else snapshot()
+
+    def _blocks(self) -> int:
+        stats = [self._c._cuda_memoryStats(ordinal) for ordinal in range(self._device_count())]
+        return sum(current(one, "active") + current(one, "inactive_split") for one in stats)
+
+    def _snapshot(self) -> dict[int, Reclaimable] | None:
+        """Return exact values from the blocks; None if there are too many blocks."""
+        segments = self._segments(SNAPSHOT_BLOCKS)
+        if segments is None:
+            return None
+        page = re.search(r"large_segment_size_mb:(\d+)", self._settings())
+        segments = [each for each in segments if each.get("address") not in self._unmapped_segments.addresses]
+        return from_snapshot(segments, int(page[1]) * MIB if page else LARGE_PAGE)
+
+
+def adapter() -> TorchAdapter | None:
+    """Return None for a build for XPU, which has no CUDA."""
+    torch = sys.modules["torch"]
+    return None if getattr(torch._C, "_has_xpu", False) else TorchAdapter(torch)
+
+
+def counts_default_pool(ordinal: int) -> bool:
+    """Return whether PyTorch's statistics are those of the device's default memory pool."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "cudaMallocAsync":
+        return False
+    return ordinal < len(torch.cuda.default_generators) and bool(
+        current(torch._C._cuda_memoryStats(ordinal), "reserved_bytes")
+    )
+
+
+MAX_ENTRIES = 10_000
+"""Number of recorded allocations and frees. The copy of the record holds the GIL: 2 ms were measured for 2,000. The
+first copy also imports ``torch._inductor``, as PyTorch looks for compiled code among the frames: 4 s of the agent's
+thread.
+"""
+MAX_CALLS = 12
+MAX_FILE, MAX_FUNCTION = 160, 80
+Stack = tuple[tuple[str, int, str], ...]
+
+
+def start(memory: Any) -> None:
+    """Record Python stacks only: those of C++ would take longer to unwind."""
+    memory._record_memory_history(enabled="all", context="all", stacks="python", max_entries=MAX_ENTRIES)
+
+
+def stop(memory: Any) -> None:
+    memory._record_memory_history(enabled=None)
+
+
+def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[Site], int]:
+    """Return live memory by the stack that allocated it, largest first, and the bytes of blocks without a stack."""
+    found: dict[Stack, list[int]] = {}
+    unrecorded = 0
+    for segment in segments:
+        for block in segment["blocks"]:
+            if block["state"] != "active_allocated":
+                continue
+            stack = _stack(block.get("frames") or ())
+            if not stack:
+                unrecorded += block["size"]
+                continue
+            total = found.setdefault(stack, [0, 0])
+            total[0] += block["size"]
+            total[1] += 1
+    ordered = sorted(found.items(), key=lambda entry: -entry[1][0])
+    return [Site(size, blocks, tuple(_call(*call) for call in stack)) for stack, (size, blocks) in ordered], unrecorded
+
+
+def _stack(frames: Iterable[Mapping[str, Any]]) -> Stack:
+    calls = ((frame["filename"], int(frame["line"]), frame["name"]) for frame in frames)
+    return tuple(call for call in calls if _is_python(call[0]))[:MAX_CALLS]
+
+
+def _is_python(file: str) -> bool:
+    """Return whether a stack names the program's Python source, ``<stdin>`` included, and not C++."""
+    return file.endswith(".py") or (file.startswith("<") and not file.startswith("<frozen "))
+
+
+def _call(file: str, line: int, function: str) -> Call:
+    return Call(clean(file[-MAX_FILE:]), max(0, line), clean(function[-MAX_FUNCTION:]))

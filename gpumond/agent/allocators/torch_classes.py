@@ -1,0 +1,265 @@
+"""Live bytes of PyTorch by class: parameters, gradients, optimizer state, buffers, and other tensors.
+
+The first four are those of the modules and optimizers in `torch_objects`, which takes some milliseconds. Other tensors
+are found among the objects that Python's garbage collector tracks, if somebody waits for them. Each storage is counted
+once, by its address in C++, which needs no access to its data. No tensor operation is dispatched, and no memory of a
+device is allocated. Results of differentiable functions are activations, and therefore part of the rest, to which
+tensors without a Python object also belong.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+from gpumond.agent.allocators import Tracked
+from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.facts.program import LiveClasses
+
+CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")
+
+VISIT_SECONDS = 0.03
+"""Time limit for the first four classes, which an out-of-memory error waits for."""
+
+MAX_SEARCHED_BLOCKS = 4_000_000
+"""Most memory blocks of an interpreter whose heap is searched: about a million objects. Their list cannot be
+interrupted, and takes 80 ms.
+"""
+CHUNK = 16_384
+"""Number of objects between two readings of the clock, 0.5 to 2 ms."""
+CLOCK = 64
+"""Number of tensors between two readings of the clock."""
+FROZEN_AT_START = 2000
+"""More objects than an interpreter freezes as it starts (375 in Python 3.12, none in others), and fewer than
+``gc.freeze`` does, which freezes all of them.
+"""
+MAX_NESTING = 4
+
+Reference = weakref.ref[Any]
+Classes = Mapping[int, Sequence[int | None]]
+"""Bytes of each of ``CLASSES`` by device index; None for a class that was not visited completely."""
+
+
+def measure(torch: Any, kind: str, search_seconds: float = 0.0) -> Classes:
+    """Visit the tensors on devices of a kind such as ``cuda``.
+
+    ``search_seconds``: time limit for a search of the heap, which finds the other tensors; 0 for no search. Time counts
+    while this thread runs: the program is not paused while its other threads do.
+    """
+    deadline = time.thread_time() + search_seconds
+    tensors = search(torch, deadline) if search_seconds else None
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor could run code of the program
+        visit = _Visit(kind)
+        if TORCH_OBJECTS.complete:
+            visit.add_registered(time.thread_time() + VISIT_SECONDS)
+            if tensors is not None:
+                visit.add(_with_gradients(_living(tensors)), deadline + VISIT_SECONDS)
+        return visit.devices()
+
+
+def search(torch: Any, deadline: float = float("inf")) -> list[Reference] | None:
+    """Return the tensors that the garbage collector tracks, and complete the modules and optimizers with those that are
+    older than the agent; None if that would take too long, or if objects are excluded from the collector's list.
+    """
+    TORCH_OBJECTS.install()
+    if sys.getallocatedblocks() > MAX_SEARCHED_BLOCKS or gc.get_freeze_count() > FROZEN_AT_START:
+        return None
+    found = _tracked_objects(torch, deadline)
+    if found is None:
+        return None
+    optimizers, modules, tensors = found
+    TORCH_OBJECTS.add(_living(modules), _living(optimizers))
+    return tensors
+
+
+def _tracked_objects(torch: Any, deadline: float) -> tuple[list[Reference], ...] | None:
+    """Return the optimizers, modules and tensors that the garbage collector tracks; None if time runs out.
+
+    The list of all objects keeps them alive. It begins with the young ones, among them temporary tensors: these are
+    released first.
+    """
+    kinds = _Kinds(torch)
+    found: tuple[list[Reference], ...] = ([], [], [])
+    objects = gc.get_objects()
+    objects.reverse()
+    while objects:  # another thread may run between two chunks
+        if time.thread_time() > deadline:
+            return None
+        chunk = objects[-CHUNK:]
+        del objects[-CHUNK:]
+        for one in compress(chunk, map(kinds.__getitem__, map(type, chunk))):
+            try:
+                found[kinds[type(one)] - 1].append(weakref.ref(one))
+            except TypeError:  # a subclass without weak references
+                continue
+    return found
+
+
+def _living(references: Iterable[Reference]) -> Iterator[Any]:
+    """Yield the objects that exist, and refer to one at a time."""
+    return (living for reference in references if (living := reference()) is not None)
+
+
+def tracked(torch: Any, kind: str) -> list[Tracked]:
+    """Return all tensors on devices of a kind, each with the size of its storage."""
+    found: list[Tracked] = []
+    storages: set[int] = set()
+    _, _, tensors = _tracked_objects(torch, float("inf")) or ((), (), ())
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in _living(tensors):
+            try:
+                storage = tensor.untyped_storage()
+                if storage.device.type == kind:
+                    size = 0 if storage._cdata in storages else storage.nbytes()
+                    storages.add(storage._cdata)
+                    found.append(Tracked(tensor, size, not tensor.is_leaf))
+            except Exception:  # a tensor without a storage
+                continue
+    return found
+
+
+def live_classes(found: Classes, ordinal: int, allocator: str, device_uuid: str, live_bytes: int) -> LiveClasses:
+    """Return the classes of one device, with the rest. ``live_bytes`` is the allocator's count."""
+    sizes = found.get(ordinal, found[NO_DEVICE])
+    rest = live_bytes - sum(size or 0 for size in sizes)
+    parameters, gradients, optimizer, buffers, tensors = sizes
+    return LiveClasses(
+        allocator=allocator,
+        device_uuid=device_uuid,
+        live_bytes=live_bytes,
+        parameters_bytes=parameters,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        buffers_bytes=buffers,
+        tensors_bytes=tensors,
+        activations_bytes=None if None in sizes else max(0, rest),
+        excess_bytes=max(0, -rest),
+    )
+
+
+NO_DEVICE = -1
+"""Index of a device without tensors: 0 for each class that was visited."""
+
+
+class _Kinds(dict[type, int]):
+    """Maps a type to its number among the bases plus 1, and other types to 0. Called from C for each object."""
+
+    def __init__(self, torch: Any) -> None:
+        self._bases = (torch.optim.Optimizer, torch.nn.Module, torch.Tensor)
+
+    def __missing__(self, kind: type) -> int:
+        bases = type.__getattribute__(kind, "__mro__")
+        number = next((i for i, base in enumerate(self._bases, 1) if base in bases), 0)
+        self[kind] = number
+        return number
+
+
+class _Visit:
+    """One visit of all tensors. The first class that reaches a storage counts it."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._storages: set[int] = set()
+        self._devices: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(CLASSES))
+        self._finished = 0
+        """Number of classes that were visited completely, in the order of ``CLASSES``."""
+        self._in_time = True
+
+    def devices(self) -> Classes:
+        unknown: list[int | None] = [None] * (len(CLASSES) - self._finished)
+        devices = {ordinal: [*sizes[: self._finished], *unknown] for ordinal, sizes in self._devices.items()}
+        return {**devices, NO_DEVICE: [0] * self._finished + unknown}
+
+    def add_registered(self, deadline: float) -> None:
+        modules = [vars(module) for module in TORCH_OBJECTS.modules()]
+        optimizers = [vars(optimizer) for optimizer in TORCH_OBJECTS.optimizers()]
+        parameters = [*_values(modules, "_parameters"), *_optimized(optimizers)]
+        classes = (parameters, map(_gradient, parameters), _states(optimizers), _values(modules, "_buffers"))
+        for tensors in classes:
+            self.add(tensors, deadline)
+
+    def add(self, tensors: Iterable[Any], deadline: float) -> None:
+        """Visit the next class, if the one before was finished."""
+        if not self._in_time:
+            return
+        for visited, tensor in enumerate(tensors):
+            if visited % CLOCK == 0 and time.thread_time() > deadline:
+                self._in_time = False
+                return
+            try:
+                self._add(tensor, MAX_NESTING)
+            except Exception:  # a tensor without a storage, such as one of a wrapper
+                continue
+        self._finished += 1
+
+    def _add(self, tensor: Any, nesting: int) -> None:
+        if tensor is None:
+            return
+        if nesting and hasattr(type(tensor), "__tensor_flatten__"):  # a wrapper, such as DTensor: it has no memory
+            for inner in list(vars(tensor).values()):
+                if hasattr(type(inner), "untyped_storage"):
+                    self._add(inner, nesting - 1)
+            return
+        storage = tensor.untyped_storage()
+        device = storage.device
+        key = storage._cdata
+        if device.type == self._kind and key not in self._storages:
+            self._storages.add(key)
+            self._devices[device.index or 0][self._finished] += storage.nbytes()
+
+
+def _values(modules: Iterable[Mapping[str, Any]], name: str) -> Iterator[Any]:
+    """Yield the parameters or buffers that modules have registered."""
+    for module in modules:
+        registered = module.get(name)
+        if registered is not None:  # a dictionary, or its counterpart in a module of TorchScript
+            yield from list(registered.values())
+
+
+def _optimized(optimizers: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    for optimizer in optimizers:
+        for group in optimizer.get("param_groups") or ():
+            yield from _tensors_in(group.get("params"), 1)
+
+
+def _gradient(tensor: Any) -> Any:
+    """Return None without a gradient: reading that of the result of a differentiable function would warn."""
+    return _read(tensor, "grad") if _read(tensor, "is_leaf") else None
+
+
+def _with_gradients(tensors: Iterable[Any]) -> Iterator[Any]:
+    """Yield the tensors that are no results of differentiable functions, and their gradients."""
+    for tensor in tensors:
+        if _read(tensor, "is_leaf"):
+            yield tensor
+            yield _read(tensor, "grad")
+
+
+def _read(tensor: Any, name: str) -> Any:
+    """Return an attribute; None for a tensor without it, such as one of a transformation that has ended."""
+    try:
+        return getattr(tensor, name, None)
+    except Exception:
+        return None
+
+
+def _states(optimizers: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    for optimizer in optimizers:
+        yield from _tensors_in(optimizer.get("state"), MAX_NESTING)
+
+
+def _tensors_in(value: Any, nesting: int) -> Iterator[Any]:
+    """Yield the tensors in nested dictionaries and sequences."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value if nesting else ():
+            yield from _tensors_in(one, nesting - 1)
+    elif hasattr(type(value), "untyped_storage"):
+        yield value

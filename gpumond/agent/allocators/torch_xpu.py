@@ -1,0 +1,145 @@
+"""PyTorch's XPU allocator (Intel; 2.6 and later). Builds with it have no CUDA.
+
+A PyTorch that has not initialised XPU, or did so before this process was forked, is not queried. The allocator frees in
+one context for all devices, which its initialisation created; the adapter creates none. The statistics do not contain
+the cached bytes in partly used segments, so that the bytes that a flush returns are an interval. It includes expandable
+segments and the pools of graphs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from gpumond.agent import cuda
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
+from gpumond.agent.allocators.mempools import cached
+from gpumond.agent.allocators.torch_formulas import current
+from gpumond.facts.pools import PoolUsage, StepResult
+
+
+class XpuAdapter(AllocatorAdapter):
+    name = "torch"
+
+    def __init__(self, torch: Any, sys: str = "/sys") -> None:
+        self._torch, self._xpu, self._c, self._sys = torch, torch.xpu, torch._C, sys
+        self._uuids: dict[int, str | None] = {}
+        if graph := getattr(torch.xpu, "XPUGraph", None):  # 2.11
+            cuda.watch_captures(graph)
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        """Read the devices. Tiles that PyTorch shows as separate devices make one pool, since they are one device."""
+        if not self._xpu.is_initialized():
+            return ()
+        pools: dict[str, list[tuple[int, int]]] = {}
+        for ordinal in range(self._device_count()):
+            stats = self._c._xpu_memoryStats(ordinal)
+            live, held = (current(stats, f"{name}_bytes") for name in ("allocated", "reserved"))
+            uuid = self._uuid(ordinal) if held else None
+            if uuid is not None:
+                pools.setdefault(uuid, []).append((live, held))
+        return tuple(cached("torch", uuid, *map(sum, zip(*parts, strict=True))) for uuid, parts in pools.items())
+
+    def check(self) -> None:
+        if not self._xpu.is_initialized():
+            forked = self._xpu._is_in_bad_fork()
+            raise FlushRefused(
+                "XPU was initialised before this process was forked" if forked else "XPU is not initialised"
+            )
+        if cuda.capturing():
+            raise FlushRefused("an XPU graph is being captured")
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        """Empty the cache, after the device's queues are empty, as PyTorch itself does when memory is short."""
+        self.check()
+        if "cache" not in steps:
+            return ()
+        held, started = self._held_bytes(), time.perf_counter()
+        self._xpu.empty_cache()
+        seconds = time.perf_counter() - started
+        return (StepResult("cache", max(0, held - self._held_bytes()), seconds),)
+
+    def _device_count(self) -> int:
+        return len(self._xpu.default_generators)  # device_count() may query the driver
+
+    def _held_bytes(self) -> int:
+        return sum(current(self._c._xpu_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
+
+    def _uuid(self, ordinal: int) -> str | None:
+        if ordinal not in self._uuids:
+            self._uuids[ordinal] = intel(self._xpu.get_device_properties(ordinal), self._sys)
+        return self._uuids[ordinal]
+
+
+def adapter() -> XpuAdapter | None:
+    """Return None for a build without XPU, which has the module all the same."""
+    torch = sys.modules["torch"]
+    return XpuAdapter(torch) if getattr(torch._C, "_has_xpu", False) else None
+
+
+INTEL = 0x8086
+
+
+def amd(properties: Any, sys: str = "/sys") -> str | None:
+    """Return the name of an AMD device. ROCm writes the sixteen digits of the unique id as text into the sixteen bytes
+    of the UUID, if the device has a unique id.
+    """
+    digits = _uuid(properties).decode("ascii", "replace").lower()
+    if re.fullmatch("[0-9a-f]{16}", digits) and digits.strip("0"):
+        return f"AMD-{digits}"
+    parts = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+    numbers = [number for number in parts if isinstance(number, int)]
+    if len(numbers) < 3:
+        return None
+    address = "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+    unique = _contents(f"{sys}/bus/pci/devices/{address}/unique_id").removeprefix("0x").lower()
+    return f"AMD-{unique}" if re.fullmatch("[0-9a-f]{1,32}", unique) and unique.strip("0") else f"DRM-pci-{address}"
+
+
+def intel(properties: Any, sys: str = "/sys") -> str | None:
+    """Return the name of an Intel device.
+
+    Intel's drivers build the UUID from numbers of two bytes (vendor, device, revision, PCI domain), the bus, device and
+    function of the address, and the number of the tile. Some devices have a UUID of another form: such a device is
+    identified if no other device of its model is in the machine.
+    """
+    uuid, device_id = _uuid(properties), getattr(properties, "device_id", None)
+    vendor, device, _, domain = (int.from_bytes(uuid[at : at + 2], "little") for at in (0, 2, 4, 6))
+    if len(uuid) == 16 and vendor == INTEL and device_id in (None, device):
+        address = f"{domain:04x}:{uuid[8]:02x}:{uuid[9]:02x}.{uuid[10]:x}"
+        return f"DRM-pci-{address}" if Path(f"{sys}/bus/pci/devices/{address}").exists() else None
+    same_model = {
+        file.parent.resolve().name
+        for file in map(Path, glob(f"{sys}/class/drm/*/device/device"))
+        if _number(file) == device_id and _number(file.with_name("vendor")) == INTEL
+    }
+    return f"DRM-pci-{same_model.pop()}" if device_id is not None and len(same_model) == 1 else None
+
+
+def _uuid(properties: Any) -> bytes:
+    """Return the sixteen bytes; empty if PyTorch does not report them."""
+    uuid = getattr(properties, "uuid", None)
+    try:
+        return bytes.fromhex(str(uuid).replace("-", ""))
+    except ValueError:
+        return b""
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(_contents(str(path)), 16)
+    except ValueError:
+        return None
+
+
+def _contents(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""

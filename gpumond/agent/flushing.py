@@ -1,0 +1,435 @@
+"""One flush of one allocator: its steps, its result, and the free bytes that it could not return.
+
+A step that is unsafe is skipped, and its result states the reason. The result compares the pools before and after.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, capture_guards
+from gpumond.agent.pending_calls import Busy, run
+from gpumond.agent.settings import Hook
+from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
+from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Held, Outcome, PoolUsage, Reclaimable, StepResult
+
+MAIN_THREAD_SECONDS = 2.0
+"""Longest wait of a step for the main thread."""
+
+RETURNING = frozenset(("spill", "cache", "trim"))
+"""Steps that return bytes to the driver; the other steps only make bytes returnable."""
+
+RELEASING = frozenset(("gc", "hooks", "spill", "ipc", "workspaces", "plans"))
+"""Steps that may lower the live bytes."""
+
+UNPREDICTABLE = frozenset(("gc", "workspaces", "plans"))
+"""Steps whose effect is unknown beforehand."""
+
+REFUSED = "refused: "
+"""Beginning of the detail of a step that was not carried out because it was unsafe."""
+
+
+class Permissions(NamedTuple):
+    """Permissions to run steps that are safe in the main thread only.
+
+    ``main_thread``: the program allows the agent to interrupt its main thread between two bytecodes. ``own``: the
+    program itself requested the flush, so that its calling thread may run them if it is the main thread.
+    """
+
+    main_thread: bool = False
+    own: bool = False
+
+
+class FlushRemainder(NamedTuple):
+    """A pool just after a flush."""
+
+    free_bytes: int
+    live_bytes: int
+
+
+class StrandedEstimate:
+    """Stranded bytes of pools whose allocators do not report them.
+
+    The adapter may compute them from the blocks in use. Otherwise the last flush shows them: the blocks in use around
+    the free bytes that it left hold these bytes, until they are freed themselves.
+    """
+
+    def __init__(self) -> None:
+        self._remainders: dict[tuple[str, str], FlushRemainder] = {}
+
+    def flushed(self, changes: Iterable[PoolChange], steps: Iterable[str]) -> None:
+        """Record the free bytes that a flush left, without those that were certainly returnable before it: something
+        else kept them, such as work in progress. After a flush during which the program allocated or freed, they may
+        be bytes that the program has cached since.
+        """
+        if not RETURNING.intersection(steps) - {"spill"}:
+            return
+        for change in changes:
+            before, after = change.before, change.after
+            if before.live_bytes is None or after.live_bytes is None or change.raced or not _stranded_unknown(after):
+                continue
+            uncertain = before.held_bytes - before.live_bytes - before.reclaimable.low
+            free = min(after.held_bytes - after.live_bytes, max(0, uncertain))
+            self._remainders[after.allocator, after.device_uuid] = FlushRemainder(free, after.live_bytes)
+
+    def adjusted(self, pools: Sequence[PoolUsage], retained: Mapping[str, int] | None = None) -> Sequence[PoolUsage]:
+        """Return the pools with the bytes that a flush would likely leave counted as stranded.
+
+        ``retained``: these bytes by device UUID, where the adapter knows them.
+        """
+        if not retained and not self._remainders:
+            return pools
+        known = retained or {}
+        return [self._adjusted(pool, known.get(pool.device_uuid, self._learned(pool))) for pool in pools]
+
+    def _learned(self, pool: PoolUsage) -> int | None:
+        remainder = self._remainders.get((pool.allocator, pool.device_uuid))
+        if remainder is None or pool.live_bytes is None:
+            return None
+        return remainder.free_bytes * min(remainder.live_bytes, pool.live_bytes) // max(1, remainder.live_bytes)
+
+    def _adjusted(self, pool: PoolUsage, stranded: int | None) -> PoolUsage:
+        if stranded is None or not _stranded_unknown(pool):
+            return pool
+        reported = pool.reclaimable
+        likely = min(reported.likely, max(reported.low, reported.high - stranded))
+        return replace(
+            pool,
+            reclaimable=Reclaimable(reported.low, likely, reported.high, reported.exactness),
+            stranded_bytes=pool.stranded_bytes + reported.likely - likely,
+        )
+
+
+THRASH_SECONDS = 10.0
+THRASH_RATIO = 0.5
+"""Part of the released bytes that, taken from the driver again within `THRASH_SECONDS`, counts as thrash."""
+
+PoolKey = tuple[str, str]
+"""Allocator and device UUID."""
+
+
+class Release(NamedTuple):
+    """A pool just after a flush."""
+
+    after: PoolUsage
+    released_bytes: int
+    until: float
+
+    def taken_again(self, pool: PoolUsage) -> bool:
+        allocated = pool.device_allocations is None or pool.device_allocations != self.after.device_allocations
+        return allocated and pool.held_bytes - self.after.held_bytes >= THRASH_RATIO * self.released_bytes
+
+
+class Thrash:
+    """Counts flushes without benefit: the program allocates the released memory again at once. The counts grow from the
+    start of the process, as do all counters of a report.
+    """
+
+    def __init__(self) -> None:
+        self._releases: dict[PoolKey, Release] = {}
+        self._counts: dict[PoolKey, int] = {}
+
+    def flushed(self, changes: Iterable[PoolChange], now: float) -> None:
+        for change in changes:
+            released = change.before.held_bytes - change.after.held_bytes
+            if released > 0:
+                self._releases[_pool_key(change.after)] = Release(change.after, released, now + THRASH_SECONDS)
+
+    def counted(self, pools: Sequence[PoolUsage], now: float) -> Iterable[PoolUsage]:
+        """Return the pools, each with its number of thrashes."""
+        return self._counted(pools, now) if self._releases or self._counts else pools
+
+    def _counted(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
+        for pool in pools:
+            name = _pool_key(pool)
+            release = self._releases.get(name)
+            if release is not None and (now > release.until or release.taken_again(pool)):
+                del self._releases[name]
+                if now <= release.until:
+                    self._counts[name] = self._counts.get(name, 0) + 1
+            yield replace(pool, thrashes=self._counts[name]) if name in self._counts else pool
+
+
+def _pool_key(pool: PoolUsage) -> PoolKey:
+    return pool.allocator, pool.device_uuid
+
+
+def carry_out(
+    command: FlushCommand,
+    adapter: AllocatorAdapter,
+    hooks: Sequence[Hook],
+    permissions: Permissions,
+    stranded: StrandedEstimate,
+    hook_bytes: int | None = 0,
+    deadline: float = math.inf,
+) -> FlushResult:
+    """Flush one allocator, or plan its flush. ``hook_bytes``: the bytes of this allocator that the hooks will free,
+    None if unknown. No step begins after ``deadline``, in seconds of ``time.monotonic()``.
+
+    Raises FlushRefused if nothing may be done now, and errors of the library that occur before the first step.
+    """
+    try:
+        return _carry_out(command, adapter, hooks, permissions, stranded, hook_bytes, deadline)
+    finally:
+        adapter.finish()
+
+
+def _carry_out(
+    command: FlushCommand,
+    adapter: AllocatorAdapter,
+    hooks: Sequence[Hook],
+    permissions: Permissions,
+    stranded: StrandedEstimate,
+    hook_bytes: int | None,
+    deadline: float,
+) -> FlushResult:
+    adapter.check()
+    if _obstacle(deadline) == "deferred":
+        return FlushResult(command.id, "deferred", SUSPENDED)
+    before = stranded.adjusted(adapter.read(exact=True), adapter.retained_bytes())
+    if command.dry_run:
+        return FlushResult(command.id, "planned", "", planned(before, command.steps, hook_bytes))
+    done: list[StepResult] = []
+    failure, obstacle = "", None
+    for step in STEPS:
+        if step in command.steps and not failure:
+            if obstacle := _obstacle(deadline):
+                failure = f"{step}: {OBSTACLES[obstacle]}"
+                break
+            try:
+                done += _measured(step, adapter, hooks, permissions)
+            except Exception as error:  # of a hook or the library; the steps before it count
+                failure = clean(f"{step}: {type(error).__name__}: {error}")
+    compared = changes(before, adapter.read(), command.steps, hook_bytes)
+    stranded.flushed(compared, [step.step for step in done if not step.detail.startswith(REFUSED)])
+    if obstacle and not done:
+        return FlushResult(command.id, obstacle, clean(f"{failure}; nothing was done"))
+    if failure:
+        return FlushResult(command.id, "failed", failure, compared, tuple(done))
+    outcome, reason = conclude(done, compared, command.steps, adapter.name)
+    return FlushResult(command.id, outcome, clean(reason), compared, tuple(done))
+
+
+OBSTACLES: Mapping[Outcome, str] = {
+    "deferred": "the program was suspended",
+    "timeout": "its deadline passed while the driver did not answer",
+}
+
+
+def _obstacle(deadline: float) -> Outcome | None:
+    """Return why no step may begin. The program itself, whose flush has no deadline, is not suspended.
+
+    A process is locked before it is suspended. The driver then still answers queries, and anything else waits for the
+    resumption, and would take effect late.
+    """
+    guards = capture_guards()
+    if guards is not None and deadline < math.inf:
+        if guards.is_suspended():
+            return "deferred"
+        guards.wait_for_driver()
+    return "timeout" if time.monotonic() >= deadline else None
+
+
+def carry_out_hooks(command: FlushCommand, hooks: Sequence[Hook]) -> FlushResult:
+    """Call the program's functions in a program without pools. Only the driver's count shows their effect.
+
+    Raises FlushRefused, and errors of the functions.
+    """
+    guards = capture_guards()
+    if guards is not None and guards.capturing():
+        raise FlushRefused("a CUDA graph is being captured")
+    if not hooks:
+        return FlushResult(command.id, "nothing", "the agent reports no pool, and the program has no on_flush function")
+    if command.dry_run:
+        return FlushResult(command.id, "planned")
+    return FlushResult(command.id, "nothing", "", (), (_called(hooks),))
+
+
+def estimated(hooks: Sequence[Hook]) -> int | None:
+    """Return the bytes that all hooks together will free; None if one has no estimate or its estimate fails."""
+    total = 0
+    for _, estimate in tuple(hooks):
+        try:
+            freed = estimate() if callable(estimate) else estimate
+        except Exception:  # an error of the program's function
+            return None
+        if not isinstance(freed, int) or freed < 0:
+            return None
+        total += freed
+    return total
+
+
+def _measured(
+    step: str, adapter: AllocatorAdapter, hooks: Sequence[Hook], permissions: Permissions
+) -> Sequence[StepResult]:
+    """Run a step, and add to its result the bytes that are no longer live: later steps return them."""
+    live = _live_bytes(adapter)
+    done = _run_step(step, adapter, hooks, permissions)
+    freed = live - _live_bytes(adapter) if done else 0
+    if freed <= 0:
+        return done
+    last = done[-1]
+    detail = f"{last.detail}, " if last.detail else ""
+    return (*done[:-1], replace(last, detail=clean(f"{detail}{freed} bytes no longer live")))
+
+
+def _run_step(
+    step: str, adapter: AllocatorAdapter, hooks: Sequence[Hook], permissions: Permissions
+) -> Sequence[StepResult]:
+    started = time.perf_counter()
+    try:
+        adapter.check()  # a capture may have begun since the last step
+        if step == "gc":
+            return (_collect(adapter),)
+        if step == "hooks":
+            return (_call(adapter, hooks),) if hooks else ()
+        if step in adapter.main_thread_steps:
+            return _in_main_thread(step, adapter, permissions)
+        return adapter.flush((step,))
+    except (FlushRefused, Busy) as refusal:
+        return (StepResult(step, 0, time.perf_counter() - started, clean(f"{REFUSED}{refusal}")),)
+
+
+def _in_main_thread(step: str, adapter: AllocatorAdapter, permissions: Permissions) -> Sequence[StepResult]:
+    own = permissions.own and threading.current_thread() is threading.main_thread()
+    if not (own or permissions.main_thread):
+        raise FlushRefused(
+            "it is safe in the main thread only: start(main_thread=True) allows the agent to run it there"
+        )
+    return run(lambda: adapter.flush((step,)), MAIN_THREAD_SECONDS)
+
+
+def _collect(adapter: AllocatorAdapter) -> StepResult:
+    """Collect young objects first: most garbage is young, and a full collection stalls a large program for long."""
+    held, started = _held_bytes(adapter), time.perf_counter()
+    young = gc.collect(1)
+    between = time.perf_counter()
+    old = gc.collect()
+    seconds = time.perf_counter() - started
+    detail = f"{young} young objects in {between - started:.3f} s, {old} old ones"
+    return StepResult("gc", max(0, held - _held_bytes(adapter)), seconds, detail)
+
+
+def _call(adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> StepResult:
+    held = _held_bytes(adapter)
+    called = _called(hooks)
+    return replace(called, released_bytes=max(0, held - _held_bytes(adapter)))
+
+
+def _called(hooks: Sequence[Hook]) -> StepResult:
+    started = time.perf_counter()
+    freed = sum(function() or 0 for function, _ in tuple(hooks))
+    seconds = time.perf_counter() - started
+    return StepResult("hooks", 0, seconds, f"{len(hooks)} functions, which report {freed} bytes")
+
+
+def _held_bytes(adapter: AllocatorAdapter) -> int:
+    return sum(pool.held_bytes for pool in adapter.read())
+
+
+def _live_bytes(adapter: AllocatorAdapter) -> int:
+    return sum(pool.live_bytes or 0 for pool in adapter.read())
+
+
+def outcome_of(released: int, expected: Expected) -> Outcome:
+    if released <= 0:
+        return "nothing"
+    return "freed" if released >= expected.low else "partial"
+
+
+def released_bytes(change: PoolChange) -> int:
+    return change.before.held_bytes - change.after.held_bytes
+
+
+def raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
+    """Return whether the program allocated or freed during the flush, based on changes that no step can cause."""
+    allocated = (after.device_allocations or 0) > (before.device_allocations or 0)
+    if before.live_bytes is None or after.live_bytes is None:
+        return allocated
+    grew = after.live_bytes > before.live_bytes
+    shrank = after.live_bytes < before.live_bytes and not RELEASING.intersection(steps)
+    return allocated or grew or shrank
+
+
+def planned(before: Iterable[PoolUsage], steps: Sequence[str], hook_bytes: int | None = 0) -> tuple[PoolChange, ...]:
+    before = tuple(before)
+    return tuple(
+        PoolChange(pool, pool, promise)
+        for pool, promise in zip(before, promises(before, steps, hook_bytes), strict=True)
+    )
+
+
+def changes(
+    before: Iterable[PoolUsage], after: Iterable[PoolUsage], steps: Sequence[str], hook_bytes: int | None = 0
+) -> tuple[PoolChange, ...]:
+    before, now = tuple(before), {pool.device_uuid: pool for pool in after}
+    return tuple(
+        _change(pool, now.get(pool.device_uuid), steps, promise)
+        for pool, promise in zip(before, promises(before, steps, hook_bytes), strict=True)
+    )
+
+
+def promises(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int | None) -> list[Expected]:
+    """Return the bytes that the steps return of each pool.
+
+    ``hook_bytes``: the bytes that the program's functions free of all pools together, None if unknown. Each pool gets
+    a part in proportion to its live bytes.
+    """
+    live = sum(pool.live_bytes or 0 for pool in pools)
+    return [
+        expected(pool, steps, hook_bytes if not hook_bytes or not live else hook_bytes * (pool.live_bytes or 0) // live)
+        for pool in pools
+    ]
+
+
+def expected(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) -> Expected:
+    """Return the bytes that the steps return of one pool. Spillable bytes are live, and so not in ``reclaimable``.
+
+    If the effect of a step is unknown, the high value is all held bytes, and the likely value does not change.
+    """
+    spilled = (pool.spillable_bytes or 0) if "spill" in steps else 0
+    cached, low, likely, high = pool.reclaimable, 0, 0, 0
+    if RETURNING.intersection(steps) - {"spill"}:
+        low, likely, high = cached.low, cached.likely, cached.high
+    if spilled:
+        likely, high = likely + spilled, high + spilled
+    if cached.exactness == "not_releasable":
+        return Expected(low, likely, high, cached.exactness)
+    if (hook_bytes is None and "hooks" in steps) or (pool.live_bytes != 0 and UNPREDICTABLE.intersection(steps)):
+        high = max(high, pool.held_bytes)
+    if hook_bytes and "hooks" in steps:
+        likely, high = min(pool.held_bytes, likely + hook_bytes), max(high, min(pool.held_bytes, high + hook_bytes))
+    return Expected(low, likely, high, "exact" if low == high else "interval")
+
+
+def held(pool: PoolUsage) -> Held:
+    return Held(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, None)
+
+
+def conclude(
+    done: Sequence[StepResult], change: Sequence[PoolChange], requested: Sequence[str], allocator: str
+) -> tuple[Outcome, str]:
+    """Return outcome and reason of a flush that was carried out to its end."""
+    refused = [f"{step.step} {step.detail}" for step in done if step.detail.startswith(REFUSED)]
+    if not done:
+        return "nothing", f"{allocator} has none of the steps {', '.join(requested)}"
+    if len(refused) == len(done):
+        return "refused", "; ".join(refused)
+    low = sum(each.expected.low for each in change)
+    return outcome_of(sum(map(released_bytes, change)), Expected(low, low, low)), "; ".join(refused)
+
+
+def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], promise: Expected) -> PoolChange:
+    if after is None:  # the pool no longer exists
+        after = replace(before, live_bytes=0, held_bytes=0, reclaimable=Reclaimable(0, 0, 0), stranded_bytes=0)
+    return PoolChange(before, after, promise, raced(before, after, steps))
+
+
+def _stranded_unknown(pool: PoolUsage) -> bool:
+    return pool.reclaimable.exactness == "interval" and pool.held_known

@@ -1,0 +1,559 @@
+"""Events: the changes between two frames. No I/O.
+
+Events are for readers and for programs that react; counters, alerts and the audit record everything that must not be
+lost. Ids increase, also over a restart of the daemon, and so does ``at``: the time of the frame that published the
+event. The time of an earlier occurrence is in the details, the onset of a verdict in the summary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Literal
+
+from gpumond.diagnosis.advice import advice, case_of
+from gpumond.diagnosis.messages import clock, program
+from gpumond.facts.frame import Alert, Frame, Verdict
+from gpumond.facts.pools import Receipt
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, Site
+from gpumond.facts.snapshot import AgentReport, Snapshot
+from gpumond.facts.units import human
+from gpumond.facts.verdicts import SHAPES
+
+Kind = Literal[
+    "agent-connected",
+    "agent-gone",
+    "process-ended",
+    "oom",
+    "flush",
+    "alert-fired",
+    "alert-resolved",
+    "verdict-began",
+    "verdict-ended",
+    "device-lost",
+    "device-back",
+    "xid",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One change. ``at`` is the time of publication, ``summary`` one sentence, ``details`` are for programs;
+    unknown is None.
+    """
+
+    id: int
+    at: float
+    kind: Kind
+    device_uuid: str | None
+    pid: int | None
+    start_ticks: int | None = None
+    workload: str
+    summary: str
+    details: Details = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventState:
+    """State that one frame passes to the next.
+
+    ``ooms``: number of the last OOM snapshot that was reported, for each process that is or was connected. OOM
+    snapshots from before ``since`` were reported by a previous daemon.
+    """
+
+    last_id: int = 0
+    since: float = 0.0
+    frame: Frame | None = None
+    reports: Mapping[ProcessKey, AgentReport] = field(default_factory=dict)
+    ooms: Mapping[ProcessKey, int] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+
+
+MAX_REMEMBERED = 4096
+
+
+def advance_events(
+    before: EventState,
+    frame: Frame,
+    raised: Sequence[Alert] = (),
+    resolved: Sequence[Alert] = (),
+    receipts: Sequence[Receipt] = (),
+    departed: Sequence[AgentReport] = (),
+) -> tuple[EventState, tuple[Event, ...]]:
+    """Return the events of one tick, and the state for the next one.
+
+    ``departed``: the last reports of agents that have disconnected; they are in no frame, and some ended out of
+    memory.
+    """
+    reported = dict(before.ooms)
+    lost = set(before.lost)
+    now = frame.snapshot.reports_by_process
+    drafts: list[Event] = [
+        *_devices(before.frame, frame, lost),
+        *_xids(before.frame, frame),
+        *_agents(before.reports, now, frame.snapshot),
+        *_ends(before.frame, frame),
+        *(
+            event
+            for process, report in (*((last.key, last) for last in departed), *now.items())
+            if report.program.ooms or any(pool.ooms for pool in report.pools)
+            for event in _ooms(report, before.reports.get(process), frame, reported, before.since)
+        ),
+        *(_flush(receipt, frame) for receipt in receipts if receipt.outcome != "planned"),
+        *_verdicts(before.frame, frame),
+        *(_alert("alert-fired", alert, frame.snapshot.taken_at) for alert in raised),
+        *(_alert("alert-resolved", alert, frame.snapshot.taken_at) for alert in resolved),
+    ]
+    events = tuple(replace(event, id=before.last_id + number) for number, event in enumerate(drafts, 1))
+    ooms = dict(list(reported.items())[-MAX_REMEMBERED:])
+    return EventState(
+        last_id=before.last_id + len(events),
+        since=before.since,
+        frame=frame,
+        reports=now,
+        ooms=ooms,
+        lost=frozenset(lost),
+    ), events
+
+
+def _draft(
+    kind: Kind,
+    at: float,
+    summary: str,
+    device_uuid: str | None = None,
+    process: ProcessKey | None = None,
+    workload: str = "",
+    details: Details = (),
+) -> Event:
+    """Make an event that is not numbered yet."""
+    return Event(
+        id=0,
+        at=at,
+        kind=kind,
+        device_uuid=device_uuid,
+        pid=process.pid if process else None,
+        start_ticks=process.start_ticks if process else None,
+        workload=workload,
+        summary=summary,
+        details=details,
+    )
+
+
+def _by_report(
+    report: AgentReport, kind: Kind, at: float, summary: str, device_uuid: str | None = None, details: Details = ()
+) -> Event:
+    return _draft(kind, at, summary, device_uuid, report.key, report.workload, details)
+
+
+def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Event]:
+    at = frame.snapshot.taken_at
+    previous = before.snapshot.devices_by_uuid if before else {}
+    now = frame.snapshot.devices_by_uuid
+    for uuid, device in previous.items():
+        if device.up and (uuid not in now or not now[uuid].up):
+            lost.add(uuid)
+            faults = [fault.detail for fault in frame.snapshot.faults if fault.device_uuid in (None, uuid)]
+            why = f": {faults[0]}" if faults else ""
+            summary = f"GPU {device.index} cannot be read{why}"
+            yield _draft("device-lost", at, summary, device_uuid=uuid)
+    for uuid, device in now.items():
+        if device.up and uuid in lost:
+            lost.discard(uuid)
+            summary = f"GPU {device.index} can be read again"
+            yield _draft("device-back", at, summary, device_uuid=uuid)
+
+
+def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
+    previous = {(xid.device_uuid, xid.xid): xid.count for xid in (before.snapshot.xids if before else ())}
+    for xid in frame.snapshot.xids:
+        more = xid.count - previous.get((xid.device_uuid, xid.xid), 0)
+        if more > 0:
+            summary = f"{_gpu(frame, xid.device_uuid)} reported XID error {xid.xid}"
+            details: Details = (("xid", xid.xid), ("count", more), ("occurred_at", xid.last_seen_at))
+            yield _draft("xid", frame.snapshot.taken_at, summary, device_uuid=xid.device_uuid, details=details)
+
+
+ENDINGS: Mapping[Ending | None, str] = {
+    "error": " after an error that it did not handle",
+    "out-of-memory": " after an out-of-memory error that it did not handle",
+}
+
+
+def _agents(
+    previous: Mapping[ProcessKey, AgentReport], now: Mapping[ProcessKey, AgentReport], snapshot: Snapshot
+) -> Iterator[Event]:
+    at = snapshot.taken_at
+    endings = {end.key: end.ending for end in snapshot.ends}
+    for process, report in now.items():
+        if report.uses_device and (process not in previous or not previous[process].uses_device):
+            summary = f"{_name(report)} connected: {', '.join(report.frameworks) or 'no framework yet'}"
+            yield _by_report(report, "agent-connected", at, summary)
+    for process, report in previous.items():
+        if report.uses_device and process not in now:
+            held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
+            ending = endings.get(process)
+            summary = f"{_name(report)} disconnected{ENDINGS.get(ending, '')}; it held {human(held)}"
+            details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
+            yield _by_report(report, "agent-gone", at, summary, details=details)
+
+
+def _ends(before: Frame | None, frame: Frame) -> Iterator[Event]:
+    """Yield the ends of processes that held memory. A crash has the event of its verdict."""
+    snapshot = frame.snapshot
+    for device in before.snapshot.devices if before else ():
+        now = snapshot.device(device.uuid)
+        if now is None or now.missed or now.processes is None:
+            continue
+        gone = device.processes_by_key.keys() - now.processes_by_key.keys()
+        names = _names(before) if gone else {}
+        crashed = {each.process for each in frame.verdicts if each.kind == "crash" and each.device_uuid == device.uuid}
+        for process in sorted(gone - crashed, key=attrgetter("pid")):
+            held = device.processes_by_key[process].used_bytes
+            if not held or snapshot.may_contain(process):
+                continue
+            workload, name = names.get(process, ("", ""))
+            yield _draft(
+                "process-ended",
+                snapshot.taken_at,
+                f"{program(name, process.pid, '')} has ended; it held {human(held)} of {_gpu(frame, device.uuid)}",
+                device_uuid=device.uuid,
+                process=process,
+                workload=workload,
+                details=(("held_bytes", held),),
+            )
+
+
+def _ooms(
+    report: AgentReport, before: AgentReport | None, frame: Frame, reported: dict[ProcessKey, int], since: float
+) -> Iterator[Event]:
+    if not report.program.ooms:
+        if before is not None:
+            yield from _counted(report, before, frame)
+        return
+    process = report.key
+    last = reported.pop(process, 0)  # moved to the end: the newest processes are kept
+    snapshots = [oom for oom in report.program.ooms if oom.number > last]
+    reported[process] = max([last, *(oom.number for oom in snapshots)])
+    for oom in snapshots:
+        if oom.at >= since:
+            summary, at = _oom_summary(report, oom, frame), frame.snapshot.taken_at
+            details = (*oom_details(oom), *_advice(report, oom, frame))
+            yield _by_report(report, "oom", at, summary, oom.device_uuid, details=details)
+
+
+def _advice(report: AgentReport, oom: Oom, frame: Frame) -> Details:
+    uuids = {pool.device_uuid for pool in oom.pools} if oom.device_uuid is None else {oom.device_uuid}
+    if len(uuids) != 1:
+        return ()
+    case = replace(case_of(report, uuids.pop(), frame.snapshot), oom=oom)
+    clauses = advice(case)
+    return (("advice", "; ".join(clauses)),) if clauses else ()
+
+
+def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator[Event]:
+    """Yield the out-of-memory errors of an agent that sends no OOM snapshots."""
+    counts = {(pool.allocator, pool.device_uuid): pool.ooms for pool in before.pools}
+    for pool in report.pools:
+        count = counts.get((pool.allocator, pool.device_uuid))
+        if count is not None and pool.ooms is not None and pool.ooms > count:
+            summary = f"{_name(report)} ran out of memory on {_gpu(frame, pool.device_uuid)}"
+            details: Details = (("seen", "counter"),)
+            if pool.live_bytes is not None:
+                cached = max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes)
+                known = (("live_bytes", pool.live_bytes), ("cached_bytes", cached))
+                details += (*known, ("stranded_bytes", pool.stranded_bytes))
+            at = frame.snapshot.taken_at
+            yield _by_report(report, "oom", at, summary, pool.device_uuid, details=details)
+
+
+def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
+    where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
+    request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
+    scope = f" in {oom.scope}" if oom.scope else ""
+    line = own_line(oom.stack)
+    at = f" at {line}" if line else ""
+    return f"{_name(report)} ran out of memory{where}{scope}{at}{request}: {amounts(oom)}"
+
+
+def _flush(receipt: Receipt, frame: Frame) -> Event:
+    name = program(receipt.workload, receipt.pid, "")
+    where = f" on {_gpu(frame, receipt.device_uuid)}" if receipt.device_uuid else ""
+    released = f", {receipt.allocator} released {human(receipt.released_bytes)}" if receipt.allocator else ""
+    why = f" ({receipt.reason})" if receipt.reason else ""
+    summary = f"flush of {name}{where} by {receipt.requested_by}: {receipt.outcome}{released}{why}"
+    details: Details = (
+        ("outcome", receipt.outcome),
+        ("allocator", receipt.allocator or ""),
+        ("released_bytes", receipt.released_bytes),
+        ("requested_by", receipt.requested_by),
+        ("duration_seconds", receipt.duration_seconds),
+        ("started_at", receipt.started_at),
+    )
+    at = frame.snapshot.taken_at
+    return _draft(
+        "flush",
+        at,
+        summary,
+        device_uuid=receipt.device_uuid,
+        process=ProcessKey(receipt.pid, receipt.start_ticks),
+        workload=receipt.workload,
+        details=details,
+    )
+
+
+def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
+    previous, now = _verdicts_by_key(before), _verdicts_by_key(frame)
+    kinds: tuple[tuple[Kind, Mapping[object, Verdict], Mapping[object, Verdict]], ...] = (
+        ("verdict-began", now, previous),
+        ("verdict-ended", previous, now),
+    )
+    at = frame.snapshot.taken_at
+    for kind, some, others in kinds:
+        for key, verdict in some.items():
+            if key in others or verdict.kind in SHAPES:
+                continue
+            known, process = _names(frame), verdict.process
+            workload, name = known.get(process) or _names(before).get(process) or ("", "")
+            who = _on(program(name, process.pid, "") if process else "", _gpu(frame, verdict.device_uuid))
+            if kind == "verdict-began":
+                summary = _began(verdict, who, at)
+            else:
+                gone = ": the process has ended" if process and process not in known else ""
+                summary = f"the verdict {verdict.kind} on {who} has ended{gone}"
+            details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
+            yield _draft(
+                kind,
+                at,
+                summary,
+                device_uuid=verdict.device_uuid,
+                process=verdict.process,
+                workload=workload,
+                details=details,
+            )
+
+
+def _verdicts_by_key(frame: Frame | None) -> Mapping[object, Verdict]:
+    verdicts = frame.verdicts if frame else ()
+    return {(verdict.device_uuid, verdict.process, verdict.kind): verdict for verdict in verdicts}
+
+
+def _began(verdict: Verdict, who: str, at: float) -> str:
+    """Return the verdict's sentence, with its onset if that was before now."""
+    summary = verdict.summary or f"{who}: {verdict.kind}"
+    states_onset = at - verdict.since < 1.0 or " since " in summary
+    return summary if states_onset else f"{summary}, since {clock(verdict.since)}"
+
+
+def _names(frame: Frame | None) -> Mapping[ProcessKey | None, tuple[str, str]]:
+    """Return workload and name of every process in the frame: the name is the workload or the command's name."""
+    names: dict[ProcessKey | None, tuple[str, str]] = {}
+    if frame is None:
+        return names
+    for device in frame.snapshot.devices:
+        names.update((key, ("", process.comm or "")) for key, process in device.processes_by_key.items())
+    for key, report in frame.snapshot.reports_by_process.items():
+        names[key] = (report.workload, report.workload or names.get(key, ("", ""))[1])
+    return names
+
+
+def _alert(kind: Kind, alert: Alert, at: float) -> Event:
+    labels, annotations = dict(alert.labels), dict(alert.annotations)
+    pid, workload = labels.get("pid", ""), labels.get("workload", "")
+    process = alert.process or (ProcessKey(int(pid), None) if pid.isdecimal() else None)
+    who = _on(program(workload, process.pid, "") if process else workload, _index(labels))
+    summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
+    if kind == "alert-resolved":
+        summary = f"resolved: {summary}"
+    details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
+    return _draft(
+        kind, at, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details
+    )
+
+
+def _index(labels: Mapping[str, str]) -> str:
+    return f"GPU {labels['gpu']}" if labels.get("gpu") else labels.get("uuid", "")
+
+
+def _on(who: str, device: str) -> str:
+    return " on ".join(part for part in (who, device) if part)
+
+
+def _name(report: AgentReport) -> str:
+    return f"{report.workload or 'a program'} (pid {report.pid})"
+
+
+def _gpu(frame: Frame, uuid: str) -> str:
+    device = frame.snapshot.device(uuid)
+    return uuid if device is None else f"GPU {device.index}"
+
+
+def after(events: Iterable[Event], last_id: int) -> tuple[Event, ...]:
+    """Return the events after ``last_id``."""
+    return tuple(event for event in events if event.id > last_id)
+
+
+SHOWN_CALLS, SHOWN_THREAD_CALLS, SHOWN_THREADS = 8, 3, 4
+SHOWN_SCOPES, SHOWN_CLASSES, SHOWN_SITES = 8, 8, 4
+MAX_CALL = 200
+"""Longest text of a call: an agent may send any."""
+OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<")
+"""Parts of the names of files that are not the program's own, unless they are of ``WITHOUT_FILE``."""
+WITHOUT_FILE = ("<string>", "<stdin>")
+
+Details = tuple[tuple[str, int | float | str], ...]
+
+
+def amounts(oom: Oom) -> str:
+    """Return the live, cached and stranded bytes of the device that was full as text."""
+    live, cached, stranded = _sums(oom)
+    return f"{human(live)} live, {human(cached)} cached, {human(stranded)} stranded"
+
+
+def oom_details(oom: Oom) -> Details:
+    """Return the known values for the details of an event."""
+    live, cached, stranded = _sums(oom)
+    largest = [pool.largest_free_bytes for pool in _concerned(oom) if pool.largest_free_bytes is not None]
+    known: list[tuple[str, int | float | str | None]] = [
+        ("number", oom.number),
+        ("seen", oom.seen),
+        ("scope", oom.scope or None),
+        ("request_bytes", oom.request_bytes),
+        ("live_bytes", live),
+        ("cached_bytes", cached),
+        ("stranded_bytes", stranded),
+        ("largest_free_bytes", max(largest, default=None)),
+        ("occurred_at", oom.at),
+        *((f"kept_bytes {scope.name}", scope.kept_bytes) for scope in oom.scopes),
+        ("open_scopes", ", ".join(oom.open_scopes[:SHOWN_SCOPES]) or None),
+        *_growth(oom),
+        *_classes(oom.device_uuid, oom.classes[:SHOWN_CLASSES]),
+        *_sites(oom.sites),
+        ("line", own_line(oom.stack) or None),
+        ("stack", calls_text(oom.stack[:SHOWN_CALLS]) or None),
+        *(
+            (f"thread {thread.thread}", calls_text(thread.calls[:SHOWN_THREAD_CALLS]))
+            for thread in oom.threads[:SHOWN_THREADS]
+        ),
+    ]
+    return tuple((name, value) for name, value in known if value is not None)
+
+
+def own_line(calls: Sequence[Call]) -> str:
+    """Return the innermost call of the program itself, such as ``train.py:31 step``; empty if there is none."""
+    own = [call for call in calls if call.file in WITHOUT_FILE or not any(part in call.file for part in OF_LIBRARIES)]
+    return call_text(own[0]) if own else ""
+
+
+def call_text(call: Call) -> str:
+    return f"{call.file}:{call.line} {call.function}"[-MAX_CALL:]
+
+
+def calls_text(calls: Sequence[Call]) -> str:
+    """Return calls in one line, innermost first."""
+    return " < ".join(map(call_text, calls))
+
+
+def _growth(oom: Oom) -> Iterator[tuple[str, int | float]]:
+    """Yield the change of live memory in the last minute, and the age of the sample that it refers to."""
+    if oom.recent is not None and oom.recent.seconds and oom.pools:
+        yield "recent_seconds", oom.recent.seconds[0]
+        yield "recent_growth_bytes", sum(pool.live_bytes for pool in _concerned(oom)) - oom.recent.live_bytes[0]
+
+
+def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterator[tuple[str, int]]:
+    for one in classes:
+        if device_uuid in (None, one.device_uuid):
+            sizes = (
+                ("parameters_bytes", one.parameters_bytes),
+                ("gradients_bytes", one.gradients_bytes),
+                ("optimizer_bytes", one.optimizer_bytes),
+                ("buffers_bytes", one.buffers_bytes),
+                ("tensors_bytes", one.tensors_bytes),
+                ("activations_bytes", one.activations_bytes),
+                ("unclassified_bytes", one.unknown_bytes or None),
+            )
+            yield from ((f"{one.allocator} {name}", size) for name, size in sizes if size is not None)
+
+
+def _sites(sites: Sequence[Site]) -> Iterator[tuple[str, str]]:
+    for number, site in enumerate(sites[:SHOWN_SITES], 1):
+        yield f"site {number}", f"{human(site.size_bytes)}: {calls_text(site.calls[:SHOWN_THREAD_CALLS])}"
+
+
+def _sums(oom: Oom) -> tuple[int, int, int]:
+    pools = _concerned(oom)
+    return (
+        sum(pool.live_bytes for pool in pools),
+        sum(pool.cached_bytes for pool in pools),
+        sum(pool.stranded_bytes for pool in pools),
+    )
+
+
+def _concerned(oom: Oom) -> list[OomPool]:
+    """Return the pools of the device that was full; all of them if the device is unknown."""
+    return [pool for pool in oom.pools if oom.device_uuid in (None, pool.device_uuid)]
+
+
+KEPT = 1000
+
+
+class EventLog:
+    """Log of the newest ``kept`` events, on one event loop.
+
+    Ids start at 1000 times the unix time of the daemon's start, so they increase across restarts.
+    """
+
+    def __init__(self, started_at: float, kept: int = KEPT) -> None:
+        self._state = EventState(last_id=int(started_at) * 1000, since=started_at)
+        self._receipts: list[Receipt] = []
+        self._events: deque[Event] = deque(maxlen=kept)
+        self._published = asyncio.Event()
+
+    def flushed(self, receipt: Receipt) -> None:
+        """Record a receipt; its event is published with the next frame."""
+        self._receipts.append(receipt)
+
+    def publish(
+        self,
+        frame: Frame,
+        raised: Sequence[Alert] = (),
+        resolved: Sequence[Alert] = (),
+        departed: Sequence[AgentReport] = (),
+    ) -> tuple[Event, ...]:
+        """Publish the events between the previous frame and this one."""
+        self._state, events = advance_events(self._state, frame, raised, resolved, self._receipts, departed)
+        self._receipts.clear()
+        self._events.extend(events)
+        if events:
+            self._published.set()  # wakes current waiters; later ones wait for the next event
+            self._published = asyncio.Event()
+        return events
+
+    @property
+    def last_id(self) -> int:
+        return self._state.last_id
+
+    def newest(self) -> tuple[Event, ...]:
+        return tuple(self._events)
+
+    def after(self, last_id: int) -> tuple[Event, ...]:
+        """Return the events after ``last_id`` that are still kept."""
+        return after(self._events, last_id)
+
+    @property
+    def before_id(self) -> int:
+        """Id of the last event that is no longer kept, or that a previous daemon published."""
+        return self._events[0].id - 1 if self._events else self.last_id
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for new events. Returns False on timeout."""
+        published = self._published
+        try:
+            await asyncio.wait_for(published.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True

@@ -1,0 +1,96 @@
+"""``gpumond fleet top``: show the devices and processes of several machines live in one table, or one frame as text."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
+from gpumond.facts.errors import ConfigError, DaemonError
+from gpumond.features.fleet.connection import Client
+from gpumond.features.fleet.discovery import read_frames, selected
+from gpumond.features.fleet.machines import Machine
+from gpumond.view.frame import CheckedFrame
+from gpumond.view.lines import colours_of
+from gpumond.view.machine import View, merged, view
+from gpumond.view.rows import plain
+from gpumond.view.tables import page
+from gpumond.view.text import safe
+
+MAX_MACHINES = 64
+"""Machines that are shown at a time; each is read every second."""
+NAME_WIDTH = 30
+
+
+class MachineDaemon:
+    """Requests to one machine, each with an event loop of its own, since they are made in threads."""
+
+    def __init__(self, client: Client, machine: Machine) -> None:
+        self.url = machine.url
+        self._client, self._machine = client, machine
+
+    def frame(self) -> CheckedFrame:
+        return asyncio.run(self._client.frame(self._machine))
+
+    def get(self, path: str) -> Any:
+        return asyncio.run(self._client.get(self._machine, path))
+
+    def post(self, path: str, body: object, timeout: float) -> Any:
+        return asyncio.run(self._client.post(self._machine, path, body, timeout))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="print one frame as text, or with --json, and exit")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.json and not arguments.once:
+        raise ConfigError("--json requires --once")
+    if not arguments.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("standard input or output is not a terminal; for scripts, use --once")
+    client, machines = asyncio.run(selected(arguments))
+    if len(machines) > MAX_MACHINES:
+        raise ConfigError(f"{len(machines)} machines are listed; select at most {MAX_MACHINES} with --machine")
+    if not machines:
+        print("gpumond: no machine is listed", file=sys.stderr)
+        return NOTHING_TO_DO
+    if arguments.once:
+        return asyncio.run(_print_once(arguments, client, machines))
+    _show(client, machines)
+    return DONE
+
+
+def _show(client: Client, machines: Sequence[Machine]) -> None:
+    from gpumond.top.app import Top  # not needed for --once
+    from gpumond.top.terminal import Terminal
+
+    terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
+    top = Top([MachineDaemon(client, machine) for machine in machines], terminal, colours_of(os.environ))
+    for connection, machine in zip(top.connections, machines, strict=True):
+        connection.name = plain(machine.name, NAME_WIDTH)
+    top.run()
+
+
+async def _print_once(arguments: argparse.Namespace, client: Client, machines: Sequence[Machine]) -> int:
+    answers = await read_frames(client, machines, lambda _, frame: (frame, view(frame)), arguments.parallel)
+    read_each = [*zip(machines, answers, strict=True)]
+    missing = [(machine, answer) for machine, answer in read_each if isinstance(answer, DaemonError)]
+    if arguments.json:
+        print(json.dumps([_entry(machine, answer) for machine, answer in read_each], indent=2))
+    else:
+        views = [(plain(each.name, NAME_WIDTH), answer[1]) for each, answer in read_each if isinstance(answer, tuple)]
+        lines = [safe(f"missing {machine.name} ({machine.url}): {problem}") for machine, problem in missing]
+        print("\n\n".join(filter(None, (page(merged(views)) if views else "", "\n".join(lines)))))
+    return FAILED if missing else DONE
+
+
+def _entry(machine: Machine, answer: tuple[Any, View] | DaemonError) -> dict[str, Any]:
+    found = {"machine": machine.name, "url": machine.url}
+    if isinstance(answer, DaemonError):
+        return {**found, "problem": str(answer), "frame": None}
+    return {**found, "problem": "", "frame": answer[0]}

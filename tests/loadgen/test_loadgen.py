@@ -1,0 +1,188 @@
+"""`gpumond loadgen` on simulated devices: its effects as others see them, and that none of them remains."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.features.loadgen.plan import SCENARIOS
+from gpumond.sim.device import MIB, SimDevice
+from tests.helpers.holding import holder
+from tests.helpers.running import until
+from tests.loadgen.loads import CONTEXT, SIZE, load, running
+
+
+def summary_of(device: SimDevice | None, *arguments: str, **environ: str) -> dict[str, Any]:
+    status, out, err = load(device, *arguments, "--json", **environ)
+    assert status == 0, err
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def test_list_has_each_scenario_with_its_shape():
+    status, out, _ = load(None, "--list")
+    assert status == 0
+    for name, scenario in SCENARIOS.items():
+        assert f"{name} ({scenario.alias})" in out if scenario.alias else name in out
+        assert all(line.strip() in out for line in scenario.shape)
+        assert all(f"--{option.name} " in out for option in scenario.options)
+    assert {entry["name"] for entry in json.loads(load(None, "--list", "--json")[1])} == set(SCENARIOS)
+
+
+@pytest.mark.parametrize("name", sorted(set(SCENARIOS) - {"orphan", "crash"}))
+def test_scenario_runs_and_leaves_no_memory(device: SimDevice, name: str):
+    done = summary_of(device, name, "--max", "2GiB", "--duration", "1s", "--speed", "3000", "--no-agent")
+    assert done["outcome"] == "done", done
+    assert done["takes"] > 0
+    assert CONTEXT < done["peak_held_bytes"] <= 2048 * MIB
+    assert device.read().used_bytes == 0
+    assert device.read().processes == ()
+
+
+def test_load_without_a_device_creates_one_of_the_planned_size():
+    done = summary_of(None, "p2", "--rate", "2GiB", "--speed", "6000", "--duration", "3s")
+    assert done["scale"] == 1.0
+    assert done["outcome"] == "full"
+    assert done["peak_live_bytes"] > 70 * 1024 * MIB
+    assert done["truth"]["slope_bytes_per_second"] == pytest.approx(2048 * MIB / 60 * 6000)
+    assert done["ended_at"] == pytest.approx(done["truth"]["oom_at"], abs=0.5)
+
+
+def test_device_of_a_running_demo_is_found(device: SimDevice, tmp_path: Path):
+    done = summary_of(
+        None, "steady", "--duration", "1s", "--speed", "1000", "--fill", "50%", GPUMOND_SIM_DIR=str(tmp_path / "cards")
+    )
+    assert done["device_uuid"] == "SIM-load"
+    assert done["peak_held_bytes"] <= SIZE / 2
+    status, _, err = load(None, "steady", "--device", "4", GPUMOND_SIM_DIR=str(tmp_path / "cards"))
+    assert status == 2
+    assert "has 1 devices; pass a lower index" in err
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_signal_during_the_run_frees_everything(device: SimDevice, by: signal.Signals):
+    with running(device, "leak-linear", "--speed", "100", "--json") as process:
+        until(lambda: (device.read().used_bytes or 0) > 200 * MIB)
+        process.send_signal(by)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert device.read().used_bytes == 0
+    done = json.loads(out)
+    assert done["outcome"] == "stopped"
+    assert done["truth"] == {
+        "kind": "",
+        "form": "",
+        "injected_at": None,
+        "ends_at": None,
+        "slope_bytes_per_second": None,
+        "oom_at": None,
+    }
+
+
+def test_injection_before_the_end_is_the_truth(device: SimDevice):
+    done = summary_of(device, "leak-linear", "--duration", "2s", "--speed", "3000", "--rate", "100MiB")
+    truth = done["truth"]
+    assert (truth["kind"], truth["form"]) == ("leak", "linear")
+    assert done["started_at"] < truth["injected_at"] < truth["ends_at"] <= done["ended_at"] < truth["oom_at"]
+
+
+def test_device_with_too_little_free_memory_is_refused(device: SimDevice):
+    with holder(device, SIZE - 1024 * MIB):
+        status, out, err = load(device, "preallocated")
+        assert (status, out) == (1, "")
+        assert "of 8.0 GiB free: request less with --fill 40% or --max 8GiB" in err
+        assert len(device.read().processes or ()) == 1
+        assert summary_of(device, "steady", "--max", "500MiB", "--duration", "200ms", "--speed", "1000")["takes"]
+
+
+def test_crash_loop_has_a_new_process_for_each_crash(device: SimDevice):
+    pids = set()
+    with running(device, "crash", "--times", "3", "--speed", "900", "--duration", "4s", "--json") as process:
+        while process.poll() is None:
+            pids |= {usage.pid for usage in device.read().processes or ()}
+            time.sleep(0.01)
+        out = process.communicate()[0]
+    done = json.loads(out)
+    assert len(pids - {process.pid}) == 3
+    assert done["lives"] == 3
+    assert done["truth"]["kind"] == "crash-loop"
+    assert done["peak_live_bytes"] > 0.75 * SIZE
+    assert device.read().used_bytes == 0
+
+
+def test_orphan_is_used_memory_without_a_process_until_the_load_ends(device: SimDevice):
+    def orphaned() -> bool:
+        reading = device.read()
+        return not reading.processes and (reading.used_bytes or 0) > 4 * CONTEXT
+
+    with running(device, "orphan", "--speed", "1500", "--duration", "7s", "--json") as process:
+        until(orphaned)
+        until(lambda: process.poll() is not None, 30)
+        done = json.loads(process.communicate()[0])
+    assert done["truth"]["kind"] == "orphan"
+    assert device.read().used_bytes == 0
+
+
+def test_child_ends_with_a_killed_load(device: SimDevice):
+    with running(device, "crash", "--speed", "10") as process:
+        until(lambda: device.read().processes)
+        process.kill()
+        process.wait()
+        until(lambda: not device.read().processes)
+
+
+def test_flush_storm_is_flushed_through_the_agent(device: SimDevice):
+    done = summary_of(device, "flush-storm", "--duration", "2s", "--speed", "20", "--max", "4GiB")
+    assert done["flushes"] > 5
+    assert done["released_bytes"] > 1024 * MIB
+    assert summary_of(device, "flush-storm", "--duration", "2s", "--speed", "20", "--no-agent")["released_bytes"] > 0
+
+
+def test_plan_too_fast_for_the_machine_ends_in_time_with_a_note(device: SimDevice):
+    done = summary_of(device, "flush-storm", "--duration", "1s", "--speed", "20000", "--no-agent")
+    assert "too fast for this device: " in done["detail"]
+    assert device.read().used_bytes == 0
+
+
+def test_summary_has_the_actions_and_the_truth(device: SimDevice):
+    status, out, _ = load(device, "warm-up", "--duration", "1s", "--speed", "1000")
+    assert status == 0
+    assert out.startswith("warm-up on sim: done after 1.")
+    assert "all memory is freed" in out
+    assert "expected verdict: none" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no scenario given; `gpumond loadgen --list`"),
+        (("leek",), "no scenario is named 'leek'"),
+        (("p2", "--rate", "fast"), "option --rate 'fast': expected a number"),
+        (("p2", "--share", "50%"), "option --share: leak-linear has no such option; it has --rate"),
+        (("p2", "--speed", "0"), "option --speed 0: expected a number above 0, such as 60"),
+        (("p2", "--fill", "150%"), "argument --fill: '150%': expected a share above 0 and up to 100%, such as 50%"),
+        (("p2", "--max", "0"), "argument --max: '0': expected a value above 0"),
+        (("p2", "--duration", "later"), "argument --duration: 'later': expected a duration such as 30s"),
+        (("p2", "--duration", "90d"), "expected a duration of at least 1 and at most 172800"),
+        (("p2", "--workload", " "), "option --workload: workload: expected a name"),
+        (("p2", "--streams", "0"), "option --streams 0: expected 1 to 64"),
+        (("stress", "--fill", "200%"), "argument --fill: '200%': expected a share above 0"),
+    ],
+)
+def test_wrong_use_is_one_line_with_the_remedy(arguments: tuple[str, ...], message: str):
+    status, out, err = load(None, *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert len([line for line in err.splitlines() if line.startswith(("gpumond: ", "gpumond loadgen: error: "))]) == 1
+    assert "Traceback" not in err
+
+
+def test_directory_without_a_device_is_refused(tmp_path: Path):
+    status, _, err = load(None, "steady", "--card", str(tmp_path))
+    assert status == 1
+    assert "no simulated device" in err
