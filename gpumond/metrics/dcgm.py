@@ -21,7 +21,6 @@ from typing import Literal, NamedTuple
 from prometheus_client.core import Metric
 
 from gpumond.facts.frame import Frame
-from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.units import MIB
 from gpumond.host.machine import MACHINE_NAME
@@ -89,97 +88,72 @@ class DcgmFamily(NamedTuple):
         return f"{self.meaning} ({unit})." if unit else f"{self.meaning}."
 
 
-def _sensor(new: str, former: str, meaning: str, unit: Unit, value: Callable[[Sensors], float | None]) -> DcgmFamily:
-    return DcgmFamily(f"DEV_{new}", f"DEV_{former}", meaning, unit, lambda device: value(device.sensors))
+def _sensor(new: str, former: str, meaning: str, unit: Unit, field: str) -> DcgmFamily:
+    return DcgmFamily(f"DEV_{new}", f"DEV_{former}", meaning, unit, attrgetter(f"sensors.{field}"))
 
 
-def _counter(
-    new: str, former: str, meaning: str, value: Callable[[Sensors], float | None], unit: Unit = NUMBER
-) -> DcgmFamily:
-    return _sensor(new, former, meaning, unit, value)._replace(kind="untyped")
+def _counter(new: str, former: str, meaning: str, field: str, unit: Unit = NUMBER) -> DcgmFamily:
+    return _sensor(new, former, meaning, unit, field)._replace(kind="untyped")
 
 
 def _profiled(new: str, former: str, meaning: str, field: str, unit: Unit = NUMBER) -> DcgmFamily:
     return DcgmFamily(f"PROF_{new}", f"PROF_{former}", meaning, unit, attrgetter(f"sensors.{field}"))
 
 
-def _memory(new: str, former: str, meaning: str, value: Callable[[DeviceReading], int | None]) -> DcgmFamily:
-    return DcgmFamily(f"DEV_FB_{new}", f"DEV_FB_{former}", meaning, BYTES, value, memory=True)
+def _memory(new: str, former: str, meaning: str, field: str) -> DcgmFamily:
+    return DcgmFamily(f"DEV_FB_{new}", f"DEV_FB_{former}", meaning, BYTES, attrgetter(field), memory=True)
 
 
 FAMILIES = (
-    _sensor("SM_CLOCK_HERTZ", "SM_CLOCK", "SM clock frequency", HERTZ, lambda s: s.sm_clock_hertz),
-    _sensor("MEMORY_CLOCK_HERTZ", "MEM_CLOCK", "Memory clock frequency", HERTZ, lambda s: s.memory_clock_hertz),
-    _sensor(
-        "MEMORY_TEMP_CELSIUS", "MEMORY_TEMP", "Memory temperature", CELSIUS, lambda s: s.memory_temperature_celsius
-    ),
-    _sensor("GPU_TEMP_CELSIUS", "GPU_TEMP", "GPU temperature", CELSIUS, lambda s: s.gpu_temperature_celsius),
-    _sensor("BOARD_POWER_WATTS", "POWER_USAGE", "Power draw", WATTS, lambda s: s.power_watts),
+    _sensor("SM_CLOCK_HERTZ", "SM_CLOCK", "SM clock frequency", HERTZ, "sm_clock_hertz"),
+    _sensor("MEMORY_CLOCK_HERTZ", "MEM_CLOCK", "Memory clock frequency", HERTZ, "memory_clock_hertz"),
+    _sensor("MEMORY_TEMP_CELSIUS", "MEMORY_TEMP", "Memory temperature", CELSIUS, "memory_temperature_celsius"),
+    _sensor("GPU_TEMP_CELSIUS", "GPU_TEMP", "GPU temperature", CELSIUS, "gpu_temperature_celsius"),
+    _sensor("BOARD_POWER_WATTS", "POWER_USAGE", "Power draw", WATTS, "power_watts"),
     _counter(
         "GPU_ENERGY_JOULES_TOTAL",
         "TOTAL_ENERGY_CONSUMPTION",
         "Energy since the driver was loaded",
-        lambda s: s.energy_joules,
+        "energy_joules",
         JOULES,
     ),
-    _counter("PCIE_REPLAY_TOTAL", "PCIE_REPLAY_COUNTER", "Total number of PCIe retries", lambda s: s.pcie_replays),
-    _sensor("GPU_UTIL_RATIO", "GPU_UTIL", "GPU utilization", RATIO, lambda s: s.gpu_utilization_ratio),
+    _counter("PCIE_REPLAY_TOTAL", "PCIE_REPLAY_COUNTER", "Total number of PCIe retries", "pcie_replays"),
+    _sensor("GPU_UTIL_RATIO", "GPU_UTIL", "GPU utilization", RATIO, "gpu_utilization_ratio"),
     _sensor(
-        *("MEMORY_UTIL_RATIO", "MEM_COPY_UTIL", "Memory utilization", RATIO),
-        lambda s: s.memory_controller_utilization_ratio,
+        *("MEMORY_UTIL_RATIO", "MEM_COPY_UTIL", "Memory utilization", RATIO), "memory_controller_utilization_ratio"
     ),
-    _sensor("ENC_UTIL_RATIO", "ENC_UTIL", "Encoder utilization", RATIO, lambda s: s.encoder_utilization_ratio),
-    _sensor("DEC_UTIL_RATIO", "DEC_UTIL", "Decoder utilization", RATIO, lambda s: s.decoder_utilization_ratio),
-    _memory("FREE_BYTES", "FREE", "Framebuffer memory free", lambda d: d.free_bytes),
-    _memory("USED_BYTES", "USED", "Framebuffer memory used", lambda d: d.used_bytes),
-    _memory("RESERVED_BYTES", "RESERVED", "Framebuffer memory reserved", lambda d: d.reserved_bytes),
-    _memory("CAPACITY_BYTES", "TOTAL", "Framebuffer memory total", lambda d: d.size_bytes),
+    _sensor("ENC_UTIL_RATIO", "ENC_UTIL", "Encoder utilization", RATIO, "encoder_utilization_ratio"),
+    _sensor("DEC_UTIL_RATIO", "DEC_UTIL", "Decoder utilization", RATIO, "decoder_utilization_ratio"),
+    _memory("FREE_BYTES", "FREE", "Framebuffer memory free", "free_bytes"),
+    _memory("USED_BYTES", "USED", "Framebuffer memory used", "used_bytes"),
+    _memory("RESERVED_BYTES", "RESERVED", "Framebuffer memory reserved", "reserved_bytes"),
+    _memory("CAPACITY_BYTES", "TOTAL", "Framebuffer memory total", "size_bytes"),
+    _counter("ECC_SBE_VOL_TOTAL", "ECC_SBE_VOL_TOTAL", "Single-bit volatile ECC errors", "ecc_corrected_volatile"),
+    _counter("ECC_DBE_VOL_TOTAL", "ECC_DBE_VOL_TOTAL", "Double-bit volatile ECC errors", "ecc_uncorrected_volatile"),
+    _counter("ECC_SBE_AGG_TOTAL", "ECC_SBE_AGG_TOTAL", "Single-bit persistent ECC errors", "ecc_corrected_aggregate"),
+    _counter("ECC_DBE_AGG_TOTAL", "ECC_DBE_AGG_TOTAL", "Double-bit persistent ECC errors", "ecc_uncorrected_aggregate"),
     _counter(
-        "ECC_SBE_VOL_TOTAL", "ECC_SBE_VOL_TOTAL", "Single-bit volatile ECC errors", lambda s: s.ecc_corrected_volatile
-    ),
-    _counter(
-        "ECC_DBE_VOL_TOTAL", "ECC_DBE_VOL_TOTAL", "Double-bit volatile ECC errors", lambda s: s.ecc_uncorrected_volatile
-    ),
-    _counter(
-        "ECC_SBE_AGG_TOTAL",
-        "ECC_SBE_AGG_TOTAL",
-        "Single-bit persistent ECC errors",
-        lambda s: s.ecc_corrected_aggregate,
+        "PAGE_RETIRED_SBE_TOTAL", "RETIRED_SBE", "Retired pages due to single-bit errors", "retired_pages_single_bit"
     ),
     _counter(
-        "ECC_DBE_AGG_TOTAL",
-        "ECC_DBE_AGG_TOTAL",
-        "Double-bit persistent ECC errors",
-        lambda s: s.ecc_uncorrected_aggregate,
+        "PAGE_RETIRED_DBE_TOTAL", "RETIRED_DBE", "Retired pages due to double-bit errors", "retired_pages_double_bit"
     ),
-    _counter(
-        "PAGE_RETIRED_SBE_TOTAL",
-        "RETIRED_SBE",
-        "Retired pages due to single-bit errors",
-        lambda s: s.retired_pages_single_bit,
-    ),
-    _counter(
-        "PAGE_RETIRED_DBE_TOTAL",
-        "RETIRED_DBE",
-        "Retired pages due to double-bit errors",
-        lambda s: s.retired_pages_double_bit,
-    ),
-    _counter("PAGE_RETIRED_PENDING", "RETIRED_PENDING", "Pages pending retirement", lambda s: s.retired_pages_pending),
+    _counter("PAGE_RETIRED_PENDING", "RETIRED_PENDING", "Pages pending retirement", "retired_pages_pending"),
     _counter(
         "ROW_REMAP_UNCORRECTABLE_TOTAL",
         "UNCORRECTABLE_REMAPPED_ROWS",
         "Remapped rows for uncorrectable errors",
-        lambda s: s.remapped_rows_uncorrectable,
+        "remapped_rows_uncorrectable",
     ),
     _counter(
         "ROW_REMAP_CORRECTABLE_TOTAL",
         "CORRECTABLE_REMAPPED_ROWS",
         "Remapped rows for correctable errors",
-        lambda s: s.remapped_rows_correctable,
+        "remapped_rows_correctable",
     ),
     _sensor(
         *("ROW_REMAP_FAILED", "ROW_REMAP_FAILURE", "Whether remapping of rows has failed", NUMBER),
-        lambda s: s.remapped_rows_failed,
+        "remapped_rows_failed",
     ),
     _profiled(
         "GR_ENGINE_UTIL_RATIO",
@@ -203,11 +177,7 @@ FAMILIES = (
         *("NVLINK_TX_BYTES", "NVLINK_TX_BYTES", "Traffic sent over NVLink", "nvlink_transmit_bytes_per_second", TRAFFIC)
     ),
     _profiled(
-        "NVLINK_RX_BYTES",
-        "NVLINK_RX_BYTES",
-        "Traffic received over NVLink",
-        "nvlink_receive_bytes_per_second",
-        TRAFFIC,
+        "NVLINK_RX_BYTES", "NVLINK_RX_BYTES", "Traffic received over NVLink", "nvlink_receive_bytes_per_second", TRAFFIC
     ),
 )
 

@@ -141,10 +141,7 @@ class Telemetry:
         self._log_dropped = Counter("gpumond_log_dropped", "Log records dropped by the rate limit.", registry=registry)
         self._restarts = Counter("gpumond_collector_restarts", "Restarts of the collector process.", registry=registry)
         self._faults = Counter(
-            "gpumond_faults",
-            "Read failures, each counted once when it starts.",
-            ["source", "kind"],
-            registry=registry,
+            "gpumond_faults", "Read failures, each counted once when it starts.", ["source", "kind"], registry=registry
         )
         self._events = Counter(
             "gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"], registry=registry

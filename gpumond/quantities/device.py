@@ -26,16 +26,7 @@ from gpumond.quantities.scope import (
     ratio,
     size,
 )
-from gpumond.quantities.table import (
-    DEVICE_COUNTERS,
-    DEVICE_IDLE,
-    DEVICE_UP,
-    MEMORY,
-    SENSORS,
-    Quantity,
-    Unit,
-    readable,
-)
+from gpumond.quantities.table import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS, Quantity, Unit, readable
 from gpumond.quantities.verdicts import VERDICT_TEXTS, VERDICTS, texts, values, values_without_verdict
 from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow, combined
 from gpumond.tick.claims import complete_lists, is_confirmed

@@ -33,15 +33,7 @@ from gpumond.quantities.table import (
     Quantity,
     number,
 )
-from gpumond.quantities.verdicts import (
-    NOTHING,
-    UNKNOWN,
-    VERDICT_TEXTS,
-    VERDICTS,
-    texts,
-    values,
-    values_without_verdict,
-)
+from gpumond.quantities.verdicts import NOTHING, UNKNOWN, VERDICT_TEXTS, VERDICTS, texts, values, values_without_verdict
 from gpumond.quantities.window import CounterHistory, RuleWindow
 from gpumond.tick.claims import outermost
 
@@ -185,9 +177,11 @@ def _history(row: _Process) -> CounterHistory | None:
     return None if row.report is None else row.recent.programs.get(row.report.key)
 
 
-def _sum(quantity: Quantity[PoolUsage]) -> Quantity[_Process]:
-    """Return the sum of a field over the pools on the device; unknown if no pool has the value."""
-    value = attrgetter("reclaimable.likely" if quantity is RECLAIMABLE else quantity.name)
+def _sum(
+    quantity: Quantity[PoolUsage], read_pool: Callable[[PoolUsage], float | None] | None = None
+) -> Quantity[_Process]:
+    """Return the sum of a quantity over the pools on the device; unknown if no pool has the value."""
+    value = read_pool or quantity.read
 
     def read(row: _Process) -> float | None:
         if row.report is None:
@@ -231,10 +225,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
         ),
         Quantity(
-            "limit_bytes",
-            "bytes",
-            "the lowest limit of its allocators on the device; unknown without a limit",
-            _limit,
+            "limit_bytes", "bytes", "the lowest limit of its allocators on the device; unknown without a limit", _limit
         ),
         Quantity(
             "limit_ratio",
@@ -282,7 +273,9 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             _claim_excess,
         ),
         REPORT_AGE.of(_report),
-        *map(_sum, (LIVE, HELD, RECLAIMABLE, STRANDED, UNMAPPED)),
+        *map(_sum, (LIVE, HELD, RECLAIMABLE)),
+        _sum(STRANDED, attrgetter("stranded_bytes")),
+        _sum(UNMAPPED),
         *map(_host_sum, HOST_POOL),
         *_with_increases(STEP, _step),
         *_with_increases(PROGRAM, _program),

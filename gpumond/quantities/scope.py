@@ -105,12 +105,7 @@ FROM_A_FULL_WINDOW = "zero is unknown until a full window has been observed"
 
 
 def named(device: DeviceReading) -> dict[str, str]:
-    return {
-        "gpu": str(device.index),
-        "uuid": device.uuid,
-        "name": device.name,
-        "size": size(device.size_bytes),
-    }
+    return {"gpu": str(device.index), "uuid": device.uuid, "name": device.name, "size": size(device.size_bytes)}
 
 
 class WindowRow(Protocol):
