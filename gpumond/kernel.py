@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol, TypeVar, cast
 
 from gpumond.config.settings import Settings
 from gpumond.diagnosis.diagnosis import Diagnosis
-from gpumond.event_log import EventLog
+from gpumond.events import EventLog
 from gpumond.facts.alerts import Activities
+from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
@@ -37,12 +38,13 @@ from gpumond.tick.history import History
 
 T = TypeVar("T")
 
+FLUSH_READ_SECONDS = 2.0
 FIRST_FRAME_SECONDS = 2.0
 """The longest that a scrape waits for the first frame: a page without devices would be a gap in each series."""
 
 
 class Devices(Protocol):
-    """The devices; `devices.child.supervisor.Collector` documents each method."""
+    """The devices; `devices.child.supervisor.Supervisor` documents each method."""
 
     @property
     def state(self) -> SourceState: ...
@@ -85,7 +87,7 @@ class Edges:
     programs report to them.
     """
 
-    collector: Devices
+    devices: Devices
     agents: Programs
     store: Store
     telemetry: Telemetry
@@ -172,6 +174,29 @@ class Flushes:
         raise NotImplementedError
 
 
+class EngineStep:
+    """The step of a flush that asks declared serving engines to release memory."""
+
+    def readings(self) -> Sequence[EngineReading]:
+        """Return the newest state of each engine."""
+        raise NotImplementedError
+
+    def attach(self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]) -> None:
+        """Use these past receipts. ``returned`` takes that of an engine which was returned to service."""
+        raise NotImplementedError
+
+    async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
+        """Release the memory of one engine, or undo the last release, and return a receipt for each device."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Continue to return engines to service, as the previous daemon did."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
 class Rules:
     """The rules in effect."""
 
@@ -196,7 +221,7 @@ class Kernel:
 
     def __init__(self, settings: Settings, edges: Edges, pace: float = 1.0) -> None:
         self.settings, self.edges = settings, edges
-        self.clock, self.devices, self.programs = edges.clock, edges.collector, edges.agents
+        self.clock, self.devices, self.programs = edges.clock, edges.devices, edges.agents
         self.store, self.telemetry, self.faults = edges.store, edges.telemetry, edges.faults
         self.started_at, self.began = edges.clock.wall(), edges.clock.monotonic()
         self.store_file = edges.store.path.absolute()
@@ -227,6 +252,10 @@ class Kernel:
     @property
     def history(self) -> History:
         return self.diagnosis.history
+
+    async def read_driver(self) -> Reading | None:
+        """Return a new reading for a flush, None if the driver does not answer in time."""
+        return await self.devices.read(wait=FLUSH_READ_SECONDS)
 
     def swap(self, frame: Frame) -> None:
         """Make ``frame`` the current one."""

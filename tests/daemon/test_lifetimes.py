@@ -78,7 +78,7 @@ class FailingCollector(SimulatedCollector):
 
 def edges_of(directory: Path, world: World) -> Edges:
     return Edges(
-        collector=SimulatedCollector(world),
+        devices=SimulatedCollector(world),
         agents=SilentAgent(world),
         store=Store(directory / "gpumond.db"),
         telemetry=Telemetry(),
@@ -92,7 +92,7 @@ def other_tasks() -> set[asyncio.Task[object]]:
 def test_parts_are_all_closed_when_the_collector_fails_to_start_and_to_stop(tmp_path: Path):
     async def run() -> None:
         world = World()
-        edges = replace(edges_of(tmp_path, world), collector=FailingCollector(world))
+        edges = replace(edges_of(tmp_path, world), devices=FailingCollector(world))
         with pytest.raises(OSError, match="can be stopped") as raised:
             async with Daemon(Settings(), edges).running():
                 raise AssertionError("the collector has not started")
@@ -109,7 +109,7 @@ def test_agents_and_store_are_closed_when_the_collector_fails_to_stop(tmp_path: 
 
     async def run() -> None:
         world = World()
-        edges = replace(edges_of(tmp_path, world), collector=Unstoppable(world))
+        edges = replace(edges_of(tmp_path, world), devices=Unstoppable(world))
         with pytest.raises(OSError, match="can be stopped"):
             async with Daemon(Settings(interval=0.1), edges).running():
                 pass

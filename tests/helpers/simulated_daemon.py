@@ -146,7 +146,7 @@ class SimulatedDaemon:
         clock = {} if began is None else {"clock": lambda: Heartbeat(time.time(), began + world.elapsed)}
         self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock)
         edges = Edges(
-            collector=SimulatedCollector(world),
+            devices=SimulatedCollector(world),
             agents=agents or SimulatedAgents(world),
             store=self.store,
             telemetry=Telemetry(),

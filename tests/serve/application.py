@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from gpumond.event_log import EventLog
+from gpumond.events import EventLog
 from gpumond.facts.alerts import ended
 from gpumond.facts.errors import ConfigError, FlushError
 from gpumond.facts.flush import FlushOutcome, FlushRequest
@@ -20,6 +20,7 @@ from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.pools import Receipt
 from gpumond.facts.rule import Rule
+from gpumond.features import routers
 from gpumond.features.alerts.receiver_check import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE
 from gpumond.features.flush.hook import AlertmanagerHook
@@ -138,7 +139,7 @@ async def no_lifespan() -> AsyncIterator[None]:
 @cache
 def application() -> FastAPI:
     """Application whose state a test replaces, because its routes take long to make."""
-    return create_app(View(), Tokens("secret"), no_lifespan)
+    return create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
 
 
 def ask(view: View, path: str, method: str = "GET", **options: Any) -> httpx.Response:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
+from gpumond.features import routers
 from gpumond.features.baselines.recordings import BaselineService, baseline_table
 from gpumond.features.baselines.statistics import Comparison, compare
 from gpumond.serve.app import create_app
@@ -56,7 +57,8 @@ def with_api(path: Path, work: Callable[[BaselinesApi], Awaitable[T]]) -> T:
         store = Store(path / "gpumond.db")
         await store.open()
         baselines = BaselineService(store)
-        app = create_app(SimpleNamespace(get=lambda kind: baselines), Tokens("secret"), no_lifespan)  # type: ignore[arg-type]
+        view = SimpleNamespace(get=lambda kind: baselines)
+        app = create_app(view, Tokens("secret"), no_lifespan, routers=routers())  # type: ignore[arg-type]
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             try:

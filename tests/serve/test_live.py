@@ -15,6 +15,7 @@ import pytest
 
 from gpumond.facts.frame import Frame
 from gpumond.facts.whole_frame import WholeFrame
+from gpumond.features import routers
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
 from gpumond.serve.live_frames import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
@@ -129,7 +130,7 @@ Scene = Callable[[LiveView, Callable[..., Reader], LiveFrames], Coroutine[Any, A
 def with_readers(scene: Scene, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
     async def run() -> None:
         view = LiveView()
-        app = create_app(view, Tokens("secret"), no_lifespan)
+        app = create_app(view, Tokens("secret"), no_lifespan, routers=routers())
         app.state.live = LiveFrames(view, heartbeat_seconds)
         task = asyncio.create_task(app.state.live.run())
         readers: list[Reader] = []

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from gpumond.facts.rule import Rule
+from gpumond.features import routers
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.preview import Preview
 from gpumond.features.rules.registry import rule_table
@@ -170,7 +171,7 @@ class SlowPreviewView(View):
 def test_previews_are_limited_to_two_and_one_per_user():
     async def run() -> None:
         view = SlowPreviewView()
-        app = create_app(view, Tokens("secret"), no_lifespan)
+        app = create_app(view, Tokens("secret"), no_lifespan, routers=routers())
 
         def preview(uid: int | None, client: str = "127.0.0.1") -> asyncio.Task[httpx.Response]:
             async def send() -> httpx.Response:

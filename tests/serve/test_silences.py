@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gpumond.features import routers
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
 from gpumond.serve.limits import SILENCES_PER_MINUTE
@@ -86,7 +87,7 @@ def test_silence_that_cannot_be_stored_is_not_in_effect():
 
 
 def test_changes_of_one_caller_are_limited():
-    app = create_app(View(), Tokens("secret"), no_lifespan)
+    app = create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
 
     async def run() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app)

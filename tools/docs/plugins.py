@@ -26,7 +26,7 @@ def sources() -> Iterator[str]:
     yield "`every` if several are present.\n"
     yield "| source | devices | found by `auto` |\n|---|---|---|"
     for spec in SOURCES:
-        yield f"| `{spec.name}` | {spec.devices} | {'yes' if spec.automatic else 'no'} |"
+        yield f"| `{spec.name}` | {spec.devices} | {'yes' if spec.detector else 'no'} |"
 
 
 def adapters() -> Iterator[str]:
