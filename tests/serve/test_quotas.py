@@ -10,6 +10,7 @@ import pytest
 
 from gpumond.config.tokens import Token, digest
 from gpumond.features import routers
+from gpumond.features.quotas.registry import quota_table
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
@@ -118,7 +119,8 @@ def test_quota_that_cannot_be_stored_is_not_in_effect():
 
 def test_stored_quota_that_cannot_be_read_is_skipped_and_named():
     view = View()
-    view.store.stored_quotas = {"team": ("1", TEAM), "later": ("2", TEAM | {"name": "later", "colour": "red"})}
+    for quota in (TEAM, TEAM | {"name": "later", "colour": "red"}):
+        asyncio.run(quota_table(view.store).put(quota["name"], quota))
     (wrong,) = asyncio.run(view.quotas.load())
     assert wrong.startswith("later: ")
     assert [entry.name for entry in view.quotas.entries()] == ["team"]

@@ -12,6 +12,7 @@ from gpumond.facts.rule import Rule
 from gpumond.features import routers
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.preview import Preview
+from gpumond.features.rules.registry import rule_table
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
 from tests.serve.application import HOG, TOKEN, View, ask, no_lifespan
@@ -116,7 +117,7 @@ def test_rules_without_token_are_unchanged():
     assert ask(view, "/api/v1/rules/hog", "PUT", json=HOG).status_code == 401
     assert ask(view, "/api/v1/rules/hog", "DELETE").status_code == 401
     assert ask(view, "/-/reload", "POST").status_code == 401
-    assert not view.store.stored
+    assert not view.store.names("rules")
 
 
 def test_rule_that_cannot_be_stored_is_not_in_effect():
@@ -145,7 +146,8 @@ def test_reload_states_why_the_configuration_is_invalid():
 
 def test_stored_rule_that_cannot_be_read_is_left_out_and_named():
     view = View()
-    view.store.stored = {"hog": ("1", HOG), "later": ("2", HOG | {"name": "later", "scope": "galaxy"})}
+    for rule in (HOG, HOG | {"name": "later", "scope": "galaxy"}):
+        asyncio.run(rule_table(view.store).put(rule["name"], rule))
     (wrong,) = asyncio.run(view.rulebook.load())
     assert wrong.startswith("later: ")
     assert names(view)[-1] == "hog"
