@@ -6,7 +6,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from itertools import islice
 from typing import Literal, NamedTuple, get_args
 
 from prometheus_client import exposition as prometheus_text
@@ -20,13 +19,10 @@ from gpumond.metrics import dcgm
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.devices import XID_ERRORS
-from gpumond.metrics.families import Family, Row, SampleTexts, header
+from gpumond.metrics.families import Family, Row, write
 from gpumond.metrics.telemetry import Telemetry
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
-END = b"# EOF\n"
-OWN_FAMILIES_AT_ONCE = 8
-"""Families of the daemon's own counters that are written in one step."""
 MAX_SERIES = 50_000
 """Limit on the series of one frame. Above it, the user with the most series loses those of the last catalogue
 families."""
@@ -69,80 +65,43 @@ class Exposition:
         self.also = also
         self._frame: Frame | None = None
         self._pages: dict[Form, Page] = {}
-        self._texts = SampleTexts()
-        self._over_limit = False
-        """True if the last page exceeded ``max_series``; the next page is then counted before it is written."""
 
     def page(self, frame: Frame | None, form: Form) -> Page:
-        """Render one page, family by family. Before the first frame, the page contains only the daemon's counters."""
+        """Return the page of a frame. Before the first frame, it contains only the daemon's counters."""
         if frame is not self._frame:
             self._frame, self._pages = frame, {}
         pages = self._pages  # a newer frame may replace it before this page is written
         if form not in pages:
-            pages[form] = self.write(frame, form)
+            pages[form] = self._rendered(frame, form)
         return pages[form]
 
-    def write(self, frame: Frame | None, form: Form) -> Page:
-        """Render a page without publishing it."""
-        if not self._over_limit or frame is None or form.compat:
-            try:
-                return self._writing(frame, form, None)
-            except TooManySeries:
-                pass
-        assert frame is not None
-        shares = share_series(FAMILIES, frame, self._max_series)
-        self._over_limit = shares.dropped > 0
-        self._telemetry.series_dropped.inc(shares.dropped)
-        return self._writing(frame, form, shares)
-
-    def _writing(self, frame: Frame | None, form: Form, shares: Shares | None) -> Page:
-        """Render a page. Raises TooManySeries if ``shares`` is None and the page exceeds the limit."""
+    def _rendered(self, frame: Frame | None, form: Form) -> Page:
+        module = openmetrics if form.openmetrics else prometheus_text
+        of_frame = b"" if frame is None else self._of_frame(frame, form).encode()  # it counts dropped series
+        plain = of_frame + module.generate_latest(FrameCollector(partial(self._others, frame, form)))
         packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
-        plain, packed = [], []
-        for part in self._parts(frame, form, shares):
-            plain.append(part)
-            packed.append(packer.compress(part))
-        module = openmetrics if form.openmetrics else prometheus_text
-        packed.append(packer.flush())
-        return Page(module.CONTENT_TYPE_LATEST, b"".join(plain), b"".join(packed))
+        return Page(module.CONTENT_TYPE_LATEST, plain, packer.compress(plain) + packer.flush())
 
-    def _parts(self, frame: Frame | None, form: Form, shares: Shares | None) -> Iterator[bytes]:
-        module = openmetrics if form.openmetrics else prometheus_text
+    def _of_frame(self, frame: Frame, form: Form) -> str:
+        """Write the families of the frame, at most ``max_series`` of its series."""
+        catalogue = (XID_ERRORS,) if form.compat else families_of(form.groups)
+        series = [(family, [row for row in family.rows(frame) if row[1] is not None]) for family in catalogue]
+        if sum(len(rows) for _, rows in series) > self._max_series:
+            shares = share_series(FAMILIES, frame, self._max_series)
+            series = [(family, shares.cut(family, rows)) for family, rows in series]
+            self._telemetry.series_dropped.inc(shares.dropped)
+        return "".join([write(family, rows, form.openmetrics) for family, rows in series])
 
-        def render_with_library(metrics: Iterable[Metric]) -> bytes:
-            page: bytes = module.generate_latest(FrameCollector(partial(iter, metrics)))
-            return page.removesuffix(END)
-
-        if frame is not None:
-            remaining, texts, number = self._max_series, list[str](), 0
-            for family in (XID_ERRORS,) if form.compat else families(form.groups):
-                rows: Iterator[Row] = (row for row in family.rows(frame) if row[1] is not None)
-                if shares is not None:
-                    rows = iter(shares.cut(family, rows))
-                texts.append(header(family, form.openmetrics))
-                part = 0
-                while some := list(islice(rows, ROWS_AT_ONCE)):
-                    remaining -= len(some)
-                    if remaining < 0 and shares is None:
-                        raise TooManySeries
-                    texts.append(self._texts.samples(family, part, some))
-                    part, number = part + 1, number + len(some)
-                    if number >= ROWS_AT_ONCE:
-                        yield "".join(texts).encode()
-                        texts, number = [], 0
-                self._texts.forget(family, part)
-            yield "".join(texts).encode()
-            if (compat := form.compat or self.also) and "device" in form.groups:
-                yield render_with_library(dcgm.metrics(frame, compat))
+    def _others(self, frame: Frame | None, form: Form) -> Iterator[Metric]:
+        """Yield the families that the library writes: those of another exporter, and the daemon's counters."""
+        if frame is not None and (compat := form.compat or self.also) and "device" in form.groups:
+            yield from dcgm.metrics(frame, compat)
         if form.compat is None and "daemon" in form.groups:
-            own = iter(self._telemetry.registry.collect())
-            while metrics := list(islice(own, OWN_FAMILIES_AT_ONCE)):
-                yield render_with_library(metrics)
-        yield END if form.openmetrics else b""
+            yield from self._telemetry.registry.collect()
 
 
 @cache
-def families(groups: frozenset[Group]) -> tuple[Family, ...]:
+def families_of(groups: frozenset[Group]) -> tuple[Family, ...]:
     """Return the families of these groups in catalogue order."""
     return tuple(family for family in FAMILIES if group_of(family) in groups)
 
@@ -165,14 +124,6 @@ class FrameCollector:
 
 Owner = Callable[[tuple[str, ...]], int | None]
 """Function from label values to the person that owns the series; None if there is no single owner."""
-
-
-ROWS_AT_ONCE = 128
-"""Rows whose samples are kept together while they do not change."""
-
-
-class TooManySeries(Exception):
-    """Raised if a frame has more series than the limit of a page."""
 
 
 class Shares:

@@ -9,12 +9,14 @@ Formats: prometheus.io/docs/instrumenting/exposition_formats, and OpenMetrics 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import lru_cache, partial
+from itertools import groupby
 from math import isfinite, isnan
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from gpumond.facts.frame import Frame
+from gpumond.quantities.table import SHARED_FAMILIES, Quantity
 
 Row = tuple[tuple[str, ...], float | None]
 """Label values in the family's order, and the value. A row whose value is None is omitted."""
@@ -23,54 +25,90 @@ Row = tuple[tuple[str, ...], float | None]
 Kind = Literal["gauge", "counter"]
 
 
+Rows = Callable[[Frame], Iterable[Row]]
+
+
 class Family(NamedTuple):
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...]
-    rows: Callable[[Frame], Iterable[Row]]
+    rows: Rows
 
 
 LABEL_SETS = 16_384
-
-
 TOTAL = "_total"
 
+Fact = TypeVar("Fact")
+Facts = Callable[[Frame], Iterable[tuple[tuple[str, ...], Fact]]]
+"""The facts of one kind in a frame, each with its label values."""
 
-class SampleTexts:
-    """The samples of the last pages: rows that have not changed are not formatted again."""
 
-    def __init__(self) -> None:
-        self._written: dict[tuple[str, int], tuple[list[Row], str]] = {}
+def families(
+    prefix: str, labels: tuple[str, ...], facts: Facts[Fact], quantities: Iterable[Quantity[Fact]]
+) -> Iterator[Family]:
+    """Yield the families of quantities in their order; consecutive ones of one name share a family."""
+    facts = _read_once(facts)
+    for name, group in groupby(quantities, lambda quantity: quantity.metric):
+        members = tuple(group)
+        if name and members[0].labels:
+            names = (*labels, *members[0].labels)
+            yield Family(
+                f"{prefix}{name}", kind_of(name), SHARED_FAMILIES[name], names, partial(_shared, facts, members)
+            )
+        elif name:
+            (quantity,) = members
+            yield family(prefix, labels, quantity, partial(_rows, facts, quantity.export or quantity.read))
 
-    def samples(self, family: Family, part: int, rows: list[Row]) -> str:
-        """Return the samples of the rows, which are the family's part number ``part``."""
-        key = family.name, part
-        rows_before, text = self._written.get(key, (None, ""))
-        if rows != rows_before:
-            text = samples(family, rows)
-            self._written[key] = rows, text
-        return text
 
-    def forget(self, family: Family, part: int) -> None:
-        """Drop the family's parts from this number on."""
-        while self._written.pop((family.name, part), None):
-            part += 1
+def family(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: Rows, note: str = "") -> Family:
+    """Return the family of a quantity whose rows are not one for each fact."""
+    name = quantity.metric
+    return Family(f"{prefix}{name}", kind_of(name), quantity.help + note, labels, rows)
+
+
+def kind_of(name: str) -> Kind:
+    return "counter" if name.endswith(TOTAL) else "gauge"
+
+
+def _read_once(facts: Facts[Fact]) -> Facts[Fact]:
+    """Return a function that keeps the facts of the last frame, which all families of these facts read."""
+    kept: tuple[Frame | None, Collection[tuple[tuple[str, ...], Fact]]] = None, ()
+
+    def read(frame: Frame) -> Collection[tuple[tuple[str, ...], Fact]]:
+        nonlocal kept
+        last, read_facts = kept
+        if frame is not last:
+            read_facts = tuple(facts(frame))
+            kept = frame, read_facts
+        return read_facts
+
+    return read
+
+
+def _rows(facts: Facts[Fact], read: Callable[[Fact], float | None], frame: Frame) -> Iterable[Row]:
+    return [(labels, read(fact)) for labels, fact in facts(frame)]
+
+
+def _shared(facts: Facts[Fact], quantities: Iterable[Quantity[Fact]], frame: Frame) -> Iterator[Row]:
+    for labels, fact in facts(frame):
+        for quantity in quantities:
+            yield (*labels, *quantity.labels.values()), quantity.read(fact)
 
 
 def write(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
     """Return the family's HELP and TYPE lines, followed by its samples, if any."""
-    return header(family, openmetrics) + samples(family, rows)
+    return _header(family, openmetrics) + _samples(family, rows)
 
 
 @lru_cache(1_024)
-def header(family: Family, openmetrics: bool) -> str:
+def _header(family: Family, openmetrics: bool) -> str:
     name = family.name.removesuffix(TOTAL) if openmetrics else family.name
     text = _escaped(family.help) if openmetrics else _escaped(family.help, quotes=False)
     return f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n"
 
 
-def samples(family: Family, rows: Iterable[Row]) -> str:
+def _samples(family: Family, rows: Iterable[Row]) -> str:
     name, labels = family.name, family.labels
     return "".join(
         [f"{name}{_labels(labels, values)} {_number(value)}\n" for values, value in rows if value is not None]

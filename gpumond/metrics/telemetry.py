@@ -21,6 +21,7 @@ from gpumond.events import Event, Kind
 from gpumond.facts.frame import State
 from gpumond.facts.pools import Outcome, Receipt
 from gpumond.facts.snapshot import Fault
+from gpumond.quantities.table import STORE_WRITABLE
 
 MAX_WORKLOADS = 100
 """Maximum number of workloads with their own series. A new workload replaces the oldest one without programs."""
@@ -174,9 +175,7 @@ class Telemetry:
             ["notifier", "reason"],
             registry=registry,
         )
-        self.store_writable = Gauge(
-            "gpumond_store_writable", "1 while changes and alerts can be written to disk, else 0.", registry=registry
-        )
+        self.store_writable = Gauge(f"gpumond_{STORE_WRITABLE.metric}", STORE_WRITABLE.help, registry=registry)
         self._silences = Gauge(
             "gpumond_silences", "Silences of alerts that have not ended, by state.", ["state"], registry=registry
         )

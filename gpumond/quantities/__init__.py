@@ -11,13 +11,12 @@ from typing import Any
 from gpumond.facts.frame import Alert
 from gpumond.facts.rule import Scope
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
-from gpumond.quantities.context import RuleContext, ScopeSpec
 from gpumond.quantities.daemon import DAEMON
 from gpumond.quantities.device import DEVICE
 from gpumond.quantities.engine import ENGINE
 from gpumond.quantities.pool import POOL
 from gpumond.quantities.process import PROCESS
-from gpumond.quantities.subjects import Hidden, Subjects
+from gpumond.quantities.scope import Hidden, RuleContext, ScopeSpec, Subjects
 from gpumond.quantities.window import RuleWindow, unlisted
 from gpumond.quantities.workload import WORKLOAD
 

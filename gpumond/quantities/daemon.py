@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumond.facts.snapshot import NO_DEVICE, RELEASED, STARTING, Snapshot
-from gpumond.quantities.context import RuleAttribute, RuleContext, ScopeSpec, number
+from gpumond.facts.snapshot import Snapshot
+from gpumond.quantities.scope import RuleContext, ScopeSpec
+from gpumond.quantities.table import DRIVER_RESPONSIVE, DRIVER_UP, STORE_WRITABLE, Quantity
 
 
 def daemon(context: RuleContext) -> Sequence[Snapshot]:
@@ -15,33 +16,18 @@ def daemon(context: RuleContext) -> Sequence[Snapshot]:
 DAEMON = ScopeSpec(
     rows=daemon,
     values=(
-        RuleAttribute(
-            "driver_up",
-            "boolean",
-            "1 while the driver can be read, else 0; unknown before the first attempt and without any device",
-            lambda row: None if row.source.reason in (STARTING, RELEASED, NO_DEVICE) else float(row.source.up),
-        ),
-        RuleAttribute(
-            "driver_responsive",
-            "boolean",
-            "0 while a driver call is overdue, else 1",
-            lambda row: float(row.source.responsive),
-        ),
-        RuleAttribute("agents", "count", "programs with an agent", lambda row: float(len(row.reports))),
-        RuleAttribute(
-            "store_writable",
-            "boolean",
-            "1 while changes and alerts can be written to disk, else 0",
-            lambda row: number(row.store_writable),
-        ),
-        RuleAttribute(
+        DRIVER_UP,
+        DRIVER_RESPONSIVE,
+        Quantity("agents", "count", "programs with an agent", lambda row: float(len(row.reports))),
+        STORE_WRITABLE,
+        Quantity(
             "devices",
             "count",
             "devices that the driver lists; unknown while it cannot be read",
             lambda row: float(len(row.devices)) if row.source.up else None,
         ),
-        RuleAttribute("engines", "count", "declared serving engines", lambda row: float(len(row.engines))),
-        RuleAttribute("faults", "count", "values and devices that cannot be read", lambda row: float(len(row.faults))),
+        Quantity("engines", "count", "declared serving engines", lambda row: float(len(row.engines))),
+        Quantity("faults", "count", "values and devices that cannot be read", lambda row: float(len(row.faults))),
     ),
     labels={},
     labels_of=lambda row: (),

@@ -1,36 +1,49 @@
-"""Rules on devices. No I/O."""
+"""Rules on devices: memory, sensors, settings and error counters. No I/O."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.sensors import THROTTLE_REASONS, Sensors
 from gpumond.facts.snapshot import RELEASED, DeviceReading, Snapshot
 from gpumond.facts.units import counted
-from gpumond.quantities import sensors
-from gpumond.quantities.context import (
+from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
     IN_WINDOW,
     NAMED,
-    VERDICT_TEXTS,
-    VERDICTS,
-    RuleAttribute,
     RuleContext,
     ScopeSpec,
+    Texts,
+    increase,
     named,
     ratio,
     size,
-    values_without_verdict,
 )
-from gpumond.quantities.subjects import Texts
-from gpumond.quantities.verdicts import texts, values
-from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow
+from gpumond.quantities.table import (
+    DEVICE_COUNTERS,
+    DEVICE_IDLE,
+    DEVICE_UP,
+    MEMORY,
+    SENSORS,
+    Quantity,
+    Unit,
+    readable,
+)
+from gpumond.quantities.verdicts import VERDICT_TEXTS, VERDICTS, texts, values, values_without_verdict
+from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow, combined
 from gpumond.tick.claims import complete_lists, is_confirmed
 
+LOADED_RATIO = 0.5
+"""Utilisation from which a slow PCIe link is a deficit: an idle device slows its link down to save power."""
+
+THERMAL_REASONS = ("sw_thermal_slowdown", "hw_thermal_slowdown")
 NEARLY_FULL = 0.80
 
 
@@ -159,7 +172,7 @@ def _device_texts(row: _Device) -> Texts:
         "top_process": lambda: _top_process(row),
         "top_cache": lambda: _top_cache(row),
         "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
-        **sensors.texts(device.sensors),
+        **_sensor_texts(device.sensors),
         **texts(row.verdicts),
     }
 
@@ -184,89 +197,194 @@ def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:
     return f"{name} (pid {process.pid}, {size(used_bytes)})"
 
 
+def _sensor(name: str, unit: Unit, meaning: str, read: Callable[[Sensors], float | None]) -> Quantity[_Device]:
+    return Quantity(name, unit, meaning, lambda row: read(row.device.sensors))
+
+
+def _throttle(*reasons: str) -> Callable[[Sensors], float | None]:
+    def read(sensors: Sensors) -> float | None:
+        active = sensors.throttle_reasons
+        return None if active is None else float(any(reason in active for reason in reasons))
+
+    return read
+
+
+def pcie_link_ratio(sensors: Sensors) -> float | None:
+    """Return the link's bandwidth over its maximum, where each generation doubles that of a lane."""
+    width = ratio(sensors.pcie_width, sensors.pcie_width_max)
+    generation, most = sensors.pcie_generation, sensors.pcie_generation_max
+    if width is None or generation is None or most is None:
+        return None
+    return min(1.0, width * 2.0 ** (generation - most))
+
+
+def _pcie_link_deficit(sensors: Sensors) -> float | None:
+    part, busy = pcie_link_ratio(sensors), sensors.gpu_utilization_ratio
+    if part is None or busy is None:
+        return None
+    return 1.0 - part if busy >= LOADED_RATIO else 0.0
+
+
+def _history(row: _Device) -> CounterHistory | None:
+    return row.recent.devices.get(row.device.uuid)
+
+
+def _with_increase(sensor: Quantity[DeviceReading]) -> Iterator[Quantity[_Device]]:
+    """Yield the rule value of a sensor and, if it counts events, that of its increase."""
+    quantity = sensor.of(_device)
+    yield quantity
+    if sensor.counted:
+        yield increase(quantity, DEVICE_COUNTERS.index(sensor.name), _history)
+
+
+def _device(row: _Device) -> DeviceReading:
+    return row.device
+
+
+def _nvlink_errors(row: _Device) -> float | None:
+    return combined(tuple(value.read(row) for value in NVLINK_INCREASES))
+
+
+OF_SENSORS: tuple[Quantity[_Device], ...] = tuple(chain.from_iterable(map(_with_increase, SENSORS)))
+NVLINK_INCREASES = [
+    value for value in OF_SENSORS if value.name.startswith("nvlink_") and value.name.endswith("_increase")
+]
+DERIVED: tuple[Quantity[_Device], ...] = (
+    _sensor(
+        "power_limit_ratio",
+        "ratio",
+        "Power draw as a fraction of its limit.",
+        lambda sensors: ratio(sensors.power_watts, sensors.power_limit_watts),
+    ),
+    *(
+        _sensor(
+            f"throttle_{reason}",
+            "boolean",
+            f"1 while the clocks are reduced for the reason `{reason}`.",
+            _throttle(reason),
+        )
+        for reason in THROTTLE_REASONS
+    ),
+    _sensor(
+        "throttle_thermal",
+        "boolean",
+        f"1 while the clocks are reduced because of the temperature ({' or '.join(THERMAL_REASONS)}).",
+        _throttle(*THERMAL_REASONS),
+    ),
+    _sensor(
+        "bar1_used_ratio",
+        "ratio",
+        "Mapped part of the BAR1 window as a fraction of its size.",
+        lambda sensors: ratio(sensors.bar1_used_bytes, sensors.bar1_size_bytes),
+    ),
+    _sensor(
+        "pcie_link_ratio",
+        "ratio",
+        "Bandwidth of the PCIe link as a fraction of its maximum, from lanes and generation. An idle device slows its "
+        "link down.",
+        pcie_link_ratio,
+    ),
+    _sensor(
+        "pcie_link_deficit_ratio",
+        "ratio",
+        f"1 - `pcie_link_ratio` while `gpu_utilization_ratio` is at least {LOADED_RATIO:.0%}, otherwise 0.",
+        _pcie_link_deficit,
+    ),
+    Quantity(
+        "nvlink_errors_increase",
+        "count",
+        f"Errors of all kinds on all NVLinks {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+        _nvlink_errors,
+    ),
+)
+
+
+def _sensor_texts(sensors: Sensors) -> dict[str, str]:
+    return {
+        "temperature": _text("celsius", sensors.gpu_temperature_celsius),
+        "power": _text("watts", sensors.power_watts),
+        "power_limit": _text("watts", sensors.power_limit_watts),
+        "throttle_reasons": ", ".join(sensors.throttle_reasons or ()) or "none known",
+        "pcie_link": _link(sensors.pcie_generation, sensors.pcie_width),
+        "pcie_link_max": _link(sensors.pcie_generation_max, sensors.pcie_width_max),
+    }
+
+
+def _text(unit: Unit, value: float | None) -> str:
+    return "unknown" if value is None else readable(unit, value)
+
+
+def _link(generation: int | None, width: int | None) -> str:
+    return f"generation {'?' if generation is None else generation} x{'?' if width is None else width}"
+
+
+SIZE, USED, FREE, RESERVED = (quantity.of(_device) for quantity in MEMORY)
+
 DEVICE = ScopeSpec(
     rows=devices,
     values=(
-        RuleAttribute(
-            "up",
-            "boolean",
-            "1 while the device answers its driver, else 0",
-            lambda row: None if row.released else float(row.device.up),
-        ),
-        RuleAttribute(
-            "used_bytes",
-            "bytes",
-            "memory in use, without the driver's own reservation",
-            lambda row: row.device.used_bytes,
-        ),
-        RuleAttribute("free_bytes", "bytes", "memory free according to the driver", lambda row: row.device.free_bytes),
-        RuleAttribute("used_ratio", "ratio", "used bytes over size", lambda row: row.used_ratio),
-        RuleAttribute(
+        replace(DEVICE_UP.of(_device), read=lambda row: None if row.released else float(row.device.up)),
+        USED,
+        FREE,
+        Quantity("used_ratio", "ratio", "used bytes over size", lambda row: row.used_ratio),
+        Quantity(
             "reclaimable_bytes",
             "bytes",
             "bytes that a flush of all programs on it would release",
             lambda row: row.cached,
         ),
-        RuleAttribute(
+        Quantity(
             "reclaimable_ratio",
             "ratio",
             "reclaimable bytes over size",
             lambda row: ratio(row.cached, row.device.size_bytes),
         ),
-        RuleAttribute(
+        Quantity(
             "wasted_ratio",
             "ratio",
             "reclaimable bytes over size while the device is at least 80 % full; if a program on it had an "
             f"out-of-memory error or a retry {IN_WINDOW}, reclaimable bytes of the other programs over size; else 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
-        RuleAttribute(
+        Quantity(
             "stranded_bytes", "bytes", "held and free in pools, but not released by a flush", lambda row: row.stranded
         ),
-        RuleAttribute(
+        Quantity(
             "unclaimed_bytes",
             "bytes",
             "used memory without a visible owner; unknown where the driver lists no processes",
             lambda row: row.unclaimed,
         ),
-        RuleAttribute(
+        Quantity(
             "unclaimed_ratio",
             "ratio",
             "unclaimed bytes over size",
             lambda row: ratio(row.unclaimed, row.device.size_bytes),
         ),
-        RuleAttribute(
-            "idle_used_ratio", "ratio", "used bytes over size while no kernel runs, 0 while one runs", _idle_used
-        ),
-        RuleAttribute(
+        Quantity("idle_used_ratio", "ratio", "used bytes over size while no kernel runs, 0 while one runs", _idle_used),
+        Quantity(
             "xid_errors_increase",
             "count",
             f"XID errors that the driver reported {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: float(sum(row.xids.values())) or (0.0 if row.watched else None),
         ),
-        RuleAttribute("size_bytes", "bytes", "memory of the device", lambda row: row.device.size_bytes),
-        RuleAttribute(
-            "reserved_bytes",
-            "bytes",
-            "memory that the driver reserves for itself",
-            lambda row: row.device.reserved_bytes,
-        ),
-        RuleAttribute(
+        SIZE,
+        RESERVED,
+        Quantity(
             "processes",
             "count",
             "processes that the driver lists; unknown where it lists none at all",
             lambda row: None if row.device.processes is None else float(len(row.device.processes)),
         ),
-        RuleAttribute(
-            "idle_seconds", "seconds", "time without work, as far as observed", lambda row: row.device.idle_seconds
-        ),
-        RuleAttribute(
+        DEVICE_IDLE.of(_device),
+        Quantity(
             "missed_readings",
             "count",
             "consecutive readings without new values of the device",
             lambda row: float(row.device.missed),
         ),
-        *sensors.VALUES,
+        *OF_SENSORS,
+        *DERIVED,
         *VERDICTS,
     ),
     labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
@@ -281,7 +399,12 @@ DEVICE = ScopeSpec(
         "top_process": "the largest process: name, pid, size",
         "top_cache": "the program with the largest cache: name, pid, size",
         "xids": "XID errors of the window, by number",
-        **sensors.PLACEHOLDERS,
+        "temperature": "temperature of the GPU",
+        "power": "power draw",
+        "power_limit": "limit of the power draw",
+        "throttle_reasons": "reasons for which the clocks are reduced",
+        "pcie_link": "generation and lanes of the PCIe link",
+        "pcie_link_max": "highest generation and lanes of the PCIe link",
         **VERDICT_TEXTS,
     },
     texts=_device_texts,

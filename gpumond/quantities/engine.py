@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpumond.facts.engines import NOT_READ, EngineReading
+from gpumond.facts.engines import EngineReading
 from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.facts.units import duration
-from gpumond.quantities.context import RuleAttribute, RuleContext, ScopeSpec, number, size
-from gpumond.quantities.table import readable
+from gpumond.quantities.scope import RuleContext, ScopeSpec, size
+from gpumond.quantities.table import ENGINE as QUANTITIES, ENGINE_USED, Quantity, readable
 
 IDLE_KV_CACHE_RATIO = 0.10
 
@@ -22,6 +22,10 @@ class _Engine(NamedTuple):
 
 def engines(context: RuleContext) -> Sequence[_Engine]:
     return [_Engine(engine, _used(context.snapshot, engine)) for engine in context.snapshot.engines]
+
+
+def _reading(row: _Engine) -> EngineReading:
+    return row.engine
 
 
 def _used(snapshot: Snapshot, engine: EngineReading) -> int | None:
@@ -60,67 +64,27 @@ def _texts(row: _Engine) -> dict[str, str]:
     }
 
 
+OF_ENGINE = {quantity.name: quantity.of(_reading) for quantity in QUANTITIES}
+
+
+def _values(*names: str) -> tuple[Quantity[_Engine], ...]:
+    return tuple(OF_ENGINE[name] for name in names)
+
+
 ENGINE = ScopeSpec(
     rows=engines,
     values=(
-        RuleAttribute(
-            "up",
-            "boolean",
-            "1 while the engine answers, else 0; unknown before the first read",
-            lambda row: None if row.engine.problem == NOT_READ else float(row.engine.up),
-        ),
-        RuleAttribute(
-            "used_bytes",
-            "bytes",
-            "the driver's count for its processes on all devices",
-            lambda row: row.used,
-        ),
-        RuleAttribute(
-            "idle_seconds", "seconds", "time without a request, as far as observed", lambda row: row.engine.idle_seconds
-        ),
-        RuleAttribute("running_requests", "count", "requests that it is processing", lambda row: row.engine.running),
-        RuleAttribute("waiting_requests", "count", "requests in its queue", lambda row: row.engine.waiting),
-        RuleAttribute(
-            "kv_cache_used_ratio",
-            "ratio",
-            "part of its KV cache that requests use",
-            lambda row: row.engine.kv_cache_used_ratio,
-        ),
-        RuleAttribute(
+        *_values("up"),
+        Quantity(ENGINE_USED.name, ENGINE_USED.unit, ENGINE_USED.text, lambda row: row.used),
+        *_values("idle_seconds", "running_requests", "waiting_requests", "kv_cache_used_ratio"),
+        Quantity(
             "kv_cache_idle_used_bytes",
             "bytes",
             f"`used_bytes` while requests use less than {IDLE_KV_CACHE_RATIO:.0%} of its KV cache, otherwise 0",
             _used_with_idle_kv_cache,
         ),
-        RuleAttribute("kv_cache_bytes", "bytes", "size of its KV cache", lambda row: number(row.engine.kv_cache_bytes)),
-        RuleAttribute(
-            "held_bytes", "bytes", "its device memory, as it states it", lambda row: number(row.engine.held_bytes)
-        ),
-        RuleAttribute(
-            "models",
-            "count",
-            "models that it has loaded; unknown while it does not answer",
-            lambda row: float(len(row.engine.models)) if row.engine.up else None,
-        ),
-        RuleAttribute("state_age_seconds", "seconds", "age of its newest state", lambda row: row.engine.age_seconds),
-        RuleAttribute(
-            "asleep",
-            "boolean",
-            "1 while it sleeps, else 0",
-            lambda row: number(row.engine.asleep),
-        ),
-        RuleAttribute(
-            "paused",
-            "boolean",
-            "1 while it processes no requests, else 0",
-            lambda row: number(row.engine.paused),
-        ),
-        RuleAttribute(
-            "returning_seconds",
-            "seconds",
-            "time for which gpumond has tried to return it to service after a release, and it does not serve; 0 "
-            "otherwise",
-            lambda row: row.engine.returning_seconds or 0.0,
+        *_values(
+            "kv_cache_bytes", "held_bytes", "models", "state_age_seconds", "asleep", "paused", "returning_seconds"
         ),
     ),
     labels={"engine": "name of the engine", "kind": "kind of the engine, such as vllm"},

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
@@ -11,21 +10,20 @@ from gpumond.diagnosis.detectors import FRAGMENTED_FROM
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.quantities.context import (
+from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
     IN_WINDOW,
     NAMED,
-    RuleAttribute,
     RuleContext,
     ScopeSpec,
+    increase,
     named,
-    number,
     ratio,
     size,
 )
-from gpumond.quantities.table import Unit
-from gpumond.quantities.window import POOL_COUNTERS, CounterTrack, RuleWindow, pool_of
+from gpumond.quantities.table import POOL as QUANTITIES, POOL_COUNTERS, STRANDED, Quantity
+from gpumond.quantities.window import CounterHistory, CounterTrack, RuleWindow, pool_of
 
 
 class _Pool(NamedTuple):
@@ -62,10 +60,6 @@ def _fragmentation(device: DeviceReading | None, recent: RuleWindow, track: Coun
     return recent.fragmentation(track) if track.kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
 
 
-def _stranded(row: _Pool) -> int | None:
-    return None if row.pool.live_bytes is None else row.pool.stranded_bytes
-
-
 def _pool_texts(row: _Pool) -> dict[str, str]:
     device, pool = row.device, row.pool
     retried = bool(row.recent.increase(row.track.retries, row.track.since))
@@ -77,84 +71,65 @@ def _pool_texts(row: _Pool) -> dict[str, str]:
         "live": size(pool.live_bytes),
         "held": size(pool.held_bytes),
         "reclaimable": size(pool.reclaimable.likely),
-        "stranded": size(_stranded(row)),
+        "stranded": size(STRANDED.read(pool)),
         "torch_setting": torch_setting(row.report.frameworks),
         "advice": sentence(case_of(row.report, pool.device_uuid, row.snapshot, retried)),
     }
 
 
-def _field(name: str, unit: Unit, meaning: str) -> RuleAttribute[_Pool]:
-    value = attrgetter(name)
-    return RuleAttribute(name, unit, meaning, lambda row: number(value(row.pool)))
+def _pool(row: _Pool) -> PoolUsage:
+    return row.pool
 
 
-def _counter(name: str, meaning: str) -> tuple[RuleAttribute[_Pool], RuleAttribute[_Pool]]:
-    """Return the value of a counter, and that of its increase."""
-    position, value = POOL_COUNTERS.index(name), attrgetter(name)
-    return _field(name, "count", f"{meaning}, since the program started"), RuleAttribute(
-        f"{name}_increase",
-        "count",
-        f"{meaning}, {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
-        lambda row: row.track.counters.increase(position, value(row.pool), row.recent.elapsed),
-    )
+def _history(row: _Pool) -> CounterHistory:
+    return row.track.counters
 
+
+def _values(*names: str) -> Iterator[Quantity[_Pool]]:
+    """Yield the quantities of these names, those of counters with their increases."""
+    for name in names:
+        value = OF_POOL[name]
+        yield value
+        if name in POOL_COUNTERS:
+            yield increase(value, POOL_COUNTERS.index(name), _history)
+
+
+OF_POOL = {quantity.name: quantity.of(_pool) for quantity in QUANTITIES}
 
 POOL = ScopeSpec(
     rows=pools,
     values=(
-        _field("live_bytes", "bytes", "allocated to the program; unknown if nothing counts it"),
-        RuleAttribute("held_bytes", "bytes", "held by the pool", lambda row: row.pool.held_bytes),
-        RuleAttribute(
-            "reclaimable_bytes", "bytes", "bytes that a flush would release", lambda row: row.pool.reclaimable.likely
-        ),
-        RuleAttribute("stranded_bytes", "bytes", "held and free, but not released by a flush", _stranded),
-        RuleAttribute(
-            "unmapped_bytes",
-            "bytes",
-            "counted by the allocator while their pages are released (sleep mode)",
-            lambda row: row.pool.unmapped_bytes,
-        ),
-        RuleAttribute(
+        *_values("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes", "unmapped_bytes"),
+        Quantity(
             "stranded_ratio",
             "ratio",
             "stranded bytes over held bytes, at this moment",
-            lambda row: ratio(_stranded(row), row.pool.held_bytes),
+            lambda row: ratio(STRANDED.read(row.pool), row.pool.held_bytes),
         ),
-        RuleAttribute(
+        Quantity(
             "fragmentation_ratio",
             "ratio",
             f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both "
             f"{IN_WINDOW}; 0 for pools below 5 % of their device; unknown for the first minute",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row.device, row.recent, row.track),
         ),
-        RuleAttribute("ooms", "count", "out-of-memory errors since the program started", lambda row: row.pool.ooms),
-        RuleAttribute(
+        *_values("ooms"),
+        Quantity(
             "ooms_increase",
             "count",
-            f"out-of-memory errors {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
+            f"Increase of `ooms` {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
             f"{FROM_A_FULL_WINDOW}",
             lambda row: row.recent.ooms(row.report, row.track),
         ),
-        RuleAttribute(
-            "retries",
-            "count",
-            "allocations that succeeded only after a flush, since the program started",
-            lambda row: row.pool.retries,
-        ),
-        RuleAttribute(
+        *_values("retries"),
+        Quantity(
             "retries_increase",
             "count",
-            f"allocations that succeeded only after a flush, {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+            f"Increase of `retries` {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: row.recent.increase(row.track.retries, row.track.since),
         ),
-        _field("peak_live_bytes", "bytes", "highest number of live bytes, as the allocator counts it"),
-        _field("peak_held_bytes", "bytes", "highest number of held bytes, as the allocator counts it"),
-        _field("spillable_bytes", "bytes", "live bytes that the step `spill` of a flush can move to the host"),
-        _field("private_bytes", "bytes", "held bytes of private pools (CUDA graphs, `MemPool`)"),
-        _field("live_allocations", "count", "blocks that the program has not freed"),
-        *_counter("device_allocations", "allocations from the driver"),
-        *_counter("device_frees", "blocks returned to the driver"),
-        *_counter("thrashes", "flushes after which the program allocated half or more of the bytes again at once"),
+        *_values("peak_live_bytes", "peak_held_bytes", "spillable_bytes", "private_bytes", "live_allocations"),
+        *_values("device_allocations", "device_frees", "thrashes"),
     ),
     labels={
         **DEVICE_LABELS,

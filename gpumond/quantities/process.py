@@ -1,35 +1,54 @@
-"""Rules on processes, one for each device that a process is on. No I/O."""
+"""Rules on processes, one for each device that a process is on. No I/O.
+
+Values from the report of an agent are unknown without an agent that reports.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple, TypeVar
 
 from gpumond.facts.frame import Verdict
+from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.process import TICKS_PER_SECOND
+from gpumond.facts.program import Program, StepUsage
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota
 from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
-from gpumond.quantities.context import (
-    DEVICE_LABELS,
-    NAMED,
+from gpumond.quantities.scope import DEVICE_LABELS, NAMED, RuleContext, ScopeSpec, increase, named, ratio, size
+from gpumond.quantities.table import (
+    HELD,
+    HOST_POOL,
+    LIVE,
+    PROCESS_USED,
+    PROCESS_UTILIZATION,
+    PROGRAM,
+    PROGRAM_COUNTERS,
+    RECLAIMABLE,
+    REPORT_AGE,
+    STEP,
+    STRANDED,
+    UNMAPPED,
+    Quantity,
+    number,
+)
+from gpumond.quantities.verdicts import (
+    NOTHING,
+    UNKNOWN,
     VERDICT_TEXTS,
     VERDICTS,
-    RuleAttribute,
-    RuleContext,
-    ScopeSpec,
-    named,
-    number,
-    ratio,
-    size,
+    texts,
+    values,
     values_without_verdict,
 )
-from gpumond.quantities.program import PROGRAM
-from gpumond.quantities.verdicts import NOTHING, UNKNOWN, texts, values
-from gpumond.quantities.window import RuleWindow
+from gpumond.quantities.window import CounterHistory, RuleWindow
+from gpumond.tick.claims import outermost
 
 NOBODY = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
 """Owner of memory without a known process."""
+
+Fact = TypeVar("Fact")
 
 
 class _Process(NamedTuple):
@@ -146,78 +165,127 @@ def _process_texts(row: _Process) -> dict[str, str]:
     }
 
 
+def _usage(row: _Process) -> ProcessUsage:
+    return row.process
+
+
+def _report(row: _Process) -> AgentReport | None:
+    return row.report
+
+
+def _program(row: _Process) -> Program | None:
+    return None if row.report is None else row.report.program
+
+
+def _step(row: _Process) -> StepUsage | None:
+    return None if row.report is None else row.report.program.step
+
+
+def _history(row: _Process) -> CounterHistory | None:
+    return None if row.report is None else row.recent.programs.get(row.report.key)
+
+
+def _sum(quantity: Quantity[PoolUsage]) -> Quantity[_Process]:
+    """Return the sum of a field over the pools on the device; unknown if no pool has the value."""
+    value = attrgetter("reclaimable.likely" if quantity is RECLAIMABLE else quantity.name)
+
+    def read(row: _Process) -> float | None:
+        if row.report is None:
+            return None
+        pools = (pool for pool in outermost(row.report.pools) if pool.device_uuid == row.device.uuid)
+        known = [size for size in map(value, pools) if size is not None]
+        return float(sum(known)) if known else None
+
+    return Quantity(quantity.name, quantity.unit, f"`{quantity.name}` of its pools on the device, summed.", read)
+
+
+def _host_sum(quantity: Quantity[HostPool]) -> Quantity[_Process]:
+    value = quantity.read
+
+    def read(row: _Process) -> float | None:
+        pools = row.report.host_pools if row.report else ()
+        return float(sum(value(pool) or 0 for pool in pools)) if pools else None
+
+    return Quantity(quantity.name, quantity.unit, quantity.text, read)
+
+
+def _with_increases(
+    quantities: Iterable[Quantity[Fact]], part: Callable[[_Process], Fact | None]
+) -> Iterator[Quantity[_Process]]:
+    """Yield the rule values of an agent's quantities and, of those that count events, also the increases."""
+    for quantity in quantities:
+        value = quantity.of(part)
+        yield value
+        if quantity.counted:
+            yield increase(value, PROGRAM_COUNTERS.index(quantity.name), _history)
+
+
 PROCESS: ScopeSpec[_Process] = ScopeSpec(
     rows=processes,
     values=(
-        RuleAttribute(
-            "used_bytes",
-            "bytes",
-            "the driver's count for the process on the device",
-            lambda row: row.process.used_bytes,
-        ),
-        RuleAttribute(
+        PROCESS_USED.of(_usage),
+        Quantity(
             "used_ratio",
             "ratio",
             "used bytes over the device's size",
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
         ),
-        RuleAttribute(
+        Quantity(
             "limit_bytes",
             "bytes",
             "the lowest limit of its allocators on the device; unknown without a limit",
             _limit,
         ),
-        RuleAttribute(
+        Quantity(
             "limit_ratio",
             "ratio",
             "bytes that an allocator holds over its limit, for the one closest to it; unknown without a limit",
             _limit_ratio,
         ),
-        RuleAttribute(
+        Quantity(
             "soft_limit_excess_bytes",
             "bytes",
             "used bytes above the lowest soft limit of its [quotas](../how-to/quotas.md); 0 without a soft limit",
             _excess,
         ),
-        RuleAttribute(
+        Quantity(
             "reserve_shortage_bytes",
             "bytes",
             "bytes of the reserve of its [quotas](../how-to/quotas.md) that it does not use and that are not free; "
             "0 without a reserve",
             _reserve_shortage,
         ),
-        RuleAttribute(
+        Quantity(
             "agent_gone",
             "boolean",
             "1 if the agent of the process has stopped reporting, 0 while it reports; unknown without an agent",
             lambda row: None if row.workload is None else float(row.silent),
         ),
-        RuleAttribute(
-            "utilization_ratio",
-            "ratio",
-            "recent use of the device's busiest engine, where the driver reports it by process",
-            lambda row: row.process.utilization_ratio,
-        ),
-        RuleAttribute(
+        PROCESS_UTILIZATION.of(_usage),
+        Quantity(
             "idle_seconds",
             "seconds",
             "time without work on the device, as far as observed",
             lambda row: row.process.idle_seconds,
         ),
-        RuleAttribute("age_seconds", "seconds", "time since the process started", _age),
-        RuleAttribute(
+        Quantity("age_seconds", "seconds", "time since the process started", _age),
+        Quantity(
             "orphaned",
             "boolean",
             "1 if its parent has ended and no service manager supervises it, else 0",
             lambda row: number(row.process.orphaned),
         ),
-        RuleAttribute(
+        Quantity(
             "excess_bytes",
             "bytes",
             "bytes by which the claim of its agent exceeds the driver's count, else 0; unknown without an agent",
             _claim_excess,
         ),
-        *PROGRAM,
+        REPORT_AGE.of(_report),
+        *map(_sum, (LIVE, HELD, RECLAIMABLE, STRANDED, UNMAPPED)),
+        *map(_host_sum, HOST_POOL),
+        *_with_increases(STEP, _step),
+        *_with_increases(PROGRAM, _program),
         *VERDICTS,
     ),
     labels={

@@ -1,88 +1,169 @@
-"""Sensors of a device: one table, from which the metric families, the values of rules and both reference pages derive.
+"""What gpumond measures: one table, from which metric families, values of rules and both reference pages derive.
 
+The table has the quantities that are read from one fact: a device, a pool, a process, a program, an engine. Values of
+rules that need more than that are beside the rows of their scope, and families without a value of rules in `metrics`.
 Performs no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from operator import attrgetter
+from typing import Generic, Literal, TypeVar
 
+from gpumond.facts.engines import NOT_READ, EngineReading
+from gpumond.facts.pools import HostPool, PoolUsage
+from gpumond.facts.program import Program, StepUsage
+from gpumond.facts.snapshot import NO_DEVICE, RELEASED, STARTING, AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.units import duration, human
 
 Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean", "celsius", "hertz", "watts", "joules"]
 """Unit of a value; a boolean is 0 or 1."""
 
+Row_contra = TypeVar("Row_contra", contravariant=True)
+Whole = TypeVar("Whole")
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """One field of `Sensors`, by its name, which is also the name of the rule value.
 
-    ``family`` is its metric family without the prefix ``gpumond_device_``: a counter if it ends in ``_total``, empty
-    if the field is no metric. ``labels`` distinguish the quantities of one family. ``counted``: the field counts
-    events, and its increase within the window of rules is another rule value.
+@dataclass(frozen=True)
+class Quantity(Generic[Row_contra]):
+    """A number that `/metrics` exports, that rules compare, or both. ``read`` returns None while it is unknown.
+
+    ``name`` is the name of the rule value. ``family`` is the metric family without the prefix of its subject: a counter
+    if it ends in ``_total``, the name if it is None, and empty if the quantity is no metric. ``labels`` distinguish the
+    quantities of one family. ``note`` continues ``text`` in the family's HELP and ``rule_note`` in the reference of
+    rules; ``export`` replaces ``read`` in the family.
+    ``counted``: it counts events, and its increase within the window of rules is another rule value.
     """
 
     name: str
     unit: Unit
     text: str
+    read: Callable[[Row_contra], float | None]
     family: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    counted: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    note: str = field(default="", kw_only=True)
+    rule_note: str = field(default="", kw_only=True)
+    export: Callable[[Row_contra], float | None] | None = field(default=None, kw_only=True)
+    counted: bool = field(default=False, kw_only=True)
 
     @property
     def metric(self) -> str:
         return self.name if self.family is None else self.family
 
+    @property
+    def help(self) -> str:
+        return self.text + self.note
 
-def _counter(name: str, text: str, family: str, **labels: str) -> Quantity:
-    return Quantity(name, "count", text, family, labels, counted=True)
+    @property
+    def meaning(self) -> str:
+        return self.text + self.rule_note
+
+    def of(self, part: Callable[[Whole], Row_contra | None]) -> Quantity[Whole]:
+        """Return this quantity of a part of a row; it is unknown while the row has no such part."""
+        read_part = self.read
+
+        def read(row: Whole) -> float | None:
+            fact = part(row)
+            return None if fact is None else number(read_part(fact))
+
+        return Quantity(self.name, self.unit, self.meaning, read)
 
 
-def _temperature(name: str, text: str, family: str, **labels: str) -> Quantity:
-    return Quantity(f"{name}_temperature_celsius", "celsius", text, family, labels)
+def number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+DEVICE_UP = Quantity[DeviceReading](
+    "up", "boolean", "1 while the device responds to its driver, else 0.", lambda device: float(device.up)
+)
+DEVICE_IDLE = Quantity[DeviceReading](
+    "idle_seconds",
+    "seconds",
+    "Time without activity on the device, according to the driver's samples since the daemon started.",
+    attrgetter("idle_seconds"),
+)
+MEMORY: tuple[Quantity[DeviceReading], ...] = (
+    Quantity("size_bytes", "bytes", "Total memory of the device.", attrgetter("size_bytes"), "memory_size_bytes"),
+    Quantity(
+        "used_bytes",
+        "bytes",
+        "Memory in use as reported by the driver, excluding its own reservation if that is known.",
+        attrgetter("used_bytes"),
+        "memory_used_bytes",
+    ),
+    Quantity(
+        "free_bytes", "bytes", "Free memory as reported by the driver.", attrgetter("free_bytes"), "memory_free_bytes"
+    ),
+    Quantity(
+        "reserved_bytes",
+        "bytes",
+        "Memory reserved by the driver.",
+        attrgetter("reserved_bytes"),
+        "memory_reserved_bytes",
+    ),
+)
+
+
+def _sensor(
+    name: str,
+    unit: Unit,
+    text: str,
+    family: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    counted: bool = False,
+) -> Quantity[DeviceReading]:
+    """Return the quantity of the field of `Sensors` with this name."""
+    return Quantity(name, unit, text, attrgetter(f"sensors.{name}"), family, labels=labels or {}, counted=counted)
+
+
+def _counter(name: str, text: str, family: str, **labels: str) -> Quantity[DeviceReading]:
+    return _sensor(name, "count", text, family, labels, counted=True)
+
+
+def _temperature(name: str, text: str, family: str, **labels: str) -> Quantity[DeviceReading]:
+    return _sensor(f"{name}_temperature_celsius", "celsius", text, family, labels)
 
 
 GPM = "measured by the hardware over the last ten seconds (Hopper and later)"
 
-SENSORS: tuple[Quantity, ...] = (
-    Quantity("bar1_size_bytes", "bytes", "Size of the BAR1 window, through which the host accesses device memory."),
-    Quantity("bar1_used_bytes", "bytes", "Mapped part of the BAR1 window."),
-    Quantity(
+SENSORS: tuple[Quantity[DeviceReading], ...] = (
+    _sensor("bar1_size_bytes", "bytes", "Size of the BAR1 window, through which the host accesses device memory."),
+    _sensor("bar1_used_bytes", "bytes", "Mapped part of the BAR1 window."),
+    _sensor(
         "gpu_utilization_ratio",
         "ratio",
         "Fraction of the driver's last sampling period during which a kernel was running.",
     ),
-    Quantity(
+    _sensor(
         "memory_controller_utilization_ratio",
         "ratio",
         "Fraction of the driver's last sampling period during which memory was read or written. Not memory usage.",
     ),
-    Quantity(
+    _sensor(
         "encoder_utilization_ratio",
         "ratio",
         "Fraction of the sampling period during which the video encoder was active.",
     ),
-    Quantity(
+    _sensor(
         "decoder_utilization_ratio",
         "ratio",
         "Fraction of the sampling period during which the video decoder was active.",
     ),
-    Quantity("graphics_engine_active_ratio", "ratio", f"Fraction of time during which a kernel was running, {GPM}."),
-    Quantity("sm_active_ratio", "ratio", f"Fraction of the multiprocessors that were active, {GPM}."),
-    Quantity(
+    _sensor("graphics_engine_active_ratio", "ratio", f"Fraction of time during which a kernel was running, {GPM}."),
+    _sensor("sm_active_ratio", "ratio", f"Fraction of the multiprocessors that were active, {GPM}."),
+    _sensor(
         "sm_occupancy_ratio", "ratio", f"Resident warps as a fraction of the maximum on the multiprocessors, {GPM}."
     ),
-    Quantity("tensor_active_ratio", "ratio", f"Fraction of time during which the tensor cores were active, {GPM}."),
-    Quantity("dram_active_ratio", "ratio", f"Fraction of the memory bandwidth in use, {GPM}."),
-    Quantity("nvlink_receive_bytes_per_second", "bytes/s", f"Traffic received over all NVLinks, {GPM}."),
-    Quantity("nvlink_transmit_bytes_per_second", "bytes/s", f"Traffic sent over all NVLinks, {GPM}."),
-    Quantity("sm_clock_hertz", "hertz", "Clock frequency of the multiprocessors."),
-    Quantity("sm_clock_max_hertz", "hertz", "Maximum clock frequency of the multiprocessors."),
-    Quantity("memory_clock_hertz", "hertz", "Clock frequency of the memory."),
-    Quantity("memory_clock_max_hertz", "hertz", "Maximum clock frequency of the memory."),
-    Quantity("performance_state", "count", "Performance state, from 0 (fastest) to 15 (slowest)."),
+    _sensor("tensor_active_ratio", "ratio", f"Fraction of time during which the tensor cores were active, {GPM}."),
+    _sensor("dram_active_ratio", "ratio", f"Fraction of the memory bandwidth in use, {GPM}."),
+    _sensor("nvlink_receive_bytes_per_second", "bytes/s", f"Traffic received over all NVLinks, {GPM}."),
+    _sensor("nvlink_transmit_bytes_per_second", "bytes/s", f"Traffic sent over all NVLinks, {GPM}."),
+    _sensor("sm_clock_hertz", "hertz", "Clock frequency of the multiprocessors."),
+    _sensor("sm_clock_max_hertz", "hertz", "Maximum clock frequency of the multiprocessors."),
+    _sensor("memory_clock_hertz", "hertz", "Clock frequency of the memory."),
+    _sensor("memory_clock_max_hertz", "hertz", "Maximum clock frequency of the memory."),
+    _sensor("performance_state", "count", "Performance state, from 0 (fastest) to 15 (slowest)."),
     _temperature("gpu", "Temperature of the GPU.", "temperature_celsius", sensor="gpu"),
     _temperature("memory", "Temperature of the memory.", "temperature_celsius", sensor="memory"),
     _temperature(
@@ -91,28 +172,28 @@ SENSORS: tuple[Quantity, ...] = (
     _temperature(
         "shutdown", "GPU temperature at which the hardware shuts down.", "temperature_limit_celsius", limit="shutdown"
     ),
-    Quantity("power_watts", "watts", "Power draw of the device."),
-    Quantity("power_limit_watts", "watts", "Enforced power limit."),
-    Quantity(
+    _sensor("power_watts", "watts", "Power draw of the device."),
+    _sensor("power_limit_watts", "watts", "Enforced power limit."),
+    _sensor(
         "energy_joules", "joules", "Energy consumed since the driver was loaded.", "energy_joules_total", counted=True
     ),
-    Quantity("fan_speed_ratio", "ratio", "Target fan speed as a fraction of the maximum; may exceed 1."),
-    Quantity("pcie_generation", "count", "Current generation of the PCIe link."),
-    Quantity("pcie_generation_max", "count", "Highest PCIe generation that the device and the slot support."),
-    Quantity("pcie_width", "count", "Current number of PCIe lanes."),
-    Quantity("pcie_width_max", "count", "Highest number of PCIe lanes that the device and the slot support."),
-    Quantity(
+    _sensor("fan_speed_ratio", "ratio", "Target fan speed as a fraction of the maximum; may exceed 1."),
+    _sensor("pcie_generation", "count", "Current generation of the PCIe link."),
+    _sensor("pcie_generation_max", "count", "Highest PCIe generation that the device and the slot support."),
+    _sensor("pcie_width", "count", "Current number of PCIe lanes."),
+    _sensor("pcie_width_max", "count", "Highest number of PCIe lanes that the device and the slot support."),
+    _sensor(
         "pcie_receive_bytes_per_second",
         "bytes/s",
         "PCIe traffic from the host to the device, sampled for 20 ms every ten seconds.",
     ),
-    Quantity(
+    _sensor(
         "pcie_transmit_bytes_per_second",
         "bytes/s",
         "PCIe traffic from the device to the host, sampled for 20 ms every ten seconds.",
     ),
     _counter("pcie_replays", "Packets retransmitted on the PCIe link.", "pcie_replays_total"),
-    Quantity("persistence_mode", "boolean", "1 if the driver stays loaded while no process uses the device."),
+    _sensor("persistence_mode", "boolean", "1 if the driver stays loaded while no process uses the device."),
     *(
         _counter(
             f"ecc_{kind}_{scope}",
@@ -139,7 +220,7 @@ SENSORS: tuple[Quantity, ...] = (
         "retired_pages",
         cause="double_bit",
     ),
-    Quantity("retired_pages_pending", "boolean", "1 if pages will be retired at the next reset."),
+    _sensor("retired_pages_pending", "boolean", "1 if pages will be retired at the next reset."),
     _counter(
         "remapped_rows_correctable",
         "Memory rows remapped to spare rows after corrected errors (Ampere and later).",
@@ -152,8 +233,8 @@ SENSORS: tuple[Quantity, ...] = (
         "remapped_rows",
         cause="uncorrectable",
     ),
-    Quantity("remapped_rows_pending", "boolean", "1 if rows will be remapped at the next reset."),
-    Quantity("remapped_rows_failed", "boolean", "1 if remapping a row has failed; the device should be replaced."),
+    _sensor("remapped_rows_pending", "boolean", "1 if rows will be remapped at the next reset."),
+    _sensor("remapped_rows_failed", "boolean", "1 if remapping a row has failed; the device should be replaced."),
     *(
         _counter(f"nvlink_{kind}_errors", f"{text} on all NVLinks of the device.", "nvlink_errors_total", kind=kind)
         for kind, text in (
@@ -163,17 +244,319 @@ SENSORS: tuple[Quantity, ...] = (
             ("recovery", "Recoveries"),
         )
     ),
-    Quantity(
+    _sensor(
         "file_cache_bytes",
         "bytes",
         "Page cache of the host's kernel in device memory that is a NUMA node (Grace Hopper). It is unclaimed, and "
         "the kernel frees it when memory is low.",
     ),
-    Quantity("xid_events", "boolean", "1 while the driver reports XID errors when they occur.", family=""),
+    _sensor("xid_events", "boolean", "1 while the driver reports XID errors when they occur.", family=""),
+)
+
+SHARED_FAMILIES = {
+    "temperature_celsius": "Temperature by sensor.",
+    "temperature_limit_celsius": "GPU temperature at which the hardware slows down or shuts down.",
+    "ecc_errors_total": "ECC errors since the driver was loaded (volatile) and over the lifetime of the device "
+    "(aggregate).",
+    "retired_pages": "Retired memory pages (before Ampere).",
+    "remapped_rows": "Memory rows remapped to spare rows (Ampere and later).",
+    "nvlink_errors_total": "Errors on all NVLinks of the device by kind.",
+}
+"""HELP texts of the families with several sensors; others have the text of their sensor."""
+
+PROCESS_USED = Quantity[ProcessUsage](
+    "used_bytes",
+    "bytes",
+    "Device memory used by the process, as reported by the driver.",
+    attrgetter("used_bytes"),
+    "memory_used_bytes",
+)
+PROCESS_UTILIZATION = Quantity[ProcessUsage](
+    "utilization_ratio",
+    "ratio",
+    "Recent utilization of the device's busiest engine by the process.",
+    attrgetter("utilization_ratio"),
+    note=" Exported for processes that have gpumond_process_memory_used_bytes, if the driver reports utilization per "
+    "process.",
+)
+
+REPORT_AGE = Quantity[AgentReport](
+    "report_age_seconds",
+    "seconds",
+    "Age of the agent's most recent report.",
+    attrgetter("age_seconds"),
+    "agent_report_age_seconds",
+)
+
+
+def _stranded(pool: PoolUsage) -> int | None:
+    return None if pool.live_bytes is None else pool.stranded_bytes
+
+
+def _reported_reclaimable(pool: PoolUsage) -> int | None:
+    """Return the reclaimable bytes. If the library does not report its held bytes, only "not releasable" is known."""
+    known = (pool.held_known and pool.live_bytes is not None) or pool.reclaimable.exactness == "not_releasable"
+    return pool.reclaimable.likely if known else None
+
+
+LIVE = Quantity[PoolUsage](
+    "live_bytes",
+    "bytes",
+    "Memory that the allocator has allocated to the program.",
+    attrgetter("live_bytes"),
+    note=" Absent if nothing counts it.",
+    rule_note=" Unknown if nothing counts it.",
+)
+HELD = Quantity[PoolUsage](
+    "held_bytes",
+    "bytes",
+    "Memory that the allocator has reserved from the driver",
+    attrgetter("held_bytes"),
+    note="; absent if its library does not report it.",
+    rule_note=".",
+    export=lambda pool: pool.held_bytes if pool.held_known else None,
+)
+RECLAIMABLE = Quantity[PoolUsage](
+    "reclaimable_bytes",
+    "bytes",
+    "Memory that a flush is expected to release.",
+    attrgetter("reclaimable.likely"),
+    export=_reported_reclaimable,
+)
+STRANDED = Quantity[PoolUsage](
+    "stranded_bytes",
+    "bytes",
+    "Free memory in the pool that a flush cannot release: fragmentation, or an arena.",
+    _stranded,
+    export=lambda pool: _stranded(pool) if pool.held_known else None,
+)
+UNMAPPED = Quantity[PoolUsage](
+    "unmapped_bytes",
+    "bytes",
+    "Memory that the allocator counts while its pages are released (sleep mode). It is not part of used, live or "
+    "held memory.",
+    attrgetter("unmapped_bytes"),
+    note=" Absent if it is unknown.",
+)
+
+
+def _of_pool(
+    name: str, unit: Unit, text: str, family: str | None = None, note: str = "", counted: bool = False
+) -> Quantity[PoolUsage]:
+    return Quantity(name, unit, text, attrgetter(name), family, note=note, counted=counted)
+
+
+OOMS = _of_pool("ooms", "count", "Out-of-memory errors raised by the allocator.", "ooms_total")
+RETRIES = _of_pool(
+    "retries", "count", "Allocations that succeeded only after the allocator flushed its cache.", "retries_total"
+)
+POOL: tuple[Quantity[PoolUsage], ...] = (
+    LIVE,
+    _of_pool(
+        "live_allocations",
+        "count",
+        "Allocations that the program has not freed.",
+        note=" Absent if the allocator does not count them.",
+    ),
+    _of_pool("peak_live_bytes", "bytes", "Peak live memory, as recorded by the allocator; the program may reset it."),
+    HELD,
+    RECLAIMABLE,
+    STRANDED,
+    _of_pool("spillable_bytes", "bytes", "Live memory that the flush step spill would move to the host."),
+    UNMAPPED,
+    OOMS,
+    RETRIES,
+    _of_pool(
+        "device_allocations",
+        "count",
+        "Memory allocations that the allocator requested from the driver.",
+        "device_allocations_total",
+        counted=True,
+    ),
+    _of_pool(
+        "device_frees",
+        "count",
+        "Memory allocations that the allocator returned to the driver.",
+        "device_frees_total",
+        counted=True,
+    ),
+    _of_pool(
+        "thrashes",
+        "count",
+        "Flushes whose released memory the program immediately reallocated from the driver.",
+        "thrashes_total",
+        counted=True,
+    ),
+    _of_pool("peak_held_bytes", "bytes", "Peak held memory, as recorded by the allocator.", family=""),
+    _of_pool("private_bytes", "bytes", "Held memory of private pools (CUDA graphs, `MemPool`).", family=""),
+)
+
+HOST_POOL: tuple[Quantity[HostPool], ...] = tuple(
+    Quantity(
+        f"host_{name}",
+        "bytes",
+        f"Pinned host memory {meaning}. This is not device memory.",
+        attrgetter(name),
+        f"host_pool_{name}",
+    )
+    for name, meaning in (("live_bytes", "allocated to the program"), ("held_bytes", "held by the allocator"))
+)
+
+STEP: tuple[Quantity[StepUsage], ...] = (
+    Quantity(
+        "steps", "count", "Steps that the program has completed.", attrgetter("steps"), "steps_total", counted=True
+    ),
+    Quantity(
+        "steps_per_second", "count", "Rate of the last steps, in steps per second.", attrgetter("steps_per_second"), ""
+    ),
+    Quantity(
+        "step_kept_bytes",
+        "bytes",
+        "Growth of live memory per step, as the trend over the last steps.",
+        attrgetter("kept_bytes"),
+    ),
+    Quantity("step_live_bytes", "bytes", "Live memory at the end of a step.", attrgetter("live_bytes")),
+    Quantity("step_stranded_bytes", "bytes", "Stranded memory at the end of a step.", attrgetter("stranded_bytes")),
+    Quantity(
+        "step_retries",
+        "count",
+        "Cache flushes by the allocators themselves since the first step.",
+        attrgetter("retries"),
+        "step_retries_total",
+        counted=True,
+    ),
+)
+
+PROGRAM: tuple[Quantity[Program], ...] = (
+    Quantity(
+        "oom_retries",
+        "count",
+        "Calls that retry_on_oom repeated with a smaller batch.",
+        attrgetter("oom_retries"),
+        "oom_retries_total",
+        counted=True,
+    ),
+    Quantity(
+        "oom_rescues",
+        "count",
+        "Calls that succeeded after a retry by retry_on_oom.",
+        attrgetter("oom_rescues"),
+        "oom_rescues_total",
+        counted=True,
+    ),
+    Quantity(
+        "refusals",
+        "count",
+        "Daemons and commands that the program's agent refused: untrusted, malformed, or above its rate limit.",
+        attrgetter("refusals"),
+        "agent_refusals_total",
+        counted=True,
+    ),
+)
+
+ENGINE: tuple[Quantity[EngineReading], ...] = (
+    Quantity(
+        "up",
+        "boolean",
+        "1 if the declared serving engine answers, else 0.",
+        lambda engine: None if engine.problem == NOT_READ else float(engine.up),
+        rule_note=" Unknown before the first read.",
+        export=lambda engine: float(engine.up),
+    ),
+    Quantity(
+        "kv_cache_used_ratio",
+        "ratio",
+        "Part of the engine's KV cache that requests use. The memory of the whole cache is in use on the device.",
+        attrgetter("kv_cache_used_ratio"),
+    ),
+    Quantity(
+        "running_requests",
+        "count",
+        "Requests that the engine is processing.",
+        attrgetter("running"),
+        "requests_running",
+    ),
+    Quantity(
+        "waiting_requests",
+        "count",
+        "Requests that wait in the engine's queue.",
+        attrgetter("waiting"),
+        "requests_waiting",
+    ),
+    Quantity("asleep", "boolean", "1 if the engine sleeps, else 0.", attrgetter("asleep")),
+    Quantity("paused", "boolean", "1 if the engine is paused, else 0.", attrgetter("paused")),
+    Quantity(
+        "returning_seconds",
+        "seconds",
+        "Time for which gpumond has tried to return the engine to service after a release, and it does not serve.",
+        lambda engine: engine.returning_seconds or 0.0,
+        note=" Absent otherwise.",
+        rule_note=" 0 otherwise.",
+        export=attrgetter("returning_seconds"),
+    ),
+    Quantity(
+        "idle_seconds",
+        "seconds",
+        "Time without a request and without work on a device, as far as engine and driver state it.",
+        attrgetter("idle_seconds"),
+    ),
+    Quantity(
+        "models",
+        "count",
+        "Models that the engine has loaded, as it lists them.",
+        lambda engine: len(engine.models) if engine.up else None,
+        "models_loaded",
+        rule_note=" Unknown while it does not answer.",
+    ),
+    Quantity(
+        "held_bytes",
+        "bytes",
+        "Device memory in use, as the engine states it.",
+        attrgetter("held_bytes"),
+        "stated_bytes",
+    ),
+    Quantity("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", attrgetter("kv_cache_bytes"), ""),
+    Quantity("state_age_seconds", "seconds", "Age of the engine's newest state.", attrgetter("age_seconds"), ""),
+)
+
+ENGINE_USED = Quantity[int](
+    "used_bytes",
+    "bytes",
+    "Device memory used by the engine's processes, as reported by the driver.",
+    float,
+    "memory_used_bytes",
+)
+"""Of the driver's counts; `/metrics` has them by device, and rules their sum."""
+
+DRIVER_UP = Quantity[Snapshot](
+    "driver_up",
+    "boolean",
+    "1 if the devices can be read, else 0.",
+    lambda row: None if row.source.reason in (STARTING, RELEASED, NO_DEVICE) else float(row.source.up),
+    note=" Absent on a machine without a device.",
+    rule_note=" Unknown before the first attempt and without any device.",
+    export=lambda row: None if row.source.reason == NO_DEVICE else float(row.source.up),
+)
+DRIVER_RESPONSIVE = Quantity[Snapshot](
+    "driver_responsive",
+    "boolean",
+    "0 while a driver call exceeds its deadline, else 1.",
+    lambda row: float(row.source.responsive),
+)
+STORE_WRITABLE = Quantity[Snapshot](
+    "store_writable",
+    "boolean",
+    "1 while changes and alerts can be written to disk, else 0.",
+    lambda row: number(row.store_writable),
 )
 
 DEVICE_COUNTERS = tuple(quantity.name for quantity in SENSORS if quantity.counted)
-"""Counters of Sensors whose increase is a rule value."""
+POOL_COUNTERS = tuple(quantity.name for quantity in POOL if quantity.counted)
+PROGRAM_COUNTERS = (
+    *(quantity.name for quantity in STEP if quantity.counted),
+    *(quantity.name for quantity in PROGRAM if quantity.counted),
+)
+"""Counters of one subject whose increase within the window of rules is a rule value."""
 
 
 def readable(unit: Unit, value: float) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
+from typing import Protocol
 
 from gpumond.facts.frame import Verdict
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PROBLEMS, REMEDIES
+from gpumond.quantities.table import Quantity, Unit
 
 ActiveVerdicts = Mapping[tuple[str, ProcessKey | None], Sequence[Verdict]]
 """Active verdicts that indicate a problem, by device and process; None is the device as a whole"""
@@ -57,3 +60,37 @@ def texts(verdicts: Sequence[Verdict]) -> dict[str, str]:
 
 def slope(verdict: Verdict) -> float:
     return dict(verdict.evidence).get("slope_bytes_per_second", 0.0)
+
+
+def values_without_verdict(device: DeviceReading) -> Mapping[str, float | None]:
+    return UNKNOWN if device.missed >= MISSED_LIMIT else NOTHING
+
+
+class RuleRow(Protocol):
+    """A row with the values of the verdicts on it."""
+
+    @property
+    def verdict_values(self) -> Mapping[str, float | None]: ...
+
+
+def _verdict_value(name: str, unit: Unit, meaning: str) -> Quantity[RuleRow]:
+    return Quantity(name, unit, meaning, lambda row: row.verdict_values[name])
+
+
+VERDICTS = (
+    *(
+        _verdict_value(kind.rule_value, "boolean", f"1 while the [verdict](verdicts.md) {kind.name} is active")
+        for kind in PROBLEMS
+    ),
+    _verdict_value("leak_bytes_per_second", "bytes/s", "growth rate of a leak; 0 without a leak"),
+    _verdict_value(
+        "time_to_oom_seconds",
+        "seconds",
+        "time until the memory is full at the present growth rate; infinite without growth",
+    ),
+)
+VERDICT_TEXTS = {
+    "verdicts": "summaries of the active verdicts",
+    "slope": "growth of its leak per minute",
+    "time_to_oom": "time until the memory is full",
+}

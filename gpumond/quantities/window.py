@@ -14,10 +14,7 @@ from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import Program
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Snapshot
-from gpumond.quantities.table import DEVICE_COUNTERS
-
-POOL_COUNTERS = ("device_allocations", "device_frees", "thrashes")
-PROGRAM_COUNTERS = ("steps", "step_retries", "oom_retries", "oom_rescues", "refusals")
+from gpumond.quantities.table import DEVICE_COUNTERS, POOL_COUNTERS
 
 OBSERVED_SECONDS = 60.0
 """Time of observation from which a peak is known, in seconds."""

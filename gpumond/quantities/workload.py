@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.quantities.context import RuleAttribute, RuleContext, ScopeSpec, number, size
+from gpumond.quantities.scope import RuleContext, ScopeSpec, size
+from gpumond.quantities.table import HELD, LIVE, RECLAIMABLE, STRANDED, Quantity, number
 from gpumond.quantities.window import Workload
 from gpumond.tick.claims import outermost
 
@@ -21,7 +22,9 @@ class _Workload(NamedTuple):
 def workloads(context: RuleContext) -> Sequence[_Workload]:
     snapshot, recent = context.snapshot, context.recent
     partly = {recent.agents[identity] for identity in recent.silent}
-    named: defaultdict[Workload, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))
+    named: defaultdict[Workload, dict[str, int]] = defaultdict(
+        lambda: dict.fromkeys((quantity.name for quantity in _SUMMED), 0)
+    )
     uncounted: set[Workload] = set()
     programs = Counter(Workload(report.uid, report.workload) for report in snapshot.reports)
     for report in snapshot.reports:
@@ -46,11 +49,12 @@ def workloads(context: RuleContext) -> Sequence[_Workload]:
     ]
 
 
-_SUMS = ("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes")
+_SUMMED = (LIVE, HELD, RECLAIMABLE, STRANDED)
 
 
-def _sum(name: str, meaning: str) -> RuleAttribute[_Workload]:
-    return RuleAttribute(name, "bytes", meaning, lambda row: number(row.sums[name]) if row.known else None)
+def _sum(name: str) -> Quantity[_Workload]:
+    meaning = f"`{name}` of the pools of its programs, summed."
+    return Quantity(name, "bytes", meaning, lambda row: number(row.sums[name]) if row.known else None)
 
 
 def _workload_texts(row: _Workload) -> dict[str, str]:
@@ -61,11 +65,8 @@ def _workload_texts(row: _Workload) -> dict[str, str]:
 WORKLOAD = ScopeSpec(
     rows=workloads,
     values=(
-        _sum("live_bytes", "allocated to the programs of that name"),
-        _sum("held_bytes", "reserved from the driver by the programs of that name"),
-        _sum("reclaimable_bytes", "bytes that a flush of them would release"),
-        _sum("stranded_bytes", "held and free, but not released by a flush"),
-        RuleAttribute(
+        *(_sum(quantity.name) for quantity in _SUMMED),
+        Quantity(
             "programs",
             "count",
             "its programs with an agent that reports",

@@ -17,8 +17,9 @@ from gpumond.facts.pools import Receipt
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import Fault, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
-from gpumond.metrics.exposition import ROWS_AT_ONCE, Exposition, Form, Group
+from gpumond.metrics.catalogue import FAMILIES, Family
+from gpumond.metrics.exposition import Exposition, Form
+from gpumond.metrics.programs import PROCESSES_PER_DEVICE
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT
 from gpumond.testing import (
@@ -146,20 +147,6 @@ def test_frame_is_rendered_once():
     assert exposition.page(frame, Form(False)) is exposition.page(frame, Form(False))
 
 
-def test_pages_of_changing_frames_equal_those_of_a_new_exposition():
-    """Samples of unchanged rows are kept from page to page."""
-    kept, groups = Exposition(Telemetry()), frozenset[Group](("device", "process"))
-    for number, count in enumerate((3, 3, 2 * ROWS_AT_ONCE + 1, ROWS_AT_ONCE, 0, ROWS_AT_ONCE + 1)):
-        used = [GIB + (index + number) % 3 for index in range(count)]
-        devices = (
-            make_device(f"GPU-{index}", index=index, used_bytes=size, processes=(make_process(100 + index, size),))
-            for index, size in enumerate(used)
-        )
-        frame = advance(TickState(), (), make_snapshot(*devices)).frame
-        for form in (Form(False, groups=groups), Form(True, groups=groups), Form(False, groups=groups - {"device"})):
-            assert kept.page(frame, form).plain == Exposition(Telemetry()).page(frame, form).plain
-
-
 def test_processes_beyond_the_cap_are_summed():
     count = PROCESSES_PER_DEVICE + 30
     device = make_device(
@@ -183,7 +170,7 @@ def test_series_of_a_user_above_its_share_cost_no_other_user():
     exposition = Exposition(Telemetry(), max_series=500)
     wanted = [line for line in page(alone).splitlines() if 'pid="10"' in line or 'workload="own"' in line]
     assert len(wanted) > 15
-    for frame in (together, replace(together)):  # the second is counted before it is written
+    for frame in (together, replace(together)):
         lines = exposition.page(frame, Form(False)).plain.decode().splitlines()
         assert set(wanted) <= set(lines)
         frames = [line for line in lines if line.startswith("gpumond_") and 'pid="' in line]

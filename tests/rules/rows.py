@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Labels
-from gpumond.quantities.subjects import Subjects
+from gpumond.quantities.scope import Subjects
 from gpumond.quantities.table import Unit
 
 

@@ -17,8 +17,8 @@ from gpumond.facts.sensors import THROTTLE_REASONS, Sensors
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Excess, ProcessUsage, Snapshot
 from gpumond.features.rules.settings import UNITS, VALUES
 from gpumond.quantities import RuleContext, subjects
-from gpumond.quantities.table import DEVICE_COUNTERS
-from gpumond.quantities.window import POOL_COUNTERS, PROGRAM_COUNTERS, WINDOW_SECONDS, RuleWindow, remember
+from gpumond.quantities.table import DEVICE_COUNTERS, POOL_COUNTERS, PROGRAM_COUNTERS
+from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.ledger import attribute
 

@@ -14,7 +14,7 @@ import pytest
 from gpumond.facts.alerts import Activities
 from gpumond.facts.rule import Rule
 from gpumond.features.rules.evaluation import step
-from gpumond.quantities.subjects import Hidden
+from gpumond.quantities.scope import Hidden
 from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, random_series
 from tests.rules.rows import Row, of
 

@@ -9,7 +9,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Rule
 from gpumond.features.rules.evaluation import step
-from gpumond.quantities.subjects import Hidden
+from gpumond.quantities.scope import Hidden
 from tests.rules.rows import Row, of
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))

@@ -32,7 +32,7 @@ from gpumond.facts.rule import Labels, Rule, Scope
 from gpumond.facts.units import human
 from gpumond.features.rules.evaluation import step
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, written
-from gpumond.quantities.subjects import Hidden, Subjects
+from gpumond.quantities.scope import Hidden, Subjects
 from gpumond.quantities.table import Unit, readable
 from gpumond.view.text import table
 

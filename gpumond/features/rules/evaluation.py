@@ -22,7 +22,7 @@ from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Labels, Rule, Scope
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.quantities import RuleContext, departure, hidden, subjects
-from gpumond.quantities.subjects import Hidden, Row, Subjects
+from gpumond.quantities.scope import Hidden, Row, Subjects
 from gpumond.quantities.table import readable
 from gpumond.quantities.verdicts import NOTHING, active_verdicts
 from gpumond.quantities.window import RuleWindow
