@@ -64,8 +64,16 @@ COMPILED = {"nvml_library": "cc", "library": "cc"}
 """Fixtures that compile a library."""
 
 
+STARTING = {"serve", *COMPILED}
+"""Fixtures that start processes."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the files that take longest, and skip tests whose programs are not installed."""
+    """Start with the files that take longest, and skip tests whose programs are not installed.
+
+    Tests that start a process through a fixture or a program are marked as slow.
+    """
 
     def place(item: pytest.Item) -> int:
         return next((i for i, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG))
@@ -73,7 +81,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)  # no worker finishes long after the others
     for item in items:
         needed = {program for mark in item.iter_markers("needs") for program in mark.args}
-        needed |= {COMPILED[name] for name in getattr(item, "fixturenames", ()) if name in COMPILED}
+        fixtures = set(getattr(item, "fixturenames", ()))
+        needed |= {COMPILED[name] for name in fixtures & COMPILED.keys()}
+        if needed or fixtures & STARTING:
+            item.add_marker("slow")
         absent = sorted(program for program in needed if shutil.which(program) is None)
         if absent:
             packages = ", ".join(sorted({PACKAGES.get(program, program) for program in absent}))

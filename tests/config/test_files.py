@@ -19,6 +19,8 @@ from gpumond.features.alerts.receivers import Retry
 from gpumond.features.alerts.receivers.http_client import secret
 from tests.helpers.running import RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 UNUSABLE = {
     "deep": "[" * 20_000,
     "deep_rules": "rules: " + "[" * 400 + "]" * 400,
