@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import uvicorn
+from gpumond.serve.view import DaemonView
 
 from bench.live import Machine
+from gpumond.event_log import EventLog
 from gpumond.host.event_loop import background
 from gpumond.serve.auth import Tokens
 from gpumond.serve.deferred import DeferredApi
-from gpumond.serve.event_log import EventLog
-from gpumond.serve.view import DaemonView
 
 CHANGING = 0.1
 """Share of the processes whose memory changes in a second."""

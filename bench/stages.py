@@ -41,7 +41,7 @@ PARTS_OF_A_TICK = (
     ("features.quotas.admissions.Admissions", "execute"),
     ("features.instruments.inquiry.LeakInquiry", "consider"),
     ("features.baselines.recordings.BaselineService", "add"),
-    ("serve.event_log.EventLog", "publish"),
+    ("event_log.EventLog", "publish"),
     ("store.history.HistoryPersistence", "advance"),
     ("metrics.telemetry.Telemetry", "count_events", "faults", "count_silences"),
 )

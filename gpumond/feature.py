@@ -29,9 +29,12 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """``routes``: modules with a FastAPI ``router``."""
+    """``parts``: classes of `kernel.Part` as ``module:name``, which take the kernel. ``routes``: FastAPI routers as
+    ``module:name``.
+    """
 
     name: str
+    parts: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
     commands: tuple[Command, ...] = ()
 

@@ -30,6 +30,8 @@ LAYERS = (
     "metrics",
     "store",
     "config",
+    "event_log",
+    "kernel",
     "page",
     "serve",
     "view",

@@ -114,7 +114,7 @@ def serve(
     from gpumond.host import logs
 
     log_limit = logs.configure(settings.log_format, settings.log_level)
-    from gpumond.serve import server
+    from gpumond.daemon import server
 
     asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, worker, kept, without_port))
     return DONE

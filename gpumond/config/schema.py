@@ -10,18 +10,19 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from gpumond.config.models import Seconds, Strict
-from gpumond.config.settings import LOOPBACK, Compat, Settings, host_of
+from gpumond.config.settings import LOOPBACK, Settings, host_of
 from gpumond.devices import SOURCES
+from gpumond.facts.quota import Lending
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
 from gpumond.features.alerts.receivers.log import Log
 from gpumond.features.alerts.receivers.receiver_type import ReceiverType
 from gpumond.features.alerts.receivers.webhook import Webhook
 from gpumond.features.engines.settings import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
-from gpumond.features.quotas.queue import Lending
 from gpumond.features.quotas.settings import QuotaConfig, QuotaMatch
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import ActionConfig, FlushConfig, OverrideConfig, RuleConfig
 from gpumond.host.logs import LogFormat, LogLevel
+from gpumond.metrics.dcgm import Compat
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 

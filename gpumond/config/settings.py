@@ -8,20 +8,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
 
 from gpumond.config.web import Web
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
-from gpumond.facts.quota import Quota
-from gpumond.facts.rule import Rule
+from gpumond.facts.quota import Lending, Quota
+from gpumond.facts.rule import Overrides, Rule, overridden
 from gpumond.features.alerts.receivers import Notifier
 from gpumond.features.alerts.receivers.log import Log
 from gpumond.features.engines.spec import Declaration
-from gpumond.features.quotas.queue import Lending
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.registry import Overrides, overridden
 from gpumond.host.logs import LogFormat, LogLevel
+from gpumond.metrics.dcgm import Compat
 
 RELOADED = (
     "interval",
@@ -41,9 +39,6 @@ RELOADED = (
 """Settings that a reload changes; the others require a restart."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-Compat = Literal["dcgm", "dcgm-4.9", "dcgm-4.8", "dcgm-4.7"]
-"""Versions of dcgm-exporter whose names `/metrics` can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,44 +1,45 @@
-"""The daemon: its parts, their lifetimes, and the view of it that the API reads.
-
-``edges`` contains all I/O, ``tick`` the work of each interval, and ``requests`` the changes that users
-and programs request.
-"""
+"""The daemon: its lifetime, its tick, and the operations on it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import Any
 
 from gpumond.config.loading import Kept
-from gpumond.config.settings import Settings
-from gpumond.daemon.kernel import Edges, Parts, real_edges
-from gpumond.daemon.requests import Load as Load, Requests
-from gpumond.daemon.tick import Ticker
+from gpumond.config.settings import RELOADED, Settings
+from gpumond.daemon.edges import real_edges
 from gpumond.devices.child.process import Worker
-from gpumond.facts.errors import StoreUnavailable
-from gpumond.facts.frame import Alert, Frame
-from gpumond.facts.pools import Receipt
-from gpumond.facts.rule import Rule
-from gpumond.facts.snapshot import Fault
-from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.flush.hook import AlertmanagerHook
-from gpumond.features.quotas.admissions import Admissions
-from gpumond.features.quotas.limits import QuotaLimits
-from gpumond.features.rules.preview import Preview, preview
-from gpumond.features.rules.restore import awaited
+from gpumond.diagnosis.diagnosis import diagnose
+from gpumond.facts.errors import ConfigError, StoreUnavailable
+from gpumond.facts.frame import Frame
+from gpumond.facts.snapshot import Fault, Reading, Snapshot
+from gpumond.feature import resolve
+from gpumond.features import features
 from gpumond.host.event_loop import background
-from gpumond.host.machine import find_process
-from gpumond.store.audit import AuditEntry
+from gpumond.host.peer import person_of
+from gpumond.kernel import Edges, Kernel, Operations, Part, Tick
+from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.history import HistoryPersistence
-from gpumond.tick.history import History
-from gpumond.tick.observe import EngineState, Tick
+from gpumond.store.retention import Bounds
+from gpumond.tick.ledger import attribute
+from gpumond.tick.observe import observe
+from gpumond.tick.retainers import with_retainers
 
 log = logging.getLogger(__name__)
 
+READ_SHARE = 0.8
+"""The share of an interval that a tick waits for a reading."""
 STORE_SECONDS = 2.0
 """The time that the end of a daemon waits for a disk that hangs."""
+RELEASE_SECONDS = 120.0
+"""The duration of a release that a signal requests."""
+
+Load = Callable[[], Settings]
 
 
 @contextmanager
@@ -55,11 +56,11 @@ def make_daemon(
         yield Daemon(settings, edges, load, pace, kept)
 
 
-class Daemon:
+class Daemon(Operations):
     """The devices and programs of one machine.
 
-    ``load`` reads the configuration again, for a reload. ``pace`` is the factor by which diagnosis time is
-    accelerated. Construct it on the event loop's thread.
+    ``load`` reads the configuration again, for a reload; without it a reload raises ConfigError. ``pace`` is the factor
+    by which diagnosis time is accelerated. Construct it on the event loop's thread.
     """
 
     def __init__(
@@ -70,105 +71,211 @@ class Daemon:
         pace: float = 1.0,
         kept: Kept | None = None,
     ) -> None:
-        parts = self._parts = Parts(settings, edges, pace)
+        kernel = self.kernel = Kernel(settings, edges, pace)
+        self._load = load
         if kept is None:
-            parts.telemetry.configuration_loaded()
+            kernel.telemetry.configuration_loaded()
         else:
             log.error("the configuration is invalid, its last valid content is in effect: %s", kept.error)
-            edges.faults["configuration"] = Fault("configuration", "not_loaded", None, kept.place)
-            parts.telemetry.configuration_failed(kept.loaded_at)
-        self._requests = Requests(parts, load)
-        self._dispatcher = AlertDispatcher(
-            parts.store, parts.outbox, self._requests.flush, parts.began, self._requests.request_end
-        )
-        self._history_persistence = HistoryPersistence(parts.store)
-        self._quota_limits = QuotaLimits(self._requests.set_limit)
-        self.admissions = Admissions(
-            self._requests.flush,
-            lambda: parts.settings.lending,
-            find_process,
-            edges.clock.monotonic,
-            parts.store.admission_rows,
-        )
-        self.hook = AlertmanagerHook(
-            self._requests.flush,
-            parts.store,
-            parts.machine_names,
-            lambda: parts.settings.hook_dry_run,
-        )
-        effects = (self._dispatcher, self._quota_limits, self.admissions)
-        self._ticker = Ticker(parts, self._history_persistence, *effects)
+            kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, kept.place)
+            kernel.telemetry.configuration_failed(kept.loaded_at)
+        kernel.provide(Operations, self)
+        kernel.parts = tuple(resolve(name)(kernel) for feature in features() for name in feature.parts)
+        self._history = HistoryPersistence(kernel.store)
+        self._window = RuleWindow()
         self._store_seconds = STORE_SECONDS
-        self.started_at, self.store_file = parts.started_at, parts.store.path.absolute()
-        self.rulebook, self.events, self.baselines = parts.rulebook, parts.events, parts.baselines
-        self.silences, self.quotas, self.faults = parts.silences, parts.quotas, edges.faults
-        self.http_rejected, self.log_dropped = parts.telemetry.http_rejected, parts.telemetry.log_dropped
-        self.metrics = parts.current.metrics
-        self.flush, self.ask, self.fetch = self._requests.flush, self._requests.ask, self._requests.fetch
-        self.test_receiver = self._requests.test_receiver
-        self.release, self.release_on_signal = self._requests.release, self._requests.release_on_signal
-        self.reload, self.reload_on_signal = self._requests.reload, self._requests.reload_on_signal
+        self._requests_of_signals: set[asyncio.Future[None]] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run all parts, and tick once per interval."""
-        async with self.started(), background(self._ticker.run_forever()):
+        async with self.started(), background(self._run_forever()):
             yield
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
         """Run all parts except the schedule: ``tick`` is left to the caller. At the end each part is closed, also
         if another one fails."""
-        parts, edges = self._parts, self._parts.edges
+        kernel = self.kernel
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_store)
-            await parts.store.open()
-            stack.push_async_callback(parts.outbox.close)
-            await self._resume()
+            await kernel.store.open()
+            await self._history.restore(kernel.history)
             stack.push_async_callback(self._finish, self._close_history)
-            stack.push_async_callback(self._finish, parts.baselines.close)
-            stack.push_async_callback(edges.collector.stop)
-            edges.collector.start()
-            stack.callback(edges.agents.close)
-            edges.agents.serve()
-            stack.push_async_callback(self._finish, edges.engines.close)
-            edges.engines.configure(parts.settings.engines)
-            edges.engines.start(parts.gpu_processes)
-            stack.push_async_callback(self._finish, parts.flusher.close)
-            parts.flusher.resume()
-            stack.push_async_callback(self._finish, self._dispatcher.close)
-            stack.push_async_callback(self._finish, self._quota_limits.close)
-            stack.push_async_callback(self._finish, self.admissions.close)
-            stack.push_async_callback(self._finish, self._requests.close)
-            stack.push_async_callback(self._finish, self._ticker.close)
+            stack.push_async_callback(kernel.devices.stop)
+            kernel.devices.start()
+            stack.callback(kernel.programs.close)
+            kernel.programs.serve()
+            for part in kernel.parts:
+                stack.push_async_callback(self._finish, part.close)
+                await self._load_part(part)
+            for part in kernel.parts:
+                part.start()
+            stack.push_async_callback(self._finish, self._close_requests)
             yield
 
     async def tick(self) -> Tick:
-        """Carry out one tick and return it."""
-        return await self._ticker.tick()
+        """Read, conclude, publish, then act. The frame is swapped before receivers are notified and programs are
+        flushed."""
+        kernel, interval = self.kernel, self.kernel.settings.interval
+        reading = await kernel.devices.read(wait=READ_SHARE * interval)
+        with kernel.telemetry.tick_duration.time():
+            snapshot = self._observe(reading)
+            kernel.programs.keep({each.process for each in snapshot.suspensions if each.confirmed})
+            diagnose(kernel.diagnosis, snapshot)
+            verdicts = with_retainers(kernel.diagnosis.verdicts, snapshot)
+            self._window = remember(self._window, snapshot)
+            tick = Tick(frame=Frame(snapshot, attribute(snapshot), tuple(verdicts)), window=self._window)
+            for part in kernel.parts:
+                tick = part.conclude(tick)
+            kernel.swap(tick.frame)
+            for part in kernel.parts:
+                part.act(tick)
+            self._count(tick)
+        self._history.advance(kernel.history, snapshot.elapsed_seconds)
+        kernel.telemetry.faults(snapshot.faults, complete=reading is not None)
+        return tick
 
-    async def _resume(self) -> None:
-        """Load the state that the previous daemon stored."""
-        parts = self._parts
-        activities = await self._dispatcher.resume()
-        await self.hook.resume()
-        parts.state = EngineState(activities, awaited=awaited(activities), diagnosis=parts.state.diagnosis)
-        await self._history_persistence.restore(self.history)
-        with suppress(StoreUnavailable):  # the store has logged it; they are loaded when it can be read
-            await self._ticker.load_silences()
-        await parts.outbox.open()
+    def _observe(self, reading: Reading | None) -> Snapshot:
+        """Return the facts of this tick."""
+        kernel, edges, previous = self.kernel, self.kernel.edges, self.kernel.frame
+        snapshot = observe(
+            previous.snapshot if previous else None,
+            kernel.devices.state,
+            reading,
+            kernel.programs.reports(),
+            taken_at=kernel.clock.wall(),
+            elapsed_seconds=kernel.clock.monotonic() - kernel.began,
+            store_writable=kernel.store.writable,
+            faults=(*kernel.store.faults(), *kernel.faults.values()),
+            private_pid_namespace=edges.private_pid_namespace,
+            ends=kernel.programs.ends(),
+            silent=kernel.programs.silent(),
+            uptime_seconds=kernel.clock.uptime(),
+            person_of=person_of,
+        )
+        for part in kernel.parts:
+            snapshot = part.observe(snapshot)
+        return snapshot
+
+    def _count(self, tick: Tick) -> None:
+        """Pass the frame to telemetry and events."""
+        kernel, reports = self.kernel, tick.frame.snapshot.reports
+        kernel.telemetry.workloads.connected(report.workload for report in reports if report.uses_device)
+        events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, kernel.programs.departed())
+        kernel.telemetry.count_events(events)
+        kernel.telemetry.store_writable.set(kernel.store.writable)
+
+    async def _run_forever(self) -> None:
+        """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""
+        kernel = self.kernel
+        due = time.monotonic()
+        while True:
+            kernel.edges.wake.clear()
+            try:
+                for part in kernel.parts:
+                    if kernel.store.writable and not part.loaded:
+                        await self._load_part(part)
+                await self.tick()
+            except Exception:
+                log.exception("a tick failed; the previous frame remains")
+            await asyncio.sleep(0)
+            interval = kernel.settings.interval
+            due += interval
+            late = time.monotonic() - due
+            if late > 0:
+                skipped = int(late // interval) + 1
+                kernel.telemetry.ticks_skipped.inc(skipped)
+                due += skipped * interval
+            try:
+                await asyncio.wait_for(kernel.edges.wake.wait(), max(0.0, due - time.monotonic()))
+                due = time.monotonic()
+            except asyncio.TimeoutError:
+                pass
+
+    async def _load_part(self, part: Part) -> None:
+        """Load what the store keeps, or leave it to a later tick. Logs each row that is skipped."""
         try:
-            parts.flusher.receipts.extend(await parts.store.receipts())
-            await self._ticker.load_rules()
-            await self._ticker.load_admissions()
+            skipped = await part.load()
         except StoreUnavailable:
-            pass  # the store has logged it; they are loaded when it can be read
+            return  # the store has logged it
+        if part.table:
+            self.kernel.store.left_out(part.table, len(skipped))
+        for problem in skipped:
+            log.error("a row of the table %s is skipped: %s", part.table, problem)
+
+    async def reload(self, requested_by: str) -> str:
+        """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
+        kernel = self.kernel
+        try:
+            if self._load is None:
+                raise ConfigError("this daemon was started without a configuration that could be read again")
+            settings = await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            log.error("the configuration is invalid, the previous one remains in effect: %s", error)
+            kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, error.place)
+            kernel.telemetry.configuration_failed()
+            raise
+        later = kernel.settings.differs(settings)
+        kernel.settings = replace(kernel.settings, **{name: getattr(settings, name) for name in RELOADED})
+        kernel.exposition.also = settings.compat
+        kernel.store.bounds = Bounds(settings.retention)
+        for part in kernel.parts:
+            await part.configure(settings)
+        effect = f"reloaded; {len(kernel.settings.active_rules())} rules" + (
+            f"; requires a restart: {', '.join(later)}" if later else ""
+        )
+        kernel.faults.pop("configuration", None)
+        kernel.telemetry.configuration_loaded()
+        log.info("configuration %s, by %s", effect, requested_by)
+        try:
+            await kernel.store.audit(requested_by, "reload", {"rules": len(settings.rules), "needs_restart": later})
+        except StoreUnavailable as error:
+            log.error("a reload could not be recorded in the audit: %s", error)
+        return effect
+
+    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+        """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
+        await self.kernel.store.audit(requested_by, "release", {"for_seconds": seconds})
+        return await self._release(seconds, requested_by)
+
+    def reload_on_signal(self) -> None:
+        """SIGHUP."""
+        self._start(self._reload_quietly())
+
+    def release_on_signal(self) -> None:
+        """SIGUSR1, for driver upgrade hooks that cannot use HTTP. Works without the store."""
+        self._start(self._release_quietly())
+
+    async def _reload_quietly(self) -> None:
+        try:
+            await self.reload("SIGHUP")
+        except ConfigError:
+            pass  # reload has logged it
+
+    async def _release_quietly(self) -> None:
+        await self._release(RELEASE_SECONDS, "SIGUSR1")
+
+    async def _release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+        log.info("driver released for %g s by %s", seconds, requested_by)
+        until = self.kernel.clock.wall() + seconds
+        return until, await self.kernel.devices.release(seconds)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._requests_of_signals.add(task)
+        task.add_done_callback(self._requests_of_signals.discard)
+
+    async def _close_requests(self) -> None:
+        for task in self._requests_of_signals:
+            task.cancel()
+        await asyncio.gather(*self._requests_of_signals, return_exceptions=True)
 
     async def _close_history(self) -> None:
-        await self._history_persistence.close(self.history)
+        await self._history.close(self.kernel.history)
 
     async def _close_store(self) -> None:
-        await self._parts.store.close(self._store_seconds)
+        await self.kernel.store.close(self._store_seconds)
 
     async def _finish(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for work that writes to the store. The first that takes too long ends the wait for all the others."""
@@ -178,30 +285,3 @@ class Daemon:
             self._store_seconds = 0.0
             task.cancel()
         await asyncio.gather(task, return_exceptions=not done)
-
-    @property
-    def frame(self) -> Frame | None:
-        return self._parts.current.frame
-
-    async def await_frame(self, seconds: float) -> bool:
-        return await self._parts.current.await_frame(seconds)
-
-    @property
-    def answers(self) -> dict[str, bytes]:
-        return self._parts.current.answers
-
-    @property
-    def history(self) -> History:
-        return self._parts.state.diagnosis.history
-
-    def receipts(self) -> Sequence[Receipt]:
-        return tuple(self._parts.flusher.receipts)
-
-    def past_alerts(self) -> Sequence[Alert]:
-        return tuple(self._dispatcher.past)
-
-    async def audit_entries(self, limit: int) -> list[AuditEntry]:
-        return await self._parts.store.audit_entries(limit)
-
-    async def preview(self, rule: Rule) -> Preview:
-        return await asyncio.to_thread(preview, rule, self._parts.preview_window.moments())

@@ -9,7 +9,6 @@ from gpumond.facts.engines import EngineReading
 from gpumond.facts.pools import DEFAULT_STEPS, Outcome, Receipt, ordered_steps as ordered_steps
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.actions import PROGRAM_LABELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +124,7 @@ def reclaimable_bytes(labels: Mapping[str, str], report: AgentReport) -> int:
     """Return the memory that a flush of the program would release on the device that the labels name, or on all."""
     uuid = labels.get("uuid")
     return sum(pool.reclaimable.likely for pool in report.pools if uuid in (None, pool.device_uuid))
+
+
+PROGRAM_LABELS = ("pid", "start_ticks", "workload", "uid")
+"""Labels of alerts that are attributes of a program's report."""

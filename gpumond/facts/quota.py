@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 MAX_KNOWN_OWNERS = 4096
 MAX_COMPILED_PATTERNS = 8192
@@ -127,3 +127,7 @@ def _all_match(conditions: Conditions, texts: Sequence[Sequence[str]]) -> bool:
 @lru_cache(maxsize=MAX_COMPILED_PATTERNS)
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern))
+
+
+Lending = Literal["user", "all", "off"]
+"""The programs that are flushed for another: those of the same user, all, or none."""

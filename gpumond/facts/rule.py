@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP
 
@@ -74,3 +74,37 @@ class Rule:
             if not any(fnmatchcase(text, pattern) for text in own):
                 return False
         return True
+
+
+Overrides = Mapping[str, Mapping[str, Any]]
+"""The replaced fields of rules, by the names of rules and fields."""
+
+
+def own_fields(rule: Rule) -> dict[str, Any]:
+    """Return the rule's own values of the fields that can be replaced."""
+    level = rule.below if rule.above is None else rule.above
+    return {
+        "level": float(level or 0),
+        "for": float(rule.for_seconds),
+        "severity": dict(rule.labels).get("severity", ""),
+        "enabled": True,
+    }
+
+
+def overridden(rule: Rule, fields: Mapping[str, Any]) -> Rule:
+    """Return the rule with other values of ``level``, ``for`` and ``severity``.
+
+    The level of ``clear`` keeps its ratio to the level; a negative level is also that of ``clear``.
+    """
+    changes: dict[str, Any] = {}
+    if "level" in fields:
+        level, own = fields["level"], own_fields(rule)["level"]
+        side, limit = ("below", max) if rule.above is None else ("above", min)
+        changes[side] = level
+        if rule.clear is not None and own:
+            changes["clear"] = limit(rule.clear * (level / own), level)
+    if "for" in fields:
+        changes["for_seconds"] = fields["for"]
+    if "severity" in fields:
+        changes["labels"] = tuple({**dict(rule.labels), "severity": fields["severity"]}.items())
+    return replace(rule, **changes)

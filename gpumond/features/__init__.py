@@ -25,19 +25,22 @@ from gpumond.features import (
 )
 
 FEATURES: tuple[Feature, ...] = (
+    baselines.FEATURE,
+    engines.FEATURE,
+    flush.FEATURE,
     rules.FEATURE,
     silences.FEATURE,
     alerts.FEATURE,
-    flush.FEATURE,
-    engines.FEATURE,
     quotas.FEATURE,
-    baselines.FEATURE,
-    audit.FEATURE,
     instruments.FEATURE,
+    audit.FEATURE,
     fleet.FEATURE,
     recordings.FEATURE,
     loadgen.FEATURE,
 )
+"""In the order in which their parts are made, conclude and act; they are closed in reverse. A feature that uses the
+service of another one follows it.
+"""
 
 
 @cache

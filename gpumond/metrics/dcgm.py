@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 
 from prometheus_client.core import Metric
 
-from gpumond.config.settings import Compat
 from gpumond.facts.frame import Frame
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import DeviceReading
@@ -285,3 +284,7 @@ def _pod(device: DeviceReading) -> dict[str, str]:
         return {}
     pod, namespace, container = next(iter(containers))
     return {"pod": str(pod), "namespace": str(namespace), "container": container}
+
+
+Compat = Literal["dcgm", "dcgm-4.9", "dcgm-4.8", "dcgm-4.7"]
+"""Versions of dcgm-exporter whose names `/metrics` can have."""

@@ -13,12 +13,12 @@ from prometheus_client import exposition as prometheus_text
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from gpumond.config.settings import Compat
 from gpumond.facts.frame import Frame
 from gpumond.facts.text import accepts
 from gpumond.host.peer import person_of
 from gpumond.metrics import dcgm
 from gpumond.metrics.catalogue import FAMILIES
+from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.devices import XID_ERRORS
 from gpumond.metrics.families import Family, Row, SampleTexts, header
 from gpumond.metrics.telemetry import Telemetry

@@ -25,7 +25,7 @@ def page_answer(scope: Scope, state: State) -> Response | None:
 
 
 def live_stream(scope: Scope, state: State) -> EventStream:
-    present(state.view.frame)
+    present(state.kernel.frame)
     compressed = accepts(header(scope["headers"], b"accept-encoding"), "gzip")
     headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
     return EventStream(scope, state, state.live.messages(compressed), headers)

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.messages import AgentRequest, AgentResponse, Asked
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.quotas.quotas import DueLimit
 from gpumond.host.peer import Identity
 
 ASK_SECONDS = 30.0
@@ -116,10 +115,10 @@ class AgentCommands:
             raise NoSuchTarget(f"no connected agent has pid {pid}; `gpumond status` lists the agents")
         return report
 
-    async def set_limit(self, due: DueLimit) -> AgentResponse | None:
+    async def set_limit(self, report: AgentReport, limit_bytes: int | None, quota: str) -> AgentResponse | None:
         """Set or remove the limit of a quota; None if the program did not answer. Raises StoreUnavailable."""
-        ask = AgentRequest(uuid.uuid4().hex, "limit", due.limit_bytes, quota=due.quota)
-        return await self._send(due.report, ask, "quota" if due.limit_bytes is None else f"quota:{due.quota}")
+        ask = AgentRequest(uuid.uuid4().hex, "limit", limit_bytes, quota=quota)
+        return await self._send(report, ask, "quota" if limit_bytes is None else f"quota:{quota}")
 
     async def request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end, and return the reason if it was not asked. Raises StoreUnavailable."""

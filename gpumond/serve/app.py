@@ -1,25 +1,25 @@
-"""The ASGI application over one DaemonView. It accesses neither the driver, /proc nor the disk."""
+"""The ASGI application over one kernel. It accesses neither the driver, /proc nor the disk."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from importlib import import_module
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.datastructures import State
 
 from gpumond import __version__
+from gpumond.feature import resolve
 from gpumond.features import features
 from gpumond.host.event_loop import background
+from gpumond.kernel import Kernel
 from gpumond.serve import problems
 from gpumond.serve.auth import Tokens
 from gpumond.serve.limits import MAX_PREVIEWS, Shares
 from gpumond.serve.live_frames import LiveFrames
 from gpumond.serve.problems import responses
 from gpumond.serve.streams import MAX_STREAMS, SLOW_SECONDS
-from gpumond.serve.view import DaemonView
 
 DESCRIPTION = (
     "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "
@@ -30,8 +30,8 @@ DESCRIPTION = (
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 
-def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan, state: State | None = None) -> FastAPI:
-    """Return the application. ``lifespan`` starts and stops the parts that the view reads. ``state``: that of
+def create_app(kernel: Kernel, tokens: Tokens, lifespan: Lifespan, state: State | None = None) -> FastAPI:
+    """Return the application. ``lifespan`` starts and stops the parts that the kernel has. ``state``: that of
     ``state_of``, if it exists already."""
 
     @asynccontextmanager
@@ -42,7 +42,7 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan, state: Stat
     app = FastAPI(
         title="gpumond", version=__version__, description=DESCRIPTION, lifespan=running, docs_url=None, redoc_url=None
     )
-    app.state = state or state_of(view, tokens)
+    app.state = state or state_of(kernel, tokens)
     problems.install(app)
     complete_openapi(app)
     for router in routers():
@@ -51,22 +51,22 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan, state: Stat
 
 
 ROUTES = (
-    "gpumond.serve.resources",
-    "gpumond.serve.history",
-    "gpumond.serve.live",
-    "gpumond.serve.events",
-    "gpumond.serve.operations",
-    "gpumond.serve.sessions",
-    "gpumond.serve.runbooks",
-    "gpumond.page.routes",
+    "gpumond.serve.resources:router",
+    "gpumond.serve.history:router",
+    "gpumond.serve.live:router",
+    "gpumond.serve.events:router",
+    "gpumond.serve.operations:router",
+    "gpumond.serve.sessions:router",
+    "gpumond.serve.runbooks:router",
+    "gpumond.page.routes:router",
 )
-"""Modules with routes of the core."""
+"""Routers of the core."""
 
 
 def routers() -> Iterator[APIRouter]:
     """Yield the routers of the core and of the features."""
-    for module in (*ROUTES, *(module for feature in features() for module in feature.routes)):
-        yield import_module(module).router
+    for name in (*ROUTES, *(name for feature in features() for name in feature.routes)):
+        yield resolve(name)
 
 
 BODY_PROBLEMS = (400, 413, 415)
@@ -103,12 +103,12 @@ def _complete(operation: dict[str, Any]) -> None:
         operation["responses"][str(status)] = response
 
 
-def state_of(view: DaemonView, tokens: Tokens) -> State:
+def state_of(kernel: Kernel, tokens: Tokens) -> State:
     return State(
         {
-            "view": view,
+            "kernel": kernel,
             "tokens": tokens,
-            "live": LiveFrames(view),
+            "live": LiveFrames(kernel),
             "event_streams": Shares(MAX_STREAMS),
             "previews": Shares(MAX_PREVIEWS, 1),
             "slow_seconds": SLOW_SECONDS,

@@ -16,24 +16,24 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumond.host.event_loop import background
+from gpumond.kernel import Kernel
 from gpumond.serve.auth import Tokens
 from gpumond.serve.monitoring import INTERNAL_ERROR, monitored, refusal
-from gpumond.serve.view import DaemonView
 
 if TYPE_CHECKING:
     from starlette.datastructures import State
 
 
 class DeferredApi:
-    """``lifespan`` starts and stops the parts that the view reads."""
+    """``lifespan`` starts and stops the parts that the kernel has."""
 
     def __init__(
         self,
-        view: DaemonView,
+        kernel: Kernel,
         tokens: Tokens,
         lifespan: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
-        self._view, self._tokens, self._lifespan = view, tokens, lifespan
+        self._kernel, self._tokens, self._lifespan = kernel, tokens, lifespan
         self._api: ASGIApp | None = None
         self._state: State | None = None
         self._tasks = AsyncExitStack()
@@ -44,7 +44,7 @@ class DeferredApi:
             return
         response: ASGIApp | None = None
         try:
-            answer = await monitored(self._view, scope)
+            answer = await monitored(self._kernel, scope)
             if answer is None and scope["method"] == "GET":
                 response = await self._page_answer(scope)
         except HTTPException as error:
@@ -68,7 +68,7 @@ class DeferredApi:
         if self._state is None:
             from gpumond.serve.app import state_of
 
-            self._state = state_of(self._view, self._tokens)
+            self._state = state_of(self._kernel, self._tokens)
             await self._tasks.enter_async_context(background(self._state.live.run()))
         return self._state
 
@@ -81,7 +81,7 @@ class DeferredApi:
         if self._api is None:
             from gpumond.serve.app import create_app
 
-            self._api = create_app(self._view, self._tokens, nullcontext, state)
+            self._api = create_app(self._kernel, self._tokens, nullcontext, state)
         return self._api
 
     async def _live(self, receive: Receive, send: Send) -> None:

@@ -7,7 +7,15 @@ from collections.abc import Awaitable, Callable
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBearer
 
+from gpumond.kernel import Kernel
 from gpumond.serve.auth import Caller, authenticate
+
+
+def kernel_of(request: Request) -> Kernel:
+    """Return the daemon's kernel, typed: attributes of ``app.state`` are not."""
+    kernel: Kernel = request.app.state.kernel
+    return kernel
+
 
 bearer = HTTPBearer(
     auto_error=False,

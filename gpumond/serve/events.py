@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 
+from gpumond.event_log import EventLog
 from gpumond.facts.text import accepts
 from gpumond.serve import examples
-from gpumond.serve.event_log import EventLog
+from gpumond.serve.dependencies import kernel_of
 from gpumond.serve.streams import EVENTS, RETRY, EventStream
-from gpumond.serve.view import view_of
 from gpumond.tick.events import Event
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
@@ -44,7 +44,7 @@ async def events(request: Request) -> Response:
     With `Accept: application/json`, returns those 1000 as a list, newest last; with `Last-Event-ID`, only later ones.
     Above 256 streams, the oldest stream of the user with the most streams ends.
     """
-    event_log = view_of(request).events
+    event_log = kernel_of(request).events
     accept = request.headers.get("accept", "")
     last_id = request.headers.get("last-event-id", "")
     known_id = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None

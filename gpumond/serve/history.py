@@ -11,8 +11,8 @@ from fastapi.responses import Response
 from gpumond.facts.device_names import device_named
 from gpumond.facts.process import process_key
 from gpumond.serve import examples
+from gpumond.serve.dependencies import kernel_of
 from gpumond.serve.resources import answer
-from gpumond.serve.view import view_of
 from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, Signal
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
@@ -85,8 +85,8 @@ async def history(
     includes `since`. The response has at most 901 points. After a restart, the previous day is available in blocks of
     15 minutes.
     """
-    known = view_of(request).history
-    uuid = device_named(uuid, view_of(request).frame, others=known.devices)
+    known = kernel_of(request).history
+    uuid = device_named(uuid, kernel_of(request).frame, others=known.devices)
     process = known.newest(uuid, pid) if pid is not None and start_ticks is None else process_key(pid, start_ticks)
     if pid is not None and process is None:
         raise HTTPException(404, f"no history of pid {pid} on {uuid}")

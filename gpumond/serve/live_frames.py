@@ -15,8 +15,8 @@ from pydantic_core import to_json
 
 from gpumond.facts.frame import Frame
 from gpumond.facts.whole_frame import WholeFrame
+from gpumond.kernel import Kernel
 from gpumond.serve.streams import EVENTS, RETRY
-from gpumond.serve.view import DaemonView
 from gpumond.serve.whole_frame import whole_frame
 from gpumond.tick.events import Event
 
@@ -44,8 +44,8 @@ class Message:
 class LiveFrames:
     """The messages of all streams. Nothing is computed or kept while there is no reader."""
 
-    def __init__(self, view: DaemonView, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
-        self._view, self._heartbeat_seconds = view, heartbeat_seconds
+    def __init__(self, kernel: Kernel, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+        self._kernel, self._heartbeat_seconds = kernel, heartbeat_seconds
         self._readers = 0
         self._wanted, self._published = asyncio.Event(), asyncio.Event()
         self._encoding = asyncio.Lock()
@@ -65,7 +65,7 @@ class LiveFrames:
         """Write a message for each frame while there are readers. Does not return."""
         while True:
             await self._wanted.wait()
-            if self._view.frame is self._frame and not await self._view.await_frame(self._heartbeat_seconds):
+            if self._kernel.frame is self._frame and not await self._kernel.await_frame(self._heartbeat_seconds):
                 self._publish(_packed(self.number + 1, b": alive\n\n"))
             else:
                 await self._advance()
@@ -95,9 +95,9 @@ class LiveFrames:
             return [message for message in self._later if message.number > number]
         async with self._encoding:
             if self._whole is None:
-                self._take(self._view.frame)
+                self._take(self._kernel.frame)
             if self._first is None and self._whole is not None:
-                newest = self._view.events.newest()[-EVENTS_SENT:]
+                newest = self._kernel.events.newest()[-EVENTS_SENT:]
                 events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
                 self._first = encoded(self.number, "frame", WHOLE.dump_json(self._whole), events)
             return [replace(self._first, number=self.number)] if self._first else []
@@ -105,10 +105,10 @@ class LiveFrames:
     async def _advance(self) -> None:
         async with self._encoding:
             before, last_event = self._whole, self._last_event
-            self._take(self._view.frame)
+            self._take(self._kernel.frame)
             if before is None or self._whole is None:
                 return
-            events: list[Event] = [e for e in self._view.events.after(last_event) if e.id <= self._last_event]
+            events: list[Event] = [e for e in self._kernel.events.after(last_event) if e.id <= self._last_event]
             found = changes(before, self._whole)
             body = to_json(found, inf_nan_mode="null")
             work = encoded(self.number + 1, "changes", body, EVENTS.dump_json(events))
@@ -117,7 +117,7 @@ class LiveFrames:
     def _take(self, frame: Frame | None) -> None:
         self._frame, self._first = frame, None
         self._whole = live_frame(whole_frame(frame)) if frame else None
-        self._last_event = self._view.events.last_id
+        self._last_event = self._kernel.events.last_id
 
     def _publish(self, message: Message) -> None:
         self.number = message.number

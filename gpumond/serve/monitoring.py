@@ -10,14 +10,14 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Scope, Send
 
-from gpumond.config.settings import Compat
 from gpumond.facts.frame import Frame
 from gpumond.facts.text import accepts
+from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve.auth import header
 
 if TYPE_CHECKING:
-    from gpumond.serve.view import DaemonView
+    from gpumond.kernel import Kernel
 
 LIVENESS = ("/-/healthy", "/healthz")
 READINESS = ("/-/ready", "/readyz")
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
         await send({"type": "http.response.body", "body": self.body})
 
 
-async def monitored(view: DaemonView, scope: Scope) -> Answer | None:
+async def monitored(kernel: Kernel, scope: Scope) -> Answer | None:
     """Answer a GET of metrics or of a probe. Returns None for any other request."""
     path = scope["path"]
     if scope["method"] != "GET":
@@ -49,12 +49,12 @@ async def monitored(view: DaemonView, scope: Scope) -> Answer | None:
     if path in LIVENESS:
         return healthy()
     if path in READINESS:
-        return ready(view.frame)
+        return ready(kernel.frame)
     asked = _asked(scope["query_string"]) if path == "/metrics" else None
     if asked is None:
         return None
     accept, encoding = (header(scope["headers"], name) for name in (b"accept", b"accept-encoding"))
-    return await metrics(view, accept, encoding, *asked)
+    return await metrics(kernel, accept, encoding, *asked)
 
 
 def _asked(query: bytes) -> tuple[Compat | None, frozenset[Group]] | None:
@@ -86,9 +86,9 @@ def ready(frame: Frame | None) -> Answer:
 
 
 async def metrics(
-    view: DaemonView, accept: str, accept_encoding: str, compat: Compat | None, groups: frozenset[Group]
+    kernel: Kernel, accept: str, accept_encoding: str, compat: Compat | None, groups: frozenset[Group]
 ) -> Answer:
-    page = await view.metrics(accept, compat, groups)
+    page = await kernel.metrics(accept, compat, groups)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
     if accepts(accept_encoding, "gzip"):
         return Answer(page.compressed, headers=headers | {"Content-Encoding": "gzip"})

@@ -9,12 +9,12 @@ from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gpumond.config.models import Encodable
-from gpumond.config.settings import Compat
+from gpumond.kernel import Operations
+from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve import monitoring
-from gpumond.serve.dependencies import bearer, require_token
+from gpumond.serve.dependencies import bearer, kernel_of, require_token
 from gpumond.serve.problems import problem, response, responses
-from gpumond.serve.view import view_of
 
 router = APIRouter(tags=["operation"])
 
@@ -30,7 +30,7 @@ async def metrics(
     """
     accept, accept_encoding = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))
     return response(
-        await monitoring.metrics(view_of(request), accept, accept_encoding, compat, frozenset(collect or ALL_GROUPS))
+        await monitoring.metrics(kernel_of(request), accept, accept_encoding, compat, frozenset(collect or ALL_GROUPS))
     )
 
 
@@ -45,7 +45,7 @@ async def healthy() -> Response:
     "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Readiness: devices can be read"
 )
 async def ready(request: Request) -> Response:
-    return response(monitoring.ready(view_of(request).frame))
+    return response(monitoring.ready(kernel_of(request).frame))
 
 
 @router.post(
@@ -58,7 +58,7 @@ async def ready(request: Request) -> Response:
 async def reload(request: Request, by: str = Depends(require_token)) -> Response:
     """Reloads the configuration, as SIGHUP does. 422: it is invalid and the previous one stays in effect; see
     `detail`."""
-    return PlainTextResponse(await view_of(request).reload(by) + "\n")
+    return PlainTextResponse(await kernel_of(request).get(Operations).reload(by) + "\n")
 
 
 class ReleaseBody(Encodable):
@@ -91,7 +91,7 @@ async def release(request: Request, body: ReleaseBody, requested_by: str = Depen
 
     504: a driver call does not return, so that a process of the daemon still holds the driver.
     """
-    until, released = await view_of(request).release(body.for_seconds, requested_by)
+    until, released = await kernel_of(request).get(Operations).release(body.for_seconds, requested_by)
     if not released:
         return problem(504, "a driver call does not return, and its process still holds the driver")
     return Response(

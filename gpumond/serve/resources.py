@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import TypeAdapter
 
 from gpumond import __version__
-from gpumond.facts.alerts import ended
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Alert, Frame, Ledger, Verdict
-from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
 from gpumond.facts.text import accepts
 from gpumond.facts.verdicts import KINDS
@@ -26,9 +24,8 @@ from gpumond.facts.whole_frame import ProcessHolding, StatedCondition, StatedFau
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.page.answers import present
 from gpumond.serve import examples
-from gpumond.serve.view import view_of
+from gpumond.serve.dependencies import kernel_of
 from gpumond.serve.whole_frame import REVISION, holdings, stated_conditions, stated_faults, whole_frame
-from gpumond.store.audit import AuditEntry
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
 
@@ -122,7 +119,7 @@ def answer_list(request: Request, kind: Any, values: Sequence[Any]) -> Response:
 
 def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
     """Return a part of the current frame as JSON. It is serialized and compressed once per frame and route."""
-    frame, answers = current_frame(request), view_of(request).answers
+    frame, answers = current_frame(request), kernel_of(request).answers
     name = request.scope["route"].path
     if name not in answers:
         answers[name] = _adapter(kind).dump_json(make(frame))
@@ -141,7 +138,7 @@ def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Respon
 
 
 def current_frame(request: Request) -> Frame:
-    return present(view_of(request).frame)
+    return present(kernel_of(request).frame)
 
 
 @router.get(
@@ -152,7 +149,7 @@ def current_frame(request: Request) -> Frame:
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
     frame = current_frame(request)
-    etag = f'"{view_of(request).started_at:.3f}-{frame.snapshot.seq}"'
+    etag = f'"{kernel_of(request).started_at:.3f}-{frame.snapshot.seq}"'
     headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
     if if_none_match is not None and if_none_match.removeprefix("W/") == etag:
         return Response(status_code=304, headers=headers)
@@ -228,39 +225,9 @@ async def alerts(request: Request) -> Response:
     return answer_once(request, list[Alert], lambda frame: list(frame.alerts))
 
 
-@router.get(
-    "/alerts/history",
-    summary="Resolved alerts, newest last",
-    **examples.described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)], 503),
-)
-async def alert_history(request: Request) -> Response:
-    """Returns the last thousand resolved alerts, including those before a restart. Active alerts are in `/alerts`."""
-    return answer(request, list[Alert], list(view_of(request).past_alerts()))
-
-
-@router.get(
-    "/audit",
-    summary="Audit log of changes and flushes, newest last",
-    **examples.described(list[AuditEntry], [examples.AUDIT_ENTRY], 503),
-)
-async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
-    """Returns the newest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
-    chain."""
-    return answer_list(request, AuditEntry, await view_of(request).audit_entries(limit))
-
-
-@router.get(
-    "/receipts",
-    summary="Receipts of flushes, newest last",
-    **examples.described(list[Receipt], [examples.RECEIPT], 503),
-)
-async def receipts(request: Request) -> Response:
-    return answer_list(request, Receipt, list(view_of(request).receipts()))
-
-
 @router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
 async def status(request: Request) -> Response:
-    snapshot, started_at = current_frame(request).snapshot, view_of(request).started_at
+    snapshot, started_at = current_frame(request).snapshot, kernel_of(request).started_at
     return answer(
         request,
         Status,
@@ -277,7 +244,7 @@ async def status(request: Request) -> Response:
             devices_up=sum(device.up for device in snapshot.devices),
             agents=len(snapshot.reports),
             private_pid_namespace=snapshot.private_pid_namespace,
-            store_file=str(view_of(request).store_file),
+            store_file=str(kernel_of(request).store_file),
             faults=stated_faults(snapshot),
             conditions=stated_conditions(snapshot),
         ),

@@ -1,21 +1,11 @@
-"""One tick without I/O: from readings and reports to the Frame. Time is an argument.
-
-``observe`` makes the Snapshot of one tick; ``advance`` derives the Frame from it: facts, ledger, alerts.
-"""
+"""The facts of one tick: a Snapshot from readings and reports. No I/O; time is an argument."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.diagnosis.idle import with_idle_times
-from gpumond.facts.alerts import Activities, ended, same_process
-from gpumond.facts.engines import EngineReading
-from gpumond.facts.frame import Alert, Frame, Verdict
-from gpumond.facts.quota import WITHOUT_QUOTAS, QuotaTable
-from gpumond.facts.rule import Rule, Scope
 from gpumond.facts.snapshot import (
     MISSED_LIMIT,
     STARTING,
@@ -27,37 +17,9 @@ from gpumond.facts.snapshot import (
     Snapshot,
     SourceState,
 )
-from gpumond.features.quotas.quotas import assign_quotas
-from gpumond.features.rules.evaluation import located, step
-from gpumond.features.rules.restore import Awaited, hold
-from gpumond.quantities import RuleContext, departure, hidden, subjects
-from gpumond.quantities.subjects import Subjects
-from gpumond.quantities.verdicts import NOTHING, active_verdicts
-from gpumond.quantities.window import RuleWindow, remember
 from gpumond.tick.claims import check_claims, complete_lists
-from gpumond.tick.ledger import attribute, following
-from gpumond.tick.retainers import with_retainers
+from gpumond.tick.ledger import following
 from gpumond.tick.suspensions import suspending
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """State that one tick passes to the next."""
-
-    activities: Mapping[str, Activities] = field(default_factory=dict)
-    """Activities by the name of the rule."""
-    recent: RuleWindow = field(default_factory=RuleWindow)
-    awaited: Awaited = frozenset()
-    diagnosis: Diagnosis = field(default_factory=Diagnosis, compare=False)
-    """Changed in place: a second tick from the same state gets no new verdicts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    memory: EngineState
-    frame: Frame
-    raised: tuple[Alert, ...] = ()
-    resolved: tuple[Alert, ...] = ()
 
 
 def observe(
@@ -72,9 +34,7 @@ def observe(
     private_pid_namespace: bool | None = None,
     ends: Sequence[ProgramEnd] = (),
     silent: Sequence[AgentReport] = (),
-    engines: Sequence[EngineReading] = (),
     uptime_seconds: float | None = None,
-    quotas: QuotaTable = WITHOUT_QUOTAS,
     person_of: Callable[[int], int] = int,
 ) -> Snapshot:
     """Make the facts of one tick. ``reading`` is None if none arrived in time.
@@ -113,74 +73,10 @@ def observe(
         private_pid_namespace=private_pid_namespace,
         ends=tuple(ends),
         excesses=excesses,
-        engines=tuple(engines),
         uptime_seconds=uptime_seconds,
-        quotas=assign_quotas(quotas, devices, reports),
         suspensions=suspensions,
         overheads=(tuple(following(devices, reports, suspensions, previous, elapsed_seconds))),
     )
-
-
-def advance(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot) -> Tick:
-    """Make the next frame, and the alerts that began or ceased to fire. ``memory`` must not be used meanwhile."""
-    diagnosis = diagnose(memory.diagnosis, snapshot)
-    verdicts = with_retainers(diagnosis.verdicts, snapshot)
-    return evaluate(replace(memory, diagnosis=diagnosis), rules, snapshot, verdicts)
-
-
-def evaluate(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Tick:
-    """Make the next frame from known verdicts."""
-    ledger = attribute(snapshot)
-    recent = remember(memory.recent, snapshot)
-    unseen = hidden(snapshot, recent)
-    facts = RuleContext(snapshot, ledger, recent, active_verdicts(verdicts))
-    scopes: dict[Scope, Subjects[Any]] = {}
-    for scope in {rule.scope for rule in rules}:
-        scopes[scope] = subjects(scope, facts)
-    now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
-    stepped: dict[str, Activities] = {}
-    for rule in rules:
-        before = memory.activities.get(rule.name, {})
-        rows, concerned = scopes[rule.scope], located(rule, snapshot.devices)
-        stepped[rule.name] = step(concerned, rows, before, unseen, now, elapsed)
-    activities: Mapping[str, Activities] = stepped
-    awaited = memory.awaited
-    if awaited:
-        present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
-        subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
-        on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
-        activities, awaited = hold(awaited, memory.activities, activities, subjects_by_rule, on_verdicts, elapsed)
-    alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
-    raised = tuple(_began(memory.activities, activities))
-    resolved = tuple(_resolved(_began(activities, memory.activities), rules, snapshot))
-    state = EngineState(activities, recent, awaited, memory.diagnosis)
-    return Tick(state, Frame(snapshot, ledger, tuple(verdicts), alerts), raised, resolved)
-
-
-def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:
-    """Yield the alerts that fire in ``after`` and not in ``before``."""
-    for rule, active in after.items():
-        known = before.get(rule, {})
-        for labels, activity in active.items():
-            alert = activity.alert
-            if alert.phase == "firing":
-                other = known.get(labels)
-                if (
-                    other is None
-                    or other.alert.phase != "firing"
-                    or other.alert.labels != alert.labels
-                    or not same_process(other.process, activity.process)
-                ):
-                    yield alert
-
-
-def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
-    """Yield the alerts as resolved. The text of an alert whose subject has ended states this."""
-    scopes: dict[str, Scope] = {rule.name: rule.scope for rule in rules}
-    for alert in alerts:
-        scope = scopes.get(alert.rule)
-        reason = departure(scope, alert, snapshot) if scope is not None else ""
-        yield ended(alert, snapshot.taken_at, reason)
 
 
 def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: float) -> Iterator[DeviceReading]:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.config.web import Web
+from gpumond.daemon.server import _Server
 from gpumond.serve.auth import Tokens
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.http import (
@@ -25,7 +26,6 @@ from gpumond.serve.http import (
     HttpProtocol,
     check_contract,
 )
-from gpumond.serve.server import _Server
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.serving import connect, exchange, rejected, start_daemon, statuses
 

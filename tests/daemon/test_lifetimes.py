@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gpumond.daemon.kernel import Edges
 
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
-from gpumond.daemon.kernel import Edges
+from gpumond.daemon.server import serve
 from gpumond.facts.flush import FlushRequest
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import FlushCommand, FlushResult
@@ -23,7 +24,6 @@ from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.event_loop import background
 from gpumond.host.peer import Identity
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.serve.server import serve
 from gpumond.store.store import Store
 from gpumond.testing import GIB, make_pool, make_report
 from tests.helpers.simulated_daemon import SimulatedAgents, SimulatedCollector

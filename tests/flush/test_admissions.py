@@ -12,6 +12,7 @@ from gpumond.facts.errors import CoolingDown, NoSuchAdmission, StoreUnavailable,
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.persisted import KeptAdmission
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.quota import Lending
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.quotas.admissions import (
     GRANT_SECONDS,
@@ -24,7 +25,6 @@ from gpumond.features.quotas.admissions import (
     Admission,
     Admissions,
 )
-from gpumond.features.quotas.queue import Lending
 from gpumond.serve.examples import DEVICE, GIB, REPORT, SNAPSHOT
 from tests.helpers.agent_server import in_event_loop
 

@@ -63,7 +63,7 @@ def obstacle() -> str:
     if os.geteuid() != 0:
         return "needs root, to run programs of several users"
     agent = "gpumond.facts.messages"
-    for uid, module in ((SERVICE, "gpumond.serve.server"), (ATTACKER, agent), (VICTIM, agent)):
+    for uid, module in ((SERVICE, "gpumond.daemon.server"), (ATTACKER, agent), (VICTIM, agent)):
         try:
             command = [*as_user(uid), python(), "-c", f"import {module}"]
             done = subprocess.run(

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.rule import Rule
+from gpumond.facts.rule import Rule, overridden, own_fields
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.registry import overridden, own_fields
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from gpumond.config.settings import Compat
+from gpumond.event_log import EventLog
 from gpumond.facts.alerts import ended
 from gpumond.facts.errors import (
     ConfigError,
@@ -39,11 +39,11 @@ from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.preview import Preview, pack, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
+from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.app import create_app, state_of
 from gpumond.serve.auth import Tokens
-from gpumond.serve.event_log import EventLog
 from gpumond.serve.examples import ALERT, AUDIT_ENTRY, RECEIPT, SNAPSHOT
 from gpumond.store.audit import AuditEntry
 from gpumond.tick.history import History

@@ -105,7 +105,7 @@ from types import SimpleNamespace
 
 from gpumond.serve.auth import Tokens
 from gpumond.serve.deferred import DeferredApi
-from gpumond.serve.event_log import EventLog
+from gpumond.event_log import EventLog
 from gpumond.serve.guard import Guard, Policy
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.testing import make_snapshot
@@ -199,6 +199,6 @@ def test_lifespan_of_the_daemon_is_reported_to_the_server(failure: str):
 
 
 def test_start_of_the_daemon_imports_neither_fastapi_nor_yaml():
-    program = "import sys, gpumond.commands.serve, gpumond.serve.server; print(*sys.modules)"
+    program = "import sys, gpumond.commands.serve, gpumond.daemon.server; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert not {"fastapi", "starlette.routing", "anyio", "yaml", "gpumond.serve.app"} & set(done.stdout.split())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from gpumond.event_log import EventLog
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.serve import events as route
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
-from gpumond.serve.event_log import EventLog
 from gpumond.serve.streams import MAX_STREAMS
 from gpumond.testing import make_report, make_snapshot
 from tests.serve.application import View, ask, no_lifespan

@@ -6,10 +6,8 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="alerts",
-    routes=(
-        "gpumond.features.alerts.routes",
-        "gpumond.features.flush.hook_routes",
-    ),
+    parts=("gpumond.features.alerts.part:AlertsPart",),
+    routes=("gpumond.features.alerts.routes:router", "gpumond.features.alerts.routes:facts"),
     commands=(
         Command(
             name="alerts",

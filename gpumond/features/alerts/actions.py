@@ -29,8 +29,6 @@ THRASHED_RATIO = 0.5
 
 ANNOTATION = "action"
 
-PROGRAM_LABELS = ("pid", "start_ticks", "workload", "uid")
-"""Labels of alerts that are attributes of a program's report."""
 
 Key = tuple[str, Labels, int | None]
 """Rule and labels of an alert, and the user whose programs are flushed; None in audits of earlier versions"""

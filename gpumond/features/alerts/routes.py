@@ -1,4 +1,4 @@
-"""HTTP API of receivers: test messages."""
+"""HTTP API of alerts that have been resolved, and test messages to receivers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 
+from gpumond.facts.alerts import ended
+from gpumond.facts.frame import Alert
+from gpumond.features.alerts.part import AlertsPart
 from gpumond.features.alerts.receiver_check import ReceiverTest
 from gpumond.serve import examples
 from gpumond.serve.auth import admit
-from gpumond.serve.dependencies import CHANGES, require_rules
-from gpumond.serve.view import view_of
+from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
+from gpumond.serve.resources import answer
 
 router = APIRouter(prefix="/api/v1", tags=["receivers"])
+facts = APIRouter(prefix="/api/v1", tags=["facts"])
 
 Name = Annotated[str, Path(pattern="^[a-z0-9_-]{1,64}$", description="A receiver of the configuration file")]
 EXAMPLE = ReceiverTest(receiver="ops", accepted=True, status=200, reason="", detail="", duration_seconds=0.18)
@@ -37,4 +41,17 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
     now = tokens.clock()
     admit(tokens.receiver_tests, by, now, "too many test messages by this caller")
     tokens.receiver_tests.count(by, now)
-    return Response(TESTED.dump_json(await view_of(request).test_receiver(name, by)), media_type="application/json")
+    return Response(
+        TESTED.dump_json(await kernel_of(request).get(AlertsPart).test_receiver(name, by)),
+        media_type="application/json",
+    )
+
+
+@facts.get(
+    "/alerts/history",
+    summary="Resolved alerts, newest last",
+    **examples.described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)], 503),
+)
+async def alert_history(request: Request) -> Response:
+    """Returns the last thousand resolved alerts, including those before a restart. Active alerts are in `/alerts`."""
+    return answer(request, list[Alert], list(kernel_of(request).get(AlertsPart).past()))

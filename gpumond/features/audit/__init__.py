@@ -6,6 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="audit",
+    routes=("gpumond.features.audit.routes:router",),
     commands=(
         Command(
             name="audit",

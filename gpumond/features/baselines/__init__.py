@@ -6,7 +6,8 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="baselines",
-    routes=("gpumond.features.baselines.routes",),
+    parts=("gpumond.features.baselines.part:BaselinesPart",),
+    routes=("gpumond.features.baselines.routes:router",),
     commands=(
         Command(
             name="baseline",

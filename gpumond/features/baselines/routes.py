@@ -22,9 +22,8 @@ from gpumond.features.baselines.statistics import (
     WorkloadMeasures,
 )
 from gpumond.serve import examples
-from gpumond.serve.dependencies import CHANGES, require_rules
+from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
 from gpumond.serve.problems import responses
-from gpumond.serve.view import view_of
 
 router = APIRouter(prefix="/api/v1", tags=["baselines"])
 
@@ -91,7 +90,7 @@ COMPARED = TypeAdapter(Comparison)
 
 
 def _service(request: Request) -> BaselineService:
-    return view_of(request).baselines
+    return kernel_of(request).get(BaselineService)
 
 
 def _entry(baseline: Baseline) -> BaselineEntry:

@@ -6,7 +6,12 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="flush",
-    routes=("gpumond.features.flush.routes",),
+    parts=("gpumond.features.flush.part:FlushPart",),
+    routes=(
+        "gpumond.features.flush.routes:router",
+        "gpumond.features.flush.routes:facts",
+        "gpumond.features.flush.hook_routes:router",
+    ),
     commands=(
         Command(
             name="flush",

@@ -10,12 +10,11 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gpumond.config.models import Encodable
-from gpumond.features.flush.hook import HookAlert, HookAnswer, HookResult
+from gpumond.features.flush.hook import AlertmanagerHook, HookAlert, HookAnswer, HookResult
 from gpumond.features.flush.routes import count_flush
 from gpumond.serve import examples
 from gpumond.serve.auth import Caller
-from gpumond.serve.dependencies import CHANGES, require_flush
-from gpumond.serve.view import view_of
+from gpumond.serve.dependencies import CHANGES, kernel_of, require_flush
 
 MAX_ALERTS = 64
 MAX_LABELS, MAX_LABEL = 64, 1024
@@ -115,12 +114,12 @@ async def alertmanager(
     429: too many flushes by this caller. 503, 507: nothing was flushed, because it cannot be recorded, or because the
     devices have not been read yet.
     """
-    view = view_of(request)
-    if view.frame is None:
+    kernel = kernel_of(request)
+    if kernel.frame is None:
         raise HTTPException(503, "the first reading is in progress; retry in a second", {"Retry-After": "1"})
     alerts = [each.alert() for each in body.alerts]
     plan = dry_run == "true"
     if not plan and any(alert.firing for alert in alerts):
         count_flush(request.app.state.tokens, caller)
-    answer = await view.hook.receive(alerts, view.frame.snapshot, caller.name, caller.uid, plan)
+    answer = await kernel.get(AlertmanagerHook).receive(alerts, kernel.frame.snapshot, caller.name, caller.uid, plan)
     return Response(ANSWER.dump_json(answer), media_type="application/json")

@@ -1,4 +1,4 @@
-"""POST /api/v1/flushes: flush programs, and return the receipts."""
+"""HTTP API of flushes: flush programs and return the receipts, and past receipts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from gpumond.config.models import Encodable
 from gpumond.facts.device_names import device_named
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.messages import MAX_WORKLOAD
-from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
+from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
+from gpumond.features.flush.part import FlushPart
 from gpumond.host.peer import counted_name
+from gpumond.kernel import Flushes
 from gpumond.serve import examples
 from gpumond.serve.auth import Caller, Tokens, admit
-from gpumond.serve.dependencies import bearer, require_flush
+from gpumond.serve.dependencies import bearer, kernel_of, require_flush
 from gpumond.serve.problems import problem, responses
-from gpumond.serve.view import view_of
+from gpumond.serve.resources import answer_list
 
 MANY_SECONDS = 60.0
 """Longest timeout for each of several programs, unless an administrator requests it."""
 
 router = APIRouter(prefix="/api/v1", tags=["flush"])
+facts = APIRouter(prefix="/api/v1", tags=["facts"])
 ANSWER = TypeAdapter(FlushOutcome)
 EXAMPLE = FlushOutcome("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
 
@@ -102,8 +105,8 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     """
     if not body.dry_run:
         count_flush(request.app.state.tokens, caller)
-    view, device = view_of(request), body.target.device
-    uuid = None if device is None else device_named(device, view.frame, caller.uid)
+    kernel, device = kernel_of(request), body.target.device
+    uuid = None if device is None else device_named(device, kernel.frame, caller.uid)
     wanted = body.target
     target = Target(
         pid=wanted.pid,
@@ -124,7 +127,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
         plan=body.plan,
         wake=body.wake,
     )
-    answer = await view.flush(flush, caller.name)
+    answer = await kernel.get(Flushes).flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:
         detail = f"no answer in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
@@ -138,3 +141,12 @@ def count_flush(tokens: Tokens, caller: Caller) -> None:
     who = counted_name(caller.name)
     admit(tokens.flushes, who, now, "too many flushes by this caller; flush a workload or a device in one request")
     tokens.flushes.count(who, now)
+
+
+@facts.get(
+    "/receipts",
+    summary="Receipts of flushes, newest last",
+    **examples.described(list[Receipt], [examples.RECEIPT], 503),
+)
+async def receipts(request: Request) -> Response:
+    return answer_list(request, Receipt, list(kernel_of(request).get(FlushPart).receipts()))

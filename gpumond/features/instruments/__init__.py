@@ -6,7 +6,8 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="instruments",
-    routes=("gpumond.features.instruments.routes",),
+    parts=("gpumond.features.instruments.part:InstrumentsPart",),
+    routes=("gpumond.features.instruments.routes:router",),
     commands=(
         Command(
             name="limit",

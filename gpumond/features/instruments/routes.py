@@ -16,9 +16,8 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 from gpumond.serve import examples
-from gpumond.serve.dependencies import bearer, require_token
+from gpumond.serve.dependencies import bearer, kernel_of, require_token
 from gpumond.serve.problems import problem, responses
-from gpumond.serve.view import view_of
 
 router = APIRouter(prefix="/api/v1", tags=["agents"])
 LIMITS: TypeAdapter[list[AppliedLimit]] = TypeAdapter(list[AppliedLimit])
@@ -104,7 +103,7 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     404: no agent has this pid, or no device has this name. 409: the program does not allow or support a limit; see
     `detail`. 504: the program did not answer.
     """
-    device = None if body.device is None else device_named(body.device, view_of(request).frame)
+    device = None if body.device is None else device_named(body.device, kernel_of(request).frame)
     answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, device)
     if isinstance(answer, Response):
         return answer
@@ -158,8 +157,8 @@ async def why(
         classes=answer.classes,
         sites=answer.sites,
         unrecorded_bytes=answer.unrecorded_bytes,
-        kv_cache_bytes=_kv_cache_bytes(view_of(request).frame, pid, answer.classes),
-        advice=_advice(view_of(request).frame, pid, answer.classes),
+        kv_cache_bytes=_kv_cache_bytes(kernel_of(request).frame, pid, answer.classes),
+        advice=_advice(kernel_of(request).frame, pid, answer.classes),
         snapshot=answer.dump,
         treemap=answer.treemap,
         reason=answer.reason if answer.classes else "",
@@ -190,18 +189,17 @@ async def snapshot_file(
 
     404: no agent has this pid. 409: the file does not exist; see `detail`. 504: the program did not answer.
     """
-    found = await view_of(request).fetch(pid, snapshot_id, requested_by)
+    found = await kernel_of(request).commands.fetch(pid, snapshot_id, requested_by)
     if found is None:
         return problem(504, f"pid {pid} did not answer in time, or disconnected")
     if isinstance(found, AgentResponse):
         return problem(409, found.reason or "the program did not carry out the request")
-    size, parts = found
     headers = {
-        "Content-Length": str(size),
+        "Content-Length": str(found.size_bytes),
         "Content-Disposition": f'attachment; filename="gpumond-{pid}-{snapshot_id}"',
         "Cache-Control": "no-store",
     }
-    return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)
+    return StreamingResponse(found.parts, media_type="application/octet-stream", headers=headers)
 
 
 def _seconds(body: RecordBody | None) -> float | None:
@@ -241,7 +239,7 @@ async def _ask(
     record_seconds: float | None = None,
 ) -> AgentResponse | Response:
     """Return the program's answer, or a problem document."""
-    answer = await view_of(request).ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
+    answer = await kernel_of(request).commands.ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
     if answer is None:
         return problem(504, f"pid {pid} did not answer in time, or disconnected; the outcome is unknown")
     if kind == "limit":

@@ -6,8 +6,12 @@ from gpumond.feature import Feature
 
 FEATURE = Feature(
     name="quotas",
+    parts=(
+        "gpumond.features.quotas.part:QuotasPart",
+        "gpumond.features.quotas.part:AdmissionsPart",
+    ),
     routes=(
-        "gpumond.features.quotas.routes",
-        "gpumond.features.quotas.admission_routes",
+        "gpumond.features.quotas.routes:router",
+        "gpumond.features.quotas.admission_routes:router",
     ),
 )

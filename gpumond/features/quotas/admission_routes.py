@@ -13,12 +13,11 @@ from gpumond.facts.device_names import device_named
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import STARTING, DeviceReading
 from gpumond.facts.units import human
-from gpumond.features.quotas.admissions import Admission, PlannedFlush
+from gpumond.features.quotas.admissions import Admission, Admissions, PlannedFlush
 from gpumond.serve import examples
 from gpumond.serve.auth import Caller
-from gpumond.serve.dependencies import CHANGES, require_flush
+from gpumond.serve.dependencies import CHANGES, kernel_of, require_flush
 from gpumond.serve.problems import responses
-from gpumond.serve.view import view_of
 
 router = APIRouter(prefix="/api/v1", tags=["admissions"])
 ANSWER = TypeAdapter(Admission)
@@ -74,13 +73,13 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
 
     409: the device is smaller. 422: there are several devices, and `device` is absent. 429: the caller has 16 requests.
     """
-    view = view_of(request)
-    frame = _frame(view.frame)
+    kernel = kernel_of(request)
+    admissions, frame = kernel.get(Admissions), _frame(kernel.frame)
     device = _device(frame, body.device, caller.uid)
     if device.size_bytes is not None and body.need_bytes > device.size_bytes:
         size = human(device.size_bytes)
         raise HTTPException(409, f"GPU {device.index} has {size}, less than the {human(body.need_bytes)} requested")
-    admission = view.admissions.request(
+    admission = admissions.request(
         frame.snapshot,
         device,
         body.need_bytes,
@@ -89,7 +88,7 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
         pid=body.pid,
         wait=body.wait,
     )
-    await view.admissions.keep()
+    await admissions.keep()
     return _json(admission)
 
 
@@ -101,9 +100,10 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
 )
 async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
     """404: the request was not renewed in time, belongs to another user, or its program has allocated the memory."""
-    view = view_of(request)
-    admission = view.admissions.renew(view.frame.snapshot if view.frame else None, id, caller.name)
-    await view.admissions.keep()
+    kernel = kernel_of(request)
+    admissions = kernel.get(Admissions)
+    admission = admissions.renew(kernel.frame.snapshot if kernel.frame else None, id, caller.name)
+    await admissions.keep()
     return _json(admission)
 
 
@@ -116,7 +116,7 @@ async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush
     responses=responses(401, 403, 404, 422),
 )
 async def withdraw(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
-    admissions = view_of(request).admissions
+    admissions = kernel_of(request).get(Admissions)
     admissions.cancel(id, caller.name)
     await admissions.keep()
     return Response(status_code=204)

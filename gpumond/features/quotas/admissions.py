@@ -16,12 +16,12 @@ from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, 
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.persisted import KeptAdmission
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.quota import Lending
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.features.quotas.queue import (
     Decision,
     Grant,
-    Lending,
     Plan,
     Queue,
     Started,

@@ -10,7 +10,7 @@ from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.messages import AgentResponse
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import AppliedLimit
-from gpumond.facts.snapshot import Snapshot
+from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import HOUR_SECONDS
 from gpumond.features.quotas.quotas import DueLimit, SentLimit, answered, due_limits
 from gpumond.host.peer import person_of
@@ -25,7 +25,7 @@ SENT_PER_HOUR = 128
 class QuotaLimits:
     """``set_limit`` sets the limit of one program, and raises StoreUnavailable if it cannot be recorded."""
 
-    def __init__(self, set_limit: Callable[[DueLimit], Awaitable[AgentResponse | None]]) -> None:
+    def __init__(self, set_limit: Callable[[AgentReport, int | None, str], Awaitable[AgentResponse | None]]) -> None:
         self._set_limit = set_limit
         self._sent: dict[ProcessKey, SentLimit] = {}
         self._answers: list[tuple[DueLimit, Sequence[AppliedLimit]]] = []
@@ -34,7 +34,7 @@ class QuotaLimits:
         self._rate = TokenBucket(SENT_PER_HOUR, HOUR_SECONDS)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def execute(self, snapshot: Snapshot) -> None:
+    def execute(self, snapshot: Snapshot) -> None:
         """Start to set the limits that are due; waits for none of them."""
         self._note_answers()
         due, self._sent = due_limits(snapshot, self._sent)
@@ -55,7 +55,7 @@ class QuotaLimits:
     async def _carry_out(self, due: DueLimit) -> None:
         async with self._places[person_of(due.report.uid)]:
             try:
-                answer = await self._set_limit(due)
+                answer = await self._set_limit(due.report, due.limit_bytes, due.quota)
             except StoreUnavailable:
                 return  # the store has logged it; the limit is due again later
         if answer is not None:

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.quota import NO_QUOTA
+from gpumond.facts.quota import NO_QUOTA, Lending
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 
 
@@ -235,10 +234,6 @@ def _needed(chosen: Sequence[Neighbour], spare_bytes: int) -> tuple[Neighbour, .
         else:
             kept.append(each)
     return tuple(reversed(kept))
-
-
-Lending = Literal["user", "all", "off"]
-"""The programs that are flushed for another: those of the same user, all, or none."""
 
 
 @dataclass(frozen=True, slots=True)

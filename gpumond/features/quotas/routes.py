@@ -12,9 +12,8 @@ from gpumond.features.quotas.registry import QuotaEntry, QuotaRegistry
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.features.rules.routes import etag_of
 from gpumond.serve import examples
-from gpumond.serve.dependencies import CHANGES, require_rules
+from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
 from gpumond.serve.problems import responses
-from gpumond.serve.view import view_of
 
 router = APIRouter(prefix="/api/v1", tags=["quotas"])
 
@@ -26,7 +25,7 @@ IfMatch = Annotated[str | None, Header(description="The expected ETag of the quo
 
 
 def _registry(request: Request) -> QuotaRegistry:
-    return view_of(request).quotas
+    return kernel_of(request).get(QuotaRegistry)
 
 
 def _entry(entry: QuotaEntry) -> Response:

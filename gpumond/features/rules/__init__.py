@@ -6,7 +6,8 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="rules",
-    routes=("gpumond.features.rules.routes",),
+    parts=("gpumond.features.rules.part:RulesPart",),
+    routes=("gpumond.features.rules.routes:router",),
     commands=(
         Command(
             name="rules",

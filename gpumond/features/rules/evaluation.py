@@ -8,20 +8,25 @@ has ended resolves at once: `keep_firing_for` does not apply to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
+from typing import Any, NamedTuple
 
-from gpumond.facts.alerts import Activities, Activity, same_process
+from gpumond.facts.alerts import Activities, Activity, ended, same_process
 from gpumond.facts.device_names import device_uuid
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
-from gpumond.facts.frame import Alert, Phase
+from gpumond.facts.frame import Alert, Frame, Phase
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Labels, Rule
-from gpumond.facts.snapshot import DeviceReading
+from gpumond.facts.rule import Labels, Rule, Scope
+from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.features.rules.restore import Awaited, hold
+from gpumond.quantities import RuleContext, departure, hidden, subjects
 from gpumond.quantities.subjects import Hidden, Row, Subjects
 from gpumond.quantities.table import readable
+from gpumond.quantities.verdicts import NOTHING, active_verdicts
+from gpumond.quantities.window import RuleWindow
 
 
 def step(
@@ -60,6 +65,79 @@ def step(
         if kept is not None:
             after[labels] = kept
     return after
+
+
+@dataclass(frozen=True, slots=True)
+class RuleState:
+    """State that one evaluation of all rules passes to the next. ``activities``: by the name of the rule."""
+
+    activities: Mapping[str, Activities] = field(default_factory=dict)
+    awaited: Awaited = frozenset()
+
+
+class Evaluated(NamedTuple):
+    """Alerts, and those that began or ceased to fire."""
+
+    alerts: tuple[Alert, ...]
+    raised: tuple[Alert, ...]
+    resolved: tuple[Alert, ...]
+
+
+def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: RuleWindow) -> tuple[RuleState, Evaluated]:
+    """Evaluate all rules on a frame."""
+    snapshot = frame.snapshot
+    unseen = hidden(snapshot, window)
+    facts = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
+    scopes: dict[Scope, Subjects[Any]] = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
+    now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
+    activities: Mapping[str, Activities] = {
+        rule.name: step(
+            located(rule, snapshot.devices),
+            scopes[rule.scope],
+            state.activities.get(rule.name, {}),
+            unseen,
+            now,
+            elapsed,
+        )
+        for rule in rules
+    }
+    # After a restart, alerts whose subject has not been seen yet are neither dropped nor resolved.
+    awaited = state.awaited
+    if awaited:
+        present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
+        subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
+        on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
+        activities, awaited = hold(awaited, state.activities, activities, subjects_by_rule, on_verdicts, elapsed)
+    alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
+    raised = tuple(_began(state.activities, activities))
+    resolved = tuple(_resolved(_began(activities, state.activities), rules, snapshot))
+    return RuleState(activities, awaited), Evaluated(alerts, raised, resolved)
+
+
+def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:
+    """Yield the alerts that fire in ``after`` and not in ``before``."""
+    for rule, active in after.items():
+        known = before.get(rule, {})
+        for labels, activity in active.items():
+            alert = activity.alert
+            if alert.phase == "firing":
+                other = known.get(labels)
+                if (
+                    other is None
+                    or other.alert.phase != "firing"
+                    or other.alert.labels != alert.labels
+                    or not same_process(other.process, activity.process)
+                ):
+                    yield alert
+
+
+def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
+    """Yield the alerts as resolved. The text of an alert whose subject has ended states this."""
+    scopes: dict[str, Scope] = {rule.name: rule.scope for rule in rules}
+    for alert in alerts:
+        scope = scopes.get(alert.rule)
+        reason = departure(scope, alert, snapshot) if scope is not None else ""
+        yield ended(alert, snapshot.taken_at, reason)
 
 
 def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:

@@ -13,7 +13,9 @@ from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.messages import to_json
 from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import STARTING, Snapshot
-from gpumond.tick.observe import EngineState, evaluate
+from gpumond.features.rules.evaluation import RuleState, evaluate
+from gpumond.quantities.window import RuleWindow, remember
+from gpumond.tick.ledger import attribute
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -84,18 +86,19 @@ class PreviewWindow:
 
 def preview(rule: Rule, moments: Iterable[bytes]) -> Preview:
     """Evaluate the rule on packed ``moments``, oldest first."""
-    memory, times = EngineState(), list[float]()
+    state, window, times = RuleState(), RuleWindow(), list[float]()
     firing: dict[tuple[tuple[str, str], ...], Alert] = {}
     over, count = deque[Alert](maxlen=MAX_FIRED), 0
     for moment in moments:
         snapshot, verdicts = unpack(moment)
-        tick = evaluate(memory, (rule,), snapshot, verdicts)
-        memory = tick.memory
-        for alert in tick.resolved:
+        window = remember(window, snapshot)
+        frame = Frame(snapshot, attribute(snapshot), verdicts)
+        state, evaluated = evaluate(state, (rule,), frame, window)
+        for alert in evaluated.resolved:
             firing.pop(alert.labels, None)
             over.append(alert)
-        count += len(tick.resolved)
-        firing.update((alert.labels, alert) for alert in tick.raised)
+        count += len(evaluated.resolved)
+        firing.update((alert.labels, alert) for alert in evaluated.raised)
         times.append(snapshot.taken_at)
     fired = sorted([*over, *firing.values()], key=lambda alert: alert.active_at)[-MAX_FIRED:]
     omitted = count + len(firing) - len(fired)

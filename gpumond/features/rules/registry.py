@@ -10,13 +10,14 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from gpumond.facts.errors import ConfigError, NoSuchRule, RuleChanged, RuleConflict
-from gpumond.facts.rule import Rule
+from gpumond.facts.rule import Overrides, Rule, overridden, own_fields
 from gpumond.features.rules.settings import written
+from gpumond.kernel import Rules
 
 Origin = Literal["built-in", "file", "api"]
 
@@ -63,7 +64,7 @@ class Registered(NamedTuple):
     rule: Rule
 
 
-class RuleRegistry:
+class RuleRegistry(Rules):
     """Registry of rules. ``rules`` is the current tuple; it is replaced as a whole, never changed in place."""
 
     def __init__(
@@ -255,37 +256,3 @@ def _registered(
     text = json.dumps(described, sort_keys=True, separators=(",", ":"))
     etag = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Registered(RuleEntry(rule.name, origin, etag, body, enabled, dict(overrides)), rule)
-
-
-Overrides = Mapping[str, Mapping[str, Any]]
-"""The replaced fields of rules, by the names of rules and fields."""
-
-
-def own_fields(rule: Rule) -> dict[str, Any]:
-    """Return the rule's own values of the fields that can be replaced."""
-    level = rule.below if rule.above is None else rule.above
-    return {
-        "level": float(level or 0),
-        "for": float(rule.for_seconds),
-        "severity": dict(rule.labels).get("severity", ""),
-        "enabled": True,
-    }
-
-
-def overridden(rule: Rule, fields: Mapping[str, Any]) -> Rule:
-    """Return the rule with other values of ``level``, ``for`` and ``severity``.
-
-    The level of ``clear`` keeps its ratio to the level; a negative level is also that of ``clear``.
-    """
-    changes: dict[str, Any] = {}
-    if "level" in fields:
-        level, own = fields["level"], own_fields(rule)["level"]
-        side, limit = ("below", max) if rule.above is None else ("above", min)
-        changes[side] = level
-        if rule.clear is not None and own:
-            changes["clear"] = limit(rule.clear * (level / own), level)
-    if "for" in fields:
-        changes["for_seconds"] = fields["for"]
-    if "severity" in fields:
-        changes["labels"] = tuple({**dict(rule.labels), "severity": fields["severity"]}.items())
-    return replace(rule, **changes)

@@ -10,15 +10,15 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.alerts import ended
 from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.part import RulesPart
 from gpumond.features.rules.preview import Preview
 from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.serve import examples
 from gpumond.serve.auth import user
-from gpumond.serve.dependencies import CHANGES, require_rules
+from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
 from gpumond.serve.limits import MAX_PREVIEWS
 from gpumond.serve.problems import problem, responses
-from gpumond.serve.view import view_of
 
 router = APIRouter(prefix="/api/v1", tags=["rules"])
 
@@ -40,7 +40,7 @@ IfMatch = Annotated[str | None, Header(description="The expected ETag of the rul
 
 
 def _registry(request: Request) -> RuleRegistry:
-    return view_of(request).rulebook
+    return kernel_of(request).get(RuleRegistry)
 
 
 def etag_of(if_match: str | None) -> str | None:
@@ -116,7 +116,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
-        result = await view_of(request).preview(body.rule())
+        result = await kernel_of(request).get(RulesPart).preview(body.rule())
     finally:
         previews.remove(who, this)
     return Response(PREVIEWED.dump_json(result), media_type="application/json")
@@ -141,7 +141,9 @@ async def override(
     request: Request, name: str, body: OverrideConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
     """Replaces all fields of an earlier override of the rule. 409: the configuration file overrides a field."""
-    return entry_response(await view_of(request).rulebook.override(name, body.fields(), by, etag_of(if_match)))
+    return entry_response(
+        await kernel_of(request).get(RuleRegistry).override(name, body.fields(), by, etag_of(if_match))
+    )
 
 
 @router.delete(
@@ -153,5 +155,5 @@ async def override(
     responses=responses(401, 403, 404, 412, 503, 507),
 )
 async def restore(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
-    await view_of(request).rulebook.restore(name, by, etag_of(if_match))
+    await _registry(request).restore(name, by, etag_of(if_match))
     return Response(status_code=204)

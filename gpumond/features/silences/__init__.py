@@ -6,7 +6,8 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="silences",
-    routes=("gpumond.features.silences.routes",),
+    parts=("gpumond.features.silences.part:SilencesPart",),
+    routes=("gpumond.features.silences.routes:router",),
     commands=(
         Command(
             name="silence",

@@ -15,9 +15,8 @@ from gpumond.facts.text import has_control_characters
 from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples
 from gpumond.serve.auth import admit
-from gpumond.serve.dependencies import CHANGES, require_rules
+from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
 from gpumond.serve.problems import responses
-from gpumond.serve.view import view_of
 
 router = APIRouter(prefix="/api/v1", tags=["silences"])
 
@@ -107,7 +106,7 @@ ENTRIES, ONE = TypeAdapter(list[SilenceEntry]), TypeAdapter(SilenceEntry)
 
 
 def _silences(request: Request) -> Silences:
-    return view_of(request).silences
+    return kernel_of(request).get(Silences)
 
 
 def _entry(request: Request, silence: Silence, status: int = 200) -> Response:

@@ -19,6 +19,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.persisted import Labels
 from gpumond.facts.silence import Matcher, Silence, State
 from gpumond.facts.units import DAY_SECONDS, human
+from gpumond.kernel import Silencing
 
 MAX_SILENCES = 100
 """Silences of one creator that have not ended."""
@@ -48,7 +49,7 @@ class SilenceStore(Protocol):
     async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None: ...
 
 
-class Silences:
+class Silences(Silencing):
     """Registry of silences. ``clock`` returns unix seconds."""
 
     def __init__(self, store: SilenceStore, clock: Callable[[], float] = time.time) -> None:

@@ -80,16 +80,16 @@ async def serve(
             listener, problem = None, str(error)
         daemon = stack.enter_context(make_daemon(settings, source, load, pace, worker, kept))
         if log_limit is not None:
-            log_limit.dropped = daemon.log_dropped
+            log_limit.dropped = daemon.kernel.telemetry.log_dropped
         own = settings.runtime_directory()
         api = stack.enter_context(bind_api_socket(own, settings.agent_socket_mode()))
         stack.callback((own / API_SOCKET).unlink, missing_ok=True)
         tokens = Tokens(write_token(own), others=others, reviews=reviews)
         config = uvicorn.Config(
             Guard(
-                DeferredApi(daemon, tokens, daemon.running),
+                DeferredApi(daemon.kernel, tokens, daemon.running),
                 tokens,
-                _policy(settings, web, daemon.http_rejected),
+                _policy(settings, web, daemon.kernel.telemetry.http_rejected),
             ),
             lifespan="on",
             log_config=None,
@@ -104,14 +104,14 @@ async def serve(
             log.error(
                 "%s; it is tried again every %g s, and %s answers meanwhile", problem, PORT_SECONDS, own / API_SOCKET
             )
-            daemon.faults["http"] = Fault("http", "port_in_use", None, problem)
+            daemon.kernel.faults["http"] = Fault("http", "port_in_use", None, problem)
         else:
             listener.listen()
             bound(address)
             log.info("serving %s, agents at %s, source %s", address, settings.agent_socket(), source)
-        server = _Server(config, web, daemon.http_rejected)
+        server = _Server(config, web, daemon.kernel.telemetry.http_rejected)
         _handle_signals(stack, server, daemon)
-        await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.frame)))
+        await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.kernel.frame)))
         if listener is None:
             await stack.enter_async_context(background(_await_port(settings, server, daemon)))
         await server.serve(sockets=[api] if listener is None else [listener, api])
@@ -125,7 +125,7 @@ async def _await_port(settings: Settings, server: _Server, daemon: Daemon) -> No
             continue
         with suppress(PortInUse):
             server.http.add(_listen(settings))
-            del daemon.faults["http"]
+            del daemon.kernel.faults["http"]
             log.info("serving %s, which no other program uses any more", settings.listen)
             return
 

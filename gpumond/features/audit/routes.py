@@ -1,0 +1,26 @@
+"""GET /api/v1/audit: the audit of changes and flushes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from gpumond.serve import examples
+from gpumond.serve.dependencies import kernel_of
+from gpumond.serve.resources import answer_list
+from gpumond.store.audit import AuditEntry
+
+router = APIRouter(prefix="/api/v1", tags=["facts"])
+
+
+@router.get(
+    "/audit",
+    summary="Audit log of changes and flushes, newest last",
+    **examples.described(list[AuditEntry], [examples.AUDIT_ENTRY], 503),
+)
+async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
+    """Returns the newest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
+    chain."""
+    return answer_list(request, AuditEntry, await kernel_of(request).store.audit_entries(limit))

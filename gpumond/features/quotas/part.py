@@ -1,0 +1,71 @@
+"""Quotas in the daemon: the quota of each process, limits in programs, and requests for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpumond.config.settings import Settings
+from gpumond.facts.snapshot import Snapshot
+from gpumond.features.quotas.admissions import Admissions
+from gpumond.features.quotas.limits import QuotaLimits
+from gpumond.features.quotas.quotas import assign_quotas
+from gpumond.features.quotas.registry import QuotaRegistry
+from gpumond.host.machine import find_process
+from gpumond.kernel import Flushes, Kernel, Part, Tick
+
+
+class QuotasPart(Part):
+    table = "quotas"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.registry = QuotaRegistry(kernel.settings.quotas, kernel.store.quota_rows)
+        self._limits = QuotaLimits(kernel.commands.set_limit)
+        kernel.provide(QuotaRegistry, self.registry)
+
+    @property
+    def loaded(self) -> bool:
+        return self.registry.loaded
+
+    async def load(self) -> Sequence[str]:
+        return await self.registry.load()
+
+    def observe(self, snapshot: Snapshot) -> Snapshot:
+        return replace(snapshot, quotas=assign_quotas(self.registry.table, snapshot.devices, snapshot.reports))
+
+    def act(self, tick: Tick) -> None:
+        if self.registry.loaded:  # until then, the limit of an unknown quota may be that of a stored one
+            self._limits.execute(tick.frame.snapshot)
+
+    async def configure(self, settings: Settings) -> None:
+        self.registry.configure(settings.quotas)
+
+    async def close(self) -> None:
+        await self._limits.close()
+
+
+class AdmissionsPart(Part):
+    table = "admissions"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.admissions = Admissions(
+            kernel.get(Flushes).flush,
+            lambda: kernel.settings.lending,
+            find_process,
+            kernel.clock.monotonic,
+            kernel.store.admission_rows,
+        )
+        kernel.provide(Admissions, self.admissions)
+
+    @property
+    def loaded(self) -> bool:
+        return self.admissions.loaded
+
+    async def load(self) -> Sequence[str]:
+        return await self.admissions.load()
+
+    def act(self, tick: Tick) -> None:
+        self.admissions.execute(tick.frame.snapshot)
+
+    async def close(self) -> None:
+        await self.admissions.close()

@@ -1,0 +1,283 @@
+"""The kernel: what features build on, and the parts that they add to the daemon.
+
+Data flows one way. At each tick the daemon reads devices and programs, and every part may add facts (``observe``), then
+conclusions without I/O (``conclude``). The frame is swapped, and every part may act on it (``act``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Protocol, TypeVar, cast
+
+from gpumond.config.settings import Settings
+from gpumond.diagnosis.diagnosis import Diagnosis
+from gpumond.event_log import EventLog
+from gpumond.facts.alerts import Activities
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.facts.flush import FlushOutcome, FlushRequest
+from gpumond.facts.frame import Alert, Frame
+from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
+from gpumond.facts.pools import Receipt
+from gpumond.facts.process import ProcessKey
+from gpumond.facts.rule import Rule
+from gpumond.facts.snapshot import AgentReport, Fault, ProgramEnd, Reading, Snapshot, SourceState
+from gpumond.host.peer import Identity
+from gpumond.metrics.dcgm import Compat
+from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.programs.commands import AgentCommands
+from gpumond.quantities.window import RuleWindow
+from gpumond.store.store import Store
+from gpumond.tick.history import History
+
+T = TypeVar("T")
+
+FIRST_FRAME_SECONDS = 2.0
+"""The longest that a scrape waits for the first frame: a page without devices would be a gap in each series."""
+
+
+class Devices(Protocol):
+    """The devices; `devices.child.supervisor.Collector` documents each method."""
+
+    @property
+    def state(self) -> SourceState: ...
+    def start(self) -> None: ...
+    async def read(self, wait: float) -> Reading | None: ...
+    async def release(self, seconds: float) -> bool: ...
+    async def stop(self) -> None: ...
+
+
+class Programs(Protocol):
+    """The connected agents; `programs.server.AgentServer` documents each method."""
+
+    def serve(self) -> None: ...
+    def reports(self) -> tuple[AgentReport, ...]: ...
+    def report(self, identity: Identity) -> AgentReport | None: ...
+    def silent(self) -> tuple[AgentReport, ...]: ...
+    def keep(self, suspended: Collection[ProcessKey]) -> None: ...
+    def ends(self) -> tuple[ProgramEnd, ...]: ...
+    def departed(self) -> tuple[AgentReport, ...]: ...
+    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
+    async def ask(self, identity: Identity, request: AgentRequest, seconds: float = ...) -> AgentResponse | None: ...
+    def flushing(self, identity: Identity) -> bool: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """``wall`` returns unix seconds, ``monotonic`` seconds since any fixed moment, ``uptime`` seconds since the
+    machine started.
+    """
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    uptime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edges:
+    """Everything that does I/O or reads a clock. ``telemetry`` and ``wake`` are here because the devices and the
+    programs report to them.
+    """
+
+    collector: Devices
+    agents: Programs
+    store: Store
+    telemetry: Telemetry
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the next tick is due at once."""
+    clock: Clock = Clock()
+    private_pid_namespace: bool | None = None
+    faults: dict[str, Fault] = field(default_factory=dict)
+    """Faults of the sockets and of the configuration, by name."""
+    services: Mapping[type, object] = field(default_factory=dict)
+    """Services that features use instead of their own, by kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """The frame of one tick, and what its conclusions rest on.
+
+    ``raised`` and ``resolved``: alerts that began and ceased to fire. ``activities``: states of all alerts, by rule.
+    """
+
+    frame: Frame
+    window: RuleWindow
+    raised: tuple[Alert, ...] = ()
+    resolved: tuple[Alert, ...] = ()
+    activities: Mapping[str, Activities] = field(default_factory=dict)
+
+
+class Part:
+    """What a feature does in the daemon. Every method may be left out."""
+
+    table = ""
+    """The table of the store that ``load`` reads, for the log and a fault."""
+
+    @property
+    def loaded(self) -> bool:
+        """False while rows of the store have not been read: ``load`` is then called again before a later tick."""
+        return True
+
+    async def load(self) -> Sequence[str]:
+        """Read what the store keeps. Return a sentence for each row that is skipped. Raises StoreUnavailable."""
+        return ()
+
+    def start(self) -> None:
+        """Begin background work. Devices and programs can be read from now on."""
+
+    def observe(self, snapshot: Snapshot) -> Snapshot:
+        """Add facts to a snapshot."""
+        return snapshot
+
+    def conclude(self, tick: Tick) -> Tick:
+        """Draw conclusions, without I/O. They take effect in ``act``."""
+        return tick
+
+    def act(self, tick: Tick) -> None:
+        """Carry out what the current frame shows; wait for nothing. No other task has run since ``conclude``."""
+
+    def flushed(self, receipt: Receipt) -> None:
+        """Note a receipt."""
+
+    async def configure(self, settings: Settings) -> None:
+        """Adopt the settings of a reload."""
+
+    async def close(self) -> None:
+        """End background work."""
+
+
+class Operations:
+    """Operations on the daemon itself."""
+
+    async def reload(self, requested_by: str) -> str:
+        """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
+        raise NotImplementedError
+
+    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+        """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
+        raise NotImplementedError
+
+
+class Flushes:
+    """The one path by which anything is flushed."""
+
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+        """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
+        raise NotImplementedError
+
+
+class Rules:
+    """The rules in effect."""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        raise NotImplementedError
+
+
+class Silencing:
+    """The silences in effect."""
+
+    def silencing(self, alert: Alert) -> Sequence[str]:
+        """Return the ids of the active silences that match an alert."""
+        raise NotImplementedError
+
+
+class Kernel:
+    """Clock, devices, programs, store and telemetry of one daemon, its current frame, and the services of features.
+
+    ``settings`` are replaced by a reload. ``pace``: the factor by which diagnosis time is accelerated.
+    """
+
+    def __init__(self, settings: Settings, edges: Edges, pace: float = 1.0) -> None:
+        self.settings, self.edges = settings, edges
+        self.clock, self.devices, self.programs = edges.clock, edges.collector, edges.agents
+        self.store, self.telemetry, self.faults = edges.store, edges.telemetry, edges.faults
+        self.started_at, self.began = edges.clock.wall(), edges.clock.monotonic()
+        self.store_file = edges.store.path.absolute()
+        self.diagnosis = Diagnosis(pace)
+        self.events = EventLog(self.started_at)
+        self.commands = AgentCommands(self.programs, self.store.audit, self.note)
+        self.exposition = Exposition(edges.telemetry, settings.compat)
+        self.frame: Frame | None = None
+        self.answers: dict[str, bytes] = {}
+        """Encoded answers of the API about this frame, by route."""
+        self.parts: tuple[Part, ...] = ()
+        self._swapped = asyncio.Event()
+        self._services: dict[type, object] = dict(edges.services)
+
+    def provide(self, kind: type[Any], service: object) -> None:
+        """Offer a service of a feature to routes and to other features."""
+        self._services[kind] = service
+
+    def get(self, kind: type[T]) -> T:
+        """Return the service of this kind. Raises LookupError if no feature provides it."""
+        return cast("T", self._services[kind])
+
+    def find(self, kind: type[T]) -> T | None:
+        """Return the service of this kind, None if there is none."""
+        return cast("T | None", self._services.get(kind))
+
+    @property
+    def history(self) -> History:
+        return self.diagnosis.history
+
+    def swap(self, frame: Frame) -> None:
+        """Make ``frame`` the current one."""
+        self.frame, self.answers = frame, {}
+        self._swapped.set()  # wakes current waiters; later ones wait for the next frame
+        self._swapped = asyncio.Event()
+
+    async def await_frame(self, seconds: float) -> bool:
+        """Wait for the next frame. Returns False if none is taken in time."""
+        try:
+            await asyncio.wait_for(self._swapped.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
+        """Return the page of the current frame. The first scrapes after the start wait for the first frame."""
+        if self.frame is None:
+            await self.await_frame(FIRST_FRAME_SECONDS)
+        return self.exposition.page(self.frame, Form.of(accept, compat, groups))
+
+    def machine_names(self) -> frozenset[str]:
+        """Return the names of this machine that alerts may have as `instance`, in lower case."""
+        name, settings = socket.gethostname(), self.settings
+        listened = () if settings.loopback or settings.host in ("0.0.0.0", "::") else (settings.host,)
+        return frozenset(each.lower() for each in (name, name.partition(".")[0], *settings.hosts, *listened))
+
+    def gpu_processes(self) -> Mapping[ProcessKey, float | None] | None:
+        """Return the processes that the driver lists in the current frame; None before the first one.
+
+        Each with its idle time in seconds, None if the driver does not report its use of one of its devices.
+        """
+        if self.frame is None:
+            return None
+        idle_seconds: dict[ProcessKey, float | None] = {}
+        for device in self.frame.snapshot.devices:
+            for key, process in device.processes_by_key.items():
+                idle, other = process.idle_seconds, idle_seconds.get(key, inf)
+                idle_seconds[key] = None if idle is None or other is None else min(idle, other)
+        return idle_seconds
+
+    def flushed(self, receipt: Receipt) -> None:
+        """Note a receipt in counters, events and all parts."""
+        self.telemetry.flushed(receipt)
+        self.events.flushed(receipt)
+        for part in self.parts:
+            part.flushed(receipt)
+
+    async def note(self, actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
+        """Audit a completed change. A store that cannot be written logs its error and does not fail the request."""
+        try:
+            await self.store.audit(actor, action, detail)
+            await self.store.add_receipts(receipts)
+        except StoreUnavailable:
+            pass
