@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -60,6 +61,13 @@ PACKAGES = {
 }
 """Debian's packages of programs, where they have another name."""
 
+OPTIONAL = {
+    *("alertmanager", "amtool", "buildah", "cc", "chromium", "debootstrap", "fish", "gcc", "google-chrome", "man"),
+    *("newuidmap", "node", "npm", "openssl", "podman", "prometheus", "prometheus-alertmanager", "promtool", "rpmbuild"),
+    *("runc", "systemd-analyze", "systemd-nspawn", "valgrind", "zsh"),
+}
+"""Programs that a machine may lack. A test that starts one has a mark `needs` or `skipif`."""
+
 COMPILED = {"nvml_library": "cc", "library": "cc"}
 """Fixtures that compile a library."""
 
@@ -80,15 +88,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)  # no worker finishes long after the others
     for item in items:
-        needed = {program for mark in item.iter_markers("needs") for program in mark.args}
         fixtures = set(getattr(item, "fixturenames", ()))
-        needed |= {COMPILED[name] for name in fixtures & COMPILED.keys()}
+        for name in fixtures & COMPILED.keys():
+            item.add_marker(pytest.mark.needs(COMPILED[name]))
+        needed = {program for mark in item.iter_markers("needs") for program in mark.args}
         if needed or fixtures & STARTING:
             item.add_marker("slow")
         absent = sorted(program for program in needed if shutil.which(program) is None)
         if absent:
             packages = ", ".join(sorted({PACKAGES.get(program, program) for program in absent}))
             item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(absent)} (Debian: {packages})"))
+
+
+running: list[pytest.Item] = []
+"""The test that this process is running, or none."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    running.append(item)
+    yield
+    running.pop()
+
+
+def check_program(event: str, arguments: tuple[Any, ...]) -> None:
+    """Fail a test that starts an optional program and would fail on a machine without it."""
+    if event == "subprocess.Popen" and running and Path(os.fsdecode(arguments[0] or "")).name in OPTIONAL:
+        item = running[-1]
+        if not any(mark.name in ("needs", "skipif") for mark in item.iter_markers()):
+            raise AssertionError(f"{item.nodeid} starts {arguments[0]!r} without a mark that says so")
+
+
+sys.addaudithook(check_program)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
