@@ -27,8 +27,7 @@ from gpumond.facts.sensors import Sensors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import GIB, TickState, advance, make_device, make_pool, make_process, make_report, make_snapshot
 from tests.grafana.boards import ROOT, Target, targets
 from tests.helpers.prometheus import Prometheus, fill
 from tests.helpers.running import series_of, until
@@ -81,7 +80,7 @@ def page(programs: int) -> str:
             for pid in pids
         ]
     snapshot = make_snapshot(*devices, reports=tuple(reports))
-    frame = advance(EngineState(), BUILT_IN, snapshot).frame
+    frame = advance(TickState(), BUILT_IN, snapshot).frame
     return Exposition(Telemetry()).page(frame, Form(False)).plain.decode()
 
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import uvicorn
-from gpumond.serve.view import DaemonView
+from gpumond.serve.view import Kernel
 
 from bench.live import Machine
 from gpumond.event_log import EventLog
@@ -55,7 +55,7 @@ def main() -> None:
         async with background(view.run()):
             yield
 
-    app: Any = DeferredApi(cast("DaemonView", view), Tokens("secret"), lifespan)
+    app: Any = DeferredApi(cast("Kernel", view), Tokens("secret"), lifespan)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 

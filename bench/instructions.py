@@ -36,9 +36,10 @@ FEW = 4
 def tick() -> Callable[[], object]:
     """Observe and advance: 8 devices, 512 processes with agents, the built-in rules and four others."""
     from bench.tick import CALM, UP, facts, rules
-    from gpumond.tick.observe import EngineState, advance, observe
+    from gpumond.testing import TickState, advance
+    from gpumond.tick.observe import observe
 
-    state, snapshot, active = EngineState(), None, rules(CALM)
+    state, snapshot, active = TickState(), None, rules(CALM)
     prepared, numbers = cycle([facts(number) for number in range(4)]), iter(range(1_000_000))
 
     def run() -> None:
@@ -55,9 +56,10 @@ def render() -> Callable[[], object]:
     from bench.tick import CALM, UP, facts, rules
     from gpumond.metrics.exposition import Exposition, Form
     from gpumond.metrics.telemetry import Telemetry
-    from gpumond.tick.observe import EngineState, advance, observe
+    from gpumond.testing import TickState, advance
+    from gpumond.tick.observe import observe
 
-    state, snapshot, frames = EngineState(), None, []
+    state, snapshot, frames = TickState(), None, []
     for number in range(2):
         snapshot = observe(snapshot, UP, *facts(number), float(number), float(number))
         result = advance(state, rules(CALM), snapshot)

@@ -30,7 +30,8 @@ from bench.tables import exponents, scaling_table, super_linear
 from bench.tick import CALM, UP, facts, rules
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.tick.observe import EngineState, advance, observe
+from gpumond.testing import TickState, advance
+from gpumond.tick.observe import observe
 from tests.fakenvml import FakeDriver, build, machine
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
@@ -132,7 +133,7 @@ def series(processes: int) -> Point:
 
 def pages(processes: int) -> None:
     """Render pages in this process, and print the point."""
-    exposition, state, snapshot = Exposition(Telemetry(), max_series=1_000_000), EngineState(), None
+    exposition, state, snapshot = Exposition(Telemetry(), max_series=1_000_000), TickState(), None
     gc.freeze()
     gc.disable()  # as the daemon does, which collects between ticks
     ticks, renders, page = list[float](), list[float](), b""

@@ -117,7 +117,7 @@ def run_daemon(arguments: list[str]) -> int:
     cli._load("serve")  # what the start imports before its process of the driver
     clocks = Clocks()
     signal.signal(signal.SIGURG, lambda *_: clocks.write("main"))
-    from gpumond.devices.child.process import Child
+    from gpumond.devices.child.supervisor import Child
     from gpumond.programs.server import AgentServer
     from gpumond.serve.http import HttpProtocol
 

@@ -42,7 +42,7 @@ FIRST_FRAME_SECONDS = 2.0
 
 
 class Devices(Protocol):
-    """The devices; `devices.child.supervisor.Collector` documents each method."""
+    """The devices; `devices.child.supervisor.Supervisor` documents each method."""
 
     @property
     def state(self) -> SourceState: ...
@@ -85,7 +85,7 @@ class Edges:
     programs report to them.
     """
 
-    collector: Devices
+    devices: Devices
     agents: Programs
     store: Store
     telemetry: Telemetry
@@ -196,7 +196,7 @@ class Kernel:
 
     def __init__(self, settings: Settings, edges: Edges, pace: float = 1.0) -> None:
         self.settings, self.edges = settings, edges
-        self.clock, self.devices, self.programs = edges.clock, edges.collector, edges.agents
+        self.clock, self.devices, self.programs = edges.clock, edges.devices, edges.agents
         self.store, self.telemetry, self.faults = edges.store, edges.telemetry, edges.faults
         self.started_at, self.began = edges.clock.wall(), edges.clock.monotonic()
         self.store_file = edges.store.path.absolute()
@@ -208,6 +208,7 @@ class Kernel:
         self.answers: dict[str, bytes] = {}
         """Encoded answers of the API about this frame, by route."""
         self.parts: tuple[Part, ...] = ()
+        self.first_frame_seconds = FIRST_FRAME_SECONDS
         self._swapped = asyncio.Event()
         self._services: dict[type, object] = dict(edges.services)
 
@@ -244,7 +245,7 @@ class Kernel:
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
         """Return the page of the current frame. The first scrapes after the start wait for the first frame."""
         if self.frame is None:
-            await self.await_frame(FIRST_FRAME_SECONDS)
+            await self.await_frame(self.first_frame_seconds)
         return self.exposition.page(self.frame, Form.of(accept, compat, groups))
 
     def machine_names(self) -> frozenset[str]:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
+from gpumond.facts.alerts import Activities
 from gpumond.facts.errors import FaultKind, ReturnCode
+from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.quota import EffectiveQuota
+from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, ProcessQuota, ProcessUsage, Snapshot, SourceState
 from gpumond.facts.units import GIB as GIB
+from gpumond.features.rules.evaluation import RuleState, evaluate as evaluate_rules
+from gpumond.features.rules.restore import Awaited
+from gpumond.quantities.window import RuleWindow, remember
+from gpumond.tick.ledger import attribute
+from gpumond.tick.retainers import with_retainers
 
 
 def make_process(pid: int = 10, used_bytes: int | None = GIB, **fields: Any) -> ProcessUsage:
@@ -74,3 +85,37 @@ def make_fault(
     device_uuid: str | None = None, kind: FaultKind | ReturnCode = "gpu_is_lost", source: str = "nvml"
 ) -> Fault:
     return Fault(source, kind, device_uuid, "for a test")
+
+
+@dataclass(frozen=True, slots=True)
+class TickState:
+    """State that `advance` passes from one tick to the next."""
+
+    activities: Mapping[str, Activities] = field(default_factory=dict)
+    recent: RuleWindow = field(default_factory=RuleWindow)
+    awaited: Awaited = frozenset()
+    diagnosis: Diagnosis = field(default_factory=Diagnosis, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    memory: TickState
+    frame: Frame
+    raised: tuple[Alert, ...] = ()
+    resolved: tuple[Alert, ...] = ()
+
+
+def advance(state: TickState, rules: Sequence[Rule], snapshot: Snapshot) -> Advanced:
+    """Conclude one frame from a snapshot, as the daemon does with the feature rules alone."""
+    diagnosis = diagnose(state.diagnosis, snapshot)
+    verdicts = with_retainers(diagnosis.verdicts, snapshot)
+    return evaluate(replace(state, diagnosis=diagnosis), rules, snapshot, verdicts)
+
+
+def evaluate(state: TickState, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Advanced:
+    """Conclude one frame from a snapshot and known verdicts."""
+    window = remember(state.recent, snapshot)
+    frame = Frame(snapshot, attribute(snapshot), tuple(verdicts))
+    rule_state, evaluated = evaluate_rules(RuleState(state.activities, state.awaited), rules, frame, window)
+    memory = TickState(rule_state.activities, window, rule_state.awaited, state.diagnosis)
+    return Advanced(memory, replace(frame, alerts=evaluated.alerts), evaluated.raised, evaluated.resolved)

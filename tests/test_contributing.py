@@ -18,14 +18,14 @@ SECTIONS = dict(
 DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 SOURCE = """
-from gpumond.commands.doctor import AUTOMATIC
+from gpumond.devices import AUTOMATIC
 from gpumond.config.schema import SettingsConfig
-from gpumond.sources import load
+from gpumond.devices import load
 source = load(SettingsConfig(source="tegra").source)
 source.open()
 (device,) = source.read().devices
 assert device.unified and device.size_bytes > device.free_bytes > 0
-assert "tegra" in [spec.name for spec in AUTOMATIC] and not source.detect("/nowhere")
+assert [spec.detect("/nowhere") for spec in AUTOMATIC if spec.name == "tegra"] == [False]
 from tools.docs.plugins import document
 assert "| `tegra` | the GPU of an NVIDIA Jetson |" in document()
 """
@@ -49,6 +49,41 @@ assert adapter._pool("GPU-a").reclaimable.likely == 2 << 20
 assert list(adapter.read()) == [] and adapter.flush(("cache",))[0].step == "cache" and emptied
 from tools.docs.plugins import document
 assert "| `mindspore` | `mindspore` |" in document()
+"""
+
+ENGINE = """
+import asyncio, json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from gpumond.config.schema import SettingsConfig
+from gpumond.features.engines.poller import Engines
+
+posted = []
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({"queue": {"in_progress": 1, "pending": 2, "completed": 3, "failed": 0, "canceled": 0}})
+    def do_POST(self):
+        posted.append(self.path)
+        self.answer({})
+    def answer(self, body):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+    def log_message(self, *words): ...
+
+server = HTTPServer(("127.0.0.1", 0), Handler)
+Thread(target=server.serve_forever, daemon=True).start()
+url = f"http://127.0.0.1:{server.server_port}"
+config = SettingsConfig(engines=[{"name": "e", "kind": "invokeai", "url": url, "allow": ["engine"]}])
+(engine,) = config.settings().engines
+engines = Engines()
+engines.configure([engine])
+state = asyncio.run(engines.read("e"))
+assert (state.running, state.waiting, state.work) == (1, 2, (3, 0, 0))
+assert asyncio.run(engines.carry_out("e", engine.release_method.release(engine, state), 9)) == ()
+assert posted == ["/api/v2/models/empty_model_cache"]
+from tools.docs.plugins import document
+assert "| `invokeai` | InvokeAI | `empty` | a job that begins" in document()
 """
 
 RECEIVER = """
@@ -80,10 +115,10 @@ assert "| `ntfy` | `topic` | the topic of the messages |" in document()
 """
 
 METRIC = """
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import TickState, advance
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.testing import make_device, make_process, make_snapshot
-frame = advance(EngineState(), (), make_snapshot(make_device(processes=(make_process(42, 1),)))).frame
+frame = advance(TickState(), (), make_snapshot(make_device(processes=(make_process(42, 1),)))).frame
 (family,) = [family for family in FAMILIES if family.name == "gpumond_device_processes"]
 assert [value for _, value in family.rows(frame)] == [1]
 from tools.docs.metrics import document
@@ -91,25 +126,25 @@ assert "| `gpumond_device_processes` | gauge |" in document()
 """
 
 VALUE = """
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import TickState, advance
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.testing import GIB, make_device, make_snapshot
 rule = RuleConfig(name="low", scope="device", value="free_ratio", below="10%").rule()
-(alert,) = advance(EngineState(), (rule,), make_snapshot(make_device(free_bytes=4 * GIB))).frame.alerts
+(alert,) = advance(TickState(), (rule,), make_snapshot(make_device(free_bytes=4 * GIB))).frame.alerts
 assert (alert.rule, alert.value) == ("low", 0.05)
 from tools.docs.rules import document
 assert "| `free_ratio` | ratio | free bytes over size |" in document()
 """
 
 VERDICT = """
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import TickState, advance
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.facts.sensors import Sensors
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.testing import make_device, make_snapshot
 sensors = Sensors(remapped_rows_failed=True, remapped_rows_uncorrectable=2)
 rule = RuleConfig(name="failing", scope="device", value="failing_memory", above=0).rule()
-frame = advance(EngineState(), (rule,), make_snapshot(make_device(sensors=sensors))).frame
+frame = advance(TickState(), (rule,), make_snapshot(make_device(sensors=sensors))).frame
 assert [(verdict.kind, verdict.evidence) for verdict in frame.verdicts] == [("failing-memory", (("rows", 2.0),))]
 assert [alert.rule for alert in frame.alerts] == ["failing"]
 assert "failing-memory" in next(family.help for family in FAMILIES if family.name == "gpumond_verdict")
@@ -134,6 +169,7 @@ assert "/api/v1/version" in app.openapi()["paths"]
     [
         ("Add a source of devices", SOURCE),
         ("Add an adapter for an allocator", ADAPTER),
+        ("Add a kind of serving engine", ENGINE),
         ("Add a receiver of alerts", RECEIVER),
         ("Add a metric", METRIC),
         ("Add a value of rules", VALUE),

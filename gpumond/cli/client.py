@@ -4,7 +4,7 @@ A daemon of this machine is asked over its Unix socket, where the kernel names b
 one. Another address is asked as it is: a change carries the token in $GPUMOND_TOKEN, or the token file of a daemon on
 this machine, and a read does if it is refused without one. Without a readable token, a change goes over the socket.
 Token file and socket are in $GPUMOND_RUNTIME_DIR, else in the default runtime directory of this user's or the machine's
-daemon. `gpumond.features.fleet.connection` decides who may receive a token.
+daemon. `gpumond.host.http` proves who receives a token.
 """
 
 from __future__ import annotations
@@ -13,38 +13,27 @@ import argparse
 import json
 import os
 import ssl
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
-from gpumond import __version__
+from gpumond.agent.transport import trusted_uids
 from gpumond.cli.arguments import address
 from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, print_error
 from gpumond.facts.device_names import device_uuid
-from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
+from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, HttpError
 from gpumond.facts.messages import SERVICE_SOCKET, default_socket
 from gpumond.facts.snapshot import DeviceReading
-from gpumond.features.fleet import connection as http
-from gpumond.features.fleet.connection import (
-    MAX_ANSWER_BYTES,
-    UnixConnection,
-    UntrustedListener,
-    checked,
-    connection,
-    decoded,
-    is_loopback,
-    may_receive_token,
-)
-from gpumond.view.frame import FRAME, CheckedFrame, checked_as, frame_of
+from gpumond.host import http
+from gpumond.host.files import read_secret
+from gpumond.host.http import Connection, Request, check_token, connection_to, exchange, is_loopback, response_to, trust
+from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_of
 
 DEFAULT_URL = "http://127.0.0.1:9917"
-LOCAL = ("127.0.0.1", "localhost", "::1")
-"""Hosts whose daemon may have written the token file."""
+READ_SECONDS, CHANGE_SECONDS = 10.0, 30.0
 DOWNLOAD_SECONDS = 60.0
 """Longest wait for the next bytes of a download."""
 CHUNK_BYTES = 1 << 20
@@ -62,10 +51,14 @@ answered = False
 class Route(NamedTuple):
     """A connection to the daemon, and the token that the request carries, with its source; both may be empty."""
 
-    connection: HTTPConnection
+    connection: Connection
     prefix: str
     token: str
     token_source: str
+
+    def request(self, method: str, path: str, headers: Mapping[str, str] = {}, body: bytes | None = None) -> Request:
+        authorization = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return Request(method, self.prefix + path, {**headers, **authorization}, body)
 
 
 class Program(NamedTuple):
@@ -100,7 +93,7 @@ def is_local(url: str) -> bool:
 
 def is_proven(url: str) -> bool:
     """Return True if the server at an http:// or https:// address is verified, by TLS or by the kernel."""
-    return http.is_proven(url, 10.0, map(str, runtime_directories()))
+    return http.is_proven(url, READ_SECONDS, _trusted())
 
 
 def device(url: str, name: str) -> str:
@@ -176,14 +169,14 @@ def get(url: str, path: str, headers: Mapping[str, str] = {}) -> Any:
     """
     proven = url.startswith("https://")
     try:
-        return _exchange("GET", url, path, None, headers, 10.0, proven)
+        return _exchange("GET", url, path, READ_SECONDS, proven, headers=headers)
     except DaemonError as error:
         if proven or error.status not in (UNAUTHORIZED, FORBIDDEN) or not _token(url)[0]:
             raise
         if not is_local(url):
             note = "the token was not sent, since the connection is without TLS"
             raise DaemonError(f"{error}; {note}", error.status, error.problem) from None
-    return _exchange("GET", url, path, None, headers, 10.0, True)
+    return _exchange("GET", url, path, READ_SECONDS, True, headers=headers)
 
 
 def frame(url: str) -> CheckedFrame:
@@ -193,128 +186,109 @@ def frame(url: str) -> CheckedFrame:
 
 def post(url: str, path: str, body: object, timeout: float) -> Any:
     """Return the decoded response to POST, which is sent with a token. Raises DaemonError."""
-    return _change("POST", url, path, body, timeout)
+    return _exchange("POST", url, path, timeout, True, body)
 
 
 def put(url: str, path: str, body: object) -> Any:
-    return _change("PUT", url, path, body, 30.0)
+    return _exchange("PUT", url, path, CHANGE_SECONDS, True, body)
 
 
 def delete(url: str, path: str) -> None:
-    _change("DELETE", url, path, None, 30.0)
+    _exchange("DELETE", url, path, CHANGE_SECONDS, True)
 
 
 def download(url: str, path: str, file: BinaryIO) -> int:
     """Write the response to GET, which is sent as a change is, to a file. Return its size. Raises GpumondError."""
-    with _answer("GET", url, path, None, {}, DOWNLOAD_SECONDS, secret=True) as answer:
-        size = int(answer.headers.get("Content-Length", -1))
-        received = 0
-        while chunk := answer.read(CHUNK_BYTES):
-            try:
-                file.write(chunk)
-            except OSError as error:  # not of the connection
-                raise GpumondError(f"the response cannot be written: {error.strerror}") from None
-            received += len(chunk)
+    with _reachable(url, DOWNLOAD_SECONDS):
+        route = _route(url, DOWNLOAD_SECONDS, secret=True)
+        with response_to(route.connection, route.request("GET", path)) as response:
+            if not 200 <= response.status < 300:
+                _content(response.status, response.read(CHUNK_BYTES), route)  # raises
+            size = int(response.headers.get("Content-Length", -1))
+            received = 0
+            while chunk := response.read(CHUNK_BYTES):
+                try:
+                    file.write(chunk)
+                except OSError as error:  # not of the connection
+                    raise GpumondError(f"the response cannot be written: {error.strerror}") from None
+                received += len(chunk)
     if received != size:
         raise DaemonError(f"the download ended after {received} of {size} bytes")
     return received
-
-
-def _change(method: str, url: str, path: str, body: object, timeout: float) -> Any:
-    encoded = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    return _exchange(method, url, path, encoded, headers, timeout, True)
 
 
 def _exchange(
     method: str,
     url: str,
     path: str,
-    body: bytes | None,
-    headers: Mapping[str, str],
     seconds: float,
     secret: bool,
+    body: object = None,
+    headers: Mapping[str, str] = {},
 ) -> Any:
-    deadline = time.monotonic() + seconds
-    content = bytearray()
-    with _answer(method, url, path, body, headers, seconds, secret) as answer:
-        while chunk := answer.read1(CHUNK_BYTES):
-            content += chunk
-            if len(content) > MAX_ANSWER_BYTES:
-                raise DaemonError(f"the daemon's answer has more than {MAX_ANSWER_BYTES >> 20} MiB")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no complete answer within {seconds:g} s")
-        if answer.headers.get("Content-Type", "").startswith("text/plain"):
-            return None
-        global answered
-        answered = True
-        return decoded(answer.status, bytes(content))
+    """Return the decoded response. Raises DaemonError. ``secret``: it carries a token, or goes over the socket."""
+    encoded = None if body is None else json.dumps(body).encode()
+    fields = headers if method == "GET" else {"Content-Type": "application/json"}
+    with _reachable(url, seconds):
+        route = _route(url, seconds, secret)
+        answer = exchange(route.connection, route.request(method, path, fields, encoded), seconds)
+    global answered
+    answered = True
+    if 200 <= answer.status < 300 and answer.headers.get("Content-Type", "").startswith("text/plain"):
+        return None
+    return _content(answer.status, answer.body, route)
 
 
 @contextmanager
-def _answer(
-    method: str,
-    url: str,
-    path: str,
-    body: bytes | None,
-    headers: Mapping[str, str],
-    seconds: float,
-    secret: bool,
-) -> Iterator[HTTPResponse]:
-    """Yield the response to a request, if its status is 2xx. Raises DaemonError.
-
-    ``secret``: the request carries a token, or goes over the socket.
-    """
-    if not url.startswith(("http://", "https://", "unix:///")):
-        raise DaemonError(f"{url}: expected an http:// or https:// address, or unix:///DIRECTORY/api.sock")
+def _reachable(url: str, seconds: float) -> Iterator[None]:
+    """Raise DaemonError, with what to do, for a daemon that is not reached."""
     try:
-        route = _route(url, seconds, secret)
-        fields = {"User-Agent": f"gpumond/{__version__}", "Connection": "close", **headers}
-        if route.token:
-            fields["Authorization"] = f"Bearer {route.token}"
-        try:
-            route.connection.request(method, route.prefix + path, body, fields)
-            answer = route.connection.getresponse()
-            if not 200 <= answer.status < 300:
-                raise _refusal(answer, route.token_source)
-            yield answer
-        finally:
-            route.connection.close()
-    except (OSError, ValueError, HTTPException) as error:
-        reason = getattr(error, "strerror", None) or error
+        with http.explained(seconds):
+            yield
+    except HttpError as error:
+        if error.reason in ("address", "untrusted", "too_large"):
+            raise DaemonError(f"{url}: {error}") from None
         raise DaemonError(
-            f"no daemon answers at {url} ({reason}); start one with `gpumond serve`, or pass its address with --url"
+            f"no daemon answers at {url} ({error}); start one with `gpumond serve`, or pass its address with --url"
         ) from None
 
 
-def _refusal(answer: HTTPResponse, token_source: str) -> DaemonError:
-    sent = f" (the token is from {token_source})" if answer.status == UNAUTHORIZED and token_source else ""
+def _content(status: int, body: bytes, route: Route) -> Any:
+    """Return the decoded body of a 2xx. Raises DaemonError for other statuses."""
     try:
-        decoded(answer.status, answer.read(CHUNK_BYTES))
+        return decoded(status, body)
     except DaemonError as error:
-        detail = str(error) or f"the daemon answered {answer.status} {answer.reason}"
-        return DaemonError(f"{detail}{sent}", answer.status, error.problem)
-    raise AssertionError(answer.status)  # a refusal is never decoded
+        sent = f" (the token is from {route.token_source})" if status == UNAUTHORIZED and route.token_source else ""
+        raise DaemonError(f"{str(error) or f'the daemon answered {status}'}{sent}", status, error.problem) from None
 
 
 def _route(url: str, seconds: float, secret: bool) -> Route:
-    """Return the way to the daemon. Raises DaemonError if it carries a token to somebody whom it must not reach."""
+    """Return the way to the daemon. Raises HttpError if it carries a token to somebody whom it must not reach."""
+    if not url.startswith(("http://", "https://", "unix:///")):
+        raise HttpError("address", "expected an http:// or https:// address, or unix:///DIRECTORY/api.sock")
     token, source = _token(url) if secret else ("", "")
     if url.startswith("unix://"):
-        return Route(UnixConnection(url.removeprefix("unix://"), seconds), "", token, source)
-    parts, named = urlsplit(url), os.environ.get("GPUMOND_TOKEN")
+        return Route(_over_socket(Path(url.removeprefix("unix://")), seconds), "", token, source)
+    parts, named = http.split_address(url), os.environ.get("GPUMOND_TOKEN")
     if parts.scheme == "http" and is_local(url) and (url.rstrip("/") == DEFAULT_URL or (secret and not token)):
         for directory in runtime_directories():
-            over_socket = UnixConnection(str(directory / "api.sock"), seconds)
+            connection = _over_socket(directory / "api.sock", seconds)
             try:
-                over_socket.connect()
-            except (OSError, UntrustedListener):
+                connection.connect()
+            except (OSError, HttpError):
                 continue
-            return Route(over_socket, "", token if named else "", source if named else "")
-    if token and not may_receive_token(url):
-        raise DaemonError(f"{url}: the token is not sent without TLS; give the daemon a web_config and use https")
-    places = map(str, runtime_directories())
-    return Route(connection(parts, seconds, _trust, bool(token), places), parts.path.rstrip("/"), token, source)
+            return Route(connection, "", token if named else "", source if named else "")
+    connection = connection_to(parts, _trust, seconds, _trusted() if token else None)
+    return Route(connection, parts.path.rstrip("/"), token, source)
+
+
+def _over_socket(path: Path, seconds: float) -> Connection:
+    return Connection("localhost", path=str(path), seconds=seconds, trusted=trusted_uids(str(path.parent)))
+
+
+def _trusted() -> frozenset[int]:
+    """Return the users whose listener may receive a token: those of the runtime directories, root, and this one."""
+    return trusted_uids().union(*(trusted_uids(str(directory)) for directory in runtime_directories()))
 
 
 def _token(url: str) -> tuple[str, str]:
@@ -324,16 +298,16 @@ def _token(url: str) -> tuple[str, str]:
     Both are empty without a token. Raises ConfigError for a token with a space or a control character.
     """
     if token := os.environ.get("GPUMOND_TOKEN", "").strip():
-        return checked(token, "$GPUMOND_TOKEN"), "$GPUMOND_TOKEN"
-    if urlsplit(url).hostname not in LOCAL:
+        return check_token(token, "$GPUMOND_TOKEN"), "$GPUMOND_TOKEN"
+    if not is_loopback(urlsplit(url).hostname):
         return "", ""
     for directory in runtime_directories():
+        file = directory / "token"
         try:
-            token = (directory / "token").read_text().strip()
-        except (OSError, UnicodeDecodeError):
+            token = read_secret(file)
+        except ConfigError:
             continue
-        if token:
-            return checked(token, str(directory / "token")), str(directory / "token")
+        return check_token(token, str(file)), str(file)
     return "", ""
 
 
@@ -351,9 +325,4 @@ def runtime_directories(environ: Mapping[str, str] = os.environ) -> Iterator[Pat
 
 
 def _trust() -> ssl.SSLContext:
-    """Return a TLS context with the authorities in $GPUMOND_CA_FILE, else those of the system. Raises DaemonError."""
-    named = os.environ.get("GPUMOND_CA_FILE") or None
-    try:
-        return ssl.create_default_context(cafile=named)
-    except OSError as error:
-        raise DaemonError(f"GPUMOND_CA_FILE {named}: {error.strerror or error}") from None
+    return trust(os.environ.get("GPUMOND_CA_FILE") or None)

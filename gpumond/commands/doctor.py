@@ -26,7 +26,7 @@ from gpumond.agent.transport import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.cli import client
 from gpumond.cli.exits import DONE, FAILED
 from gpumond.devices import AUTOMATIC, SourceSpec
-from gpumond.devices.child.supervisor import Collector
+from gpumond.devices.child.supervisor import Supervisor
 from gpumond.facts.errors import DaemonError, SourceUnavailable
 from gpumond.facts.messages import default_socket, to_json
 from gpumond.facts.remedies import remedy
@@ -98,7 +98,7 @@ def driver() -> Iterator[Finding]:
 
 def _has_devices(spec: SourceSpec) -> bool:
     try:
-        return spec.type().detect("/sys")
+        return spec.detect("/sys")
     except SourceUnavailable:
         return False
 
@@ -131,12 +131,12 @@ def _stated(kind: str, detail: str) -> tuple[str, str]:
 
 
 async def probe(source: str) -> tuple[SourceState, Reading | None]:
-    """Take one reading through a separate collector process, so that a hanging driver does not block doctor."""
-    collector = Collector(source)
-    collector.start()
-    reading = await collector.read(wait=6.0)
-    state = collector.state
-    await collector.stop()
+    """Take one reading through a separate device child, so that a hanging driver does not block doctor."""
+    supervisor = Supervisor(source)
+    supervisor.start()
+    reading = await supervisor.read(wait=6.0)
+    state = supervisor.state
+    await supervisor.stop()
     return state, reading
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumond.cli.exits import DONE
 from gpumond.devices import SOURCES, detected
-from gpumond.devices.child.process import Worker, start_worker
+from gpumond.devices.child.supervisor import Worker, start_worker
 
 if TYPE_CHECKING:
     from gpumond.config.loading import Kept
@@ -68,7 +68,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would read the metadata of all packages
     worker: Worker | None = None
-    with suppress(OSError):  # such as a limit of processes; the collector tries again
+    with suppress(OSError):  # such as a limit of processes; the supervisor tries again
         worker = start_worker()  # it imports its modules, and opens the driver, while this process imports the daemon
     named = arguments.source in [spec.name for spec in SOURCES]  # which no file overrides
     if worker and named:

@@ -112,7 +112,7 @@ def process_table(content: View, width: int | None = None) -> str:
 
     ``width``: that of the terminal, which the table fits.
     """
-    asleep = any(process.unmapped_bytes for process in content.processes)
+    unmapped = any(process.unmapped_bytes for process in content.processes)
     limited = any(process.limit_bytes is not None for process in content.processes)
     shares = [f">{name.upper()}" for name in HOLDINGS]
     header = (
@@ -122,7 +122,7 @@ def process_table(content: View, width: int | None = None) -> str:
         "USER",
         ">USED",
         *shares,
-        *([">UNMAPPED"] if asleep else []),
+        *([">UNMAPPED"] if unmapped else []),
         *([">LIMIT"] if limited else []),
         "VERDICT",
     )
@@ -134,7 +134,7 @@ def process_table(content: View, width: int | None = None) -> str:
             process.user,
             size(process.used_bytes),
             *(size(process.shares[name]) for name in HOLDINGS),
-            *([size(process.unmapped_bytes)] if asleep else []),
+            *([size(process.unmapped_bytes)] if unmapped else []),
             *([size(process.limit_bytes)] if limited else []),
             process.verdict,
         ]

@@ -235,7 +235,6 @@ class SettingsConfig(Strict):
             "rule_overrides": {name: override.fields() for name, override in self.rule_overrides.items()},
             "rules": tuple(rule.rule() for rule in self.rules),
             "receivers": tuple(receiver.notifier() for receiver in self.receivers),
-            "engines": tuple(engine.declaration() for engine in self.engines),
             "quotas": tuple(quota.quota() for quota in self.quotas),
         }
         return Settings(**plain | built)

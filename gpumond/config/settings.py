@@ -16,7 +16,7 @@ from gpumond.facts.quota import Lending, Quota
 from gpumond.facts.rule import Overrides, Rule, overridden
 from gpumond.features.alerts.receivers import Notifier
 from gpumond.features.alerts.receivers.log import Log
-from gpumond.features.engines.spec import Declaration
+from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.host.logs import LogFormat, LogLevel
 from gpumond.metrics.dcgm import Compat
@@ -67,7 +67,7 @@ class Settings:
     rule_overrides: Overrides = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     receivers: tuple[Notifier, ...] = (Log("log"),)
-    engines: tuple[Declaration, ...] = ()
+    engines: tuple[EngineConfig, ...] = ()
     quotas: tuple[Quota, ...] = ()
     lending: Lending = "user"
     allow_end_requests: bool = False

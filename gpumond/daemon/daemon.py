@@ -13,7 +13,7 @@ from typing import Any
 from gpumond.config.loading import Kept
 from gpumond.config.settings import RELOADED, Settings
 from gpumond.daemon.edges import real_edges
-from gpumond.devices.child.process import Worker
+from gpumond.devices.child.supervisor import Worker
 from gpumond.diagnosis.diagnosis import diagnose
 from gpumond.facts.errors import ConfigError, StoreUnavailable
 from gpumond.facts.frame import Frame

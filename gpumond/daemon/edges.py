@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpumond.config.settings import Settings
-from gpumond.devices.child.process import Worker
-from gpumond.devices.child.supervisor import Collector
+from gpumond.devices.child.supervisor import Supervisor, Worker
 from gpumond.facts.snapshot import Fault
 from gpumond.host.machine import in_private_pid_namespace, kept_from_agents
 from gpumond.host.runtime_directory import AgentSocket
@@ -44,11 +43,11 @@ def real_edges(settings: Settings, source: str, worker: Worker | None = None) ->
             log.warning("%s had been removed; agents can connect again", path)
         return agent_socket.listener if changed else None
 
-    collector = Collector(source, restarted=telemetry.restarted, opened=wake.set, first=worker)
-    telemetry.add_processes(lambda: collector.pid)
+    devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set, first=worker)
+    telemetry.add_processes(lambda: devices.pid)
     try:
         yield Edges(
-            collector=collector,
+            devices=devices,
             agents=AgentServer(
                 agent_socket.listener,
                 limits=Limits(reserved_descriptors=kept_from_agents()),

@@ -20,7 +20,7 @@ from gpumond.config.tokens import Token, check_subjects, read_tokens
 from gpumond.config.watched_file import ReloadingFile
 from gpumond.config.web import Web
 from gpumond.daemon.daemon import Daemon, Load, make_daemon
-from gpumond.devices.child.process import Worker
+from gpumond.devices.child.supervisor import Worker
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Fault
 from gpumond.host import systemd

@@ -1,15 +1,17 @@
-"""Sources of device facts. A source has one main method, ``read``, and runs in the collector's child process.
+"""Sources of device facts. A source has one main method, ``read``, and runs in a child process.
 
-To add one, write ``sources/NAME.py`` with a class that has the members of `DeviceSource`, and add its `SourceSpec` to
+To add one, write ``devices/NAME.py`` with a class that has the members of `DeviceSource`, and add its `SourceSpec` to
 ``SOURCES``: the setting ``source``, ``gpumond doctor`` and docs/reference/plugins.md derive from it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from gpumond.facts.errors import SourceUnavailable
@@ -33,14 +35,6 @@ class ReadProgress:
 class DeviceSource(Protocol):
     name: str
 
-    @staticmethod
-    def detect(sys: str) -> bool:
-        """Return True if this machine has such devices; ``sys`` is /sys. Used if the spec is ``automatic``.
-
-        Raises SourceUnavailable if the driver is installed and cannot be used.
-        """
-        ...
-
     def open(self) -> None:
         """Open the driver. Raises SourceUnavailable."""
 
@@ -59,18 +53,18 @@ class ProgressReporter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """One source. ``implementation``: the import string of its class. ``automatic``: ``auto`` and ``every`` use it.
+    """One source. ``implementation``: the import string of its class.
 
-    ``requires``: a module outside the standard library that the source imports. ``detector``: the import string of a
-    function that does what the class's ``detect`` does, and needs less memory than the class.
+    ``detector``: the import string of a function that returns True if this machine has such devices, from the path of
+    /sys, and raises SourceUnavailable if the driver is installed and cannot be used. With one, ``auto`` and ``every``
+    use the source. ``requires``: a module outside the standard library that the source imports.
     """
 
     name: str
     implementation: str
     devices: str
-    automatic: bool = False
-    requires: str = ""
     detector: str = ""
+    requires: str = ""
 
     def type(self) -> type[DeviceSource]:
         """Import the class."""
@@ -78,14 +72,14 @@ class SourceSpec:
         return source
 
     def detect(self, sys: str) -> bool:
-        """Return True if this machine has such devices, as the class's ``detect`` does.
+        """Return what the detector does.
 
         Raises ImportError if the module that the source requires is not installed.
         """
         if self.requires and find_spec(self.requires) is None:
             raise ImportError(f"No module named {self.requires!r}", name=self.requires)
-        found: bool = _imported(self.detector)(sys) if self.detector else self.type().detect(sys)
-        return found
+        has_devices: bool = _imported(self.detector)(sys)
+        return has_devices
 
 
 def _imported(name: str) -> Any:
@@ -98,19 +92,21 @@ SOURCES = (
         "nvml",
         "gpumond.devices.nvml.source:NvmlSource",
         "NVIDIA devices, through the driver's library",
-        True,
+        "gpumond.devices.nvml:detect",
         "pynvml",
-        "gpumond.devices.nvml.loading:detect",
     ),
     SourceSpec(
-        "drm", "gpumond.devices.drm.source:DrmSource", "AMD and Intel devices, through files of the kernel", True
+        "drm",
+        "gpumond.devices.drm.source:DrmSource",
+        "AMD and Intel devices, through files of the kernel",
+        "gpumond.devices.drm.devices:detect",
     ),
     SourceSpec(
         "every", "gpumond.devices.composite:CompositeSource", "devices of all drivers, including those loaded later"
     ),
     SourceSpec("sim", "gpumond.devices.sim:SimSource", "simulated devices, as in `gpumond demo`"),
 )
-AUTOMATIC = tuple(spec for spec in SOURCES if spec.automatic)
+AUTOMATIC = tuple(spec for spec in SOURCES if spec.detector)
 
 
 def spec_of(name: str) -> SourceSpec:
@@ -152,3 +148,32 @@ def detected(sys: str = "/sys") -> list[SourceSpec]:
             )
         )
     return found
+
+
+DISPLAY, ACCELERATOR = "0x03", "0x1200"
+NVIDIA, AMD, INTEL = "0x10de", "0x1002", "0x8086"
+INTEL_INTEGRATED = "0000:00:02.0"
+"""PCI address of every Intel GPU that is integrated into a processor, and uses host memory."""
+DRIVERS = ("nvidia", "nvgpu", "amdgpu", "xe")
+"""Kernel modules that are loaded only for a GPU. Not i915, which integrated GPUs use too."""
+
+
+def may_have_gpu(sys: str = "/sys", dev: str = "/dev") -> bool:
+    """Return False if the machine has no GPU: the bus lists none, and no driver is loaded."""
+    if any(os.path.isdir(f"{sys}/module/{driver}") for driver in DRIVERS) or os.path.exists(f"{dev}/dxg"):
+        return True
+    try:
+        functions = list(os.scandir(f"{sys}/bus/pci/devices"))
+    except OSError:
+        return True
+    return any(_is_gpu(Path(function.path)) for function in functions)
+
+
+def _is_gpu(function: Path) -> bool:
+    try:
+        kind, vendor = ((function / name).read_text().strip() for name in ("class", "vendor"))
+    except OSError:
+        return False
+    if not kind.startswith((DISPLAY, ACCELERATOR)):
+        return False
+    return vendor in (NVIDIA, AMD) or (vendor == INTEL and function.name != INTEL_INTEGRATED)

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpumond.devices import AUTOMATIC, DeviceSource, ProgressReporter, ReadProgress, load
-from gpumond.devices.pci import may_have_gpu
+from gpumond.devices import AUTOMATIC, DeviceSource, ProgressReporter, ReadProgress, load, may_have_gpu
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.remedies import remedy
 from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, Fault, Reading
@@ -21,10 +20,6 @@ RETRY_SECONDS = 30.0
 
 class CompositeSource:
     name = "every"
-
-    @staticmethod
-    def detect(sys: str) -> bool:
-        return False
 
     def __init__(
         self,

@@ -19,10 +19,6 @@ from gpumond.sim.device import Damaged, simulated_devices
 class SimSource:
     name = "sim"
 
-    @staticmethod
-    def detect(sys: str) -> bool:
-        return False
-
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self._root = Path()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumond.devices.process.procfs import ProcessOwner
@@ -134,36 +133,21 @@ def _sum_instances(merged: dict[tuple[int, tuple[int, int]], Usage]) -> dict[int
 
 
 def processes(
-    by_pid: Mapping[int, Usage],
-    owners: Mapping[int, ProcessOwner],
-    used_by: Mapping[int, float],
-    before: Mapping[int, ProcessUsage] = MappingProxyType({}),
+    by_pid: Mapping[int, Usage], owners: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
 ) -> tuple[ProcessUsage, ...]:
-    """Return a device's processes in the order of their pids. ``used_by``: their utilization, where it is known.
-
-    ``before``: the processes of the previous reading by pid; an unchanged one is the same object.
-    """
-    return tuple(
-        _process(pid, usage, owners[pid], used_by.get(pid), before.get(pid)) for pid, usage in sorted(by_pid.items())
-    )
+    """Return a device's processes in the order of their pids. ``used_by``: their utilization, where it is known."""
+    return tuple(_process(pid, usage, owners[pid], used_by.get(pid)) for pid, usage in sorted(by_pid.items()))
 
 
-def _process(
-    pid: int, usage: Usage, owner: ProcessOwner, utilization_ratio: float | None, before: ProcessUsage | None
-) -> ProcessUsage:
-    if (
-        before is not None
-        and before.used_bytes == usage.used_bytes
-        and before.utilization_ratio == utilization_ratio
-        and before.kinds == usage.kinds
-        and (before.start_ticks, before.comm, before.uid, before.user) == owner
-    ):
-        return before
+def _process(pid: int, usage: Usage, owner: ProcessOwner, utilization_ratio: float | None) -> ProcessUsage:
     return ProcessUsage(
         pid=pid,
+        start_ticks=owner.start_ticks,
         used_bytes=usage.used_bytes,
         kinds=usage.kinds,
+        comm=owner.comm,
+        uid=owner.uid,
+        user=owner.user,
         utilization_ratio=utilization_ratio,
         idle_seconds=0.0 if utilization_ratio else None,  # the daemon counts from here
-        **owner._asdict(),
     )

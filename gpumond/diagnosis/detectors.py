@@ -1,17 +1,22 @@
-"""Detectors without a trend: orphan, idle holder, fragmentation, and the cause of a process's end. No I/O."""
+"""Detectors without a trend: pressure, orphan, idle holder, fragmentation, and the cause of a process's end. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from gpumond.diagnosis.peaks import FRAGMENTED_FROM, PoolPeak, split_share
 from gpumond.diagnosis.trend import sen
+from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Ending
-from gpumond.facts.units import GIB, MIB
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage
+from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, duration
+from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.history import MAX, USED, Series
+
+FULL = 0.95
+FULL_CLEAR = 0.93
 
 RAMP_FROM = 0.80
 RAMP_BLOCKS = 4
@@ -34,6 +39,8 @@ IDLE_GAP_SECONDS = 120.0
 """Maximum distance of two readings of an idle device. A reading covers a second at most, so fewer of them miss work."""
 IDLE_RATIO = 0.05
 
+FRAGMENTED_FROM = 0.05
+"""Share of the device that a pool must keep before its fragmentation is reported."""
 FRAGMENTED = 0.25
 FRAGMENTED_CLEAR = 0.20
 FRAGMENTED_MINUTES = 10
@@ -50,6 +57,94 @@ The end of a program that has filled its device for longer, as a serving engine 
 """
 LOOP_CRASHES = 3
 LOOP_SECONDS = 3600.0
+
+MIN_SECONDS = 60.0
+"""Minimum time between the two blocks that are compared."""
+RISING_RATIO = 0.02
+"""Limit between both cases: additional allocations would be 50 times as large as the others are on average."""
+ERROR_RATIO = 0.1
+"""Error of the smallest number, as a share of the range of the numbers in a block, which has about 15 samples."""
+
+MINUTES = 60
+"""Number of minutes whose peaks are kept."""
+
+
+class PoolPeak(NamedTuple):
+    """Peak of the minute from ``at`` on. *Kept* bytes are those that no flush returns."""
+
+    at: float
+    live: int
+    kept: int
+
+
+class Peaks:
+    """Peaks of the last hour on one device, and times of the last retried and the last failed allocation.
+
+    Fragmentation is measured at peaks and never at an instant, because a healthy pool also appears fragmented while its
+    use is low.
+    """
+
+    __slots__ = ("_last", "_never", "_ooms", "_reported", "_rescues", "_retries", "failed_at", "minutes", "retried_at")
+
+    def __init__(self, never: float) -> None:
+        self.minutes: list[PoolPeak] = []  # an empty deque has 700 bytes, and few processes have an agent
+        self.failed_at = self.retried_at = self._never = never
+        self._last = PoolPeak(never, 0, 0)
+        self._reported = self._ooms = self._retries = self._rescues = -1
+        """Counters of the last report; counts from before the first report are not new."""
+
+    def add(self, report: AgentReport, device_uuid: str, now: float) -> None:
+        live = kept = ooms = retries = highest = 0
+        for pool in report.pools:
+            if pool.device_uuid == device_uuid and not pool.inside and pool.live_bytes is not None:
+                live += pool.live_bytes
+                kept += kept_bytes(pool) if pool.live_bytes else 0  # an empty pool is not fragmented
+                highest += pool.peak_live_bytes or 0
+                ooms += pool.ooms or 0
+                retries += pool.retries or 0
+        if highest > self._reported:
+            if self._reported >= 0:
+                # A reported peak that rose was reached since the last report, however short it was.
+                live, kept = max(live, highest), max(kept, highest)
+            self._reported = highest
+        elif highest < self._reported:
+            self._reported = highest
+        if ooms > self._ooms:
+            self.failed_at = now if self._ooms >= 0 else self.failed_at
+            self._ooms = ooms
+        rescues = report.program.oom_rescues
+        if rescues > self._rescues >= 0:
+            self.failed_at = self._never  # `retry_on_oom` succeeded: the errors before it did not end the program
+        self._rescues = rescues
+        if retries > self._retries:
+            self.retried_at = now if self._retries >= 0 else self.retried_at
+            self._retries = retries
+        last = self._last
+        if now - last.at >= MINUTE_SECONDS:
+            self._last = PoolPeak(now, live, kept)
+            self.minutes.append(self._last)
+            del self.minutes[:-MINUTES]
+        elif live > last.live or kept > last.kept:
+            self._last = self.minutes[-1] = PoolPeak(last.at, max(last.live, live), max(last.kept, kept))
+
+
+def kept_bytes(pool: PoolUsage) -> int:
+    """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
+
+    An arena that never returns memory is no sign of fragmentation: it keeps its memory in any case. Nor is a pool with
+    unknown live bytes.
+    """
+    live, kept = pool.live_bytes, pool.held_bytes - pool.reclaimable.likely
+    if live is None:
+        return kept
+    if pool.reclaimable.exactness == "not_releasable":
+        return live
+    return kept if kept > live else live  # each tick calls it for each pool, and `max` is slower
+
+
+def split_share(peak_live: float, peak_kept: float) -> float:
+    """Return 1 - peak live / peak kept over one window; 0 for a pool that keeps nothing."""
+    return 1 - min(1.0, peak_live / peak_kept) if peak_kept else 0.0
 
 
 class Flat(NamedTuple):
@@ -156,14 +251,6 @@ def cause(ending: Ending | None, oom_at: float, now: float, filled_at: float, xi
     return ""
 
 
-MIN_SECONDS = 60.0
-"""Minimum time between the two blocks that are compared."""
-RISING_RATIO = 0.02
-"""Limit between both cases: additional allocations would be 50 times as large as the others are on average."""
-ERROR_RATIO = 0.1
-"""Error of the smallest number, as a share of the range of the numbers in a block, which has about 15 samples."""
-
-
 class AllocationGrowth(NamedTuple):
     """Growth of the number of live allocations.
 
@@ -232,3 +319,51 @@ class LiveAllocations:
     def end(self) -> None:
         """Record that no verdict on growth is active."""
         self._begin = None
+
+
+
+
+def idle_seconds(device: DeviceReading, process: ProcessUsage) -> float | None:
+    """Return a process's idle time; where the driver does not report it by process, that of the device."""
+    if process.idle_seconds is not None:
+        return max(process.idle_seconds, device.idle_seconds or 0.0)
+    return device.idle_seconds or None
+
+
+
+
+
+
+
+
+class DeviceCase(NamedTuple):
+    """A device whose ``used`` and ``size`` in bytes are known; ``active``: the verdict was active after the last tick.
+
+    ``seconds_left``: the time until the device is full, if its recent peaks will fill it in ten minutes.
+    """
+
+    device: DeviceReading
+    label: str
+    used: int
+    size: int
+    seconds_left: float | None
+    active: bool
+
+
+class Found(NamedTuple):
+    evidence: tuple[tuple[str, float], ...]
+    summary: str
+    seconds_left: float | None = None
+
+
+def pressure(case: DeviceCase) -> Found | None:
+    ratio, left = case.used / case.size, case.seconds_left
+    if left is None and ratio <= (FULL_CLEAR if case.active else FULL):
+        return None
+    evidence = (("used_ratio", ratio), ("free_bytes", float(case.size - case.used)))
+    end = "" if left is None else f" and will be full in {duration(left)}"
+    return Found(evidence, f"{case.label} is {ratio:.1%} full{end}", left)
+
+
+DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceCase], Found | None]] = {"pressure": pressure}
+"""Verdicts on a device that follow from the values of one tick."""

@@ -9,37 +9,489 @@ Does not cover levels and counters as such (rules) and the owners of memory (the
 
 from __future__ import annotations
 
-from gpumond.diagnosis.classifier import Classifier
-from gpumond.facts.frame import Verdict
-from gpumond.facts.snapshot import Snapshot
-from gpumond.tick.history import History
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Set
+from dataclasses import replace
+from math import inf, isfinite
 
-__all__ = ["Diagnosis", "diagnose"]
+from gpumond.diagnosis import detectors, messages
+from gpumond.diagnosis.detectors import idle_seconds
+from gpumond.diagnosis.leak import OUTSIDE, Leak, form as form_of
+from gpumond.diagnosis.leak_search import allocation_growth, fit, follow, held_growth, search, watch_growth
+from gpumond.diagnosis.shapes import REST_MINUTES, Shape, shape
+from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker
+from gpumond.facts.frame import Verdict
+from gpumond.facts.process import IDLE_SECONDS
+from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
+from gpumond.facts.verdicts import SHAPES, VerdictName
+from gpumond.tick.history import FIVE_MINUTES, HELD, MAX, MINUTE, UNCLAIMED, USED, History, SeriesKey
+
+RECENT_MINUTES = 15
+MIN_RELEASE_RATIO = 0.02
+"""Share of its device that a process must have held for a release verdict."""
+RELEASE_SECONDS = 60.0
+CRASH_SECONDS = 900.0
+"""Seconds for which these verdicts remain active."""
+UNCLAIMED_RATIO = 0.02
+"""A device is classified as a whole if more than this share of it has no visible owner."""
+RETRIED_SECONDS = 600.0
+MAX_DISAGREEMENTS = 3
+"""Consecutive minutes with another shape after which a shape's verdict ends."""
+
+MIN_DEVICES = 4
+MIN_SHARE = 0.6
+WINDOW_SECONDS = 1800.0
+"""Maximum distance of the onsets of leaks that count as one group."""
+DEAD = ("gone", "zombie")
+"""States of processes that have ended."""
 
 
 class Diagnosis:
-    """Diagnosis so far, and the active verdicts.
+    """State of all tracked series and events, and the active verdicts.
 
-    ``pace``: seconds of this clock for one second of the snapshots; slopes and times in verdicts are in real
-    seconds. ``diagnose`` changes the diagnosis that it is given, so that no old one is used.
+    ``pace``: seconds of this clock for one second of the snapshots; slopes and times in verdicts are in real seconds.
     """
 
-    __slots__ = ("classifier", "verdicts")
-
     def __init__(self, pace: float = 1.0) -> None:
-        self.classifier = Classifier(pace)
         self.verdicts: tuple[Verdict, ...] = ()
+        self._tracker = Tracker(pace)
+        self._devices: Mapping[str, DeviceReading] = {}
+        self._parents: frozenset[str | None] = frozenset()
+        self._events: list[tuple[float, Verdict]] = []
+        """Verdicts on ends, each with the time until which it is active."""
+        self._filled: dict[str, detectors.Filled] = {}
+        self._xid_at: defaultdict[str, float] = defaultdict(lambda: -inf)
+        self._xids: dict[tuple[str, int], int] = {}
+        self._begun = False
+        self._ramps: dict[str, tuple[float, float]] = {}
+        """By device: time of the last ramp towards full, and the seconds that were left then."""
+        self._crashes: dict[tuple[str, str], list[float]] = {}
+        """By device and program: times of recent crashes."""
+        self._loops: dict[tuple[str, str], tuple[float, Verdict]] = {}
+        """Crash loops, with the time until which each is active."""
+        self._flat: dict[SeriesKey, detectors.Flat] = {}
+        self._ranks = RankGroup()
 
     @property
     def history(self) -> History:
-        return self.classifier.history
+        return self._tracker.history
+
+    def add(self, snapshot: Snapshot) -> bool:
+        """Add the snapshot. False if it is not newer than the last."""
+        self._record_endings(snapshot)
+        if not self._tracker.add(snapshot):
+            return False
+        now = self.history.now
+        before, self._devices = self._devices, snapshot.devices_by_uuid
+        self._forget(before.keys() - self._devices.keys())
+        self._parents = frozenset(device.parent_uuid for device in snapshot.devices)
+        self._record_xids(snapshot)
+        for tracked, closed in self._tracker.due:
+            device = self._devices[tracked.uuid]
+            if closed > FIVE_MINUTES:
+                tracked.quartiles.add(tracked.series, tracked.main)
+            if tracked.uuid not in self._parents:
+                if closed > MINUTE:
+                    self._classify_curve(tracked, device, closed)
+                self._classify_growth(tracked, device)
+            if tracked.pid is None and device.size_bytes:
+                left = detectors.ramp(tracked.series, float(device.used_bytes or 0), device.size_bytes)
+                if left is not None:
+                    self._ramps[tracked.uuid] = (now, left)
+        for fall in self._tracker.falls:
+            self._explain(fall, snapshot)
+        for device in snapshot.devices:
+            device_series = self._tracker.tracked_series.get((device.uuid, None))
+            if device_series is not None and device_series.sampled_at == now:
+                self._check_device(device_series, device)
+                self._check_orphans(device_series, device)
+        self._events = [event for event in self._events if event[0] > now]
+        self._loops = {key: loop for key, loop in self._loops.items() if loop[0] > now}
+        return True
+
+    def active_verdicts(self) -> tuple[Verdict, ...]:
+        tracked_series = self._tracker.tracked_series.values()
+        active = [verdict for tracked in tracked_series for verdict in tracked.verdicts.values()]
+        if any(tracked.leak for tracked in tracked_series):
+            instead = self._ranks.verdicts(tracked_series)
+            if instead:
+                active = [verdict for tracked in tracked_series for verdict in _shown(tracked, instead)]
+        return (*active, *(verdict for _, verdict in (*self._events, *self._loops.values())))
+
+    def _classify_curve(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> None:
+        """Judge shape, leak and fragmentation: the verdicts that can change once a minute."""
+        size = device.size_bytes
+        if tracked.pid is None and not self._is_classified_alone(tracked, device):
+            tracked.leak = None
+            tracked.verdicts = {
+                kind: active for kind, active in tracked.verdicts.items() if kind not in (*SHAPES, "leak")
+            }
+            return
+        series, what = tracked.series, tracked.main
+        medians = [value for value in series.column(MINUTE, what, count=REST_MINUTES) if value == value]
+        highs = series.column(MINUTE, what, MAX, 1)
+        if medians and size and highs[-1] == highs[-1]:
+            tracked.levels.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
+        tracked.leak = self._leak(tracked, device, closed)
+        self._set_leak(tracked, device)
+        found = None if tracked.leak or tracked.growth else shape(series, what, tracked.born, tracked.levels, size)
+        self._set_shape(tracked, found)
+        if tracked.pid is not None:
+            self._check_fragmentation(tracked, device)
+            self._check_idle(tracked, device)
+        elif device.processes is None:
+            self._check_idle(tracked, device)
+
+    def _classify_growth(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        """Judge growth of minutes, every 15 s."""
+        alone = tracked.pid is not None or self._is_classified_alone(tracked, device)
+        room = self._room(tracked.uuid, device) if tracked.growth else None
+        if watch_growth(tracked, self.history, _label(device), room, alone):
+            self._set_leak(tracked, device)
+            self._set_shape(tracked, None)
+
+    def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
+        if device.processes is None or tracked.leak is not None:
+            return True
+        unclaimed = tracked.series.column(MINUTE, UNCLAIMED, count=1)
+        return bool(unclaimed) and unclaimed[-1] >= UNCLAIMED_RATIO * (device.size_bytes or inf)
+
+    def _leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
+        if tracked.leak is not None:
+            return follow(tracked, tracked.leak, self.history.now, closed)
+        return search(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed)
+
+    def _room(self, uuid: str, device: DeviceReading) -> float | None:
+        """Return the bytes between the device's recent peak and its size."""
+        if device.size_bytes is None or device.used_bytes is None:
+            return None
+        highs = self.history.device(uuid).column(MINUTE, USED, MAX, RECENT_MINUTES)
+        peak = max((high for high in highs if high == high), default=0.0)
+        return max(0.0, device.size_bytes - max(peak, float(device.used_bytes)))
+
+    def _set_leak(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        leak, pace = tracked.leak, self.history.pace
+        if leak is None:
+            tracked.verdicts.pop("leak", None)
+            return
+        room = self._room(tracked.uuid, device)
+        allocations = allocation_growth(tracked, leak.what, pace)
+        line = fit(leak, tracked, self.history, room, allocations)
+        per_second = line.slope_bytes_per_second if line and line.full_at else leak.slope * pace
+        left = None if room is None else room / per_second
+        shaped = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
+        who = messages.program(tracked.name, tracked.pid, _label(device))
+        since = self._since(tracked, "leak", leak.onset)
+        evidence: list[tuple[str, float]] = [
+            ("slope_bytes_per_second", per_second),
+            ("growth_bytes", leak.growth),
+            ("window_seconds", leak.window / pace),
+            ("significance", leak.significance),
+            ("processes", 1.0),
+            ("devices", 1.0),
+        ]
+        if leak.what == OUTSIDE:
+            evidence.append(("outside_pools", 1.0))
+        evidence += held_growth(tracked, leak.what, leak.tier, leak.onset)
+        evidence += allocations.evidence if allocations else []
+        summary = messages.leak(
+            who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE, allocations
+        )
+        tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
+
+    def _set_shape(self, tracked: TrackedSeries, found: Shape | None) -> None:
+        active = next((kind for kind in SHAPES if kind in tracked.verdicts), None)
+        tracked.disagreements = 0 if found is not None and found.kind == active else tracked.disagreements + 1
+        sudden = found.kind == "step-change" if found is not None else tracked.leak is not None or active == "warm-up"
+        if active is not None and not sudden and 0 < tracked.disagreements < MAX_DISAGREEMENTS:
+            return
+        for kind in SHAPES:
+            if found is None or found.kind != kind:
+                tracked.verdicts.pop(kind, None)
+        if found is not None:
+            who = messages.program(tracked.name, tracked.pid, _label(self._devices[tracked.uuid]))
+            since = self._since(tracked, found.kind, found.at)
+            evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
+            tracked.verdicts[found.kind] = tracked.verdict(
+                found.kind, since, evidence, messages.of_shape(found.kind, who, dict(evidence), since)
+            )
+
+    def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        found = detectors.find_fragmentation(
+            tracked.peaks.minutes,
+            device.size_bytes,
+            self.history.now - tracked.peaks.retried_at < RETRIED_SECONDS,
+            "fragmentation" in tracked.verdicts,
+        )
+        if found is None:
+            tracked.verdicts.pop("fragmentation", None)
+            return
+        evidence = (
+            ("fragmentation_ratio", found.ratio),
+            ("peak_live_bytes", found.live),
+            ("peak_kept_bytes", found.kept),
+            ("crept_bytes", found.growth),
+        )
+        who = messages.program(tracked.name, tracked.pid, "")
+        summary = messages.fragmentation(who, _label(device), found.ratio, found.kept, found.live)
+        tracked.verdicts["fragmentation"] = tracked.verdict(
+            "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
+        )
+
+    def _check_idle(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        process = device.processes_by_key.get(tracked.process) if tracked.process else None
+        seconds = self._idle_seconds(tracked, device, process)
+        newest = (
+            tracked.series.column(MINUTE, what, count=1)[-1] for what in ((USED, HELD) if tracked.pid else (UNCLAIMED,))
+        )
+        held = next((value for value in newest if isfinite(value)), tracked.used)
+        if seconds < IDLE_SECONDS or not device.size_bytes or held < detectors.IDLE_RATIO * device.size_bytes:
+            tracked.verdicts.pop("idle-holder", None)
+            return
+        seconds /= self.history.pace
+        who = messages.program(tracked.name, tracked.pid, _label(device))
+        evidence = (("idle_seconds", seconds), ("held_bytes", held))
+        since = self._since(tracked, "idle-holder", self.history.now - seconds * self.history.pace)
+        tracked.verdicts["idle-holder"] = tracked.verdict(
+            "idle-holder", since, evidence, messages.idle(who, _label(device), held, seconds)
+        )
+
+    def _idle_seconds(self, tracked: TrackedSeries, device: DeviceReading, process: ProcessUsage | None) -> float:
+        """Return the idle time from the reading, else from the device's utilisation: seconds of this clock, 0
+        if unknown.
+        """
+        reported = idle_seconds(device, process) if process is not None else device.idle_seconds
+        if reported is not None:
+            return reported * self.history.pace
+        since = self._tracker.idle_at.get(tracked.uuid, inf)
+        return max(0.0, self.history.now - max(since, tracked.born))
+
+    def _check_device(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        size, used, now = device.size_bytes, device.used_bytes, self.history.now
+        if not size or used is None:
+            return
+        self._filled[device.uuid] = detectors.filled(self._filled.get(device.uuid), used, size, now)
+        ramp_at, left = self._ramps.get(device.uuid, (-inf, 0.0))
+        seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
+        for kind, detect in detectors.DEVICE_DETECTORS.items():
+            found = detect(
+                detectors.DeviceCase(device, _label(device), used, size, seconds_left, kind in tracked.verdicts)
+            )
+            if found is None:
+                tracked.verdicts.pop(kind, None)
+            else:
+                tracked.verdicts[kind] = tracked.verdict(kind, self._since(tracked, kind, now), *found)
+
+    def _check_orphans(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        if device.processes is None:
+            return
+        unclaimed = self._tracker.unclaimed.get(device.uuid, 0.0)
+        if unclaimed >= detectors.ORPHAN_BYTES or "orphan" in tracked.verdicts:
+            self._check_orphan(tracked, device, unclaimed, None)
+        else:
+            self._flat.pop(tracked.key, None)
+        for process in device.processes:
+            if process.state in DEAD and process.used_bytes is not None:
+                own = self._tracker.tracked_series.get((device.uuid, process.key))
+                if own is not None:
+                    self._check_orphan(own, device, float(process.used_bytes), process)
+
+    def _check_orphan(
+        self, tracked: TrackedSeries, device: DeviceReading, size: float, process: ProcessUsage | None
+    ) -> None:
+        now, busy = self.history.now, device.sensors.gpu_utilization_ratio
+        flat_period = self._flat[tracked.key] = detectors.flat(self._flat.get(tracked.key), size, now)
+        idle = max(0.0, now - self._tracker.idle_at.get(device.uuid, inf))
+        if not detectors.orphaned(flat_period, now, busy, idle, device.size_bytes):
+            tracked.verdicts.pop("orphan", None)
+            return
+        seconds = (now - flat_period.since) / self.history.pace
+        holders = [one for one in device.processes or () if "holder" in one.kinds]
+        holder = messages.program(holders[0].comm or "", holders[0].pid, "") if len(holders) == 1 else ""
+        who = "" if process is None else messages.program(process.comm or tracked.name, process.pid, "")
+        programs = sum("holder" not in one.kinds and one.state not in DEAD for one in device.processes or ())
+        evidence = (("unclaimed_bytes" if process is None else "held_bytes", size), ("unchanged_seconds", seconds))
+        since = self._since(tracked, "orphan", flat_period.since)
+        tracked.verdicts["orphan"] = tracked.verdict(
+            "orphan", since, evidence, messages.orphan(_label(device), size, seconds, who, holder, programs)
+        )
+
+    def _explain(self, fall: Fall, snapshot: Snapshot) -> None:
+        tracked, now = fall.tracked, self.history.now
+        self._flat.pop(tracked.key, None)
+        device = self._devices[tracked.uuid]
+        size = device.size_bytes or 0
+        if not fall.given_back or fall.size_bytes < MIN_RELEASE_RATIO * size:
+            return
+        label = _label(device)
+        who = messages.program(tracked.name, tracked.pid, label)
+        full = self._filled.get(tracked.uuid)
+        filled_at = full.at if full else -inf
+        why = detectors.cause(tracked.ending, tracked.peaks.failed_at, now, filled_at, self._xid_at[tracked.uuid])
+        evidence = (("released_bytes", fall.size_bytes),)
+        if why:
+            summary = messages.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
+            self._event(tracked, "crash", CRASH_SECONDS, evidence, summary)
+            self._loop(tracked, device)
+        elif fall.emptied and (not fall.ended or (tracked.process and snapshot.may_contain(tracked.process))):
+            summary = messages.release(who if tracked.pid else "", label, fall.size_bytes)
+            self._event(tracked, "release", RELEASE_SECONDS, evidence, summary)
+
+    def _loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        now, key = self.history.now, (tracked.uuid, tracked.name)
+        self._crashes[key] = [*self._crashes.get(key, ()), now]
+        lately = ((key, [at for at in own if now - at < detectors.LOOP_SECONDS]) for key, own in self._crashes.items())
+        self._crashes = {key: own for key, own in lately if own}
+        times = self._crashes[key]
+        if len(times) >= detectors.LOOP_CRASHES:
+            who, until = tracked.name or "a program", times[-detectors.LOOP_CRASHES] + detectors.LOOP_SECONDS
+            summary = messages.crash_loop(who, _label(device), len(times))
+            verdict = Verdict(
+                device_uuid=tracked.uuid,
+                pid=None,
+                start_ticks=None,
+                kind="crash-loop",
+                since=self.history.unix(times[0]),
+                evidence=(("crashes", len(times)),),
+                summary=summary,
+            )
+            self._loops[key] = until, verdict
+
+    def _event(
+        self, tracked: TrackedSeries, kind: VerdictName, seconds: float, evidence: Evidence, summary: str
+    ) -> None:
+        now = self.history.now
+        verdict = tracked.verdict(kind, self.history.unix(now), evidence, summary)
+        self._events.append((now + seconds, verdict))
+
+    def _forget(self, gone: Set[str]) -> None:
+        """Remove the state of devices that are no longer listed."""
+        for uuid in gone:
+            for table in (self._filled, self._xid_at, self._ramps):
+                table.pop(uuid, None)
+        if gone:
+            self._xids = {key: count for key, count in self._xids.items() if key[0] not in gone}
+            self._flat = {key: flat_period for key, flat_period in self._flat.items() if key[0] not in gone}
+
+    def _record_endings(self, snapshot: Snapshot) -> None:
+        """Record how a program ended until its memory is free, which takes a moment longer."""
+        endings = {end.key: end.ending for end in snapshot.ends}
+        if endings:
+            for (_, process), tracked in self._tracker.tracked_series.items():
+                if process is not None:
+                    tracked.ending = endings.get(process, tracked.ending)
+
+    def _record_xids(self, snapshot: Snapshot) -> None:
+        for error in snapshot.xids:
+            key = (error.device_uuid, error.xid)
+            # Errors from before the first snapshot are not new.
+            if error.count > self._xids.get(key, 0) and self._begun:
+                self._xid_at[error.device_uuid] = self.history.now
+            self._xids[key] = error.count
+        self._begun = True
+
+    def _since(self, tracked: TrackedSeries, kind: str, at: float) -> float:
+        """Return the onset in unix time; a step of the wall clock does not move the onset of an active verdict."""
+        active = tracked.verdicts.get(kind)
+        return self.history.unix(at) if active is None else active.since
+
+
+def _shown(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:
+    """Yield the verdicts of a series, its leak replaced by the verdict of its group."""
+    for verdict in tracked.verdicts.values():
+        shown = instead.get(tracked.key, verdict) if verdict.kind == "leak" else verdict
+        if shown is not None:
+            yield shown
+
+
+def _label(device: DeviceReading) -> str:
+    return f"GPU {device.index}"
+
+
+class RankGroup:
+    """Groups of series that leak together. The series that represents a group stays the same while it leaks itself."""
+
+    def __init__(self) -> None:
+        self._representatives: dict[str, SeriesKey] = {}
+
+    def verdicts(self, tracked_series: Collection[TrackedSeries]) -> dict[SeriesKey, Verdict | None]:
+        """Return the verdicts that replace the series' own leak; None if the verdict of another series includes it."""
+        leaking: defaultdict[str, list[TrackedSeries]] = defaultdict(list)
+        for tracked in tracked_series:
+            if tracked.leak is not None and tracked.process is not None and "leak" in tracked.verdicts:
+                leaking[tracked.name].append(tracked)
+        replacements: dict[SeriesKey, Verdict | None] = {}
+        self._representatives = {
+            name: representative for name, representative in self._representatives.items() if name in leaking
+        }
+        for name, alike in leaking.items():
+            group = _together(alike) if len({tracked.uuid for tracked in alike}) >= MIN_DEVICES * MIN_SHARE else []
+            peers = (
+                [tracked for tracked in tracked_series if tracked.name == name and tracked.process is not None]
+                if group
+                else []
+            )
+            if len({tracked.uuid for tracked in peers}) < MIN_DEVICES or len(group) < MIN_SHARE * len(peers):
+                self._representatives.pop(name, None)
+                continue
+            replacements.update((tracked.key, None) for tracked in group)
+            representative = self._representative(name, group)
+            replacements[representative.key] = _for_all(representative, group)
+        return replacements
+
+    def _representative(self, name: str, group: Collection[TrackedSeries]) -> TrackedSeries:
+        known = self._representatives.get(name)
+        representative = next((tracked for tracked in group if tracked.key == known), None)
+        if representative is None:
+            representative = max(group, key=lambda tracked: tracked.leak.growth if tracked.leak else 0.0)
+            self._representatives[name] = representative.key
+        return representative
+
+
+def _together(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
+    """Return the largest group whose onsets lie within one window; the earliest of such groups."""
+    onsets = sorted((tracked.leak.onset, i) for i, tracked in enumerate(alike) if tracked.leak is not None)
+    ordered = list(alike)
+    best: list[TrackedSeries] = []
+    for begin, _ in onsets:
+        group = [ordered[i] for onset, i in onsets if begin <= onset <= begin + WINDOW_SECONDS]
+        if len(group) > len(best):
+            best = group
+    return best
+
+
+def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) -> Verdict:
+    """Return the representative's verdict, with the time, the fit and the text of the program that is the first to
+    fill its device."""
+    own = representative.verdicts["leak"]
+    count, devices = len(group), len({tracked.uuid for tracked in group})
+    evidence = dict(own.evidence) | {"processes": float(count), "devices": float(devices)}
+    soonest = min((representative, *group), key=_seconds_left)
+    first = soonest.verdicts["leak"]
+    fit = first.fit
+    if fit is not None and soonest is not representative:
+        fit = replace(fit, device_uuid=soonest.uuid, pid=soonest.pid)
+    return replace(
+        own,
+        evidence=tuple(evidence.items()),
+        time_to_oom_seconds=first.time_to_oom_seconds,
+        fit=fit,
+        summary=messages.together(first.summary, count, devices),
+    )
+
+
+def _seconds_left(tracked: TrackedSeries) -> float:
+    """Return the seconds until the leak has filled its device; infinity if they are unknown."""
+    seconds = tracked.verdicts["leak"].time_to_oom_seconds
+    return inf if seconds is None else seconds
 
 
 def diagnose(before: Diagnosis, snapshot: Snapshot) -> Diagnosis:
     """Return the diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
 
     Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
+    ``before`` is changed, so that no old one is used.
     """
-    if before.classifier.add(snapshot):
-        before.verdicts = before.classifier.verdicts()
+    if before.add(snapshot):
+        before.verdicts = before.active_verdicts()
     return before

@@ -1,24 +1,23 @@
-"""Verdicts on the memory curves of devices and processes, from one snapshot after another. No I/O.
-
-Covers the development of memory over time. Every device and process has at most one *shape* (warm-up, steady, churn,
-periodic, step-change) and the alarms that apply (leak, fragmentation, pressure, orphan, idle-holder, crash,
-crash-loop); release means that a process ended in order. A leak replaces the shape.
-
-Does not cover levels and counters as such (rules) and the owners of memory (the ledger).
-"""
+"""The tracked devices and processes: their last values, and the falls of their memory. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import nan
+from math import inf, nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS
-from gpumond.diagnosis.series import TrackedSeries
+from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, Peaks
+from gpumond.diagnosis.growth import Growth, StepRecord
+from gpumond.diagnosis.leak import Leak
+from gpumond.diagnosis.serving import UpperQuartiles
+from gpumond.diagnosis.shapes import Plateaus
+from gpumond.facts.frame import Fit, Verdict
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import Ending
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
+from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, outermost
-from gpumond.tick.history import History, ProcessSeriesKey, SeriesKey
+from gpumond.tick.history import LIVE, UNCLAIMED, USED, History, ProcessSeriesKey, Series, SeriesKey
 
 FALL_RATIO = 0.10
 OWN_FALL_RATIO = 0.5
@@ -28,10 +27,108 @@ the device, and of its own) in one sample, or to EMPTY of the device.
 """
 RETURNED_RATIO = 0.5
 
-
 _Report = tuple[AgentReport, int | None, int, int | None]
 """Report with live bytes, held bytes and the number of live allocations, summed over its pools on one device."""
 _Reports = dict[ProcessKey, _Report]
+Evidence = tuple[tuple[str, float], ...]
+
+
+class TrackedSeries:
+    """One tracked device or process. Times are those of the History's clock."""
+
+    __slots__ = (
+        "allocations",
+        "born",
+        "counted",
+        "disagreements",
+        "ending",
+        "growth",
+        "key",
+        "leak",
+        "levels",
+        "name",
+        "peaks",
+        "quartiles",
+        "sampled_at",
+        "series",
+        "steps",
+        "used",
+        "verdicts",
+    )
+
+    def __init__(self, key: SeriesKey, name: str, series: Series) -> None:
+        self.key = key
+        self.name = name
+        self.series = series
+        self.born = series.born
+        self.sampled_at = -inf
+        self.used = nan
+        """Bytes of the most reliable signal."""
+        self.counted = False
+        """True if an agent reports its pools."""
+        self.ending: Ending | None = None
+        """Ending of the program that its agent reported."""
+        self.peaks = Peaks(-inf)
+        self.levels = Plateaus()
+        self.quartiles = UpperQuartiles()
+        self.leak: Leak | None = None
+        self.growth: Growth | None = None
+        self.steps = StepRecord()
+        self.allocations = LiveAllocations()
+        self.disagreements = 0
+        """Number of consecutive minutes with a shape other than the active one."""
+        self.verdicts: dict[str, Verdict] = {}
+
+    @property
+    def uuid(self) -> str:
+        return self.key[0]
+
+    @property
+    def process(self) -> ProcessKey | None:
+        return self.key[1]
+
+    @property
+    def pid(self) -> int | None:
+        return self.key[1].pid if self.key[1] else None
+
+    @property
+    def main(self) -> int:
+        """Index of the most reliable signal."""
+        return UNCLAIMED if self.process is None else LIVE if self.counted else USED
+
+    def restart(self, now: float) -> None:
+        """Discard the earlier curve, as for another process."""
+        self.born = now
+        self.leak = None
+        self.growth = None
+        self.steps = StepRecord()
+        self.allocations = LiveAllocations()
+        self.levels = Plateaus()
+        self.quartiles = UpperQuartiles()
+
+    def verdict(
+        self,
+        kind: VerdictName,
+        since: float,
+        evidence: Evidence,
+        summary: str,
+        time_to_oom_seconds: float | None = None,
+        form: str = "",
+        fit: Fit | None = None,
+    ) -> Verdict:
+        """Make a verdict on this device or process."""
+        return Verdict(
+            device_uuid=self.uuid,
+            pid=self.pid,
+            start_ticks=self.key[1].start_ticks if self.key[1] else None,
+            kind=kind,
+            since=since,
+            evidence=evidence,
+            time_to_oom_seconds=time_to_oom_seconds,
+            summary=summary,
+            form=form,
+            fit=fit,
+        )
 
 
 class Fall(NamedTuple):

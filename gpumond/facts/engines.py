@@ -75,7 +75,7 @@ class EngineReading:
 
     ``up`` is False while it does not answer; ``problem`` is then the reason, and all values are unknown. ``processes``
     are those that the driver lists and that belong to the engine; ``uid`` is the user of its listener.
-    ``processes_problem``: the reason if its processes are unknown. ``levers``: the ways in which gpumond may release
+    ``processes_problem``: the reason if its processes are unknown. ``methods``: the ways in which gpumond may release
     its memory, none if the configuration allows none. ``idle_seconds``: time without a request and without work of its
     processes on a device, as far as observed; None if neither the engine nor the driver states it.
     ``returning_seconds``: the time for which gpumond has tried to return it to service and it has not served, and
@@ -101,6 +101,6 @@ class EngineReading:
     processes_problem: str = ""
     uid: int | None = None
     pinned_uid: int | None = None
-    levers: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     returning_seconds: float | None = None
     returning_problem: str = ""

@@ -20,6 +20,7 @@
   - NoSuchSilence       no silence has that id: HTTP 404
   - TooManySilences     the caller's limit is reached; delete one first: HTTP 409
   - NoSuchReceiver      no receiver has that name: HTTP 404
+  - HttpError           an HTTP exchange failed; each client raises an error of its own instead
   - EngineError         a serving engine does not answer, or not as its kind does
     · EngineRejected, EngineTimeout
   - DaemonError         the daemon cannot be reached or returned an error: exit code 1
@@ -127,6 +128,12 @@ FAULTS: Mapping[str, str] = {
 
 ReturnCode = NewType("ReturnCode", str)
 """A return code of NVML in lower case, such as ``corrupted_inforom``, or ``error_NUMBER``; NVML may add more."""
+
+
+HttpFailure = Literal[
+    "address", "dns", "refused", "untrusted", "tls", "certificate", "timeout", "not_http", "connection", "too_large"
+]
+"""Reasons why an HTTP exchange fails."""
 
 
 class GpumondError(Exception):
@@ -252,6 +259,14 @@ class TooManySilences(GpumondError):
 
 class NoSuchReceiver(GpumondError):
     """No configured receiver has that name; the message lists the receivers."""
+
+
+class HttpError(GpumondError):
+    """An HTTP exchange failed: a word for the reason, and a sentence without the address or a secret."""
+
+    def __init__(self, reason: HttpFailure, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class EngineError(GpumondError):

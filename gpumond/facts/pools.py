@@ -133,7 +133,7 @@ class Receipt:
     ``expected`` the estimate when it started. ``start_ticks`` is None in receipts that an agent makes.
 
     Of a serving engine, ``pid`` is its listener, ``workload`` its name, and ``allocator`` its kind; the bytes are the
-    driver's, for all its processes. ``lever`` names the way of the release and ``models`` what it released. ``wake``
+    driver's, for all its processes. ``lever`` names the method of the release and ``models`` what it released. ``wake``
     states how the engine serves again, ``wake_seconds`` how long that took the last time.
     """
 

@@ -1,17 +1,13 @@
-"""Kinds of verdicts, and the detectors of those that follow from the values of one tick. No I/O.
+"""Kinds of verdicts, which ``diagnosis/`` decides. No I/O.
 
-``diagnosis/classifier.py`` decides the verdicts on curves. Metrics, rules, the API, the page, the command line and
-docs/reference/verdicts.md derive from the records.
+Metrics, rules, the API, the page, the command line and docs/reference/verdicts.md derive from the records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-from gpumond.facts.snapshot import DeviceReading
-from gpumond.facts.units import duration
+from typing import Literal
 
 VerdictName = Literal[
     "warm-up",
@@ -31,36 +27,11 @@ VerdictName = Literal[
 ]
 
 
-FULL = 0.95
-FULL_CLEAR = 0.93
-
-
-class DeviceCase(NamedTuple):
-    """A device whose ``used`` and ``size`` in bytes are known; ``active``: the verdict was active after the last tick.
-
-    ``seconds_left``: the time until the device is full, if its recent peaks will fill it in ten minutes.
-    """
-
-    device: DeviceReading
-    label: str
-    used: int
-    size: int
-    seconds_left: float | None
-    active: bool
-
-
-class Found(NamedTuple):
-    evidence: tuple[tuple[str, float], ...]
-    summary: str
-    seconds_left: float | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictKind:
     """One kind of verdict. ``evidence`` describes its numbers. Only the kinds with a ``remedy`` indicate a problem.
 
-    ``is_shape``: it describes a healthy curve, of which at most one applies to a device or process. ``detect``
-    decides the verdict on a device from the values of one tick; None if it depends on a curve.
+    ``is_shape``: it describes a healthy curve, of which at most one applies to a device or process.
     """
 
     name: VerdictName
@@ -68,21 +39,11 @@ class VerdictKind:
     evidence: str
     remedy: str = ""
     is_shape: bool = False
-    detect: Callable[[DeviceCase], Found | None] | None = None
 
     @property
     def rule_value(self) -> str:
         """Name of the value of rules that is 1 while the verdict is active."""
         return self.name.replace("-", "_")
-
-
-def pressure(case: DeviceCase) -> Found | None:
-    ratio, left = case.used / case.size, case.seconds_left
-    if left is None and ratio <= (FULL_CLEAR if case.active else FULL):
-        return None
-    evidence = (("used_ratio", ratio), ("free_bytes", float(case.size - case.used)))
-    end = "" if left is None else f" and will be full in {duration(left)}"
-    return Found(evidence, f"{case.label} is {ratio:.1%} full{end}", left)
 
 
 KINDS = (
@@ -146,7 +107,6 @@ KINDS = (
         "ten minutes",
         evidence="used ratio, free bytes",
         remedy="flush the device (gpumond flush --device UUID), reduce a batch size, or end a program",
-        detect=pressure,
     ),
     VerdictKind(
         name="orphan",
@@ -185,5 +145,4 @@ KINDS = (
 
 SHAPES = tuple(kind.name for kind in KINDS if kind.is_shape)
 PROBLEMS = tuple(kind for kind in KINDS if kind.remedy)
-DEVICE_DETECTORS = tuple((kind.name, kind.detect) for kind in KINDS if kind.detect is not None)
 REMEDIES: Mapping[str, str] = {kind.name: kind.remedy for kind in PROBLEMS}

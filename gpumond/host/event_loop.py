@@ -21,9 +21,7 @@ async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        while not task.done():  # `asyncio.wait_for` of Python 3.11 can swallow a cancellation
-            task.cancel()
-            await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+        await cancelled([task])
         if not task.cancelled() and (error := task.exception()):
             log.error("a background task failed", exc_info=error)
 
@@ -34,4 +32,4 @@ async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=1.0)
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)

@@ -8,6 +8,9 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.text import has_control_characters
+
 MAX_BYTES = 16 * 1024**2
 NULL = os.makedev(1, 3)
 """Device number of /dev/null on Linux: an empty file."""
@@ -30,3 +33,17 @@ def read_text(path: Path) -> str:
     if len(content) > MAX_BYTES:
         raise OSError(errno.EFBIG, f"more than {MAX_BYTES // 1024**2} MiB", str(path))
     return content.decode()
+
+
+def read_secret(path: Path) -> str:
+    """Return the only line of a file. It is read at each use, as the file can be replaced. Raises ConfigError.
+
+    A control character is refused, since a line end in a token would begin another header.
+    """
+    try:
+        text = read_text(path).removesuffix("\n").removesuffix("\r").strip(" \t")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from None
+    if not text or has_control_characters(text):
+        raise ConfigError(f"{path} is empty or has a line end or another control character; expected one line")
+    return text

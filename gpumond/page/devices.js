@@ -63,8 +63,8 @@ function showLegend(node, device, sums) {
   if (device.used_bytes !== null) entries.push(["free", device.free_bytes]);
   if (device.reserved_bytes) entries.push(["reserved", device.reserved_bytes]);
   if (overcount) entries.push(["overcount", overcount]);
-  const asleep = sum(state.frame.processes.map((each) => (each.device_uuid === device.uuid && each.unmapped_bytes) || 0));
-  if (asleep) entries.push(["asleep", asleep]);
+  const unmapped = sum(state.frame.processes.map((each) => (each.device_uuid === device.uuid && each.unmapped_bytes) || 0));
+  if (unmapped) entries.push(["unmapped", unmapped]);
   sync(
     node,
     entries,

@@ -13,6 +13,6 @@ export const MEANINGS = {
   reserved: "Memory that the driver or the firmware keeps for itself.",
   overcount:
     "The amount by which the parts exceed the driver’s count: for a moment, because agents and driver are read at different times; for longer, because processes share memory (CUDA IPC, VMM) that the driver counts for each of them.",
-  asleep:
+  unmapped:
     "Memory that an allocator counts while its pages are released, because the program is in sleep mode or suspended; it is not part of used memory.",
 };

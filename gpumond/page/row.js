@@ -69,7 +69,7 @@ function updateProcess(body, cells, opener, row, active) {
     row.state && row.state !== "alive" ? row.state : "",
     row.orphaned ? "orphaned" : "",
     row.kinds.includes("holder") ? "holds the device open" : "",
-    row.unmapped_bytes ? `${human(row.unmapped_bytes)} asleep` : "",
+    row.unmapped_bytes ? `${human(row.unmapped_bytes)} unmapped` : "",
   ];
   name(opener.nextSibling, remarks.filter(Boolean).join(", "), 80);
   const flushes = cells[COLUMNS.length].firstChild;

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
-from gpumond.diagnosis.peaks import FRAGMENTED_FROM
+from gpumond.diagnosis.detectors import FRAGMENTED_FROM
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot

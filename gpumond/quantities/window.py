@@ -8,7 +8,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from gpumond.diagnosis.peaks import kept_bytes, split_share
+from gpumond.diagnosis.detectors import kept_bytes, split_share
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import Program

@@ -109,7 +109,7 @@ ENGINE = EngineReading(
     idle_seconds=920.0,
     processes=(EngineProcess(4242, START_TICKS),),
     uid=1000,
-    levers=("kv_cache",),
+    methods=("kv_cache",),
 )
 SNAPSHOT = Snapshot(
     seq=7,

@@ -6,21 +6,18 @@ since the kubelet renews them. The connection is always TLS with a verified cert
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import ssl
 import time
 from collections.abc import Callable, Mapping
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from gpumond.config.settings import Settings
 from gpumond.config.tokens import digest
-from gpumond.facts.errors import ConfigError, TokenReviewError
-from gpumond.host.files import read_text
-from gpumond.host.http_exchange import Connection, HttpAnswer, exchange
+from gpumond.facts.errors import ConfigError, HttpError, TokenReviewError
+from gpumond.host.files import read_secret, read_text
+from gpumond.host.http import Connection, HttpAnswer, Request, exchange_async, trust
 
 ROUTE = "/apis/authentication.k8s.io/v1/tokenreviews"
 USER = "system:serviceaccount:"
@@ -66,20 +63,14 @@ class KubernetesTokenReviews:
         spec = {"token": token, "audiences": [self._audience]}
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
         try:
-            own = read_text(self._directory / "token").strip()
-            trust = ssl.create_default_context(cafile=self._directory / "ca.crt")
-            connection = Connection(self._host, self._port, tls=trust)
-            fields = {"Authorization": f"Bearer {own}", "Content-Type": "application/json", "Connection": "close"}
-            body = json.dumps(review).encode()
-            sent = exchange(connection, "POST", ROUTE, body, fields, MAX_ANSWER_BYTES)
-            return content_of(await asyncio.wait_for(sent, REVIEW_SECONDS))
-        except (asyncio.TimeoutError, TimeoutError):
-            raise TokenReviewError(f"the API server does not answer within {REVIEW_SECONDS:g} s") from None
-        except ssl.SSLCertVerificationError as error:
-            raise TokenReviewError(f"the certificate of the API server is not valid: {error.verify_message}") from None
-        except (OSError, ValueError, HTTPException) as error:
-            reason = getattr(error, "strerror", None) or type(error).__name__
-            raise TokenReviewError(f"no answer of the API server: {reason}") from None
+            token_of_pod, authorities = read_secret(self._directory / "token"), trust(self._directory / "ca.crt")
+            fields = {"Authorization": f"Bearer {token_of_pod}", "Content-Type": "application/json"}
+            request = Request("POST", ROUTE, fields, json.dumps(review).encode())
+            connection = Connection(self._host, self._port, tls=authorities)
+            answer = await exchange_async(connection, request, REVIEW_SECONDS, MAX_ANSWER_BYTES)
+        except (ConfigError, HttpError) as error:
+            raise TokenReviewError(f"no answer of the API server: {error}") from None
+        return content_of(answer)
 
 
 def content_of(answer: HttpAnswer) -> Any:

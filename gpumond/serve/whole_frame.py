@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gpumond import __version__, revision
-from gpumond.diagnosis.idle import idle_seconds
+from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.facts.frame import Frame, Line
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.remedies import remedy

@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from http.client import HTTPException
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from gpumond.facts.errors import DaemonError
+from gpumond.facts.errors import DaemonError, GpumondError
 from gpumond.facts.units import duration
+from gpumond.host.http import is_loopback
 from gpumond.view.frame import CheckedFrame
 from gpumond.view.machine import View, merged, view
 from gpumond.view.notices import FrameNotice
@@ -23,7 +23,6 @@ WITHDRAWN_SECONDS = 6.0
 """Time without a response after which no number is shown."""
 STALE_SECONDS, STALE_INTERVALS = 5.0, 3.0
 STARTING = 503
-LOCAL = ("127.0.0.1", "localhost", "::1")
 
 T = TypeVar("T")
 
@@ -52,10 +51,8 @@ class Requests:
             answer: T | DaemonError
             try:
                 answer = question()
-            except DaemonError as error:
-                answer = error
-            except (HTTPException, OSError) as error:
-                answer = DaemonError(f"the daemon closed the connection: {type(error).__name__}")
+            except GpumondError as error:
+                answer = error if isinstance(error, DaemonError) else DaemonError(str(error))
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 answer = DaemonError(f"the response is not from gpumond ({type(error).__name__}: {error}); check --url")
             self._answers.put(lambda: then(answer))
@@ -124,7 +121,7 @@ class Connection:
     def __init__(self, daemon: DaemonClient, name: str) -> None:
         self.daemon, self.name = daemon, name
         parts = urlsplit(daemon.url)
-        self.local = parts.scheme == "unix" or parts.hostname in LOCAL
+        self.local = parts.scheme == "unix" or is_loopback(parts.hostname)
         self.state = ConnectionState(time.monotonic())
         self.view: View | None = None
         self.asking = False

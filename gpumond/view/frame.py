@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 from gpumond.facts.errors import DaemonError
@@ -24,12 +25,46 @@ MAX_FRAME_BYTES = 8 << 20
 MAX_INTEGER = 2**63
 MAX_NUMBER = 1e100
 """Numbers are smaller: sums and differences of them are finite."""
+MAX_DIGITS = 19
+"""Digits of the integers below 2**63."""
+MAX_DETAIL = 300
 MAX_TEXT = 4096
 """Longer texts are cut."""
 
 
 class CheckedFrame(dict[str, Any]):
     """The JSON object of a frame. Keys that this version does not know are absent."""
+
+
+def decoded(status: int, body: bytes) -> Any:
+    """Return the JSON of a 2xx, or None. Raises DaemonError, with the problem document of other statuses."""
+    accepted = 200 <= status < 300
+    try:
+        content = _JSON.decode(body.decode()) if body else None
+    except (ValueError, RecursionError):
+        content = None
+        if accepted:
+            raise DaemonError("its answer is not JSON with finite numbers") from None
+    if accepted:
+        return content
+    problem = content if isinstance(content, dict) else {}
+    detail = " ".join(str(problem.get("detail") or problem.get("error") or "").split())
+    raise DaemonError(f"{detail:.{MAX_DETAIL}}", status, problem)
+
+
+def _short_integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS + digits.startswith("-"):
+        raise ValueError("too many digits")
+    return int(digits)
+
+
+def _finite(text: str) -> float:
+    if not isfinite(number := float(text)):
+        raise ValueError("not finite")
+    return number
+
+
+_JSON = json.JSONDecoder(parse_int=_short_integer, parse_float=_finite, parse_constant=_finite)
 
 
 def frame_of(answer: object) -> CheckedFrame:

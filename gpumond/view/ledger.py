@@ -131,7 +131,7 @@ def _parts(device: DeviceRow) -> dict[str, int]:
     if device.overcount_bytes:
         parts["overcount"] = device.overcount_bytes
     if device.unmapped_bytes:
-        parts["asleep"] = device.unmapped_bytes
+        parts["unmapped"] = device.unmapped_bytes
     return parts
 
 
@@ -143,7 +143,7 @@ def _totals(devices: Sequence[DeviceRow]) -> dict[str, int]:
         if device.parent_uuid not in uuids:
             for part, size in _parts(device).items():
                 totals[part] = totals.get(part, 0) + size
-    return {part: totals[part] for part in (*FILLS, "overcount", "asleep") if part in totals}
+    return {part: totals[part] for part in (*FILLS, "overcount", "unmapped") if part in totals}
 
 
 def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line]:

@@ -220,7 +220,7 @@ def _process_state(process: Mapping[str, Any]) -> str:
         process["state"] if process["state"] != "alive" else None,
         "orphaned" if process["orphaned"] else None,
         "holds the device open" if "holder" in process["kinds"] else None,
-        f"{human(process['unmapped_bytes'])} asleep" if process.get("unmapped_bytes") else None,
+        f"{human(process['unmapped_bytes'])} unmapped" if process.get("unmapped_bytes") else None,
     )
     return plain(", ".join(word for word in odd if word))
 

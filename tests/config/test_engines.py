@@ -12,8 +12,7 @@ from gpumond.commands.main import main
 from gpumond.config.loading import load
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.pools import ENGINE_STEP
-from gpumond.features.engines.kinds import KINDS
+from gpumond.features.engines.kinds import all_kinds
 from gpumond.features.engines.spec import Address
 
 GENERIC = {"name": "e", "kind": "generic", "url": "http://127.0.0.1:8080"}
@@ -57,8 +56,8 @@ def test_addresses_of_this_machine_are_accepted(tmp_path: Path, url: str, addres
         ({"alow": ["engine"]}, "engines[0].alow: unknown key; did you mean allow?"),
         ({"allow": ["cache"]}, "engines[0].allow[0]"),
         ({"kind": "sglang", "allow": ["engine"]}, "gpumond releases no memory of kind sglang: its release ends"),
-        ({"lever": "sleep"}, "kind ollama has no lever 'sleep'; expected one of unload"),
-        ({"kind": "vllm", "lever": "level2"}, "expected one of kv_cache, sleep"),
+        ({"method": "sleep"}, "kind ollama has no method 'sleep'; expected one of unload"),
+        ({"kind": "vllm", "method": "level2"}, "expected one of kv_cache, sleep"),
         ({"kind": "triton", "allow": ["engine"]}, "allow requires models"),
         ({"state": {"get": "/x"}}, "state belongs to kind generic"),
         ({"wake": {"post": "/x"}}, "expected wake: true or false"),
@@ -93,19 +92,19 @@ def test_names_are_unique(tmp_path: Path):
         settings(tmp_path, engine, engine)
 
 
-@pytest.mark.parametrize("spec", KINDS, ids=lambda spec: spec.kind)
-def test_only_levers_without_a_warning_are_allowed_by_the_declaration_alone(tmp_path: Path, spec: Any):
-    engine: dict[str, Any] = {"name": "e", "kind": spec.kind, "url": "http://127.0.0.1:1"}
-    if spec.kind == "generic":
+@pytest.mark.parametrize("kind", all_kinds())
+def test_only_methods_without_a_warning_are_allowed_by_the_declaration_alone(tmp_path: Path, kind: str):
+    engine: dict[str, Any] = {"name": "e", "kind": kind, "url": "http://127.0.0.1:1"}
+    if kind == "generic":
         engine["state"] = {"get": "/"}
     (declared,) = settings(tmp_path, engine).engines
-    assert declared.allow == ((ENGINE_STEP,) if spec.kind in ("ollama", "comfyui", "llama-router") else ())
-    assert (spec.lever(declared) is not None) == bool(declared.allow)
+    assert declared.may_release == (kind in ("ollama", "comfyui", "llama-router"))
+    assert (declared.release_method is not None) == declared.may_release
 
 
 def test_allow_can_be_empty(tmp_path: Path):
     (declared,) = settings(tmp_path, {"name": "e", "kind": "ollama", "url": "http://127.0.0.1:1", "allow": []}).engines
-    assert declared.allow == ()
+    assert not declared.may_release
 
 
 def test_secrets_are_not_shown(tmp_path: Path):

@@ -179,7 +179,7 @@ def test_review_that_fails_has_a_reason(place: Path, account: Path):
     with pytest.raises(TokenReviewError, match="no answer of the API server"):
         asyncio.run(reviews(f"127.0.0.1:{free_port()}", account, [0.0]).account("a.b.c"))
     with stub(review, place / "client.crt") as other:
-        with pytest.raises(TokenReviewError, match="certificate of the API server is not valid"):
+        with pytest.raises(TokenReviewError, match="API server: its certificate is not valid"):
             asyncio.run(reviews(other.address, account, [0.0]).account("a.runner.c"))
         assert other.requests == []  # no token was sent
 

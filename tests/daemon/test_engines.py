@@ -67,8 +67,8 @@ def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
         assert daemon.value("gpumond_engine_up", engine="sglang") == 0
         assert daemon.value("gpumond_engine_requests_running", engine="sglang") is None
         engines = {each["name"]: each for each in daemon.get("engines")}
-        assert engines["ollama"]["levers"] == ["unload"]
-        assert engines["vllm"]["levers"] == []
+        assert engines["ollama"]["methods"] == ["unload"]
+        assert engines["vllm"]["methods"] == []
         (model,) = engines["ollama"]["models"]
         assert (model["name"], model["size_bytes"], model["context_length"]) == ("llama3:8b", 4 * GIB, 8192)
         assert engines["ollama"]["idle_seconds"] is None  # neither Ollama nor this driver states its use

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import pytest
-
 from gpumond.config.settings import Settings
-from gpumond.daemon import kernel as parts
-from gpumond.daemon.kernel import CurrentFrame, Edges
 from gpumond.facts.frame import Frame, Ledger
+from gpumond.kernel import Clock, Edges, Kernel
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.testing import make_snapshot
 
 
-def current_frame() -> CurrentFrame:
-    edges = SimpleNamespace(telemetry=Telemetry(), clock=SimpleNamespace(monotonic=lambda: 0.0))
-    return CurrentFrame(cast("Edges", edges), Settings())
+def make_kernel() -> Kernel:
+    store = SimpleNamespace(path=Path("gpumond.db"), audit=None)
+    edges = SimpleNamespace(
+        collector=None, agents=None, store=store, telemetry=Telemetry(), clock=Clock(), faults={}, services={}
+    )
+    return Kernel(Settings(), cast("Edges", edges))
 
 
 def test_first_scrape_waits_for_the_first_frame():
     async def run() -> bytes:
-        current = current_frame()
+        current = make_kernel()
         scrape = asyncio.ensure_future(current.metrics(""))
         await asyncio.sleep(0.01)
         assert not scrape.done()
@@ -33,8 +34,12 @@ def test_first_scrape_waits_for_the_first_frame():
     assert b"\ngpumond_driver_up " in asyncio.run(run())
 
 
-def test_first_scrape_of_a_driver_that_hangs_has_the_counters_of_the_daemon(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parts, "FIRST_FRAME_SECONDS", 0.01)
-    page = asyncio.run(current_frame().metrics("")).plain
+def test_first_scrape_of_a_driver_that_hangs_has_the_counters_of_the_daemon():
+    async def run() -> bytes:
+        kernel = make_kernel()
+        kernel.first_frame_seconds = 0.01
+        return (await kernel.metrics("")).plain
+
+    page = asyncio.run(run())
     assert b"\ngpumond_driver_up " not in page
     assert b"\ngpumond_build_info{" in page

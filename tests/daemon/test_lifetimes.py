@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gpumond.daemon.kernel import Edges
 
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
@@ -20,9 +19,12 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.dispatcher import AlertDispatcher
+from gpumond.features.alerts.part import Receivers
+from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.event_loop import background
 from gpumond.host.peer import Identity
+from gpumond.kernel import Edges
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
 from gpumond.testing import GIB, make_pool, make_report
@@ -76,7 +78,7 @@ class FailingCollector(SimulatedCollector):
 
 def edges_of(directory: Path, world: World) -> Edges:
     return Edges(
-        collector=SimulatedCollector(world),
+        devices=SimulatedCollector(world),
         agents=SilentAgent(world),
         store=Store(directory / "gpumond.db"),
         telemetry=Telemetry(),
@@ -90,7 +92,7 @@ def other_tasks() -> set[asyncio.Task[object]]:
 def test_parts_are_all_closed_when_the_collector_fails_to_start_and_to_stop(tmp_path: Path):
     async def run() -> None:
         world = World()
-        edges = replace(edges_of(tmp_path, world), collector=FailingCollector(world))
+        edges = replace(edges_of(tmp_path, world), devices=FailingCollector(world))
         with pytest.raises(OSError, match="can be stopped") as raised:
             async with Daemon(Settings(), edges).running():
                 raise AssertionError("the collector has not started")
@@ -107,7 +109,7 @@ def test_agents_and_store_are_closed_when_the_collector_fails_to_stop(tmp_path: 
 
     async def run() -> None:
         world = World()
-        edges = replace(edges_of(tmp_path, world), collector=Unstoppable(world))
+        edges = replace(edges_of(tmp_path, world), devices=Unstoppable(world))
         with pytest.raises(OSError, match="can be stopped"):
             async with Daemon(Settings(interval=0.1), edges).running():
                 pass
@@ -143,13 +145,12 @@ def test_receiver_is_notified_after_the_frame_is_replaced(tmp_path: Path):
         name, resend_seconds, batch_limit = "receiver", None, 64
 
         async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
-            assert daemon.frame is not None
-            notified.append(tuple(alert.rule for alert in daemon.frame.alerts if alert in raised))
+            assert daemon.kernel.frame is not None
+            notified.append(tuple(alert.rule for alert in daemon.kernel.frame.alerts if alert in raised))
 
     async def run() -> None:
         nonlocal daemon
-        # Each tick writes a page in several slices, during which a receiver could be notified.
-        edges = replace(edges_of(tmp_path, World()), receivers=lambda settings: [Receiver()])
+        edges = replace(edges_of(tmp_path, World()), services={Receivers: Receivers(lambda settings: [Receiver()])})
         daemon = Daemon(Settings(interval=1.0, rules=(FULL,)), edges)
         async with daemon.started():
             await daemon.tick()
@@ -178,11 +179,11 @@ def test_frame_is_replaced_before_its_dispatch_is_executed(tmp_path: Path):
         tick = await daemon.tick()
         store = Store(tmp_path / "other.db")
         dispatcher = AlertDispatcher(store, Outbox(), flush, 0.0)  # type: ignore[arg-type]
-        rules, frame = daemon.rulebook.rules, tick.frame
-        dispatch = dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.memory.activities)
+        rules, frame = daemon.kernel.get(RuleRegistry).rules, tick.frame
+        dispatch = dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.activities)
         await asyncio.sleep(0)
         assert [order.alert.rule for order in dispatch.orders]
-        assert dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.memory.activities) == dispatch
+        assert dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.activities) == dispatch
         await store.close()
         async with daemon.started():
             pass

@@ -20,9 +20,8 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen.plan import plan
 from gpumond.sim.device import Spec, create
-from gpumond.testing import GIB
+from gpumond.testing import GIB, TickState, advance
 from gpumond.tick.history import Point
-from gpumond.tick.observe import EngineState, advance
 from tests.helpers.simulated_snapshots import snapshots
 
 PACE = 60.0
@@ -30,7 +29,7 @@ UUID = "GPU-51300000-0000-4000-8000-000000000001"
 
 
 def test_diagnosis_of_a_recording_equals_that_of_the_engine():
-    memory, replayed, kinds = EngineState(), Diagnosis(), set()
+    memory, replayed, kinds = TickState(), Diagnosis(), set()
     for snapshot in snapshots(plan("leak-linear", seed=1), every=4.0):
         tick = advance(memory, (), snapshot)
         memory = tick.memory
@@ -65,8 +64,8 @@ async def recorded(directory: Path) -> list[Frame]:
         async with daemon.running():
             while len({verdict.kind for frame in frames for verdict in frame.verdicts}) < 2:
                 assert time.monotonic() < end, "there were too few verdicts"
-                if await daemon.await_frame(1) and daemon.frame is not None:
-                    frames.append(daemon.frame)
+                if await daemon.kernel.await_frame(1) and daemon.kernel.frame is not None:
+                    frames.append(daemon.kernel.frame)
     return frames
 
 
@@ -99,9 +98,9 @@ def test_history_of_devices_and_programs_survives_a_restart(program: Path):
                 while True:
                     assert time.monotonic() < end, "too little was closed_blocks"
                     await asyncio.sleep(0.05)
-                    devices = daemon.frame.snapshot.devices if daemon.frame else ()
+                    devices = daemon.kernel.frame.snapshot.devices if daemon.kernel.frame else ()
                     keys = [None, *(key for device in devices for key in device.processes_by_key)]
-                    past = {key: daemon.history.series((UUID, key), "used", resolution=900)[:-1] for key in keys}
+                    past = {key: daemon.kernel.history.series((UUID, key), "used", resolution=900)[:-1] for key in keys}
                     if len(past) == 2 and min(map(len, past.values())) >= wanted:
                         return past
 

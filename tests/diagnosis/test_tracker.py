@@ -11,8 +11,9 @@ import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
-from gpumond.facts.snapshot import Snapshot
-from gpumond.testing import make_fault, make_pool, make_process, make_report
+from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import AgentReport, Snapshot
+from gpumond.testing import make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 from tests.helpers.curves import (
     GIB,
     HOUR,
@@ -226,3 +227,20 @@ def test_mig_instances_are_judged_and_their_device_is_not():
             yield at_moment(at, whole, part)
 
     assert [v.device_uuid for v in last(snapshots()) if v.kind == "leak"] == ["MIG-1"]
+
+
+def kinds_with(*reports: AgentReport) -> set[tuple[str, int | None]]:
+    """Return the verdicts after two minutes in which 40 GiB of the device have no owner."""
+    idle = Sensors(gpu_utilization_ratio=0.0)
+    device = make_device(used_bytes=41 * GIB, processes=(make_process(5, GIB),), sensors=idle)
+    diagnosis = Diagnosis()
+    for second in range(120):
+        at = float(second)
+        snapshot = make_snapshot(device, seq=second, taken_at=at, elapsed_seconds=at, reports=reports)
+        diagnosis = diagnose(diagnosis, snapshot)
+    return {(verdict.kind, verdict.pid) for verdict in diagnosis.verdicts}
+
+
+def test_claim_of_an_unlisted_process_does_not_hide_memory_without_an_owner():
+    assert ("orphan", None) in kinds_with()
+    assert ("orphan", None) in kinds_with(make_report(66, (make_pool(live=40 * GIB),)))

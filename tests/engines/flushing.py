@@ -12,10 +12,9 @@ from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import AgentReport, Reading
-from gpumond.features.engines import checks as checks
 from gpumond.features.engines.flush_step import Timing
 from gpumond.features.engines.poller import Engines
-from gpumond.features.engines.spec import Declaration
+from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.flush.flusher import Flusher
 from gpumond.host.peer import Identity
 from gpumond.sim.device import SimDevice
@@ -45,7 +44,7 @@ class World:
     """The daemon's parts that flush one engine."""
 
     def __init__(
-        self, card: SimDevice, *declarations: Declaration, timing: Timing = FAST, use: float | None = 0.0
+        self, card: SimDevice, *declarations: EngineConfig, timing: Timing = FAST, use: float | None = 0.0
     ) -> None:
         """``use``: the driver's utilisation of the device by each process."""
         self.card, self.use = card, use
@@ -73,7 +72,7 @@ class World:
         return (await self.flusher.flush(request, "test")).receipts
 
 
-def flush(card: SimDevice, declaration: Declaration, **fields: Any) -> Receipt:
+def flush(card: SimDevice, declaration: EngineConfig, **fields: Any) -> Receipt:
     return asyncio.run(World(card, declaration).flush(**fields))
 
 
@@ -88,7 +87,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def declared(engine: StandIn, **fields: Any) -> Declaration:
+def declared(engine: StandIn, **fields: Any) -> EngineConfig:
     own = dict(OPTIONS.get(engine.kind, {}))
     if engine.kind == "triton":
         own["metrics_url"] = engine.url
@@ -108,14 +107,14 @@ ALLOWED: dict[str, dict[str, Any]] = {
 }
 
 
-def allowed(engine: StandIn, **fields: Any) -> Declaration:
+def allowed(engine: StandIn, **fields: Any) -> EngineConfig:
     return declared(engine, **ALLOWED[engine.kind] | fields)
 
 
 class Short(World):
-    """World whose levers have a time limit of a second."""
+    """World whose methods have a time limit of a second."""
 
-    def __init__(self, card: Any, declaration: Declaration) -> None:
+    def __init__(self, card: Any, declaration: EngineConfig) -> None:
         super().__init__(card, declaration)
         carry_out = self.engines.carry_out
 

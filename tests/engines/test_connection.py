@@ -58,7 +58,7 @@ def server() -> Iterator[Server]:
 def ask(server: Server, call: Any = get("/x"), scheme: str = "http", path: str = "", **fields: Any) -> Answer:
     url = f"{scheme}://127.0.0.1:{server.server_port}{path}"
     config = EngineConfig.model_validate({"name": "e", "kind": "ollama", "url": url} | fields)
-    return asyncio.run(send(config.declaration(), call))
+    return asyncio.run(send(config, call, 10.0))
 
 
 def secret(directory: Path, text: str = "s3cret\n") -> str:
@@ -128,7 +128,7 @@ def test_nothing_at_the_address_is_an_error(server: Server):
     port = server.server_port
     server.shutdown()  # else its poll keeps the closed socket for half a second
     server.server_close()
-    with pytest.raises(EngineError, match=f"nothing listens at http://127.0.0.1:{port}"):
+    with pytest.raises(EngineError, match=f"http://127.0.0.1:{port}: nothing listens"):
         ask(server)
 
 
@@ -143,7 +143,7 @@ def test_rejection_names_what_resolves_it():
     with answering(b"Unauthorized", 401) as url:
         config = EngineConfig.model_validate({"name": "e", "kind": "ollama", "url": url})
         with pytest.raises(EngineError, match="it answered 401: Unauthorized; declare its key with auth:"):
-            asyncio.run(send(config.declaration(), get("/x"))).accepted()
+            asyncio.run(send(config, get("/x"), 10.0)).accepted()
 
 
 def test_server_without_tls_is_named(server: Server):
@@ -162,7 +162,7 @@ def test_certificate_is_verified(server: Server, tmp_path: Path, trusted: bool):
     if trusted:
         assert ask(server, scheme="https", **fields).status == 200
     else:
-        with pytest.raises(EngineError, match=r"no secure connection.*declare ca_file, and server_name"):
+        with pytest.raises(EngineError, match=r"its certificate is not valid.*declare ca_file, and server_name"):
             ask(server, scheme="https", **fields)
         assert server.requests == []
 

@@ -15,8 +15,8 @@ import pytest
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.pools import Expected
-from gpumond.features.engines.flush_step import EngineFlusher, EngineRequest, Timing
-from gpumond.features.engines.kinds import KINDS
+from gpumond.features.engines.flush_step import EngineFlusher, Timing
+from gpumond.features.engines.kinds import all_kinds
 from gpumond.testing import GIB
 from tests.engines.flushing import ALLOWED, FAST, Short, World, allowed, flush
 from tests.helpers.engines import device, standin, used_bytes
@@ -30,8 +30,8 @@ CUTS = ("llama-router", "a1111", "lmdeploy", "generic")
 """Kinds whose release cuts running requests."""
 
 
-def test_every_kind_with_a_lever_is_tested():
-    assert ALLOWED.keys() == {spec.kind for spec in KINDS if not spec.without_levers}
+def test_every_kind_with_a_method_is_tested():
+    assert ALLOWED.keys() == {kind for kind, spec in all_kinds().items() if not spec.without_methods}
 
 
 @pytest.mark.parametrize("kind", ALLOWED)
@@ -273,8 +273,8 @@ def test_another_users_request_is_refused_by_the_fresh_look_at_the_listener(tmp_
         async def scenario() -> Any:
             world = World(card, allowed(engine))
             step = EngineFlusher(world.engines, world.read_driver, lambda: (), FAST)
-            request = EngineRequest(name="e", requested_by="test", uid=os.getuid() + 1)
-            return await step.flush(request)
+            request = FlushRequest(target=Target(workload="e", uid=os.getuid() + 1), steps=("engine",))
+            return await step.flush("e", request, "test")
 
         (receipt,) = asyncio.run(scenario())
         assert (receipt.outcome, receipt.reason) == (
@@ -361,16 +361,16 @@ def test_engine_that_sleeps_already_is_nothing(tmp_path: Path):
         assert (second.outcome, second.reason) == ("nothing", "it sleeps already")
 
 
-def test_sleep_lever_releases_the_weights_too(tmp_path: Path):
+def test_sleep_method_releases_the_weights_too(tmp_path: Path):
     card = device(tmp_path)
     with standin("vllm", card) as engine:
-        receipt = flush(card, allowed(engine, lever="sleep"))
+        receipt = flush(card, allowed(engine, method="sleep"))
         assert (receipt.outcome, receipt.driver_released_bytes, receipt.lever) == ("freed", 6 * GIB, "sleep")
         assert receipt.expected == Expected(0, 6 * GIB, 7 * GIB, "interval")
         assert engine.record()["harms"] == []
 
 
-def test_one_lever_at_a_time(tmp_path: Path):
+def test_one_method_at_a_time(tmp_path: Path):
     card = device(tmp_path)
     with standin("vllm", card) as engine:
 

@@ -59,13 +59,13 @@ PAGES = {
 
 
 def carried_out(url: str, dialogue: Any) -> Any:
-    engine = EngineConfig.model_validate({"name": "e", "kind": "vllm", "url": url}).declaration()
+    engine = EngineConfig.model_validate({"name": "e", "kind": "vllm", "url": url})
     return asyncio.run(carry_out(engine, dialogue, 60.0))
 
 
 @pytest.mark.parametrize("content", PAGES)
 def test_page_of_any_content_takes_bounded_memory(content: str):
-    engine = EngineConfig.model_validate({"name": "e", "kind": "vllm", "url": "http://127.0.0.1:1"}).declaration()
+    engine = EngineConfig.model_validate({"name": "e", "kind": "vllm", "url": "http://127.0.0.1:1"})
     with answering(PAGES[content]) as url:
         tracemalloc.start()
         with suppress(EngineError):

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import Declaration
 from gpumond.host.machine import start_ticks
 from gpumond.sim.device import SimDevice
 from gpumond.testing import GIB
@@ -139,9 +138,9 @@ def attribute(card: SimDevice, pid: int) -> None:
     record.write_text(json.dumps([4 * GIB, None, None, None]))
 
 
-def declaration(engine: StandIn) -> Declaration:
+def declaration(engine: StandIn) -> EngineConfig:
     fields = {"name": "models", "kind": "llama-router", "url": engine.url}
-    return EngineConfig.model_validate(fields).declaration()
+    return EngineConfig.model_validate(fields)
 
 
 def test_real_router_is_read_released_and_woken(tmp_path: Path):

@@ -19,7 +19,6 @@ import pytest
 
 from gpumond.facts.pools import Receipt
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import Declaration
 from gpumond.sim.device import SimDevice
 from gpumond.testing import GIB
 from tests.engines.flushing import World, reached
@@ -148,9 +147,9 @@ def counts(directory: Path) -> dict[str, int]:
     return {name: names.count(name) for name in ("sleep", "discard", "wake_up")}
 
 
-def declaration(engine: StandIn, lever: str = "kv_cache") -> Declaration:
-    fields = {"name": "e", "kind": "vllm", "url": engine.url, "allow": ["engine"], "lever": lever}
-    return EngineConfig.model_validate(fields).declaration()
+def declaration(engine: StandIn, method: str = "kv_cache") -> EngineConfig:
+    fields = {"name": "e", "kind": "vllm", "url": engine.url, "allow": ["engine"], "method": method}
+    return EngineConfig.model_validate(fields)
 
 
 @pytest.fixture(scope="module")
@@ -161,13 +160,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StandIn,
         yield engine, card, directory
 
 
-@pytest.mark.parametrize(("lever", "call"), [("kv_cache", "discard"), ("sleep", "sleep")])
-def test_real_vllm_is_released_and_woken(running: tuple[StandIn, SimDevice, Path], lever: str, call: str):
+@pytest.mark.parametrize(("method", "call"), [("kv_cache", "discard"), ("sleep", "sleep")])
+def test_real_vllm_is_released_and_woken(running: tuple[StandIn, SimDevice, Path], method: str, call: str):
     engine, card, directory = running
     counts(directory)
 
     async def scenario() -> tuple[Receipt, Receipt]:
-        world = World(card, declaration(engine, lever))
+        world = World(card, declaration(engine, method))
         released = await world.flush()
         state = await world.engines.read("e")
         assert (state.asleep, state.paused, state.serves) == (True, True, False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.pools import Receipt
-from gpumond.features.engines import checks as checks
+from gpumond.features.engines.flush_step import useless
 from gpumond.testing import GIB
 from tests.engines.flushing import Short, World, allowed, reached
 from tests.helpers.engines import StandIn, device, standin, used_bytes
@@ -28,14 +28,14 @@ def serves(engine: StandIn) -> bool:
         (["rejects", "wake-fails", "wake-fails"], "refused"),
     ],
 )
-@pytest.mark.parametrize("lever", ["kv_cache", "sleep"])
-def test_release_without_effect_returns_vllm_to_service(lever: str, faults: list[str], outcome: str, tmp_path: Path):
+@pytest.mark.parametrize("method", ["kv_cache", "sleep"])
+def test_release_without_effect_returns_vllm_to_service(method: str, faults: list[str], outcome: str, tmp_path: Path):
     card = device(tmp_path)
     with standin("vllm", card, *faults) as engine:
         before = used_bytes(card)
 
         async def scenario() -> Receipt:
-            world = World(card, allowed(engine, lever=lever))
+            world = World(card, allowed(engine, method=method))
             receipt = await world.flush()
             assert await reached(lambda: bool(world.kept))
             (woken,) = world.kept
@@ -183,7 +183,7 @@ def test_useful_release_stays(tmp_path: Path):
         async def scenario() -> None:
             world = World(card, allowed(engine))
             receipt = await world.flush()
-            assert not checks.useless([receipt])
+            assert not useless([receipt])
             assert world.engines.readings()[0].returning_seconds is None
 
         asyncio.run(scenario())

@@ -11,10 +11,10 @@ import pytest
 
 from gpumond.facts.engines import EngineModel, EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineTimeout
-from gpumond.features.engines.kinds import KINDS
+from gpumond.features.engines.kinds import all_kinds
 from gpumond.features.engines.poller import MAX_MODELS, Engines, idle_seconds, quiet_seconds
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import Declaration, get
+from gpumond.features.engines.spec import get
 from gpumond.testing import GIB
 from tests.engines.flushing import declared
 from tests.engines.standin import KINDS as STANDINS
@@ -59,14 +59,14 @@ STATES: dict[str, EngineState] = {
 }
 
 
-async def read(declaration: Declaration) -> EngineState:
+async def read(declaration: EngineConfig) -> EngineState:
     engines = Engines()
     engines.configure([declaration])
     return await engines.read(declaration.name)
 
 
 def test_every_kind_has_a_stand_in():
-    assert STANDINS.keys() == {spec.kind for spec in KINDS} == STATES.keys()
+    assert STANDINS.keys() == all_kinds().keys() == STATES.keys()
 
 
 @pytest.mark.parametrize("kind", STATES)
@@ -204,7 +204,7 @@ def test_engine_on_a_unix_socket_is_read_and_owned(tmp_path: Path):
 
 
 async def poll(
-    declarations: list[Declaration], card: Any, done: Any, use: float | None = None
+    declarations: list[EngineConfig], card: Any, done: Any, use: float | None = None
 ) -> tuple[EngineReading, ...]:
     """Poll the engines until ``done``. ``use``: the idle time of each process, as the driver states it."""
     engines = Engines(poll_seconds=0.05)
@@ -223,7 +223,7 @@ def test_poller_states_processes_and_the_idle_time(tmp_path: Path):
         assert found.up
         assert [each.pid for each in found.processes] == [key.pid for key in candidates(card)]
         assert found.processes[0].pid != engine.process.pid  # a child of the listener holds the memory
-        assert found.levers == ("kv_cache",)
+        assert found.methods == ("kv_cache",)
         assert found.kv_cache_used_ratio == 0.04
 
 
@@ -334,7 +334,7 @@ def test_engine_that_lists_too_many_models_is_not_read():
     with answering(json.dumps({"models": names}).encode()) as url:
         state = {"get": "/", "models": "/models"}
         fields = {"name": "e", "kind": "generic", "url": url, "state": state}
-        engines.configure([EngineConfig.model_validate(fields).declaration()])
+        engines.configure([EngineConfig.model_validate(fields)])
         with pytest.raises(EngineError, match="more than 1,000 models"):
             asyncio.run(engines.read("e"))
     assert not engines.readings()[0].up

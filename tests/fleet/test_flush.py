@@ -77,7 +77,7 @@ def test_flushes_stop_after_the_number_of_failures():
 def serving(asleep: bool) -> dict[str, Any]:
     """Return the frame of a machine with the engine chat."""
     processes = (EngineProcess(10, 100),)
-    engine = EngineReading(name="chat", kind="vllm", up=True, levers=("sleep",), asleep=asleep, processes=processes)
+    engine = EngineReading(name="chat", kind="vllm", up=True, methods=("sleep",), asleep=asleep, processes=processes)
     return make_frame(make_device(used_bytes=2 * GIB, processes=(make_process(10, 2 * GIB),)), engines=(engine,))
 
 

@@ -124,7 +124,7 @@ def test_state_counts_the_programs_with_an_agent():
 
 def engine(name: str, *pids: int, **fields: Any) -> EngineReading:
     processes = tuple(EngineProcess(pid, 100) for pid in pids)
-    defaults: dict[str, Any] = {"kind": "vllm", "up": True, "levers": ("sleep",), "asleep": False}
+    defaults: dict[str, Any] = {"kind": "vllm", "up": True, "methods": ("sleep",), "asleep": False}
     return EngineReading(name=name, processes=processes, **defaults | fields)
 
 
@@ -158,7 +158,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     ("fields", "refusal"),
     [
         ({"up": False, "problem": "timeout"}, "it does not answer: timeout"),
-        ({"levers": ()}, "its declaration does not allow it; add allow: [engine]"),
+        ({"methods": ()}, "its declaration does not allow it; add allow: [engine]"),
         ({"asleep": True}, "it sleeps already"),
         ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),
         ({"running": 0, "waiting": None}, ""),
@@ -170,7 +170,7 @@ def test_engine_that_cannot_be_released_is_refused(fields: dict[str, Any], refus
 
 
 def test_engine_to_wake_needs_no_process_on_a_device():
-    (planned,) = engines(engine("chat", asleep=True, levers=()), wake=True)
+    (planned,) = engines(engine("chat", asleep=True, methods=()), wake=True)
     assert (planned.pid, planned.high_bytes, planned.refusal) == (0, 0, "")
     (awake,) = engines(engine("chat", 10), wake=True)
     assert awake.refusal == "it does not sleep"

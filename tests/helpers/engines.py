@@ -17,7 +17,6 @@ from typing import Any
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Reading
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import Declaration
 from gpumond.sim.device import SimDevice, Spec, create
 from gpumond.testing import GIB
 
@@ -46,8 +45,8 @@ class StandIn:
     def __init__(self, kind: str, url: str, process: subprocess.Popen[str]) -> None:
         self.kind, self.url, self.process = kind, url, process
 
-    def declaration(self, **fields: Any) -> Declaration:
-        return EngineConfig.model_validate({"name": "e", "kind": self.kind, "url": self.url} | fields).declaration()
+    def declaration(self, **fields: Any) -> EngineConfig:
+        return EngineConfig.model_validate({"name": "e", "kind": self.kind, "url": self.url} | fields)
 
     def send(self, path: str, body: object = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

@@ -14,21 +14,23 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
-from gpumond.daemon.kernel import Agents, Clock, Edges
 from gpumond.facts.errors import NoSuchRule, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.persisted import Heartbeat
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProgramEnd, Reading, SourceState
+from gpumond.features.alerts.part import Receivers
 from gpumond.features.alerts.receivers import Retry
+from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.peer import Identity
+from gpumond.kernel import Clock, Edges, Programs, Tick
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Bounds, Store
-from gpumond.tick.observe import Tick
 from tests.helpers.world import TICK_SECONDS
 
 RULE_NAMES = 20
@@ -139,19 +141,18 @@ class SimulatedDaemon:
         store_bytes: int,
         began: float | None = None,
         receiver: CountingReceiver | None = None,
-        agents: Agents | None = None,
+        agents: Programs | None = None,
     ) -> None:
         self.world, self.receiver = world, receiver or CountingReceiver(world)
         clock = {} if began is None else {"clock": lambda: Heartbeat(time.time(), began + world.elapsed)}
         self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock)
         edges = Edges(
-            collector=SimulatedCollector(world),
+            devices=SimulatedCollector(world),
             agents=agents or SimulatedAgents(world),
             store=self.store,
             telemetry=Telemetry(),
             clock=Clock(lambda: world.wall, lambda: (began or 0.0) + world.elapsed),
-            receivers=lambda settings: [self.receiver],
-            retry_seconds=(0.001, 0.01),
+            services={Receivers: Receivers(lambda settings: [self.receiver], (0.001, 0.01))},
         )
         self.daemon = Daemon(Settings(interval=TICK_SECONDS), edges)
         self.raised = Counter[str]()
@@ -165,7 +166,7 @@ class SimulatedDaemon:
     async def tick(self) -> Tick:
         tick = await self.daemon.tick()
         if self.world.elapsed % SCRAPE_SECONDS == 0:
-            self.page_bytes = len((await self.daemon.metrics("")).plain)
+            self.page_bytes = len((await self.daemon.kernel.metrics("")).plain)
         self.raised.update(raised=len(tick.raised), resolved=len(tick.resolved))
         return tick
 
@@ -176,10 +177,10 @@ class SimulatedDaemon:
         level = 2.0**45 + self.edits
         try:
             if self.world.rng.random() < 0.2:
-                await self.daemon.rulebook.delete(name, "soak")
+                await self.daemon.kernel.get(RuleRegistry).delete(name, "soak")
             else:
                 body = {"name": name, "scope": "process", "value": "used_bytes", "above": level}
-                await self.daemon.rulebook.put(RuleConfig.model_validate(body).rule(), "soak")
+                await self.daemon.kernel.get(RuleRegistry).put(RuleConfig.model_validate(body).rule(), "soak")
         except NoSuchRule:
             pass
         except StoreUnavailable:

@@ -21,8 +21,18 @@ from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.exposition import ROWS_AT_ONCE, Exposition, Form, Group
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_quotas, make_report, make_snapshot
-from gpumond.tick.observe import EngineState, advance, observe
+from gpumond.testing import (
+    GIB,
+    TickState,
+    advance,
+    make_device,
+    make_pool,
+    make_process,
+    make_quotas,
+    make_report,
+    make_snapshot,
+)
+from gpumond.tick.observe import observe
 from tools.docs.metrics import document
 
 GOLDEN = Path(__file__).with_name("golden.txt")
@@ -36,7 +46,7 @@ def page(frame: Frame | None, telemetry: Telemetry | None = None, accept: str = 
 
 def full_frame() -> Frame:
     """Return a frame with values of every kind."""
-    frame = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
+    frame = advance(TickState(), BUILT_IN, SNAPSHOT).frame
     uuid = SNAPSHOT.devices[0].uuid
     leak = Verdict(
         device_uuid=uuid,
@@ -115,7 +125,7 @@ def test_promtool_has_no_complaint():
 
 def test_unknown_value_is_absent():
     text = page(
-        advance(EngineState(), (), make_snapshot(make_device(size_bytes=None, used_bytes=None, processes=None))).frame
+        advance(TickState(), (), make_snapshot(make_device(size_bytes=None, used_bytes=None, processes=None))).frame
     )
     assert "gpumond_device_memory_used_bytes{" not in text
     assert "gpumond_device_power_watts{" not in text
@@ -127,8 +137,8 @@ def test_removed_device_has_no_series():
     up = SourceState(name="sim", up=True, responsive=True)
     first = observe(None, up, Reading(devices=(make_device("GPU-a"), make_device("GPU-b"))), (), 1.0, 1.0)
     second = observe(first, up, Reading(devices=(make_device("GPU-b"),)), (), 2.0, 2.0)
-    assert b"GPU-a" in exposition.page(advance(EngineState(), (), first).frame, Form(False)).plain
-    assert b"GPU-a" not in exposition.page(advance(EngineState(), (), second).frame, Form(False)).plain
+    assert b"GPU-a" in exposition.page(advance(TickState(), (), first).frame, Form(False)).plain
+    assert b"GPU-a" not in exposition.page(advance(TickState(), (), second).frame, Form(False)).plain
 
 
 def test_frame_is_rendered_once():
@@ -145,7 +155,7 @@ def test_pages_of_changing_frames_equal_those_of_a_new_exposition():
             make_device(f"GPU-{index}", index=index, used_bytes=size, processes=(make_process(100 + index, size),))
             for index, size in enumerate(used)
         )
-        frame = advance(EngineState(), (), make_snapshot(*devices)).frame
+        frame = advance(TickState(), (), make_snapshot(*devices)).frame
         for form in (Form(False, groups=groups), Form(True, groups=groups), Form(False, groups=groups - {"device"})):
             assert kept.page(frame, form).plain == Exposition(Telemetry()).page(frame, form).plain
 
@@ -155,7 +165,7 @@ def test_processes_beyond_the_cap_are_summed():
     device = make_device(
         used_bytes=count * GIB, processes=tuple(make_process(pid, GIB + pid) for pid in range(1, count + 1))
     )
-    text = page(advance(EngineState(), (), make_snapshot(device)).frame)
+    text = page(advance(TickState(), (), make_snapshot(device)).frame)
     shown = re.findall(r'gpumond_process_memory_used_bytes\{gpu="0",pid="(\w+)",uuid="GPU-a"\} (\S+)', text)
     assert len(shown) == PROCESSES_PER_DEVICE + 1
     assert float(dict(shown)["other"]) == sum(GIB + pid for pid in range(1, 31))
@@ -168,8 +178,8 @@ def test_series_of_a_user_above_its_share_cost_no_other_user():
         for pid in range(11, 31)
     )
     device = make_device(used_bytes=3 * GIB)
-    alone = advance(EngineState(), (), make_snapshot(device, reports=(own,))).frame
-    together = advance(EngineState(), (), make_snapshot(device, reports=(*many, own))).frame
+    alone = advance(TickState(), (), make_snapshot(device, reports=(own,))).frame
+    together = advance(TickState(), (), make_snapshot(device, reports=(*many, own))).frame
     exposition = Exposition(Telemetry(), max_series=500)
     wanted = [line for line in page(alone).splitlines() if 'pid="10"' in line or 'workload="own"' in line]
     assert len(wanted) > 15
@@ -184,7 +194,7 @@ def test_series_of_a_user_above_its_share_cost_no_other_user():
 def test_process_has_the_rank_and_job_that_its_agent_reports():
     device = make_device(used_bytes=2 * GIB, processes=(make_process(10), make_process(11)))
     report = make_report(10, rank=3, world_size=8, job="slurm/4711")
-    text = page(advance(EngineState(), (), make_snapshot(device, reports=(report,))).frame)
+    text = page(advance(TickState(), (), make_snapshot(device, reports=(report,))).frame)
     (info,) = [family for family in parse_text(text) if family.name == "gpumond_process_info"]
     names = ("rank", "world_size", "job_id")
     found = {sample.labels["pid"]: tuple(sample.labels[name] for name in names) for sample in info.samples}
@@ -205,7 +215,7 @@ def test_page_limits_series_and_counts_dropped_ones():
 
 def test_label_values_are_escaped():
     device = make_device(name='x"}\n# TYPE evil gauge\nevil 1\\', used_bytes=0)
-    text = page(advance(EngineState(), (), make_snapshot(device)).frame)
+    text = page(advance(TickState(), (), make_snapshot(device)).frame)
     families = {family.name for family in parse_text(text)}
     assert "evil" not in families
 

@@ -11,8 +11,7 @@ from gpumond.facts.pools import Exactness, HostPool, PoolUsage, Reclaimable
 from gpumond.facts.snapshot import AgentReport
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.testing import make_device, make_snapshot
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import TickState, advance, make_device, make_snapshot
 
 
 def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str, str]:
@@ -28,7 +27,7 @@ def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str
         pools=pools,
         host_pools=host_pools,
     )
-    frame = advance(EngineState(), (), make_snapshot(make_device(uuid="GPU-a"), reports=(report,))).frame
+    frame = advance(TickState(), (), make_snapshot(make_device(uuid="GPU-a"), reports=(report,))).frame
     page = Exposition(Telemetry()).page(frame, Form(False)).plain.decode()
     return dict(re.findall(r"^gpumond_((?:host_)?pool_\w+)\{.*\} (\S+)$", page, re.MULTILINE))
 

@@ -24,7 +24,7 @@ from gpumond.features.rules.settings import RuleConfig, written
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import SNAPSHOT
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import TickState, advance
 from tools.docs.rules import document
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def test_documentation_of_rules_is_current():
 
 
 def test_rules_use_existing_metrics():
-    page = Exposition(Telemetry()).page(advance(EngineState(), BUILT_IN, SNAPSHOT).frame, Form(False)).plain.decode()
+    page = Exposition(Telemetry()).page(advance(TickState(), BUILT_IN, SNAPSHOT).frame, Form(False)).plain.decode()
     exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     recorded = {rule["record"] for rule in groups() if "record" in rule}
     name = re.compile(r"[a-z_]+:gpumond_[a-z0-9_:]+|gpumond[:_][a-z_:]+\b")

@@ -25,7 +25,7 @@ ENGINE = EngineReading(
     idle_seconds=900.0,
     processes=(EngineProcess(20, 100),),
     uid=1000,
-    levers=("unload",),
+    methods=("unload",),
 )
 ACTION = Action(steps=("engine",), only_idle_for_seconds=900.0, cooldown_seconds=100.0)
 RULE = Rule(name="idle", scope="device", value="used_bytes", above=1.0, action=ACTION)
@@ -63,7 +63,7 @@ def test_engine_is_flushed_when_it_was_idle_for_long_enough():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"idle_seconds": None}, {"levers": ()}, {"processes": ()}, {"asleep": True}, {"uid": None}],
+    [{"idle_seconds": None}, {"methods": ()}, {"processes": ()}, {"asleep": True}, {"uid": None}],
     ids=lambda fields: next(iter(fields)),
 )
 def test_engine_is_left_alone(fields: dict[str, Any]):

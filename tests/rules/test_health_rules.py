@@ -11,8 +11,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.rule import Rule
 from gpumond.facts.sensors import Sensors
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.testing import make_device, make_snapshot
-from gpumond.tick.observe import EngineState, Tick, advance
+from gpumond.testing import Advanced, TickState, advance, make_device, make_snapshot
 
 RULES = {rule.name: rule for rule in BUILT_IN}
 HEALTHY = Sensors(
@@ -68,9 +67,9 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
-def ticked(rule: Rule, *ticks: tuple[float, Sensors]) -> Tick:
+def ticked(rule: Rule, *ticks: tuple[float, Sensors]) -> Advanced:
     """The last of the ticks of a device with these sensors at these seconds."""
-    memory = EngineState()
+    memory = TickState()
     for elapsed, sensors in ticks:
         tick = advance(
             memory, [rule], make_snapshot(make_device(name="H100", sensors=sensors), elapsed_seconds=elapsed)

@@ -11,8 +11,7 @@ from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import ProcessQuota, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import GIB, TickState, advance, make_device, make_pool, make_process, make_report, make_snapshot
 
 EXCEEDED = next(rule for rule in BUILT_IN if rule.name == "quota-exceeded")
 UNAVAILABLE = next(rule for rule in BUILT_IN if rule.name == "reserve-unavailable")
@@ -50,7 +49,7 @@ def reserving(
 
 def values(name: str, snapshot: Snapshot) -> list[float]:
     rule = Rule(name="any", scope="process", value=name, above=-1.0, match=(("pid", "42"),))
-    return [alert.value for alert in advance(EngineState(), [rule], snapshot).frame.alerts]
+    return [alert.value for alert in advance(TickState(), [rule], snapshot).frame.alerts]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ def test_excess_over_the_soft_limit(used: int | None, soft: int | None, excess: 
 
 
 def test_alert_on_a_soft_limit_names_quota_process_and_both_sizes():
-    (alert,) = advance(EngineState(), [EXCEEDED], snapshot()).frame.alerts
+    (alert,) = advance(TickState(), [EXCEEDED], snapshot()).frame.alerts
     text = dict(alert.annotations)["summary"]
     for part in ("pid 42", "uses 12.0 GiB", "soft limit of 10.0 GiB", "quota team"):
         assert part in text
@@ -103,7 +102,7 @@ def test_shortage_of_a_reserve_is_the_part_that_is_neither_used_nor_free(snapsho
 
 def test_alert_on_a_reserve_names_quota_process_and_what_is_missing():
     rule = replace(UNAVAILABLE, for_seconds=0.0)
-    (alert,) = advance(EngineState(), [rule], reserving(10, 5)).frame.alerts
+    (alert,) = advance(TickState(), [rule], reserving(10, 5)).frame.alerts
     text = dict(alert.annotations)["summary"]
     for part in ("pid 42", "uses 5.0 GiB of its reserve of 20.0 GiB", "quota team", "5.0 GiB of the rest are not"):
         assert part in text

@@ -17,9 +17,8 @@ from gpumond.quantities import RuleContext, subjects
 from gpumond.quantities.table import Unit, readable
 from gpumond.quantities.verdicts import active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from gpumond.testing import GIB, TickState, advance, make_device, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.ledger import attribute
-from gpumond.tick.observe import EngineState, advance
 
 ENGINE = EngineReading(
     name="chat",
@@ -167,7 +166,7 @@ def test_workloads_of_two_users_are_separate_with_any_names():
         Rule(name="above", scope="workload", value="live_bytes", above=2 * GIB, match=(("uid", "1000"),)),
         Rule(name="below", scope="workload", value="live_bytes", below=2 * GIB),
     )
-    first = advance(EngineState(), rules, make_snapshot(make_device(), reports=(own, other)))
+    first = advance(TickState(), rules, make_snapshot(make_device(), reports=(own, other)))
     assert [dict(alert.labels)["uid"] for alert in first.frame.alerts] == ["1000"]
     silent = make_device(processes=(make_process(66),))
     second = advance(first.memory, rules, make_snapshot(silent, elapsed_seconds=2.0, reports=(own,)))
@@ -231,11 +230,11 @@ def test_alert_on_the_unused_kv_cache_of_an_engine():
         annotations=(("summary", summary),),
     )
 
-    def ticked(memory: EngineState, elapsed: float, *engines: EngineReading) -> Any:
+    def ticked(memory: TickState, elapsed: float, *engines: EngineReading) -> Any:
         device = make_device(processes=(make_process(42, 30 * GIB),))
         return advance(memory, [rule], make_snapshot(device, elapsed_seconds=elapsed, engines=engines))
 
-    first = ticked(EngineState(), 1.0, ENGINE)
+    first = ticked(TickState(), 1.0, ENGINE)
     assert [alert.phase for alert in first.frame.alerts] == ["pending"]
     second = ticked(first.memory, 1801.0, ENGINE)
     (alert,) = second.raised

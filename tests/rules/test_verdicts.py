@@ -11,8 +11,18 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
-from gpumond.tick.observe import EngineState, Tick, evaluate
+from gpumond.testing import (
+    GIB,
+    Advanced,
+    TickState,
+    evaluate,
+    make_device,
+    make_fault,
+    make_pool,
+    make_process,
+    make_report,
+    make_snapshot,
+)
 
 MIB = 1024**2
 LEAK = Verdict(
@@ -36,7 +46,7 @@ def always_firing(scope: str, value: str, level: float = -1.0) -> Rule:
 
 
 def values_of_alerts(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict[str, float]:
-    tick = evaluate(EngineState(), [rule], make_snapshot(device), verdicts)
+    tick = evaluate(TickState(), [rule], make_snapshot(device), verdicts)
     return {dict(alert.labels).get("pid", "device"): alert.value for alert in tick.frame.alerts}
 
 
@@ -80,8 +90,8 @@ def test_unread_device_has_no_verdict_value():
     assert values_of_alerts(rule=always_firing("process", "leak"), device=lost) == {}
 
 
-def run_ticks(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
-    memory, results = EngineState(), []
+def run_ticks(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Advanced]:
+    memory, results = TickState(), []
     for second, (snapshot, verdicts) in enumerate(ticks):
         at = 1000.0 * second
         moved = Snapshot(
@@ -156,8 +166,8 @@ HOG = make_device(processes=(make_process(10, 9 * GIB),))
 REPORT = (make_report(10, (make_pool(live=9 * GIB),)),)
 
 
-def keeping(*snapshots: Snapshot) -> list[Tick]:
-    memory, results = EngineState(), []
+def keeping(*snapshots: Snapshot) -> list[Advanced]:
+    memory, results = TickState(), []
     for second, snapshot in enumerate(snapshots):
         results.append(evaluate(memory, KEEPING, replace(snapshot, seq=second + 1, elapsed_seconds=float(second)), ()))
         memory = results[-1].memory

@@ -13,8 +13,17 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErro
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.quantities import RuleContext, subjects
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
-from gpumond.tick.observe import EngineState, Tick, advance
+from gpumond.testing import (
+    GIB,
+    Advanced,
+    TickState,
+    advance,
+    make_device,
+    make_pool,
+    make_process,
+    make_report,
+    make_snapshot,
+)
 
 DEVICE = make_device(used_bytes=40 * GIB)
 
@@ -27,7 +36,7 @@ def snapshot_at(
 
 
 def value(recent: RuleWindow, snapshot: Snapshot, name: str, scope: str = "pool") -> float | None:
-    ledger = advance(EngineState(), (), snapshot).frame.ledger
+    ledger = advance(TickState(), (), snapshot).frame.ledger
     found = subjects(scope, RuleContext(snapshot, ledger, recent))  # type: ignore[arg-type]
     (row,) = found.rows
     return found.values[name](row)
@@ -68,7 +77,7 @@ def test_errors_followed_by_a_retry_are_no_increase():
         recent = RuleWindow()
         for snapshot in snapshots:
             recent = remember(recent, snapshot)
-        ledger = advance(EngineState(), (), snapshots[-1]).frame.ledger
+        ledger = advance(TickState(), (), snapshots[-1]).frame.ledger
         rows = subjects("pool", RuleContext(snapshots[-1], ledger, recent))
         return [rows.values["ooms_increase"](row) for row in rows.rows]
 
@@ -142,8 +151,8 @@ GONE = (
 )
 
 
-def walk(*snapshots: Snapshot) -> list[Tick]:
-    memory, ticks = EngineState(), []
+def walk(*snapshots: Snapshot) -> list[Advanced]:
+    memory, ticks = TickState(), []
     for snapshot in snapshots:
         ticks.append(advance(memory, GONE, snapshot))
         memory = ticks[-1].memory
@@ -166,7 +175,7 @@ def test_process_that_never_had_an_agent_is_not_silent():
 @pytest.mark.parametrize("jump", [3600.0, -3600.0, 315_360_000.0, -315_360_000.0])
 def test_clock_jump_changes_no_value_of_the_built_in_rules(jump: float):
     def story(clock: float) -> list[tuple[list[str], list[str]]]:
-        memory, values = EngineState(), []
+        memory, values = TickState(), []
         for second in range(0, 900, 5):
             full = second < 300
             device = make_device(used_bytes=(70 if full else 20) * GIB, processes=(make_process(10, 20 * GIB),))

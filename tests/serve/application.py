@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -46,10 +46,10 @@ from gpumond.serve.app import create_app, state_of
 from gpumond.serve.auth import Tokens
 from gpumond.serve.examples import ALERT, AUDIT_ENTRY, RECEIPT, SNAPSHOT
 from gpumond.store.audit import AuditEntry
+from gpumond.testing import TickState, advance
 from gpumond.tick.history import History
-from gpumond.tick.observe import EngineState, advance
 
-FRAME = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
+FRAME = advance(TickState(), BUILT_IN, SNAPSHOT).frame
 
 
 TOKEN = {"Authorization": "Bearer secret"}
@@ -71,8 +71,8 @@ class MemoryStore:
             raise StoreUnavailable("the disk is full", full=True)
         self.audited.append((actor, action, detail))
 
-    async def audit_entries(self, *, users: bool) -> list[AuditEntry]:
-        return []
+    async def audit_entries(self, limit: int = 0, users: bool = True) -> list[AuditEntry]:
+        return [AUDIT_ENTRY][:limit]
 
     async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
         return self.stored
@@ -144,7 +144,7 @@ class View:
     ) -> None:
         self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
         self.history = history or History()
-        self.store = MemoryStore()
+        self.store, self.commands = MemoryStore(), self
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
         self.quotas = QuotaRegistry((), self.store)
         self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0, self.store)
@@ -170,13 +170,15 @@ class View:
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
         return self._exposition.page(self.frame, Form.of(accept, compat, groups))
 
-    def past_alerts(self) -> list[Alert]:
+    def get(self, kind: type) -> Any:
+        """Return the service of a feature; this object stands for those that have no state."""
+        services = (self.rulebook, self.quotas, self.admissions, self.hook, self.silences)
+        return next((service for service in services if isinstance(service, kind)), self)
+
+    def past(self) -> list[Alert]:
         return [ended(ALERT, 2.0)]
 
-    async def audit_entries(self, limit: int) -> list[AuditEntry]:
-        return [AUDIT_ENTRY][:limit]
-
-    async def preview(self, rule: Rule, share: float) -> Preview:
+    async def preview(self, rule: Rule) -> Preview:
         return preview(rule, [pack(SNAPSHOT, ())])
 
     async def reload(self, requested_by: str) -> str:
@@ -205,9 +207,7 @@ class View:
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
         return EXAMPLE
 
-    async def fetch(
-        self, pid: int, snapshot_id: int, requested_by: str
-    ) -> tuple[int, AsyncGenerator[bytes, None]] | AgentResponse | None:
+    async def fetch(self, pid: int, snapshot_id: int, requested_by: str) -> AgentResponse | None:
         return AgentResponse("id", f"snapshot {snapshot_id} does not exist; kept are: none")
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:

@@ -12,6 +12,7 @@ from gpumond.facts.engines import EngineProcess
 from gpumond.facts.errors import NoSuchTarget, StoreUnavailable
 from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit, Dump
+from gpumond.programs.commands import SnapshotFile
 from gpumond.serve import examples
 from gpumond.testing import GIB
 from tests.serve.application import FRAME, TOKEN, View, ask
@@ -90,7 +91,7 @@ class Streaming(View):
         self.agent_requests.append((pid, snapshot_id, requested_by))
         if snapshot_id == 3:
             return None
-        return (len(self.CONTENT), self.parts()) if snapshot_id == 1 else AgentResponse("id", "kept are: 1")
+        return SnapshotFile(len(self.CONTENT), self.parts()) if snapshot_id == 1 else AgentResponse("id", "kept are: 1")
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
         for start in range(0, len(self.CONTENT), 100_000):

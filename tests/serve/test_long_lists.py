@@ -10,16 +10,18 @@ import pytest
 from gpumond.serve.examples import AUDIT_ENTRY
 from gpumond.serve.resources import ENTRIES_AT_ONCE
 from gpumond.store.audit import AuditEntry
-from tests.serve.application import View, ask
+from tests.serve.application import MemoryStore, View, ask
 
 
-class LongAudit(View):
-    async def audit_entries(self, limit: int) -> list[AuditEntry]:
+class LongAudit(MemoryStore):
+    async def audit_entries(self, limit: int = 0, users: bool = True) -> list[AuditEntry]:
         return [replace(AUDIT_ENTRY, seq=number) for number in range(limit)]
 
 
 @pytest.mark.parametrize("count", [1, ENTRIES_AT_ONCE, ENTRIES_AT_ONCE + 1, 3 * ENTRIES_AT_ONCE])
 def test_all_entries_of_a_long_list_are_written(count: int):
-    answer = ask(LongAudit(), f"/api/v1/audit?limit={count}")
+    view = View()
+    view.store = LongAudit()
+    answer = ask(view, f"/api/v1/audit?limit={count}")
     assert answer.headers["content-type"] == "application/json"
     assert [entry["seq"] for entry in json.loads(answer.content)] == list(range(count))

@@ -17,9 +17,8 @@ from gpumond.facts.verdicts import SHAPES
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.page.bundle import bundle
 from gpumond.page.files import FILES, MODULES, PAGE, POLICY
-from gpumond.testing import make_device, make_fault, make_snapshot
+from gpumond.testing import TickState, advance, make_device, make_fault, make_snapshot
 from gpumond.tick.events import Kind
-from gpumond.tick.observe import EngineState, advance
 from gpumond.view.bars import COLOURS, FREE_ON_DARK
 from tests.helpers.color_vision import COLOR_VISION, MIN_DISTANCE, distance, linear
 from tests.serve.application import View, ask
@@ -211,7 +210,7 @@ def test_frame_equals_the_other_routes():
 
 def test_fault_in_the_frame_has_a_remedy():
     snapshot = make_snapshot(make_device(), faults=(make_fault("GPU-a"),))
-    (fault,) = frame_of(View(advance(EngineState(), BUILT_IN, snapshot).frame))["faults"]
+    (fault,) = frame_of(View(advance(TickState(), BUILT_IN, snapshot).frame))["faults"]
     assert fault["kind"] == "gpu_is_lost"
     assert "reset" in fault["remedy"]
 

@@ -159,10 +159,10 @@ class SlowPreviewView(View):
         super().__init__()
         self.started, self.release = 0, asyncio.Event()
 
-    async def preview(self, rule: Rule, share: float) -> Preview:
+    async def preview(self, rule: Rule) -> Preview:
         self.started += 1
         await self.release.wait()
-        return await super().preview(rule, share)
+        return await super().preview(rule)
 
 
 def test_previews_are_limited_to_two_and_one_per_user():

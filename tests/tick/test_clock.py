@@ -13,8 +13,17 @@ import pytest
 
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
-from gpumond.tick.observe import EngineState, advance
+from gpumond.testing import (
+    GIB,
+    TickState,
+    advance,
+    make_device,
+    make_fault,
+    make_pool,
+    make_process,
+    make_report,
+    make_snapshot,
+)
 
 DAY = 86400.0
 JUMP_AT, END = 900, 1800
@@ -39,7 +48,7 @@ def at(second: int, elapsed: float, taken_at: float) -> Snapshot:
 
 def conclusions(wall: Callable[[int], float], monotonic: Callable[[int], float] = float) -> Timeline:
     """Return the conclusions at the second in which they change, for any clock."""
-    memory, timeline = EngineState(), Timeline()
+    memory, timeline = TickState(), Timeline()
     for second in range(0, END, 5):
         tick = advance(memory, BUILT_IN, at(second, monotonic(second), 1e9 + wall(second)))
         memory = tick.memory

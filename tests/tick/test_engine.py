@@ -6,8 +6,18 @@ import pytest
 
 from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Reading, Snapshot, SourceState
-from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
-from gpumond.tick.observe import EngineState, advance, observe
+from gpumond.testing import (
+    GIB,
+    TickState,
+    advance,
+    make_device,
+    make_fault,
+    make_pool,
+    make_process,
+    make_report,
+    make_snapshot,
+)
+from gpumond.tick.observe import observe
 
 UP = SourceState(name="nvml", up=True, responsive=True)
 FULL = (Rule(name="full", scope="device", value="used_ratio", above=0.8),)
@@ -108,7 +118,7 @@ def test_program_uses_a_device_once_it_held_memory_or_is_listed():
 
 def test_raised_and_resolved_contain_only_changes():
     full, empty = make_snapshot(make_device(used_bytes=70 * GIB)), make_snapshot(make_device(used_bytes=GIB))
-    first = advance(EngineState(), FULL, full)
+    first = advance(TickState(), FULL, full)
     second = advance(first.memory, FULL, full)
     third = advance(second.memory, FULL, empty)
     assert [len(tick.raised) for tick in (first, second, third)] == [1, 0, 0]
@@ -119,7 +129,7 @@ def test_raised_and_resolved_contain_only_changes():
 @pytest.mark.parametrize("missed", [1, 3])
 def test_alert_on_an_unread_device_is_not_resolved(missed: int):
     device = make_device(used_bytes=70 * GIB)
-    first = advance(EngineState(), FULL, make_snapshot(device))
+    first = advance(TickState(), FULL, make_snapshot(device))
     unseen = replace(device, missed=missed, used_bytes=None if missed > 2 else device.used_bytes)
     second = advance(first.memory, FULL, make_snapshot(unseen))
     assert second.resolved == ()
@@ -129,7 +139,7 @@ def test_alert_on_an_unread_device_is_not_resolved(missed: int):
 def test_alert_on_a_process_of_an_unread_device_is_not_resolved():
     rule = (Rule(name="hog", scope="pool", value="held_bytes", above=GIB),)
     report = make_report(pools=(make_pool(live=2 * GIB),))
-    first = advance(EngineState(), rule, make_snapshot(make_device(), reports=(report,)))
+    first = advance(TickState(), rule, make_snapshot(make_device(), reports=(report,)))
     lost = make_device(missed=3, size_bytes=None, used_bytes=None, processes=None)
     assert advance(first.memory, rule, make_snapshot(lost)).resolved == ()
     assert len(advance(first.memory, rule, make_snapshot(make_device())).resolved) == 1
@@ -145,5 +155,5 @@ def test_rule_matches_a_device_by_any_of_its_names(name: str, uuids: set[str]):
         for index, (uuid, letter) in enumerate((("GPU-a1", "B"), ("GPU-b1", "C")))
     ]
     rule = replace(FULL[0], match=(("device", name),))
-    alerts = advance(EngineState(), (rule,), make_snapshot(*devices)).frame.alerts
+    alerts = advance(TickState(), (rule,), make_snapshot(*devices)).frame.alerts
     assert {dict(alert.labels)["uuid"] for alert in alerts} == uuids

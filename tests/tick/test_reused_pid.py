@@ -14,9 +14,19 @@ from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot,
 from gpumond.features.alerts.actions import annotate, conclude, decide
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.serve.whole_frame import holdings
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from gpumond.testing import (
+    GIB,
+    Advanced,
+    TickState,
+    advance,
+    evaluate,
+    make_device,
+    make_pool,
+    make_process,
+    make_report,
+)
 from gpumond.tick.events import EventState, advance_events
-from gpumond.tick.observe import EngineState, Tick, advance, evaluate, observe
+from gpumond.tick.observe import observe
 from gpumond.view.machine import view
 from tests.helpers.frames import make_frame
 
@@ -45,10 +55,10 @@ def after(before: Snapshot | None, processes: tuple[ProcessUsage, ...], reports:
     return observe(before, UP, reading, reports, 1e6 + at, at)
 
 
-def with_old() -> Tick:
+def with_old() -> Advanced:
     first = after(None, (listed(100),), (REPORT,))
     second = after(first, (listed(100),), (REPORT,))
-    return evaluate(evaluate(EngineState(), RULES, first, (LEAK,)).memory, RULES, second, (LEAK,))
+    return evaluate(evaluate(TickState(), RULES, first, (LEAK,)).memory, RULES, second, (LEAK,))
 
 
 @pytest.mark.parametrize("start", [200, None])
@@ -56,7 +66,7 @@ def with_old() -> Tick:
 def test_old_report_gives_the_new_process_neither_workload_nor_shares(
     start: int | None, reports: tuple[AgentReport, ...]
 ):
-    tick = evaluate(EngineState(), RULES, after(None, (listed(start),), reports), ())
+    tick = evaluate(TickState(), RULES, after(None, (listed(start),), reports), ())
     new = next(each for each in holdings(tick.frame) if each.start_ticks == start)
     assert (new.workload, new.live_bytes, new.opaque_bytes) == ("", None, 4 * GIB)
     info = next(family for family in FAMILIES if family.name == "gpumond_process_info")
@@ -90,7 +100,7 @@ def test_alerts_continue_while_the_start_is_unknown():
 
 @pytest.mark.parametrize("start", [200, None])
 def test_old_verdict_is_no_value_of_the_new_process(start: int | None):
-    tick = evaluate(EngineState(), RULES, after(None, (listed(start),), ()), (LEAK,))
+    tick = evaluate(TickState(), RULES, after(None, (listed(start),), ()), (LEAK,))
     assert "leak" not in {alert.rule for alert in tick.frame.alerts}
 
 
@@ -105,7 +115,7 @@ def test_verdict_that_ends_is_an_event_of_the_old_process():
 
 
 def test_old_history_is_not_continued():
-    snapshot, memory = None, EngineState()
+    snapshot, memory = None, TickState()
     for processes in ((listed(100),),) * 5 + ((listed(200),),) * 3:
         snapshot = after(snapshot, processes, ())
         memory = advance(memory, (), snapshot).memory

@@ -66,14 +66,14 @@ def test_shares_are_those_of_the_ledger():
 
 def test_unmapped_bytes_are_shown_where_there_are_any():
     report = make_report(10, (make_pool(live=20 * GIB, unmapped_bytes=15 * GIB),))
-    asleep, awake = view(busy_frame(reports=(report,))), view(busy_frame())
-    (device,), (train, python) = asleep.devices, asleep.processes
+    unmapped, mapped = view(busy_frame(reports=(report,))), view(busy_frame())
+    (device,), (train, python) = unmapped.devices, unmapped.processes
     assert (device.unmapped_bytes, train.unmapped_bytes, python.unmapped_bytes) == (15 * GIB, 15 * GIB, None)
-    assert train.state == "15.0 GiB asleep"
+    assert train.state == "15.0 GiB unmapped"
     assert sum(device.shares.values()) == 50 * GIB
-    for seen, shown in ((asleep, True), (awake, False)):
+    for seen, shown in ((unmapped, True), (mapped, False)):
         legend = "".join(piece.text for line in device_lines(seen, 200, 30, True) for piece in line)
-        assert ("asleep 15.0 GiB" in legend) is shown
+        assert ("unmapped 15.0 GiB" in legend) is shown
         table = process_table(seen)
         assert ("UNMAPPED" in table) is shown
         assert ("15.0 GiB" in table) is shown

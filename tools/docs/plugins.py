@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpumond.agent.allocators import ADAPTERS
 from gpumond.config.schema import RECEIVER_TYPES
 from gpumond.devices import SOURCES
-from gpumond.features.engines.kinds import KINDS
+from gpumond.features.engines.kinds import all_kinds
 
 HEADER = """\
 # Sources, adapters, engines and receivers
@@ -26,7 +26,7 @@ def sources() -> Iterator[str]:
     yield "`every` if several are present.\n"
     yield "| source | devices | found by `auto` |\n|---|---|---|"
     for spec in SOURCES:
-        yield f"| `{spec.name}` | {spec.devices} | {'yes' if spec.automatic else 'no'} |"
+        yield f"| `{spec.name}` | {spec.devices} | {'yes' if spec.detector else 'no'} |"
 
 
 def adapters() -> Iterator[str]:
@@ -40,12 +40,12 @@ def adapters() -> Iterator[str]:
 
 def engines() -> Iterator[str]:
     yield "## Serving engines\n"
-    yield "[Release the memory of serving engines](../how-to/engines/index.md) describes each. The first lever is the"
-    yield "default. A lever without a warning is allowed by the declaration alone, any other by `allow: [engine]`.\n"
-    yield "| kind | engine | levers | warning |\n|---|---|---|---|"
-    for spec in KINDS:
-        levers = ", ".join(f"`{lever.name}`" for lever in spec.levers) or ("`release`" if spec.lever_of else "none")
-        yield f"| `{spec.kind}` | {spec.summary} | {levers} | {spec.warning or spec.without_levers} |"
+    yield "[Release the memory of serving engines](../how-to/engines/index.md) describes each. The first method is the"
+    yield "default. A method without a warning is allowed by the declaration alone, any other by `allow: [engine]`.\n"
+    yield "| kind | engine | methods | warning |\n|---|---|---|---|"
+    for spec in all_kinds().values():
+        methods = ", ".join(f"`{each.name}`" for each in spec.methods) or ("`release`" if spec.method_of else "none")
+        yield f"| `{spec.kind}` | {spec.summary} | {methods} | {spec.warning or spec.without_methods} |"
 
 
 def receivers() -> Iterator[str]:

@@ -1,25 +1,32 @@
-"""Supervisor of the collector's child process, which owns the driver. Nothing here waits for the child.
+"""Supervisor of the child process that owns the driver, which logs and metrics call the collector process.
 
 A driver call may block for ever or crash its process, so requests go through a pipe and are supervised on the monotonic
-clock. A child that misses its deadline is left to finish and another one is started: at once without the device on
-which it hangs, or after a delay if it hangs elsewhere. At most ``MAX_ABANDONED`` children are left hanging.
+clock. Nothing here waits for the child or kills it: interrupting a driver call may make the device unusable. A child
+that misses its deadline is left to finish and another one is started: at once without the device on which it hangs, or
+after a delay if it hangs elsewhere. At most ``MAX_ABANDONED`` children are left hanging.
 
-Does *not* cover the content of readings (``sources/``) or the meaning of a missing reading (``engine``).
+Does *not* cover the content of readings (``devices/``) or the meaning of a missing reading (``tick/``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Literal
+from typing import BinaryIO, Literal, NamedTuple
 
-from gpumond.devices.child.pipe import ExcludedDevice, ReadResponse
-from gpumond.devices.child.process import Child, Request, Worker, end, start_worker
+from gpumond.devices import NOWHERE
+from gpumond.devices.child.pipe import DevicePosition, ExcludedDevice, ReadingChanges, ReadRequest, ReadResponse
 from gpumond.facts.errors import FaultKind, ProtocolError, ReturnCode
+from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import RELEASED, STARTING, Reading, SourceState, XidErrors
 
 log = logging.getLogger(__name__)
@@ -28,6 +35,9 @@ DEADLINE_SECONDS = 5.0
 REPLACE_AFTER_SECONDS = 60.0
 MAX_ABANDONED = 2
 MAX_RESTART_SECONDS = 10.0
+GRACE_SECONDS = 0.5
+"""Time in which a child may close the driver before it is sent SIGTERM."""
+TERMINATION_SECONDS = 0.3
 QUICK_RESTARTS = 3
 """Number of successive crashes after which a restart is delayed, or the device that causes them is excluded."""
 MAX_RETRY_SECONDS = 30.0
@@ -40,7 +50,129 @@ or after the longest time.
 """
 
 
-class Collector:
+class Request:
+    """One request to the child. Finished with a Reading, or with None if there will be none."""
+
+    def __init__(self, requested_at: float) -> None:
+        self.requested_at = requested_at
+        self.done: asyncio.Future[Reading | None] = asyncio.get_running_loop().create_future()
+
+    def finish(self, reading: Reading | None) -> None:
+        if not self.done.done():
+            self.done.set_result(reading)
+
+
+class Child:
+    """Child process. Opening the driver is its first request, because that can hang like any call."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.process, self.stdin, self.stdout, self._place = worker
+        os.set_blocking(self.stdout.fileno(), False)
+        self.buffer = bytearray()
+        self._changes = ReadingChanges()
+        self.request: Request | None = Request(time.monotonic())
+        self.opened = self.overdue = self.unavailable = False
+        self.xids: tuple[XidErrors, ...] = ()
+        """XID errors that the child has counted so far."""
+
+    def ask(self, leave_out: Iterable[ExcludedDevice]) -> Request:
+        self.request = Request(time.monotonic())
+        try:
+            self.stdin.write(to_json(ReadRequest(tuple(leave_out))) + b"\n")
+        except OSError:
+            pass  # the child has exited; the end of its stdout reports that
+        return self.request
+
+    def decode(self, line: bytes) -> ReadResponse:
+        """Return a response, whose reading is complete. Raises ProtocolError."""
+        answer = from_json(ReadResponse, line)
+        if answer.reading is None:
+            return answer
+        return replace(answer, reading=self._changes.decode(answer.reading, answer.pids))
+
+    def place(self) -> int:
+        """Return the index of the device that is being queried, or NOWHERE."""
+        return DevicePosition(self._place).where()
+
+    def hang_up(self) -> None:
+        """Close the pipes. The child exits in order when its current driver call returns."""
+        self.stdin.close()
+        self.stdout.close()
+        if self._place >= 0:
+            os.close(self._place)
+            self._place = -1
+
+    def is_gone(self) -> bool:
+        return self.process.poll() is not None
+
+
+async def end(children: Iterable[Child]) -> bool:
+    """Hang up, wait, send SIGTERM, wait again: less than a second, never SIGKILL. Returns True if all have exited."""
+    children = tuple(children)
+    for child in children:
+        child.hang_up()
+    await _wait_for_exit(children, GRACE_SECONDS)
+    for child in children:
+        if not child.is_gone():
+            child.process.terminate()
+            child.process.send_signal(signal.SIGCONT)  # a stopped process exits only after this
+    await _wait_for_exit(children, TERMINATION_SECONDS)
+    gone = all(child.is_gone() for child in children)
+    for child in children:
+        child.process.returncode = child.process.poll() or 0  # a child that still hangs is not waited for
+    return gone
+
+
+async def _wait_for_exit(children: Iterable[Child], wait: float) -> None:
+    until = time.monotonic() + wait
+    while not all(child.is_gone() for child in children) and time.monotonic() < until:
+        await asyncio.sleep(0.01)
+
+
+class Worker(NamedTuple):
+    """A started process, its pipes, and the descriptor of its DevicePosition."""
+
+    process: subprocess.Popen[bytes]
+    stdin: BinaryIO
+    stdout: BinaryIO
+    place: int
+
+    def open(self, source: str) -> None:
+        """Name the source, which the process opens at once."""
+        with suppress(BrokenPipeError):  # it has exited; the end of its stdout reports that
+            self.stdin.write(source.encode() + b"\n")
+
+    def end(self) -> None:
+        """End the process of a daemon that cannot start: hang up, wait, send SIGTERM; never SIGKILL (decision 001)."""
+        self.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(GRACE_SECONDS)
+        self.process.terminate()
+
+
+def start_worker(environ: Mapping[str, str] | None = None) -> Worker:
+    """Start a process that waits for the name of its source. It exits when its stdin is closed. Raises OSError."""
+    place = os.memfd_create("place", 0)
+    try:
+        DevicePosition(place).at(NOWHERE)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpumond.devices.child.worker", str(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environ,
+            bufsize=0,
+            pass_fds=(place,),
+            start_new_session=True,  # Ctrl-C is handled by the parent, which stops the child in order
+        )
+    except OSError:
+        os.close(place)
+        raise
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return Worker(process, process.stdin, process.stdout, place)  # type: ignore[arg-type]
+
+
+class Supervisor:
     """Readings of one source, with at most one request at a time. All times are in seconds.
 
     ``first`` is a worker that has already been started, and that knows its source.

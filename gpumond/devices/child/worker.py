@@ -1,4 +1,4 @@
-"""Child process of the collector: owns the driver and answers each request line with one response line.
+"""The child process that owns the driver: it answers each request line with one response line.
 
 ``python -m gpumond.devices.child.worker PLACE``, where PLACE is the descriptor of a DevicePosition. The first line of
 stdin names the source. It exits when stdin closes, after closing the driver in order: killing a process during a driver

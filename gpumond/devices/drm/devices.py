@@ -18,19 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from glob import glob
 from typing import NamedTuple
 
+from gpumond.devices import INTEL_INTEGRATED
 from gpumond.devices.validation import IMPOSSIBLE, MemoryCounts, Tally
 from gpumond.facts.errors import FaultKind
 from gpumond.facts.messages import clean
 
 DRIVERS = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}
 """Vendor by kernel driver."""
-
-INTEL_INTEGRATED = "0000:00:02.0"
-"""PCI address of every Intel GPU that is integrated into a processor, and uses host memory.
-
-The host memory that is assigned to an integrated AMD GPU at boot counts as device memory, because the host cannot use
-it.
-"""
 
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
 
@@ -88,6 +82,7 @@ class DrmDevice:
         unique = (self._read_text("device/unique_id") or "").removeprefix("0x").lower()
         self.unique_id = unique if re.fullmatch(r"[0-9a-f]{1,32}", unique) and unique.strip("0") else None
         self.uuid = f"AMD-{self.unique_id}" if self.unique_id else f"DRM-pci-{pci_bus_id}"
+        # The host memory of an integrated AMD GPU counts as device memory, because the host cannot use it.
         self.unified = self.vendor == "intel" and pci_bus_id == INTEL_INTEGRATED
         watchers = glob(f"{directory}/device/hwmon/hwmon*")
         own = [watcher for watcher in watchers if (_content(f"{watcher}/name") or "").strip() == driver]
@@ -170,6 +165,11 @@ def cards(root: str) -> Iterator[DrmDevice]:
         driver = os.path.basename(os.path.realpath(f"{device}/driver"))
         if driver in DRIVERS and os.path.exists(f"{device}/vendor"):
             yield DrmDevice(min(entries), frozenset(map(os.path.basename, entries)), os.path.basename(device), driver)
+
+
+def detect(sys: str) -> bool:
+    """Return True if the machine has such a device."""
+    return any(cards(sys))
 
 
 def kind_of(error: OSError) -> FaultKind:
@@ -269,7 +269,7 @@ _XE_ASK = struct.Struct("=QIIQ16x")
 _XE_REGION = struct.Struct("=HHIQQ64x")
 
 
-def memory(driver: str, node: str, ioctl: Ioctl = fcntl.ioctl) -> MemoryCounts:
+def intel_memory(driver: str, node: str, ioctl: Ioctl = fcntl.ioctl) -> MemoryCounts:
     """Return the memory counts. All are None without device memory; used and free are None without permission.
 
     Raises OSError.

@@ -1,1 +1,62 @@
-"""NVIDIA devices, through the driver's library NVML."""
+"""NVIDIA devices, through the driver's library NVML.
+
+This module detects the library, and states why it cannot be loaded: a missing symbol or dependency, a damaged file, or
+a file for another architecture.
+It does not import pynvml: the daemon itself only detects the library, and saves that memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+from collections.abc import Iterator, Mapping
+
+from gpumond.facts.errors import FaultKind, SourceUnavailable
+from gpumond.facts.messages import clean
+from gpumond.facts.remedies import remedy
+
+NVML = "libnvidia-ml.so.1"
+
+LONGEST_REASON = 90
+"""Maximum length of a reason in characters; the message of a failure has at most 256."""
+
+_DIRECTORIES = ("/usr/lib64", "/usr/lib", "/usr/lib/*-linux-gnu", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib")
+
+
+def load_error(library: str = NVML, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the loader's error; an empty string if the file does not exist, None if it can be loaded."""
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        reason = str(error)
+    else:
+        return None
+    if not reason.startswith(f"{library}: cannot open shared object file: No such file"):
+        return reason
+    # The loader silently skips a file for another architecture.
+    path = next(_places(library, environ), "")
+    return f"{path} is built for another architecture" if path else ""
+
+
+def not_loadable(reason: str, library: str = NVML) -> SourceUnavailable:
+    """Return the failure with the end of the loader's error, whose beginning is a path."""
+    text = clean(reason)
+    if len(text) > LONGEST_REASON:
+        text = f"…{text[1 - LONGEST_REASON :]}"
+    kind: FaultKind = "library_not_loadable"
+    return SourceUnavailable(kind, f"{library} cannot be loaded ({text}): {remedy(kind)}")
+
+
+def _places(library: str, environ: Mapping[str, str]) -> Iterator[str]:
+    own = [directory for directory in environ.get("LD_LIBRARY_PATH", "").split(":") if directory]
+    for pattern in (*map(glob.escape, own), *_DIRECTORIES):
+        yield from filter(os.path.isfile, glob.glob(os.path.join(pattern, library)))
+
+
+def detect(sys: str) -> bool:
+    """Return True if the library can be loaded. Raises SourceUnavailable if it exists and cannot be loaded."""
+    reason = load_error()
+    if reason:
+        raise not_loadable(reason)
+    return reason is None

@@ -14,8 +14,15 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from gpumond.devices.nvml.inventory import Device, DeviceLost, EnumerationFailed, Unsupported
-from gpumond.devices.nvml.library import Functions, Library, functions
+from gpumond.devices.nvml.library import (
+    Device,
+    DeviceLost,
+    EnumerationFailed,
+    Functions,
+    Library,
+    Unsupported,
+    functions,
+)
 from gpumond.devices.validation import IMPOSSIBLE, Tally
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.messages import MAX_INTEGER

@@ -2,33 +2,136 @@
 
 Covers memory and processes of devices and MIG instances, read together with their sensors and XID errors.
 
-Does not cover enumeration (inventory.py), impossible values (validation.py), the meaning of return codes (library.py),
-hanging calls and crashes of the library (collector).
+Does not cover enumeration and the meaning of return codes (library.py), impossible values (validation.py), hanging
+calls and crashes of the library (child/supervisor.py).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pynvml
 
 from gpumond.devices import NOWHERE, ReadProgress
-from gpumond.devices.nvml.events import XidEvents
-from gpumond.devices.nvml.inventory import Device, DeviceLost, EnumerationFailed, Inventory, Unsupported
-from gpumond.devices.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, ProcessEntry, functions
-from gpumond.devices.nvml.loading import detect
+from gpumond.devices.nvml.library import (
+    LONGEST_LIST,
+    PROCESS_LISTS,
+    Device,
+    DeviceLost,
+    EnumerationFailed,
+    Inventory,
+    Library,
+    ProcessEntry,
+    Refusal,
+    Unsupported,
+    functions,
+)
 from gpumond.devices.nvml.sensors import SensorClocks
 from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
 from gpumond.devices.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, processes, usages
 from gpumond.facts.errors import ReturnCode
 from gpumond.facts.messages import MAX_INTEGER
 from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, ProcessUsage, Reading
+from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Reading, XidErrors
+
+MOST_AT_ONCE = 256
+"""Number of events fetched in one reading; the others are fetched at the next."""
+
+RETRY_SECONDS = 10.0
+
+
+class XidEvents:
+    """Subscription to XID events, which are fetched at each reading without waiting.
+
+    NVML queues events for a registered process. The counts start with this process; the supervisor adds the counts of
+    successive children, so that a restart does not reset them. ``wall`` is unix time, ``clock`` monotonic seconds.
+    """
+
+    def __init__(self, library: Library, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._library, self._clock, self._wall = library, clock, wall
+        self._set: Any = None
+        self._uuids: dict[int | None, str] = {}
+        """UUIDs of subscribed devices by the address behind their handle; a lost device may still send events."""
+        self._registered: set[str] = set()
+        self._retry_at = float("-inf")
+        self._trouble = Tally()
+        self._counts: dict[tuple[str, int], XidErrors] = {}
+
+    @property
+    def counts(self) -> tuple[XidErrors, ...]:
+        return tuple(self._counts.values())
+
+    def is_registered(self, device: Device) -> bool | None:
+        return True if device.uuid in self._registered else None
+
+    def listen(self, devices: Iterable[Device]) -> None:
+        """Subscribe to the events of new and returned devices."""
+        present = {device.uuid: device for device in devices if device.handle is not None}
+        self._registered &= present.keys()
+        if self._clock() < self._retry_at:
+            return
+        self._trouble = Tally()
+        new = [
+            device for uuid, device in present.items() if uuid not in self._registered and device.parent_uuid is None
+        ]
+        try:
+            self._set = self._set or (self._library.query(functions("nvmlEventSetCreate")) if new else None)
+        except Refusal as refusal:
+            self._fail(None, refusal)
+            return
+        for device in new:
+            self._library.at(device.index)
+            arguments = (device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+            try:
+                self._library.query(functions("nvmlDeviceRegisterEvents"), *arguments)
+            except Refusal as refusal:
+                self._fail(device.uuid, refusal)
+            else:
+                self._uuids[_address(device.handle)] = device.uuid
+                self._registered.add(device.uuid)
+
+    def fetch(self, tally: Tally) -> None:
+        """Count the events since the last call."""
+        for _ in range(MOST_AT_ONCE if self._uuids else 0):
+            try:
+                event = self._library.query(functions("nvmlEventSetWait_v2"), self._set, 0)
+            except Refusal as refusal:
+                if refusal.kind != "timeout":
+                    self._fail(None, refusal)
+                    self.close()  # one lost device may invalidate the whole set
+                break
+            uuid = self._uuids.get(_address(event.device))
+            if uuid is not None and event.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                key = (uuid, int(event.eventData))
+                before = self._counts.get(key)
+                self._counts[key] = XidErrors(*key, (before.count if before else 0) + 1, self._wall())
+        tally.extend(self._trouble)
+
+    def close(self) -> None:
+        if self._set is not None:
+            events, self._set = self._set, None
+            self._uuids.clear()
+            self._registered.clear()
+            try:
+                pynvml.nvmlEventSetFree(events)
+            except pynvml.NVMLError:
+                pass  # the driver is already unloaded
+
+    def _fail(self, uuid: str | None, refusal: Refusal) -> None:
+        self._retry_at = self._clock() + RETRY_SECONDS
+        if not isinstance(refusal, Unsupported):
+            self._trouble.add(uuid, refusal.kind, f"XID events: {refusal}")
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
 
 NOT_AVAILABLE = 2**64 - 1
 """Value that NVML returns for unknown sizes."""
@@ -61,10 +164,6 @@ class NvmlSource:
 
     name = "nvml"
 
-    @staticmethod
-    def detect(sys: str) -> bool:
-        return detect(sys)
-
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
@@ -82,8 +181,6 @@ class NvmlSource:
         self._sensors = SensorClocks(self._library, clock)
         self._events = XidEvents(self._library, clock, wall)
         self._versions: tuple[str | None, str | None, str | None] = (None, None, None)
-        self._processes: Mapping[str, Mapping[int, ProcessUsage]] = {}
-        """Processes of the previous reading by UUID and pid."""
         self._lists: dict[str, _ProcessLists] = {}
         """The last valid process lists by UUID."""
 
@@ -133,8 +230,8 @@ class NvmlSource:
             self._with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
             for device, reading, by_pid in observed
         )
-        self._processes = {device.uuid: {each.pid: each for each in device.processes or ()} for device in devices}
-        self._lists = {uuid: known for uuid, known in self._lists.items() if uuid in self._processes}
+        present_uuids = {device.uuid for device in devices}
+        self._lists = {uuid: known for uuid, known in self._lists.items() if uuid in present_uuids}
         driver, library, cuda = self._versions
         return Reading(
             devices=devices,
@@ -257,8 +354,7 @@ class NvmlSource:
         if reading.unified:
             known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
             used = sum(known) if len(known) == len(by_pid) else None
-        before = self._processes.get(reading.uuid, {})
-        return replace(reading, used_bytes=used, processes=processes(by_pid, identities, used_by, before))
+        return replace(reading, used_bytes=used, processes=processes(by_pid, identities, used_by))
 
 
 INTEGRATED = re.compile(r"\b(GB10|Orin|Thor)\b")

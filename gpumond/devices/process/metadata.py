@@ -1,6 +1,6 @@
 """Host-side metadata of the processes in a reading: container, pod, unit, job and state.
 
-All of it is read by the collector's child, not reported by the program. No command lines, no environments. Does not
+All of it is read by the device child, not reported by the program. No command lines, no environments. Does not
 cover the identity of a pid (procfs.py).
 
 In its own PID namespace, the daemon may find another process under a pid of the host. There a process is accepted as
@@ -17,9 +17,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpumond.devices.process.containers import Containers, Names, ProcessPlacement, place
+from gpumond.devices.process.containers import SOCKET, Containers, Kubelet, Names, ProcessPlacement, place
 from gpumond.devices.process.device_nodes import DeviceHolders, OpenDeviceNodes
-from gpumond.devices.process.kubelet import SOCKET, Kubelet
 from gpumond.facts.messages import clean
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
@@ -43,12 +42,10 @@ class _Owner(NamedTuple):
 
 
 class _Completed(NamedTuple):
-    """A process with its metadata, and the facts that these were made from."""
+    """A process with its metadata, and where it runs, if that is known."""
 
-    listed: ProcessUsage
-    start: ProcessStart | None
-    place: ProcessPlacement | None
     process: ProcessUsage
+    place: ProcessPlacement | None = None
 
 
 class ProcessMetadata:
@@ -71,8 +68,6 @@ class ProcessMetadata:
         self._kubelet = kubelet or Kubelet(os.path.join(root, SOCKET))
         self._holders = DeviceHolders(proc, sys, clock)
         self._nodes = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/"), proc)
-        self._completed: dict[str, dict[int, _Completed]] = {}
-        """Processes of the previous reading by UUID and pid, so that only those that changed are made."""
         self._known: dict[ProcessKey, _Owner] = {}
         self._same: set[ProcessKey] = set()
         self._waiting: dict[ProcessKey, float] = {}
@@ -84,27 +79,19 @@ class ProcessMetadata:
         """Return the reading with metadata. ``process_starts``: start data of its processes that is already known."""
         self._process_starts = process_starts
         if self._clock() >= self._forget_at:
-            self._completed.clear()
             self._known.clear()
             self._same.clear()
             self._orphans.clear()
             self._waiting = {key: since for key, since in self._waiting.items() if process_start(self._proc, key.pid)}
             self._forget_at = self._clock() + FORGET_SECONDS
-        devices = tuple(map(self._device, self._holders.add(reading.devices)))
-        present = {device.uuid for device in devices}
-        self._completed = {uuid: known for uuid, known in self._completed.items() if uuid in present}
-        return replace(reading, devices=devices)
+        return replace(reading, devices=tuple(map(self._device, self._holders.add(reading.devices))))
 
     def _device(self, device: DeviceReading) -> DeviceReading:
         if not device.processes:
             return device
         in_doubt = self._is_private and self._has_nodes and device.vendor != "sim"
-        before = self._completed.get(device.uuid, {})
-        completed = {
-            process.pid: self._complete(process, in_doubt, before.get(process.pid)) for process in device.processes
-        }
-        self._completed[device.uuid] = completed
-        return replace(device, processes=self._in_pods(device, tuple(completed.values())))
+        completed = tuple(self._complete(process, in_doubt) for process in device.processes)
+        return replace(device, processes=self._in_pods(device, completed))
 
     def _in_pods(self, device: DeviceReading, completed: tuple[_Completed, ...]) -> tuple[ProcessUsage, ...]:
         """Name the pod that no file names, if the device has one unnamed pod and is allocated to exactly one."""
@@ -112,7 +99,7 @@ class ProcessMetadata:
             return tuple(each.process for each in completed)
         return tuple(
             self._in_pod(device, process) if place and place.pod_uid and not place.delegated else process
-            for _, _, place, process in completed
+            for process, place in completed
         )
 
     def _in_pod(self, device: DeviceReading, process: ProcessUsage) -> ProcessUsage:
@@ -121,31 +108,21 @@ class ProcessMetadata:
         pod = self._kubelet.pod((device.uuid, device.pci_bus_id), process.start_ticks)
         return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
 
-    def _complete(self, process: ProcessUsage, in_doubt: bool, before: _Completed | None) -> _Completed:
+    def _complete(self, process: ProcessUsage, in_doubt: bool) -> _Completed:
         now = self._process_starts.get(process.pid) or process_start(self._proc, process.pid)
         if now is None:
-            gone = process if self._is_private else replace(process, state="gone")
-            return _Completed(process, now, None, gone)
-        if before is not None and before.listed is process and before.start is now and now.state != "D":
-            return before
+            return _Completed(process if self._is_private else replace(process, state="gone"))
         key = ProcessKey(process.pid, now.start_ticks)
         if in_doubt and not self._is_same(key):
-            unknown = replace(process, start_ticks=None, comm=None, uid=None, user=None)
-            return _Completed(process, None, None, unknown)
+            return _Completed(replace(process, start_ticks=None, comm=None, uid=None, user=None))
         if key != process.key:
-            return _Completed(process, None, None, process)  # the pid has been reused since the reading
+            return _Completed(process)  # the pid has been reused since the reading
         owner = self._owner(key)
-        return _Completed(process, now, owner.place, self._with_owner(process, key, now, owner))
+        return _Completed(self._with_owner(process, key, now, owner), owner.place)
 
     def _with_owner(self, process: ProcessUsage, key: ProcessKey, now: ProcessStart, owner: _Owner) -> ProcessUsage:
-        return ProcessUsage(  # replace() takes three times as long, for each process of each reading
-            pid=process.pid,
-            start_ticks=process.start_ticks,
-            used_bytes=process.used_bytes,
-            kinds=process.kinds,
-            comm=process.comm,
-            uid=process.uid,
-            user=process.user,
+        return replace(
+            process,
             container=owner.place.container,
             container_name=owner.names.container,
             pod_name=owner.names.pod,
@@ -154,9 +131,7 @@ class ProcessMetadata:
             unit=clean(owner.place.unit) if owner.place.unit else None,
             slurm_job=owner.place.slurm_job,
             state=self._state(key, now),
-            utilization_ratio=process.utilization_ratio,
             orphaned=self._is_orphan(key, now, owner.place),
-            idle_seconds=process.idle_seconds,
         )
 
     def _is_orphan(self, process: ProcessKey, now: ProcessStart, place: ProcessPlacement) -> bool | None:

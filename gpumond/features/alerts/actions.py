@@ -283,7 +283,7 @@ def _engines(
     labels = dict(alert.labels)
     for engine, devices in engines if ENGINE_STEP in action.steps else ():
         idle = engine.idle_seconds is not None and engine.idle_seconds >= action.only_idle_for_seconds
-        if not engine.levers or not engine.processes or engine.asleep or engine.uid is None or not idle:
+        if not engine.methods or not engine.processes or engine.asleep or engine.uid is None or not idle:
             continue
         keys = [process.key for process in engine.processes]
         if "pid" in labels and labels["pid"] not in {str(key.pid) for key in keys}:

@@ -4,6 +4,8 @@ The engine's answer is not the proof: most engines answer before anything is fre
 receipt states what the driver counts for the engine's processes before and after. Nothing is sent unless all checks
 pass, and no release is repeated after a timeout. A release that takes the server out of service and returns nothing is
 undone until the server serves.
+
+Memory, checks and receipts come first, without I/O; `EngineFlusher` carries a flush out.
 """
 
 from __future__ import annotations
@@ -11,26 +13,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from gpumond.facts.engines import EngineReading, EngineState
+from gpumond.facts.engines import EngineState
 from gpumond.facts.errors import EngineError, EngineRejected, EngineTimeout
-from gpumond.facts.flush import receipt_without_bytes
+from gpumond.facts.flush import FlushRequest, receipt_without_bytes
 from gpumond.facts.pools import ENGINE_STEP, Expected, Held, Outcome, Receipt, StepResult
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.snapshot import Reading
+from gpumond.facts.snapshot import ProcessUsage, Reading
 from gpumond.facts.units import human
-from gpumond.features.engines import checks as checks
-from gpumond.features.engines.checks import EngineMemory
-from gpumond.features.engines.kinds import spec_of
-from gpumond.features.engines.ownership import Owned
-from gpumond.features.engines.spec import Declaration, Dialogue, Lever, T
+from gpumond.features.engines.poller import Engines
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import ReleaseMethod
 from gpumond.host.event_loop import cancelled
 from gpumond.host.machine import process_start
 
 log = logging.getLogger(__name__)
+
+MARGIN_BYTES = 1 << 30
+"""Memory of the host or device that must remain free."""
+
+TOLERANCE_BYTES = 1 << 20
+FREED_RATIO = 0.9
+"""The part of the likely bytes from which a release is complete."""
+USEFUL_RATIO = 0.05
+"""The part of an engine's memory below which a release is not worth a server that does not serve."""
 
 FAILED_SETTLE_SECONDS = 5.0
 WAKE_SECONDS = 300.0
@@ -38,25 +48,171 @@ WAKE_SECONDS = 300.0
 
 ENDED_STATES = ("Z", "X")
 KV_CACHE = "kv_cache"
-"""The lever that drops what no other lever moves to the host."""
+"""The method that drops what no other method moves to the host."""
 
 
-class EngineAccess(Protocol):
-    """The declared engines; `engines.poller.Engines` documents each method."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Processes of an engine, and the driver's count of their bytes by device. ``uid``: the user of the listeners.
 
-    def readings(self) -> tuple[EngineReading, ...]: ...
-    def declaration(self, name: str) -> Declaration | None: ...
-    async def read(self, name: str) -> EngineState: ...
-    async def owned(self, name: str, candidates: Iterable[ProcessKey]) -> Owned: ...
-    async def carry_out(self, name: str, dialogue: Dialogue[T], seconds: float) -> T: ...
-    async def host_memory(self, processes: Iterable[ProcessKey]) -> int | None: ...
-    def returning(self, name: str, since: float | None, problem: str = "") -> None: ...
+    ``use_ratio``: the driver's utilisation of a device by the busiest of the processes; None if it is unknown.
+    """
+
+    listeners: frozenset[ProcessKey] = frozenset()
+    processes: frozenset[ProcessKey] = frozenset()
+    used: Mapping[str, int] = field(default_factory=dict)
+    free: Mapping[str, int] = field(default_factory=dict)
+    uid: int | None = None
+    use_ratio: float | None = None
+    problem: str = ""
+
+    @property
+    def total(self) -> int:
+        return sum(self.used.values())
+
+    def counts(self, other: EngineMemory) -> bool:
+        """Return False if the driver has not answered for a device on which the other counts memory."""
+        return other.used.keys() <= self.used.keys()
+
+    @property
+    def listener(self) -> ProcessKey:
+        """The process that names the engine in receipts; the oldest, if several share the socket."""
+        return min(self.listeners, key=lambda key: (key.start_ticks or 0, key.pid), default=ProcessKey(0, None))
+
+
+def use_of(processes: Iterable[ProcessUsage]) -> float | None:
+    """Return the utilisation of a device by the busiest of the processes; None if that of an idle one is unknown."""
+    ratios = [process.utilization_ratio for process in processes]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return max(known) if known and (any(known) or len(known) == len(ratios)) else None
+
+
+def obstacle(method: ReleaseMethod, states: Sequence[EngineState], uses: Sequence[float | None]) -> str:
+    """Return the reason why the engine is not idle in consecutive states; empty if it is.
+
+    ``uses``: the driver's utilisation of a device by its processes in the meantime. An engine that does not state its
+    requests is idle only if the driver states that its processes are; one that completes them, and that serves on
+    after the release, needs neither.
+    """
+    last = states[-1]
+    if last.obstacle:
+        return last.obstacle
+    if last.requests:
+        return f"{last.running or 0} requests run and {last.waiting or 0} wait"
+    if any(before.work != after.work for before, after in pairwise(states)):
+        return "it served a request during the check"
+    if busiest := max((use for use in uses if use), default=0.0):
+        return f"its processes use the device ({busiest:.0%}): a request may be running"
+    if last.requests is None and None in uses and (method.stops_service or not method.waits):
+        reason = f" ({last.without_counts})" if last.without_counts else ""
+        return f"its running requests are unknown{reason}, and the driver does not report the use of its processes"
+    return ""
+
+
+def host_obstacle(method: ReleaseMethod, most: int, available: int | None) -> str:
+    """Return the reason why the memory that moves to the host, ``most`` bytes, may not fit there; empty if it does."""
+    if not method.moves_to_host:
+        return ""
+    if available is None:
+        return "its memory moves to the host, whose free memory is unknown"
+    if available < most + MARGIN_BYTES:
+        return (
+            f"up to {human(most)} move to the host, where {human(available)} are available; "
+            f"{human(MARGIN_BYTES)} must remain"
+        )
+    return ""
+
+
+def verdict(
+    method: ReleaseMethod,
+    expected: Expected,
+    before: EngineMemory,
+    after: EngineMemory,
+    ended: frozenset[ProcessKey],
+    error: EngineError | None,
+) -> tuple[Outcome, str]:
+    """Return outcome and reason of a release. The driver's count decides, and never the engine's answer alone."""
+    released, lost = before.total - after.total, ended & before.processes
+    if before.listeners <= ended:
+        return "failed", "the server ended after the call; see its log"
+    if not after.counts(before):
+        return "timeout", "the driver does not answer, so the release is not confirmed"
+    if isinstance(error, EngineTimeout):
+        return "timeout", f"{error}; the call may still be in progress, and is not repeated"
+    if lost and not method.ends_holder:
+        pids = ", ".join(str(key.pid) for key in sorted(lost))
+        return "failed", f"process {pids} of the engine ended after the call; see its log"
+    if error is not None and released <= TOLERANCE_BYTES:
+        return ("refused" if isinstance(error, EngineRejected) else "failed"), str(error)
+    if released <= TOLERANCE_BYTES:
+        more = f", {human(-released)} more than before" if released < -TOLERANCE_BYTES else ""
+        return "nothing", f"the engine answered, but the driver still counts {human(after.total)}{more}"
+    if error is not None or released < max(FREED_RATIO * expected.likely, USEFUL_RATIO * before.total):
+        return "partial", joined(error, f"the driver counts {human(released)} of {human(expected.likely)} less")
+    return ("gone" if lost else "freed"), ""
+
+
+def joined(*parts: object) -> str:
+    return "; ".join(str(part) for part in parts if part)
+
+
+def outstanding(receipts: Iterable[Receipt], name: str) -> tuple[Receipt, ...]:
+    """Return the receipts of the last release that was sent to this engine, oldest first; none if it has been undone
+    since.
+
+    Whatever the outcome, the server may have less memory than before, or be paused.
+    """
+    last: list[Receipt] = []
+    for receipt in receipts:
+        if receipt.workload != name or receipt.lever is None:
+            continue
+        if receipt.outcome == "woken":
+            last = []
+        elif any(step.step == ENGINE_STEP for step in receipt.steps):
+            last = [each for each in last if each.started_at == receipt.started_at] + [receipt]
+    return tuple(last)
+
+
+def useless(receipts: Sequence[Receipt]) -> bool:
+    """Return True if a release has returned too little to keep a server out of service for it."""
+    if all(receipt.outcome in ("freed", "partial", "gone") for receipt in receipts):
+        held = sum((receipt.before.driver_used_bytes or 0) if receipt.before else 0 for receipt in receipts)
+        return sum(receipt.released_bytes for receipt in receipts) < USEFUL_RATIO * held
+    return bool(receipts)
+
+
+def missing(receipts: Iterable[Receipt], memory: EngineMemory) -> dict[str, int]:
+    """Return, by device, the bytes that the driver counts less for an engine than before its release."""
+    return {
+        receipt.device_uuid: max(0, (receipt.before.driver_used_bytes or 0) - memory.used.get(receipt.device_uuid, 0))
+        for receipt in receipts
+        if receipt.device_uuid is not None and receipt.before is not None
+    }
+
+
+def shortage(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
+    """Return the reason why missing memory does not fit on its devices any more; empty if it does."""
+    for uuid, size in needed.items():
+        available = free.get(uuid)
+        if size > TOLERANCE_BYTES and (available is None or available < size + MARGIN_BYTES):
+            has = "an unknown number of bytes is" if available is None else f"{human(available)} are"
+            return f"it needs {human(size + MARGIN_BYTES)} on device {uuid}, where {has} free"
+    return ""
+
+
+def last_released(receipts: Iterable[Receipt], name: str, method: str) -> int:
+    """Return the bytes of the last complete release of this engine with this method; 0 without one."""
+    sizes: dict[float, int] = {}
+    for receipt in receipts:
+        if (receipt.workload, receipt.lever, receipt.outcome) == (name, method, "freed"):
+            sizes[receipt.started_at] = sizes.get(receipt.started_at, 0) + receipt.released_bytes
+    return next(reversed(sizes.values()), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """``reads`` are spread over ``idle_seconds``. ``settle_seconds`` limits each lever's own time. A server is returned
-    to service after the pauses ``return_seconds``, the last of which is repeated.
+    """``reads`` are spread over ``idle_seconds``. ``settle_seconds`` limits each method's own time. A server is
+    returned to service after the pauses ``return_seconds``, the last of which is repeated.
     """
 
     reads: int = 3
@@ -67,23 +223,6 @@ class Timing:
     return_seconds: tuple[float, ...] = (2.0, 5.0, 10.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
-    """A flush of one engine. ``timeout_seconds`` limits the release; a lever that takes longer has its own limit.
-
-    ``uid``: the engine is that of another user's request unless its listener belongs to this user.
-    """
-
-    name: str
-    requested_by: str
-    uid: int | None = None
-    dry_run: bool = False
-    force: bool = False
-    wake: bool = False
-    min_reclaimable_bytes: int = 0
-    timeout_seconds: float = 30.0
-
-
 class Refused(Exception):
     """A check failed; nothing was sent. ``outcome`` is ``nothing`` if there is nothing to release."""
 
@@ -92,12 +231,77 @@ class Refused(Exception):
         self.outcome = outcome
 
 
+def require(reason: str) -> None:
+    if reason:
+        raise Refused(reason)
+
+
+@dataclass(kw_only=True)
+class _Flush:
+    """One flush, whose parts become known one after the other, and its receipts."""
+
+    engine: EngineConfig
+    requested_by: str
+    method: ReleaseMethod | None = None
+    before: EngineMemory = EngineMemory()
+    expected: Expected | None = None
+    models: tuple[str, ...] = ()
+    wake_seconds: float | None = None
+    started_at: float = field(default_factory=time.time)
+
+    def receipt(self, outcome: Outcome, reason: str) -> Receipt:
+        """Return a receipt without bytes."""
+        name, by, method = self.engine.name, self.requested_by, self.method
+        return replace(
+            receipt_without_bytes(self.before.listener, name, outcome, reason, by, self.started_at),
+            allocator=self.engine.kind,
+            lever=method.name if method else None,
+            models=self.models,
+            wake=method.serves_again.replace("NAME", name) if method else "",
+            wake_seconds=self.wake_seconds,
+        )
+
+    def woken(self, outcome: Outcome, more: int, needed: int, seconds: float) -> Receipt:
+        """Return the receipt of a wake, after which the driver counts ``more`` of the ``needed`` bytes again."""
+        receipt = self.receipt(outcome, f"the driver counts {human(max(0, more))} more of {human(needed)} released")
+        return replace(receipt, steps=(StepResult("wake", 0, seconds, receipt.lever or ""),), duration_seconds=seconds)
+
+    def receipts(self, after: EngineMemory | None, outcome: Outcome, reason: str, seconds: float = 0) -> list[Receipt]:
+        """Return one receipt for each device; ``after`` is None for a plan."""
+        bare, made = self.receipt(outcome, reason), []
+        for uuid, used in sorted(self.before.used.items()):
+            expected = self._part(used) if self.expected else None
+            likely = expected.likely if expected else 0
+            left = after.used.get(uuid) if after else None
+            counted = None if left is None else used - left
+            released = max(0, counted or 0)
+            receipt = replace(
+                bare,
+                device_uuid=uuid,
+                expected=expected,
+                released_bytes=released,
+                driver_released_bytes=counted,
+                before=Held(used, used - likely, likely, used),
+                after=None if left is None else Held(left, left, 0, left),
+                steps=(StepResult(ENGINE_STEP, released, seconds, bare.lever or ""),) if after else (),
+            )
+            made.append(receipt)
+        return made
+
+    def _part(self, used: int) -> Expected:
+        """Return the estimate for one device, in proportion to its part of the engine's memory."""
+        assert self.expected is not None
+        whole, expected = max(1, self.before.total), self.expected
+        low, likely, high = (size * used // whole for size in (expected.low, expected.likely, expected.high))
+        return Expected(low, likely, high, expected.exactness)
+
+
 class EngineFlusher:
-    """Executor of the step, one lever at a time for each engine and for each tree of processes."""
+    """Executor of the step, one release at a time for each engine and for each tree of processes."""
 
     def __init__(
         self,
-        engines: EngineAccess,
+        engines: Engines,
         read_driver: Callable[[], Awaitable[Reading | None]],
         receipts: Callable[[], Iterable[Receipt]],
         timing: Timing = Timing(),
@@ -115,132 +319,134 @@ class EngineFlusher:
     def resume(self) -> None:
         """Continue to return servers to service, as the previous daemon did."""
         for reading in self.engines.readings():
-            released = checks.outstanding(self._receipts(), reading.name)
-            if checks.useless(released):
+            released = outstanding(self._receipts(), reading.name)
+            if useless(released):
                 self._begin_return(reading.name, released)
 
     async def close(self) -> None:
         await cancelled(self._returns.values())
 
-    async def flush(self, request: EngineRequest) -> list[Receipt]:
-        """Release the memory of one engine, or undo the last release, and return a receipt for each device."""
-        began, started_at = time.monotonic(), time.time()
-        engine = self.engines.declaration(request.name)
-        memory = EngineMemory(used={}, free={})
-        draft = _Draft(request, engine, started_at, checks.last_wake_seconds(self._receipts(), request.name))
+    async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
+        """Release the memory of one engine, or undo the last release, and return a receipt for each device.
+
+        A method that takes longer than ``timeout_seconds`` has its own limit. With ``target.uid``, the engine's
+        listener must belong to this user.
+        """
+        began, engine = time.monotonic(), self.engines.declaration(name)
+        if engine is None:
+            reason = f"no engine {name} is declared"
+            return [receipt_without_bytes(ProcessKey(0, None), name, "refused", reason, requested_by, time.time())]
+        woken = [each.duration_seconds for each in self._receipts() if (each.workload, each.outcome) == (name, "woken")]
+        flush = _Flush(engine=engine, requested_by=requested_by, wake_seconds=woken[-1] if woken else None)
         try:
-            lever = self._lever(engine, request.name)
-            draft.lever = lever
-            memory = await self._memory(request.name)
-            _require(memory.problem or _foreign(request, memory))
-            assert engine is not None
-            with self._held(request, memory):
-                act = self._wake if request.wake else self._release
-                receipts = await act(engine, lever, request, memory, draft)
+            flush.method = method = _allowed(engine)
+            flush.before = await self._memory(name)
+            require(flush.before.problem or _foreign(request, flush.before))
+            with self._held(flush, request):
+                receipts = await (self._wake if request.wake else self._release)(flush, method, request)
         except Refused as refusal:
-            receipts = [draft.receipt(memory, refusal.outcome, str(refusal))]
+            receipts = [flush.receipt(refusal.outcome, str(refusal))]
         except EngineError as error:
-            receipts = [draft.receipt(memory, "refused", str(error))]
+            receipts = [flush.receipt("refused", str(error))]
         return [replace(receipt, duration_seconds=time.monotonic() - began) for receipt in receipts]
 
-    def _lever(self, engine: Declaration | None, name: str) -> Lever:
-        if engine is None:
-            raise Refused(f"no engine {name} is declared")
-        spec = spec_of(engine.kind)
-        if spec.without_levers:
-            raise Refused(f"kind {engine.kind} cannot be released: {spec.without_levers}")
-        lever = spec.lever(engine)
-        if lever is None:
-            warning = f" (note: {spec.warning})" if spec.warning else ""
-            raise Refused(f"its declaration does not allow it; add allow: [engine]{warning}")
-        return lever
-
-    def _held(self, request: EngineRequest, memory: EngineMemory) -> _Entry:
-        own = memory.listeners | memory.processes
+    @contextmanager
+    def _held(self, flush: _Flush, request: FlushRequest) -> Iterator[None]:
+        """Exclude other flushes of the engine and of its processes. Raises Refused."""
+        name, keys = flush.engine.name, flush.before.listeners | flush.before.processes
         if request.dry_run:
-            return _Entry({}, request.name, own)
-        if request.name in self._under_way or any(own & other for other in self._under_way.values()):
+            yield
+            return
+        if name in self._under_way or any(keys & other for other in self._under_way.values()):
             raise Refused("another flush of it is in progress; wait for its receipt")
-        if request.name in self._returns and not request.wake:
+        if name in self._returns and not request.wake:
             raise Refused("gpumond returns it to service after its last release, and repeats this until it serves")
-        if self._unanswered.get(request.name) == memory.listeners and not (request.force or request.wake):
+        if self._unanswered.get(name) == flush.before.listeners and not (request.force or request.wake):
             raise Refused("its last release did not answer, and may still run; read its state, then use --force")
-        self._unanswered.pop(request.name, None)
-        return _Entry(self._under_way, request.name, own)
+        self._unanswered.pop(name, None)
+        self._under_way[name] = keys
+        try:
+            yield
+        finally:
+            del self._under_way[name]
 
-    async def _release(
-        self, engine: Declaration, lever: Lever, request: EngineRequest, before: EngineMemory, draft: _Draft
-    ) -> list[Receipt]:
-        name = engine.name
-        if not before.processes:
+    async def _release(self, flush: _Flush, method: ReleaseMethod, request: FlushRequest) -> list[Receipt]:
+        engine, name = flush.engine, flush.engine.name
+        # Is there something to release?
+        if not flush.before.processes:
             raise Refused("no process of its server is on a device: it has loaded nothing, or the address is a proxy's")
-        states = [await self.engines.read(name)]
-        if states[0].asleep and not lever.ends_holder:  # a process that sleeps keeps its context
+        state = await self.engines.read(name)
+        if state.asleep and not method.ends_holder:  # a process that sleeps keeps its context
             raise Refused("it sleeps already", "nothing")
-        if states[0].paused:
+        if state.paused:
             raise Refused("it is paused, and not by gpumond: resume it first")
-        if not before.total:
+        if not flush.before.total:
             raise Refused("the driver counts no memory for it", "nothing")
-        expected = lever.estimate(engine, states[0], before.total)
-        if not expected.likely:
-            likely = min(expected.high, checks.last_released(self._receipts(), name, lever.name))
-            expected = replace(expected, likely=likely)
-        draft.expected = expected
+        flush.expected = expected = self._expected(flush, method, state)
         if expected.high < request.min_reclaimable_bytes:
             least = human(request.min_reclaimable_bytes)
             raise Refused(f"{human(expected.high)} is reclaimable, less than the {least} asked for", "nothing")
-        fresh, uses = before, [before.use_ratio]
-        _require(checks.obstacle(lever, states, uses))
-        if lever.check is not None:
-            _require(await self.engines.carry_out(name, lever.check(engine, states[0]), lever.call_seconds))
-        dropped = checks.last_released(self._receipts(), name, KV_CACHE)
-        available = await self.engines.host_memory(before.processes)
-        _require(checks.memory_obstacle(lever, max(0, expected.high - dropped), available))
+
+        # Can it be released now?
+        states, uses = [state], [flush.before.use_ratio]
+        require(obstacle(method, states, uses))
+        if method.check is not None:
+            require(await self.engines.carry_out(name, method.check(engine, state), method.call_seconds))
+        dropped = last_released(self._receipts(), name, KV_CACHE)
+        available = await self.engines.host_memory(flush.before.processes)
+        require(host_obstacle(method, max(0, expected.high - dropped), available))
         if request.dry_run:
-            return draft.receipts(before, None, "planned", "")
+            return flush.receipts(None, "planned", "")
+
+        # Does it remain idle?
         for _ in range(self._timing.reads - 1):
             await asyncio.sleep(self._timing.idle_seconds / (self._timing.reads - 1))
             fresh = await self._memory(name)
+            if fresh.listeners != flush.before.listeners:
+                raise Refused(fresh.problem or "its server was replaced during the check")
+            require(_foreign(request, fresh))
+            flush.before = fresh
             uses.append(fresh.use_ratio)
-            _require(checks.replaced(before, fresh) or _foreign(request, fresh))
             states.append(await self.engines.read(name))
-            _require(checks.obstacle(lever, states, uses))
-        began = time.monotonic()
-        error: EngineError | None = None
+            require(obstacle(method, states, uses))
+
+        # Release, and let the driver count.
+        began, error = time.monotonic(), None
         try:
-            limit = max(lever.call_seconds, request.timeout_seconds)
-            draft.models = await self.engines.carry_out(name, lever.release(engine, states[-1]), limit)
+            limit = max(method.call_seconds, request.timeout_seconds)
+            flush.models = await self.engines.carry_out(name, method.release(engine, states[-1]), limit)
         except EngineError as failure:
             error = failure
-        after = await self._settled(name, lever, fresh, expected, error)
-        outcome, reason = checks.verdict(lever, expected, fresh, after, self._ended(fresh), error)
+        after = await self._settled(flush, method, expected, error)
+        outcome, reason = verdict(method, expected, flush.before, after, self._ended(flush.before), error)
         if outcome == "timeout" or isinstance(error, EngineTimeout):
-            self._unanswered[name] = fresh.listeners
-        step = StepResult(ENGINE_STEP, max(0, fresh.total - after.total), time.monotonic() - began, lever.name)
-        receipts = draft.receipts(fresh, after, outcome, reason, step)
-        if lever.stops_service and lever.undo and engine.wake and checks.useless(receipts):
+            self._unanswered[name] = flush.before.listeners
+        receipts = flush.receipts(after, outcome, reason, time.monotonic() - began)
+        if method.stops_service and method.undo and engine.wake and useless(receipts):
             self._begin_return(name, receipts)
-            note = "gpumond returns it to service"
-            receipts = [replace(each, reason="; ".join(filter(None, (each.reason, note)))) for each in receipts]
+            receipts = [replace(each, reason=joined(each.reason, "gpumond returns it to service")) for each in receipts]
         return receipts
 
+    def _expected(self, flush: _Flush, method: ReleaseMethod, state: EngineState) -> Expected:
+        expected = method.expected(flush.engine, state, flush.before.total)
+        if not expected.likely:
+            last = last_released(self._receipts(), flush.engine.name, method.name)
+            return replace(expected, likely=min(expected.high, last))
+        return expected
+
     async def _settled(
-        self, name: str, lever: Lever, before: EngineMemory, expected: Expected, error: EngineError | None
+        self, flush: _Flush, method: ReleaseMethod, expected: Expected, error: EngineError | None
     ) -> EngineMemory:
         """Return the memory once the driver counts the release and two reads are equal, or time is up."""
-        limit = min(lever.settle_seconds, self._timing.settle_seconds)
-        end = time.monotonic() + (min(limit, FAILED_SETTLE_SECONDS) if error else limit)
-        changed_at = time.monotonic()
+        name, before = flush.engine.name, flush.before
+        limit = min(method.settle_seconds, self._timing.settle_seconds)
+        limit = min(limit, FAILED_SETTLE_SECONDS) if error else limit
+        enough = max(TOLERANCE_BYTES + 1, FREED_RATIO * expected.likely)
+        began = changed_at = time.monotonic()
         latest = await self._memory(name, before)
-        while time.monotonic() < end:
+        while time.monotonic() < began + limit:
             stable = time.monotonic() - changed_at >= self._timing.stable_seconds
-            released = before.total - latest.total
-            if (
-                stable
-                and latest.counts(before)
-                and released > checks.TOLERANCE_BYTES
-                and released >= checks.FREED_RATIO * expected.likely
-            ):
+            if stable and latest.counts(before) and before.total - latest.total >= enough:
                 break
             if before.listeners <= self._ended(before) and not latest.total:
                 break
@@ -250,47 +456,51 @@ class EngineFlusher:
             latest = memory
         return latest
 
-    async def _wake(
-        self, engine: Declaration, lever: Lever, request: EngineRequest, before: EngineMemory, draft: _Draft
-    ) -> list[Receipt]:
-        released = checks.outstanding(self._receipts(), engine.name)
-        if not released or _listener_of(released) != before.listener:
+    async def _wake(self, flush: _Flush, allowed: ReleaseMethod, request: FlushRequest) -> list[Receipt]:
+        engine, before = flush.engine, flush.before
+        # Is there a release to undo, and does its memory fit?
+        released = outstanding(self._receipts(), engine.name)
+        method = _method_of(engine, released) or allowed if released else allowed
+        rejected = all(receipt.outcome == "refused" for receipt in released) and not method.stops_service
+        if not released or rejected or _listener_of(released) != before.listener:
             raise Refused("gpumond has released nothing of it that is not back already", "nothing")
-        used = _used(engine, released) or lever
-        if all(receipt.outcome == "refused" for receipt in released) and not used.stops_service:
-            raise Refused("gpumond has released nothing of it that is not back already", "nothing")
-        if used.undo is None or not engine.wake:
-            raise Refused(f"it is not woken: {used.serves_again if engine.wake else 'its declaration has wake: false'}")
-        needed = checks.missing(released, before.used)
-        _require(checks.shortage(needed, before.free))
-        draft.lever, draft.models = used, released[0].models
+        if not engine.wake:
+            raise Refused("it is not woken: its declaration has wake: false")
+        if method.undo is None:
+            raise Refused(f"it is not woken: {method.serves_again}")
+        by_device = missing(released, before)
+        require(shortage(by_device, before.free))
+        needed = sum(by_device.values())
+        flush.method, flush.models = method, released[0].models
         if request.dry_run:
-            return [draft.receipt(before, "planned", f"it would take {human(sum(needed.values()))} again")]
+            return [flush.receipt("planned", f"it would take {human(needed)} again")]
+
+        # Undo it; the return to service repeats a failure.
         if task := self._returns.get(engine.name):
             await cancelled([task])
-        began = time.monotonic()
-        problem: EngineError | None = None
+        began, problem = time.monotonic(), None
         try:
-            await self._undo(engine, used, released, max(WAKE_SECONDS, request.timeout_seconds))
+            await self._undo(engine, method, released, max(WAKE_SECONDS, request.timeout_seconds))
         except EngineError as error:
             problem = error
         if await self._server_ended(before, problem):
-            return [draft.receipt(before, "failed", "the server ended after the call; see its log")]
+            return [flush.receipt("failed", "the server ended after the call; see its log")]
         if problem is not None:
             outcome: Outcome = "timeout" if isinstance(problem, EngineTimeout) else "failed"
             note = "the call may still be in progress" if outcome == "timeout" else ""
-            if used.stops_service:
+            if method.stops_service:
                 self._begin_return(engine.name, released)
                 note = "gpumond repeats it until the server serves"
-            return [draft.receipt(before, outcome, "; ".join(filter(None, (str(problem), note))))]
-        enough = checks.FREED_RATIO * sum(needed.values())
-        end = time.monotonic() + min(used.settle_seconds, self._timing.settle_seconds)
+            return [flush.receipt(outcome, joined(problem, note))]
+
+        # Let the driver count.
+        end = time.monotonic() + min(method.settle_seconds, self._timing.settle_seconds)
         more = (await self._memory(engine.name)).total - before.total
-        while more < enough and time.monotonic() < end:
+        while more < FREED_RATIO * needed and time.monotonic() < end:
             await asyncio.sleep(self._timing.poll_seconds)
             more = (await self._memory(engine.name)).total - before.total
-        outcome = "woken" if more >= enough or used.stops_service else "nothing"
-        return [draft.woken(before, outcome, used, more, sum(needed.values()), time.monotonic() - began)]
+        outcome = "woken" if more >= FREED_RATIO * needed or method.stops_service else "nothing"
+        return [flush.woken(outcome, more, needed, time.monotonic() - began)]
 
     async def _server_ended(self, before: EngineMemory, problem: EngineError | None) -> bool:
         """Return whether the server has ended. The kernel closes a process's connections before it reports the end."""
@@ -300,12 +510,14 @@ class EngineFlusher:
             await asyncio.sleep(self._timing.poll_seconds)
         return ended
 
-    async def _undo(self, engine: Declaration, lever: Lever, released: Sequence[Receipt], seconds: float) -> None:
+    async def _undo(
+        self, engine: EngineConfig, method: ReleaseMethod, released: Sequence[Receipt], seconds: float
+    ) -> None:
         """Undo a release. Raises EngineError, also if the server does not serve afterwards."""
-        assert lever.undo is not None
+        assert method.undo is not None
         models = released[0].models
-        await self.engines.carry_out(engine.name, lever.undo(engine, models), seconds)
-        if lever.stops_service and not lever.serves(await self.engines.read(engine.name), models):
+        await self.engines.carry_out(engine.name, method.undo(engine, models), seconds)
+        if method.stops_service and not method.serves(await self.engines.read(engine.name), models):
             raise EngineError("it answered, and does not serve yet")
 
     def _begin_return(self, name: str, released: Sequence[Receipt]) -> None:
@@ -324,29 +536,26 @@ class EngineFlusher:
         """Undo a release until the server serves, or has ended. No undo is sent to one that serves."""
         began, pauses, problem = time.monotonic(), list(self._timing.return_seconds), ""
         self.engines.returning(name, began)
-        while (engine := self.engines.declaration(name)) and (lever := _used(engine, released)):
-            if lever.undo is None or not engine.wake or not self._is_alive(_listener_of(released)):
+        while (engine := self.engines.declaration(name)) and (method := _method_of(engine, released)):
+            if method.undo is None or not engine.wake or not self._is_alive(_listener_of(released)):
                 return
             try:
-                memory = await self._memory(name)
-                _require(memory.problem)
-                if memory.listener != _listener_of(released):
+                before = await self._memory(name)
+                require(before.problem)
+                if before.listener != _listener_of(released):
                     raise Refused("another process listens at its address")
-                serves = lever.serves(await self.engines.read(name), released[0].models)
-                if not serves:
-                    needed = checks.missing(released, memory.used)
-                    _require(checks.shortage(needed, memory.free))
-                    await self._undo(engine, lever, released, WAKE_SECONDS)
+                if not method.serves(await self.engines.read(name), released[0].models):
+                    require(shortage(missing(released, before), before.free))
+                    await self._undo(engine, method, released, WAKE_SECONDS)
                 after = await self._memory(name)
                 self._unanswered.pop(name, None)
                 log.info("engine %s serves again", name)
                 if self._returned is not None:
-                    request = EngineRequest(name=name, requested_by=released[0].requested_by, wake=True)
-                    draft = _Draft(request, engine, time.time(), None)
-                    draft.lever, draft.models = lever, released[0].models
-                    missing = sum(checks.missing(released, after.used).values())
-                    seconds, more = time.monotonic() - began, max(0, after.total - memory.total)
-                    await self._returned(draft.woken(after, "woken", lever, more, more + missing, seconds))
+                    by, models = released[0].requested_by, released[0].models
+                    flush = _Flush(engine=engine, requested_by=by, method=method, before=after, models=models)
+                    more = max(0, after.total - before.total)
+                    needed = more + sum(missing(released, after).values())
+                    await self._returned(flush.woken("woken", more, needed, time.monotonic() - began))
                 return
             except (EngineError, Refused) as failure:
                 if str(failure) != problem:
@@ -355,30 +564,28 @@ class EngineFlusher:
                 self.engines.returning(name, began, problem)
             await asyncio.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
 
-    async def _memory(self, name: str, known: EngineMemory | None = None) -> EngineMemory:
+    async def _memory(self, name: str, known: EngineMemory = EngineMemory()) -> EngineMemory:
         """Return the engine's processes and the driver's counts. ``known``: processes that are counted in any case."""
         reading = await self._read_driver()
         devices = reading.devices if reading else ()
-        found = await self.engines.owned(name, {key for device in devices for key in device.processes_by_key})
-        processes = found.processes | (known.processes if known else frozenset())
-        used: dict[str, int] = {}
+        owned = await self.engines.owned(name, {key for device in devices for key in device.processes_by_key})
+        processes = owned.processes | known.processes
+        used: dict[str, int] = {device.uuid: 0 for device in devices if device.uuid in known.used}
         listed = []
         for device in devices:
-            if known and device.uuid in known.used:
-                used[device.uuid] = 0
             for key, process in device.processes_by_key.items():
-                listed += [process] if key in processes else []
-                if key in processes and process.used_bytes is not None:
-                    used[device.uuid] = used.get(device.uuid, 0) + process.used_bytes
-        problem = found.problem or ("" if devices else "the driver does not answer")
+                if key in processes:
+                    listed.append(process)
+                    if process.used_bytes is not None:
+                        used[device.uuid] = used.get(device.uuid, 0) + process.used_bytes
         return EngineMemory(
-            listeners=found.listeners,
+            listeners=owned.listeners,
             processes=processes,
             used=used,
             free={device.uuid: device.free_bytes for device in devices if device.free_bytes is not None},
-            uid=found.uid,
-            use_ratio=checks.use_of(listed),
-            problem=problem,
+            uid=owned.uid,
+            use_ratio=use_of(listed),
+            problem=owned.problem or ("" if devices else "the driver does not answer"),
         )
 
     def _ended(self, memory: EngineMemory) -> frozenset[ProcessKey]:
@@ -390,99 +597,28 @@ class EngineFlusher:
         return start is not None and start.start_ticks == key.start_ticks and start.state not in ENDED_STATES
 
 
-def _require(reason: str) -> None:
-    if reason:
-        raise Refused(reason)
+def _allowed(engine: EngineConfig) -> ReleaseMethod:
+    """Return the method that the declaration allows. Raises Refused."""
+    spec, method = engine.spec, engine.release_method
+    if spec.without_methods:
+        raise Refused(f"kind {engine.kind} cannot be released: {spec.without_methods}")
+    if method is None:
+        warning = f" (note: {spec.warning})" if spec.warning else ""
+        raise Refused(f"its declaration does not allow it; add allow: [engine]{warning}")
+    return method
 
 
-def _foreign(request: EngineRequest, memory: EngineMemory) -> str:
+def _foreign(request: FlushRequest, memory: EngineMemory) -> str:
     """Return the reason why the engine is not that of the request's user; empty if it is."""
-    if request.uid in (None, memory.uid):
-        return ""
-    return f"its listener does not belong to uid {request.uid}"
+    uid = request.target.uid
+    return "" if uid in (None, memory.uid) else f"its listener does not belong to uid {uid}"
 
 
 def _listener_of(released: Sequence[Receipt]) -> ProcessKey:
     return ProcessKey(released[0].pid, released[0].start_ticks)
 
 
-def _used(engine: Declaration, released: Sequence[Receipt]) -> Lever | None:
-    """Return the lever of a release, which the declaration may not name any more."""
-    spec = spec_of(engine.kind)
-    named = next((each for each in spec.levers if each.name == released[0].lever), None)
-    return named or spec.lever(engine)
-
-
-class _Entry:
-    """Entry of a table while a block runs."""
-
-    def __init__(self, table: dict[str, frozenset[ProcessKey]], name: str, keys: frozenset[ProcessKey]) -> None:
-        self._table, self._name, self._keys = table, name, keys
-
-    def __enter__(self) -> None:
-        self._table[self._name] = self._keys
-
-    def __exit__(self, *failure: object) -> None:
-        del self._table[self._name]
-
-
-class _Draft:
-    """Receipts of one flush, whose parts become known one after the other."""
-
-    def __init__(
-        self, request: EngineRequest, engine: Declaration | None, started_at: float, wake_seconds: float | None
-    ) -> None:
-        self._request, self._engine = request, engine
-        self._started_at, self._wake_seconds = started_at, wake_seconds
-        self.lever: Lever | None = None
-        self.expected: Expected | None = None
-        self.models: tuple[str, ...] = ()
-
-    def receipt(self, memory: EngineMemory, outcome: Outcome, reason: str) -> Receipt:
-        lever, name = self.lever, self._request.name
-        bare = receipt_without_bytes(
-            memory.listener, name, outcome, reason, self._request.requested_by, self._started_at
-        )
-        return replace(
-            bare,
-            allocator=self._engine.kind if self._engine else None,
-            lever=lever.name if lever else None,
-            models=self.models,
-            wake=lever.serves_again.replace("NAME", name) if lever else "",
-            wake_seconds=self._wake_seconds,
-        )
-
-    def woken(
-        self, memory: EngineMemory, outcome: Outcome, lever: Lever, more: int, needed: int, seconds: float
-    ) -> Receipt:
-        """Return the receipt of a wake, after which the driver counts ``more`` of the ``needed`` bytes again."""
-        reason = f"the driver counts {human(max(0, more))} more of {human(needed)} released"
-        return replace(
-            self.receipt(memory, outcome, reason),
-            steps=(StepResult("wake", 0, seconds, lever.name),),
-            duration_seconds=seconds,
-        )
-
-    def receipts(
-        self, before: EngineMemory, after: EngineMemory | None, outcome: Outcome, reason: str, *steps: StepResult
-    ) -> list[Receipt]:
-        """Return one receipt for each device; ``after`` is None for a plan."""
-        bare = self.receipt(before, outcome, reason)
-        made = []
-        for uuid, used in sorted(before.used.items()):
-            expected = checks.part_of(self.expected, used, before.total) if self.expected else None
-            left = after.used.get(uuid) if after else None
-            released = None if left is None else used - left
-            likely = expected.likely if expected else 0
-            own = replace(
-                bare,
-                device_uuid=uuid,
-                expected=expected,
-                released_bytes=max(0, released or 0),
-                driver_released_bytes=released,
-                before=Held(used, used - likely, likely, used),
-                after=None if left is None else Held(left, left, 0, left),
-                steps=tuple(replace(step, released_bytes=max(0, released or 0)) for step in steps),
-            )
-            made.append(own)
-        return made
+def _method_of(engine: EngineConfig, released: Sequence[Receipt]) -> ReleaseMethod | None:
+    """Return the method of a release, which the declaration may not name any more."""
+    named = next((method for method in engine.spec.methods if method.name == released[0].lever), None)
+    return named or engine.release_method

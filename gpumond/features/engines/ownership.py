@@ -121,12 +121,12 @@ def _listening(directory: str, address: Address) -> list[_Socket]:
 
 
 def _in_table(path: str, port: int, *hosts: str) -> list[_Socket]:
-    wanted, found = {f"{_hex(host)}:{port:04X}" for host in hosts}, []
+    wanted, sockets = {f"{_hex(host)}:{port:04X}" for host in hosts}, []
     for line in _text(path).splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9 and fields[3] == LISTEN and fields[1] in wanted:
-            found.append(_Socket(int(fields[9]), int(fields[7])))
-    return found
+            sockets.append(_Socket(int(fields[9]), int(fields[7])))
+    return sockets
 
 
 def _hex(host: str) -> str:
@@ -150,9 +150,9 @@ def _hidden(proc: str) -> str:
 def _holders(inodes: set[int], proc: str) -> set[ProcessKey]:
     """Return the processes that have one of these sockets open."""
     links = {f"socket:[{inode}]" for inode in inodes}
-    with socket.socket(socket.AF_UNIX) as own:  # all sockets are on the same internal mount
-        of_sockets = [each for each in _lines(f"{proc}/self/fdinfo/{own.fileno()}") if each.startswith("mnt_id:")]
-    infos = [{*of_sockets, f"ino:\t{inode}"} for inode in inodes] if of_sockets else []
+    with socket.socket(socket.AF_UNIX) as any_socket:  # all sockets are on the same internal mount
+        mount = re.search(r"^mnt_id:.*$", _text(f"{proc}/self/fdinfo/{any_socket.fileno()}"), re.MULTILINE)
+    infos = [{mount[0], f"ino:\t{inode}"} for inode in inodes] if mount else []
     found = set()
     for name in os.listdir(proc):
         if name.isdecimal() and _has_socket(f"{proc}/{name}", links, infos):
@@ -172,7 +172,7 @@ def _has_socket(process: str, links: set[str], infos: list[set[str]]) -> bool:
         return False
     with suppress(OSError):
         for name in os.listdir(f"{process}/fdinfo"):
-            lines = _lines(f"{process}/fdinfo/{name}")
+            lines = set(_text(f"{process}/fdinfo/{name}").splitlines())
             if any(info <= lines for info in infos):
                 return True
     return False
@@ -183,10 +183,6 @@ def _link(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
-
-
-def _lines(path: str) -> set[str]:
-    return set(_text(path).splitlines())
 
 
 def _belonging(listeners: set[ProcessKey], keys: list[ProcessKey], proc: str) -> frozenset[ProcessKey]:
@@ -214,31 +210,13 @@ def _group(pid: int, proc: str) -> str | None:
     return text if placement.container or is_service else None
 
 
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-CGROUPS = "/sys/fs/cgroup"
-
-
-def available_bytes(pids: Iterable[int], proc: str = "/proc", cgroups: str = CGROUPS) -> int | None:
+def available_bytes(pids: Iterable[int], proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int | None:
     """Return the smallest of MemAvailable and the free bytes of each cgroup above the processes; None if unknown."""
-    known = [_meminfo(f"{proc}/meminfo")]
+    stated = re.search(r"^MemAvailable:\s+(\d+)", _text(f"{proc}/meminfo"), re.MULTILINE)
+    sizes = [int(stated[1]) << 10] if stated else []
     for pid in pids:
-        known += _limits(_file_text(f"{proc}/{pid}/cgroup"), cgroups)
-    found = [size for size in known if size is not None]
-    return min(found) if found else None
-
-
-def _meminfo(path: str) -> int | None:
-    for line in _file_text(path).splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return None
+        sizes += _limits(_text(f"{proc}/{pid}/cgroup"), cgroups)
+    return min(sizes, default=None)
 
 
 def _limits(text: str, cgroups: str) -> Iterator[int]:
@@ -252,7 +230,7 @@ def _limits(text: str, cgroups: str) -> Iterator[int]:
         else:
             continue
         while path.strip("/"):
-            most, used = _file_text(f"{root}{path}/{limit}").strip(), _file_text(f"{root}{path}/{current}").strip()
+            most, used = _text(f"{root}{path}/{limit}").strip(), _text(f"{root}{path}/{current}").strip()
             if most.isdigit() and used.isdigit():
                 yield max(0, int(most) - int(used) + _file_cache(f"{root}{path}/memory.stat"))
             path = path.rpartition("/")[0]
@@ -260,12 +238,10 @@ def _limits(text: str, cgroups: str) -> Iterator[int]:
 
 def _file_cache(path: str) -> int:
     """Return the bytes of files in memory, which the kernel drops before the limit applies."""
-    names = ("active_file", "inactive_file")
-    fields = (line.split() for line in _file_text(path).splitlines())
-    return sum(int(size) for name, size in fields if name in names)
+    return sum(int(size) for size in re.findall(r"^(?:in)?active_file (\d+)$", _text(path), re.MULTILINE))
 
 
-def _file_text(path: str) -> str:
+def _text(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

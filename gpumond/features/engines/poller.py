@@ -6,15 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gpumond.devices.process.procfs import user_name
 from gpumond.facts.engines import NOT_READ, EngineProcess, EngineReading, EngineState
 from gpumond.facts.errors import EngineError
 from gpumond.facts.process import ProcessKey
 from gpumond.features.engines.connection import carry_out
-from gpumond.features.engines.kinds import spec_of
 from gpumond.features.engines.ownership import Owned, available_bytes, owned
-from gpumond.features.engines.spec import Declaration, Dialogue, Lever, T
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Dialogue, T
 from gpumond.host.event_loop import cancelled
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,8 @@ FIRST_FRAME_SECONDS = 0.5
 READ_SECONDS = 8.0
 """Limit of one read. Ollama may delay its answer by 5 s while a model is unloaded."""
 MAX_MODELS = 1000
+READ = ("models", "running", "waiting", "kv_cache_bytes", "kv_cache_used_ratio", "asleep", "paused", "held_bytes")
+"""Values of a reading that the engine states."""
 
 GpuProcesses = Callable[[], Mapping[ProcessKey, float | None] | None]
 """Function that returns the processes that the driver lists, with their idle times in seconds, as far as it reports
@@ -52,7 +55,7 @@ def idle_seconds(state: EngineState, quiet: float, by_driver: Sequence[float | N
 class _Engine:
     """One declared engine and its task."""
 
-    def __init__(self, declaration: Declaration) -> None:
+    def __init__(self, declaration: EngineConfig) -> None:
         self.declaration = declaration
         self.state: EngineState | None = None
         self.read_at = 0.0
@@ -92,6 +95,32 @@ class _Engine:
             log.warning("engine %s: %s", self.declaration.name, problem)
         self.state, self.quiet, self.problem = None, 0.0, problem
 
+    def reading(self, now: float, by_driver: Mapping[ProcessKey, float | None]) -> EngineReading:
+        """Return its newest reading. ``by_driver``: idle times of processes, as the driver states them."""
+        declaration, state, owned = self.declaration, self.state, self.owned
+        method = declaration.release_method
+        reading = EngineReading(
+            name=declaration.name,
+            kind=declaration.kind,
+            up=state is not None,
+            problem=self.problem,
+            processes=tuple(EngineProcess(*key) for key in sorted(owned.processes)),
+            processes_problem=owned.problem,
+            uid=owned.uid,
+            pinned_uid=self.pinned_uid,
+            methods=(method.name,) if method else (),
+            returning_seconds=now - self.returning[0] if self.returning else None,
+            returning_problem=self.returning[1] if self.returning else "",
+        )
+        if state is None:
+            return reading
+        return replace(
+            reading,
+            age_seconds=now - self.read_at,
+            idle_seconds=idle_seconds(state, self.quiet, [by_driver.get(key) for key in owned.processes]),
+            **{name: getattr(state, name) for name in READ},
+        )
+
 
 class Engines:
     """The declared engines. ``poll_seconds``: the pause between two reads of one engine."""
@@ -107,7 +136,7 @@ class Engines:
         for engine in self._engines.values():
             self._begin(engine)
 
-    def configure(self, declarations: Sequence[Declaration]) -> None:
+    def configure(self, declarations: Sequence[EngineConfig]) -> None:
         """Replace the declared engines; an unchanged one keeps its state."""
         before, self._engines = self._engines, {}
         for declaration in declarations:
@@ -118,19 +147,20 @@ class Engines:
                 self._engines[declaration.name] = engine = _Engine(declaration)
                 self._begin(engine)
         for engine in before.values():
-            _end(engine)
+            if engine.task:
+                engine.task.cancel()
 
     async def close(self) -> None:
         await cancelled(engine.task for engine in self._engines.values() if engine.task)
 
-    def declaration(self, name: str) -> Declaration | None:
+    def declaration(self, name: str) -> EngineConfig | None:
         engine = self._engines.get(name)
         return engine.declaration if engine else None
 
     def readings(self) -> tuple[EngineReading, ...]:
         """Return the newest reading of each engine."""
         now, by_driver = time.monotonic(), (self._gpu_processes() if self._gpu_processes else None) or {}
-        return tuple(_reading(engine, now, by_driver) for engine in self._engines.values())
+        return tuple(engine.reading(now, by_driver) for engine in self._engines.values())
 
     def returning(self, name: str, since: float | None, problem: str = "") -> None:
         """Note that an engine is being returned to service since a time of the monotonic clock; None: no longer."""
@@ -139,10 +169,10 @@ class Engines:
 
     async def read(self, name: str) -> EngineState:
         """Read one engine now. Raises EngineError."""
-        engine = self._engines[name]
-        spec = spec_of(engine.declaration.kind)
+        engine = self._declared(name)
+        declaration = engine.declaration
         try:
-            state = await carry_out(engine.declaration, spec.read(engine.declaration), READ_SECONDS)
+            state = await carry_out(declaration, declaration.spec.read(declaration), READ_SECONDS)
         except EngineError as error:
             engine.lose(str(error))
             raise
@@ -154,7 +184,7 @@ class Engines:
 
     async def owned(self, name: str, candidates: Iterable[ProcessKey]) -> Owned:
         """Return the processes of one engine among the candidates."""
-        engine = self._engines[name]
+        engine = self._declared(name)
         found = await asyncio.to_thread(owned, engine.declaration.address, list(candidates), self._proc)
         if problem := engine.stranger(found):
             found = Owned(uid=found.uid, problem=problem)
@@ -163,11 +193,16 @@ class Engines:
 
     async def carry_out(self, name: str, dialogue: Dialogue[T], seconds: float) -> T:
         """Carry out a dialogue with one engine. Raises EngineError."""
-        return await carry_out(self._engines[name].declaration, dialogue, seconds)
+        return await carry_out(self._declared(name).declaration, dialogue, seconds)
 
     async def host_memory(self, processes: Iterable[ProcessKey]) -> int | None:
         """Return the bytes of host memory that these processes can still allocate; None if unknown."""
         return await asyncio.to_thread(available_bytes, [key.pid for key in processes], self._proc)
+
+    def _declared(self, name: str) -> _Engine:
+        if name not in self._engines:  # a reload has removed it
+            raise EngineError(f"no engine {name} is declared")
+        return self._engines[name]
 
     def _begin(self, engine: _Engine) -> None:
         if self._gpu_processes is not None:
@@ -191,45 +226,3 @@ class Engines:
                 log.exception("engine %s: the read failed", name)
             await asyncio.sleep(self._poll_seconds)
             candidates = gpu_processes() or {}
-
-
-def _end(engine: _Engine) -> None:
-    if engine.task:
-        engine.task.cancel()
-
-
-def lever_of(declaration: Declaration) -> Lever | None:
-    return spec_of(declaration.kind).lever(declaration)
-
-
-def _reading(engine: _Engine, now: float, by_driver: Mapping[ProcessKey, float | None]) -> EngineReading:
-    declaration, state = engine.declaration, engine.state
-    lever = lever_of(declaration)
-    known: Mapping[str, object] = {}
-    if state is not None:
-        known = {
-            "models": state.models,
-            "running": state.running,
-            "waiting": state.waiting,
-            "kv_cache_bytes": state.kv_cache_bytes,
-            "kv_cache_used_ratio": state.kv_cache_used_ratio,
-            "asleep": state.asleep,
-            "paused": state.paused,
-            "idle_seconds": idle_seconds(state, engine.quiet, [by_driver.get(key) for key in engine.owned.processes]),
-            "held_bytes": state.held_bytes,
-            "age_seconds": now - engine.read_at,
-        }
-    return EngineReading(
-        name=declaration.name,
-        kind=declaration.kind,
-        up=state is not None,
-        problem=engine.problem,
-        processes=tuple(EngineProcess(*key) for key in sorted(engine.owned.processes)),
-        processes_problem=engine.owned.problem,
-        uid=engine.owned.uid,
-        pinned_uid=engine.pinned_uid,
-        levers=(lever.name,) if lever else (),
-        returning_seconds=now - engine.returning[0] if engine.returning else None,
-        returning_problem=engine.returning[1] if engine.returning else "",
-        **known,  # type: ignore[arg-type]
-    )

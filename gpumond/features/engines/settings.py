@@ -1,4 +1,4 @@
-"""Serving engines in the configuration file; docs/reference/configuration.md describes the keys.
+"""Serving engines in the configuration file; docs/how-to/engines/index.md describes the keys.
 
 An engine is declared, never discovered. Its address is on this machine: loopback, a Unix socket, or, with TLS, an
 address of a pod.
@@ -7,6 +7,7 @@ address of a pod.
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +17,15 @@ from pydantic import Field, field_validator, model_validator
 
 from gpumond.config.models import Strict
 from gpumond.facts.pools import ENGINE_STEP
-from gpumond.features.engines.kinds import KINDS, spec_of
-from gpumond.features.engines.spec import Address, Auth, Call, Declaration, Generic, Pointers
+from gpumond.features.engines.kinds import all_kinds
+from gpumond.features.engines.spec import Address, Call, EngineSpec, ReleaseMethod
 
 POINTER = re.compile(r"(/([^~/]|~[01])*)+")
 HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 class AuthConfig(Strict):
-    """Credentials of an engine: exactly one kind, each secret in a file."""
+    """Credentials of an engine: exactly one kind, each secret in a file, which is read at each use."""
 
     bearer_token_file: Path | None = None
     username: str | None = None
@@ -68,14 +69,14 @@ class RequestConfig(Strict):
             raise ValueError("body belongs to post")
         return self
 
+    @property
     def call(self) -> Call:
-        if self.get is not None:
-            return Call(method="GET", path=self.get)
-        return Call(method="POST", path=self.post or "/", body=self.body)
+        method = "POST" if self.get is None else "GET"
+        return Call(method=method, path=self.get or self.post or "/", body=self.body)
 
 
 class StateConfig(RequestConfig):
-    """A generic engine's harmless read, with JSON pointers into its answer."""
+    """A generic engine's harmless read, with JSON pointers (RFC 6901) into its answer; empty for what it lacks."""
 
     running: str = ""
     waiting: str = ""
@@ -86,15 +87,14 @@ class StateConfig(RequestConfig):
     kv_cache_bytes: str = ""
     kv_cache_used_ratio: str = ""
 
-    @field_validator(*Pointers.__dataclass_fields__)
+    @field_validator(
+        "running", "waiting", "work", "models", "asleep", "held_bytes", "kv_cache_bytes", "kv_cache_used_ratio"
+    )
     @classmethod
     def _pointer(cls, pointer: str) -> str:
         if pointer and not POINTER.fullmatch(pointer):
             raise ValueError("expected a JSON pointer such as /requests/running")
         return pointer
-
-    def pointers(self) -> Pointers:
-        return Pointers(**{name: getattr(self, name) for name in Pointers.__dataclass_fields__})
 
 
 class ReleaseConfig(RequestConfig):
@@ -108,6 +108,10 @@ class ReleaseConfig(RequestConfig):
 
 
 class EngineConfig(Strict):
+    """An engine as the configuration declares it. ``models``: those that may be released, also pinned ones; empty for
+    all that are not pinned. ``wake``: False if no release is undone.
+    """
+
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     kind: str
     url: str
@@ -117,18 +121,50 @@ class EngineConfig(Strict):
     server_name: str | None = None
     user: str | None = None
     allow: tuple[Literal["engine"], ...] | None = None
-    lever: str | None = None
+    method: str | None = None
     models: tuple[str, ...] = ()
     wake: bool | RequestConfig = True
     state: StateConfig | None = None
     release: ReleaseConfig | None = None
 
+    @cached_property
+    def address(self) -> Address:
+        return address_of(self.url)
+
+    @cached_property
+    def metrics_address(self) -> Address | None:
+        return address_of(self.metrics_url) if self.metrics_url else None
+
+    @cached_property
+    def spec(self) -> EngineSpec:
+        return all_kinds()[self.kind]
+
+    @property
+    def may_release(self) -> bool:
+        """True if the declaration allows the flush step, which a kind without a risk does unless it says otherwise."""
+        if self.allow is None:
+            return not (self.spec.warning or self.spec.without_methods)
+        return ENGINE_STEP in self.allow
+
+    @property
+    def release_method(self) -> ReleaseMethod | None:
+        """The method that the declaration allows, or None."""
+        if not self.may_release:
+            return None
+        if self.spec.method_of is not None:
+            return self.spec.method_of(self)
+        return next((method for method in self.spec.methods if self.method in (None, method.name)), None)
+
+    @property
+    def trusts_the_first_listener(self) -> bool:
+        """True if its secret is sent to a listener that neither ``user`` nor a certificate names."""
+        return self.auth is not None and self.user is None and self.address.scheme != "https"
+
     @field_validator("kind")
     @classmethod
     def _known_kind(cls, kind: str) -> str:
-        kinds = [spec.kind for spec in KINDS]
-        if kind not in kinds:
-            raise ValueError(f"expected one of {', '.join(kinds)}; describe any other engine with kind: generic")
+        if kind not in all_kinds():
+            raise ValueError(f"expected one of {', '.join(all_kinds())}; describe any other engine with kind: generic")
         return kind
 
     @field_validator("url", "metrics_url")
@@ -140,85 +176,31 @@ class EngineConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:
-        spec, name = spec_of(self.kind), self.name
-        levers = [lever.name for lever in spec.levers]
-        if self.lever is not None and self.lever not in levers:
-            expected = f"expected one of {', '.join(levers)}" if levers else "remove the key"
-            raise ValueError(f"{name}: kind {self.kind} has no lever {self.lever!r:.40}; {expected}")
-        if self.allow and spec.without_levers:
-            raise ValueError(
-                f"{name}: gpumond releases no memory of kind {self.kind}: {spec.without_levers}; remove allow"
-            )
-        is_generic = self.kind == "generic"
-        for key in ("state", "release"):
-            if not is_generic and getattr(self, key) is not None:
-                raise ValueError(f"{name}: {key} belongs to kind generic; remove it, or change the kind")
-        if not is_generic and isinstance(self.wake, RequestConfig):
-            raise ValueError(f"{name}: expected wake: true or false; a request belongs to kind generic")
-        if is_generic and self.state is None:
-            raise ValueError(
-                f"{name}: kind generic requires state, a request that changes nothing, such as get: /status"
-            )
-        if is_generic and self.allow:
-            self._check_generic()
-        if self.kind == "triton" and self.allow and (not self.models or self.metrics_url is None):
-            raise ValueError(
-                f"{name}: allow requires models, those to unload, and metrics_url, for the pending requests"
-            )
-        remote = self.url.startswith("https:")
-        if not remote and (self.ca_file is not None or self.server_name is not None):
-            raise ValueError(f"{name}: ca_file and server_name require an https:// url")
+        if mistake := self._mistake():
+            raise ValueError(f"{self.name}: {mistake}")
         return self
 
-    def _check_generic(self) -> None:
-        if self.release is None:
-            raise ValueError(f"{self.name}: allow requires release, the request that releases memory")
-        if self.state and not (self.state.running or self.state.waiting) and not self.release.waits:
-            raise ValueError(
-                f"{self.name}: allow requires state.running or state.waiting, so that a busy engine is not "
-                "interrupted; or release.waits: true, if the engine completes running requests first"
-            )
-
-    def declaration(self) -> Declaration:
-        spec = spec_of(self.kind)
-        allowed = () if spec.warning or spec.without_levers else (ENGINE_STEP,)
-        auth = self.auth or AuthConfig.model_construct()
-        return Declaration(
-            name=self.name,
-            kind=self.kind,
-            address=address_of(self.url),
-            metrics_address=address_of(self.metrics_url) if self.metrics_url else None,
-            auth=Auth(
-                bearer_token_file=auth.bearer_token_file,
-                username=auth.username or "",
-                password_file=auth.password_file,
-                header=auth.header or "",
-                header_file=auth.header_file,
-                hmac_key_file=auth.hmac_key_file,
-            ),
-            ca_file=self.ca_file,
-            server_name=self.server_name,
-            user=self.user,
-            allow=allowed if self.allow is None else self.allow,
-            lever=self.lever or "",
-            wake=self.wake is not False,
-            models=self.models,
-            generic=self._generic(),
-        )
-
-    def _generic(self) -> Generic | None:
-        if self.state is None:
-            return None
-        release = self.release or ReleaseConfig(post="/")
-        return Generic(
-            read=self.state.call(),
-            pointers=self.state.pointers(),
-            release=self.release.call() if self.release else None,
-            wake=self.wake.call() if isinstance(self.wake, RequestConfig) else None,
-            ends_holder=release.ends_process,
-            moves_to_host=release.moves_to_host,
-            waits=release.waits,
-        )
+    def _mistake(self) -> str:
+        """Return what contradicts the kind or the address; empty if nothing does."""
+        names = [method.name for method in self.spec.methods]
+        if self.method is not None and self.method not in names:
+            expected = f"expected one of {', '.join(names)}" if names else "remove the key"
+            return f"kind {self.kind} has no method {self.method!r:.40}; {expected}"
+        if self.allow and self.spec.without_methods:
+            return f"gpumond releases no memory of kind {self.kind}: {self.spec.without_methods}; remove allow"
+        if self.kind == "generic" and self.state is None:
+            return "kind generic requires state, a request that changes nothing, such as get: /status"
+        if self.kind != "generic":
+            for key in ("state", "release"):
+                if getattr(self, key) is not None:
+                    return f"{key} belongs to kind generic; remove it, or change the kind"
+            if isinstance(self.wake, RequestConfig):
+                return "expected wake: true or false; a request belongs to kind generic"
+        if self.allow and (mistake := self.spec.mistake(self)):
+            return mistake
+        if not self.url.startswith("https:") and (self.ca_file is not None or self.server_name is not None):
+            return "ca_file and server_name require an https:// url"
+        return ""
 
 
 def address_of(url: str) -> Address:
@@ -242,9 +224,10 @@ def address_of(url: str) -> Address:
         address = ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
         raise ValueError(f"{expected}: an IP address, since the address of a name may change") from None
-    if address.is_loopback or (parts.scheme == "https" and address.is_private and not address.is_unspecified):
+    is_private = address.is_private and not address.is_unspecified
+    if address.is_loopback or (parts.scheme == "https" and is_private):
         scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"
         return Address(scheme, str(address), port or (443 if scheme == "https" else 80), parts.path.rstrip("/"))
-    if address.is_private and not address.is_unspecified:
+    if is_private:
         raise ValueError(f"{expected}: {address} is not loopback, so https:// is required")
     raise ValueError(f"{expected}: {address} is not an address of this machine")

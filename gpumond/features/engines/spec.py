@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
-from gpumond.facts.engines import EngineState
+from gpumond.facts.engines import EngineModel, EngineState
 from gpumond.facts.errors import EngineError, EngineRejected
 from gpumond.facts.messages import clean
-from gpumond.facts.pools import ENGINE_STEP, Expected
+from gpumond.facts.pools import Expected
+
+if TYPE_CHECKING:
+    from gpumond.features.engines.settings import EngineConfig
 
 T = TypeVar("T")
 
-Scheme = Literal["http", "https", "unix"]
 NAME_LENGTH = 200
 MAX_INTEGER = 1 << 63
 
@@ -28,7 +30,7 @@ MAX_INTEGER = 1 << 63
 class Address(NamedTuple):
     """An IP address with its port, or the path of a Unix socket; ``prefix`` precedes the path of each request."""
 
-    scheme: Scheme
+    scheme: Literal["http", "https", "unix"]
     host: str
     port: int = 0
     prefix: str = ""
@@ -41,73 +43,8 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Auth:
-    """Secrets by file, read at each use: at most one of them."""
-
-    bearer_token_file: Path | None = None
-    username: str = ""
-    password_file: Path | None = None
-    header: str = ""
-    header_file: Path | None = None
-    hmac_key_file: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pointers:
-    """JSON pointers (RFC 6901) into the answer to a generic engine's read; empty if the engine does not report it."""
-
-    running: str = ""
-    waiting: str = ""
-    work: str = ""
-    models: str = ""
-    asleep: str = ""
-    held_bytes: str = ""
-    kv_cache_bytes: str = ""
-    kv_cache_used_ratio: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generic:
-    """Requests of an engine that the configuration describes."""
-
-    read: Call
-    pointers: Pointers
-    release: Call | None = None
-    wake: Call | None = None
-    ends_holder: bool = False
-    moves_to_host: bool = True
-    waits: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declaration:
-    """An engine as the configuration declares it. ``models``: those that may be released, also pinned ones; empty for
-    all that are not pinned.
-    """
-
-    name: str
-    kind: str
-    address: Address
-    metrics_address: Address | None = None
-    auth: Auth = Auth()
-    ca_file: Path | None = None
-    server_name: str | None = None
-    user: str | None = None
-    allow: tuple[str, ...] = ()
-    lever: str = ""
-    wake: bool = True
-    models: tuple[str, ...] = ()
-    generic: Generic | None = None
-
-    @property
-    def trusts_the_first_listener(self) -> bool:
-        """True if its secret is sent to a listener that neither ``user`` nor a certificate names."""
-        return self.auth != Auth() and self.user is None and self.address.scheme != "https"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. ``reads``: it changes nothing. ``seconds``: its time limit; None for the one of the whole dialogue.
+    """One request. ``seconds``: its time limit; None for the one of the whole dialogue.
 
     ``of_metrics``: it is sent to the address of the metrics, if there is one of their own.
     """
@@ -155,18 +92,14 @@ REMEDIES = {401: "declare its key with auth:", 403: "check the key that auth: de
 """What resolves a rejection, by status."""
 
 
-def _float(text: str) -> float:
-    value = float(text)
+def _bounded(number: type[float] | type[int], text: str) -> float:
+    value = number(text)
     if not abs(value) < MAX_INTEGER:
         raise ValueError("not finite, or too large")
     return value
 
 
-def _int(text: str) -> int:
-    value = int(text)
-    if abs(value) >= MAX_INTEGER:
-        raise ValueError("too large")
-    return value
+_float, _int = partial(_bounded, float), partial(_bounded, int)
 
 
 Dialogue = Generator[Call, Answer, T]
@@ -184,8 +117,8 @@ def at(value: Any, *path: str | int, kind: type | tuple[type, ...] = object) -> 
 
 def entries(value: Any, *path: str | int) -> list[Any]:
     """Return a list in a JSON value; empty if there is none."""
-    found: list[Any] = at(value, *path, kind=list) or []
-    return found
+    listed: list[Any] = at(value, *path, kind=list) or []
+    return listed
 
 
 def name_of(value: object) -> str:
@@ -193,28 +126,36 @@ def name_of(value: object) -> str:
     return clean(str(value))[:NAME_LENGTH]
 
 
-Estimate = Callable[[Declaration, EngineState, int], Expected]
-"""Bytes that the driver will count less, of an engine that holds so many."""
+def flag(name: str) -> Dialogue[bool | None]:
+    """Return the answer of a route that states this alone; None from a server without the route."""
+    answer = yield get(f"/{name}")
+    value: bool | None = at(answer.json, name, kind=bool) if answer.status == 200 else None
+    return value
+
+
+CONTEXT_BYTES = 1 << 30
+"""Memory that stays with a process that sleeps: context, libraries, CUDA graphs. Reports range from 0.8 to 1.2 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lever:
+class ReleaseMethod:
     """One way to release an engine's memory.
 
     ``release`` returns the names of what it released, which ``undo`` receives. ``check`` returns the reason why it must
-    not be used now, or nothing. ``stops_service``: from the call on, the engine does not serve until ``undo``, which
-    may be repeated, and ``serves`` states whether it serves again. ``ends_holder``: the process that holds the memory
-    ends. ``waits``: the engine itself completes running requests first. ``moves_to_host``: weights move to the memory
-    of the machine. ``serves_again``: the way in which the engine serves again. ``call_seconds``, ``settle_seconds``:
-    limits of the call, and of the time after it until the driver counts the memory as free.
+    not be used now, or nothing. ``estimate``: see `expected`. ``stops_service``: from the call on, the engine does not
+    serve until ``undo``, which may be repeated, and ``serves`` states whether it serves again. ``ends_holder``: the
+    process that holds the memory ends. ``waits``: the engine itself completes running requests first.
+    ``moves_to_host``: weights move to the memory of the machine. ``serves_again``: the way in which the engine serves
+    again. ``call_seconds``, ``settle_seconds``: limits of the call, and of the time after it until the driver counts
+    the memory as free.
     """
 
     name: str
-    release: Callable[[Declaration, EngineState], Dialogue[tuple[str, ...]]]
+    release: Callable[[EngineConfig, EngineState], Dialogue[tuple[str, ...]]]
     serves_again: str
-    estimate: Estimate
-    undo: Callable[[Declaration, tuple[str, ...]], Dialogue[None]] | None = None
-    check: Callable[[Declaration, EngineState], Dialogue[str]] | None = None
+    estimate: Callable[[EngineConfig, EngineState, int], Expected] | None = None
+    undo: Callable[[EngineConfig, tuple[str, ...]], Dialogue[object]] | None = None
+    check: Callable[[EngineConfig, EngineState], Dialogue[str]] | None = None
     stops_service: bool = False
     serves: Callable[[EngineState, tuple[str, ...]], bool] = lambda state, released: state.serves
     ends_holder: bool = False
@@ -223,45 +164,90 @@ class Lever:
     call_seconds: float = 30.0
     settle_seconds: float = 30.0
 
+    def expected(self, engine: EngineConfig, state: EngineState, used: int) -> Expected:
+        """Return the bytes that the driver will count less, of an engine whose processes use so many.
+
+        Without an estimate of its own: all of it if the processes end, all but their contexts if the weights move to
+        the host, else an unknown part.
+        """
+        if self.estimate is not None:
+            return self.estimate(engine, state, used)
+        if not self.ends_holder:
+            return Expected(0, max(0, used - CONTEXT_BYTES) if self.moves_to_host else 0, used, "interval")
+        models = selected(engine, state)
+        if len(models) == len(state.models):
+            return Expected(min(used, state.held_bytes or 0), used, used, "interval")
+        return Expected(0, min(used, sum(model.size_bytes or 0 for model in models)), used, "interval")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """A kind of engine. The first lever is the default; ``lever_of`` returns one that depends on the declaration.
+    """A kind of engine. The first method is the default; ``method_of`` returns one that depends on the declaration.
 
-    ``warning``: the risk that the user accepts with ``allow: [engine]``; empty if the levers are
-    allowed by the declaration alone. ``without_levers``: the reason why there are none.
+    ``warning``: the risk that the user accepts with ``allow: [engine]``; empty if the methods are allowed by the
+    declaration alone. ``without_methods``: the reason why there are none. ``mistake`` returns what is wrong with a
+    declaration that allows the release; empty if nothing is.
     """
 
     kind: str
     summary: str
-    read: Callable[[Declaration], Dialogue[EngineState]]
-    levers: tuple[Lever, ...] = ()
-    lever_of: Callable[[Declaration], Lever | None] | None = None
+    read: Callable[[EngineConfig], Dialogue[EngineState]]
+    methods: tuple[ReleaseMethod, ...] = ()
+    method_of: Callable[[EngineConfig], ReleaseMethod | None] | None = None
     warning: str = ""
-    without_levers: str = ""
-
-    def lever(self, engine: Declaration) -> Lever | None:
-        """Return the lever that the declaration allows, or None."""
-        if ENGINE_STEP not in engine.allow:
-            return None
-        if self.lever_of is not None:
-            return self.lever_of(engine)
-        return next((lever for lever in self.levers if engine.lever in ("", lever.name)), None)
+    without_methods: str = ""
+    mistake: Callable[[EngineConfig], str] = lambda engine: ""
 
 
-CONTEXT_BYTES = 1 << 30
-"""Memory that stays with a process that sleeps: context, libraries, CUDA graphs. Reports range from 0.8 to 1.2 GiB."""
+def sends(*calls: Call) -> Callable[[EngineConfig, object], Dialogue[tuple[str, ...]]]:
+    """Return a ``release`` or ``undo`` that sends these requests, each after the one before was accepted."""
+
+    def dialogue(engine: EngineConfig, state: object) -> Dialogue[tuple[str, ...]]:
+        for call in calls:
+            (yield call).accepted()
+        return ()
+
+    return dialogue
 
 
-def all_of_it(declaration: Declaration, state: EngineState, used: int) -> Expected:
-    """Estimate for an engine whose process ends: all its bytes, and at least those that it states itself."""
-    return Expected(min(used, state.held_bytes or 0), used, used, "interval")
+def selected(engine: EngineConfig, state: EngineState) -> tuple[EngineModel, ...]:
+    """Return the models to unload: the declared ones, by name or alias; without, those that are not pinned."""
+    names = set(engine.models)
+    return tuple(
+        model for model in state.models if (names & {model.name, *model.aliases} if names else not model.pinned)
+    )
 
 
-def all_but_contexts(declaration: Declaration, state: EngineState, used: int) -> Expected:
-    return Expected(0, max(0, used - CONTEXT_BYTES), used, "interval")
+def any_selected(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
+    """Check that a model can be unloaded."""
+    yield from ()
+    if selected(engine, state) or not state.models:
+        return ""
+    names, pinned = ", ".join(model.name for model in state.models), any(model.pinned for model in state.models)
+    reason = f"{'pinned with keep_alive, or ' if pinned else ''}not among the declared models"
+    return f"{names}: {reason}; list them under models: to unload them"
 
 
-def unknown_part(declaration: Declaration, state: EngineState, used: int) -> Expected:
-    """Estimate for memory whose size the engine does not report."""
-    return Expected(0, 0, used, "interval")
+def unloads(
+    call: Callable[[EngineModel], Call], text: Callable[[EngineModel], str] = lambda model: model.name
+) -> Callable[[EngineConfig, EngineState], Dialogue[tuple[str, ...]]]:
+    """Return a ``release`` that sends a request for each model to unload. ``text``: what loads it again."""
+
+    def dialogue(engine: EngineConfig, state: EngineState) -> Dialogue[tuple[str, ...]]:
+        models = selected(engine, state)
+        for model in models:
+            (yield call(model)).accepted()
+        return tuple(map(text, models))
+
+    return dialogue
+
+
+def load(calls: Mapping[str, Call]) -> Dialogue[None]:
+    """Send one request for each model, also after a failure. Raises EngineError."""
+    failed = []
+    for model, call in calls.items():
+        answer = yield call
+        if answer.status != 200 and b"already" not in answer.body:  # a request of another program was faster
+            failed.append(model)
+    if failed:
+        raise EngineError(f"{', '.join(failed)}: not loaded; see the log of the server")

@@ -1,31 +1,35 @@
-"""Requests to many daemons and to Prometheus: credentials, proof of the listener, and one deadline for each."""
+"""Requests to many daemons and to Prometheus: who receives which credentials, and what failed."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import os
-import socket
 import ssl
 import stat
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from http.client import HTTPException
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import SplitResult, urlsplit
 
-from gpumond import __version__
-from gpumond.agent.transport import SERVICE_DIRECTORY, trusted_uids
-from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
+from gpumond.agent.transport import trusted_uids
+from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
 from gpumond.features.fleet.machines import Machine
-from gpumond.host.files import open_regular, read_text
-from gpumond.host.http_exchange import Connection, HttpAnswer, exchange
-from gpumond.host.peer import listener_uid, peer_uid
-from gpumond.view.frame import FRAME, MAX_FRAME_BYTES, CheckedFrame, frame_of
+from gpumond.host.files import open_regular, read_secret
+from gpumond.host.http import (
+    MAX_ANSWER_BYTES,
+    Request,
+    check_token,
+    connection_to,
+    exchange_async,
+    is_proven,
+    may_receive_token,
+    split_address,
+    target_of,
+    trust,
+)
+from gpumond.view.frame import FRAME, MAX_FRAME_BYTES, CheckedFrame, decoded, frame_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +45,14 @@ class CredentialFiles:
 def access(files: CredentialFiles, environ: Mapping[str, str] = os.environ) -> Access:
     """Return tokens and trust. $GPUMOND_TOKEN is used without a token file. Raises ConfigError."""
     named = environ.get("GPUMOND_TOKEN")
-    token = secret(files.token) if files.token else (checked(named, "GPUMOND_TOKEN") if named else None)
+    token = secret(files.token) if files.token else (check_token(named, "GPUMOND_TOKEN") if named else None)
     tokens = _tokens(files.tokens) if files.tokens else {}
-    return Access(trust=trust(files, environ.get("GPUMOND_CA_FILE") or None), token=token, tokens=tokens)
+    return Access(trust=client_trust(files, environ.get("GPUMOND_CA_FILE") or None), token=token, tokens=tokens)
 
 
-def trust(files: CredentialFiles, authorities: str | None) -> ssl.SSLContext:
-    """Return a TLS context with the authorities in a file, else those of the system. Raises ConfigError."""
-    try:
-        context = ssl.create_default_context(cafile=authorities)
-    except OSError as error:
-        raise ConfigError(f"{authorities}: {error.strerror or error}") from None
+def client_trust(files: CredentialFiles, authorities: str | None) -> ssl.SSLContext:
+    """Return a TLS context with the client's certificate, if it has one. Raises ConfigError."""
+    context = trust(authorities)
     if files.certificate is not None:
         try:
             context.load_cert_chain(files.certificate, files.key, password="")  # no prompt for an encrypted key
@@ -61,11 +62,8 @@ def trust(files: CredentialFiles, authorities: str | None) -> ssl.SSLContext:
 
 
 def secret(file: Path) -> str:
-    """Return the only line of a file. Raises ConfigError."""
-    try:
-        return checked(read_text(file).strip(), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    """Return the token in a file. Raises ConfigError."""
+    return check_token(read_secret(file), str(file))
 
 
 def _tokens(file: Path) -> Mapping[str, str]:
@@ -79,146 +77,7 @@ def _tokens(file: Path) -> Mapping[str, str]:
         raise ConfigError(f"{file} contains tokens: remove the access of other users (chmod 0600 {file})")
     from gpumond.config.loading import read_yaml  # it takes half a second, and few commands read such a file
 
-    return {name: checked(token, f"{file}: {name}") for name, token in read_yaml(file).items()}
-
-
-MAX_ANSWER_BYTES = 32 << 20
-MAX_DETAIL = 300
-ACCEPTED_SECONDS = 10.0
-"""Longest wait until a server has accepted a connection over which a token is sent."""
-MAX_DIGITS = 19
-"""Digits of the integers below 2**63."""
-
-
-class UntrustedListener(DaemonError):
-    """Another user than root, this one or the daemon's listens at the address."""
-
-
-class UnixConnection(Connection):
-    """Connection to a daemon's Unix socket. ``connect`` raises UntrustedListener for the socket of another user."""
-
-    def __init__(self, path: str, seconds: float) -> None:
-        super().__init__("localhost", path=path, seconds=seconds)
-
-    def connect(self) -> None:
-        super().connect()
-        uid, directory = peer_uid(self.sock), os.path.dirname(self._path)
-        if uid not in trusted_uids(directory):
-            self.close()
-            raise UntrustedListener(
-                f"uid {uid} listens on {self._path}, which is neither root, nor you, nor the user to whom root has "
-                f"given {directory}: no request was sent"
-            )
-
-
-class _LoopbackConnection(Connection):
-    """Connection over which a secret is sent. ``connect`` raises UntrustedListener for the socket of another user."""
-
-    def __init__(self, host: str, port: int | None, seconds: float, directories: Iterable[str]) -> None:
-        super().__init__(host, port, seconds=seconds)
-        self._longest, self._directories = min(seconds, ACCEPTED_SECONDS), (SERVICE_DIRECTORY, *directories)
-
-    def connect(self) -> None:
-        super().connect()
-        uid = listener_uid(self.sock, self._longest)
-        if uid is None or not any(uid in trusted_uids(directory) for directory in self._directories):
-            self.close()
-            who = "the kernel does not name the user who listens" if uid is None else f"uid {uid} listens"
-            raise UntrustedListener(
-                f"{who} at {self.host}:{self.port}, and a token is sent only to root, to yourself, to the user of the "
-                "service, or over TLS; check the address, or use unix:///DIRECTORY/api.sock or https://"
-            )
-
-
-def connection(
-    url: SplitResult, seconds: float, trust: Callable[[], ssl.SSLContext], secret: bool, directories: Iterable[str] = ()
-) -> Connection:
-    """Return a connection to an http:// or https:// address, which is not open yet.
-
-    ``secret``: the request contains a token. It is then sent only over TLS, or to a listener of this machine that
-    belongs to root, to this user, or to the owner of the service's directory or of one of ``directories``. Raises
-    DaemonError if there is no such way, and ValueError for a port that is no number.
-    """
-    if url.scheme == "https" and url.hostname:
-        return Connection(url.hostname, url.port, tls=trust(), seconds=seconds)
-    if url.scheme != "http" or not url.hostname:
-        raise DaemonError("its address is not http:// or https://")
-    if not secret:
-        return Connection(url.hostname, url.port, seconds=seconds)
-    if not is_loopback(url.hostname):
-        raise DaemonError("the token is not sent without TLS; give the daemon a web_config and use https")
-    return _LoopbackConnection(url.hostname, url.port, seconds, directories)
-
-
-def is_loopback(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:  # another name
-        return False
-
-
-def may_receive_token(url: str) -> bool:
-    """Return True for an address over TLS, and for one of this machine, whose listener is asked for (`connection`)."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    return parts.scheme == "https" or is_loopback(parts.hostname)
-
-
-def is_proven(url: str, seconds: float, directories: Iterable[str] = ()) -> bool:
-    """Return True if the server is verified: by TLS, or by the kernel as a user whom a token may reach."""
-    try:
-        parts = urlsplit(url)
-        if parts.scheme == "https":
-            return True
-        probe = connection(parts, seconds, ssl.create_default_context, True, directories)
-        probe.connect()
-    except (OSError, ValueError, HTTPException, DaemonError):
-        return False
-    probe.close()
-    return True
-
-
-def checked(token: object, where: str) -> str:
-    """Return a token. Raises ConfigError if it is empty, or has a character that a header must not contain."""
-    if not isinstance(token, str) or not token or not all("!" <= character <= "~" for character in token):
-        raise ConfigError(f"{where}: expected a token: one line of ASCII without spaces")
-    return token
-
-
-def decoded(status: int, body: bytes) -> Any:
-    """Return the JSON of a 2xx, or None. Raises DaemonError, with the problem document of other statuses."""
-    try:
-        content = _JSON.decode(body.decode()) if body else None
-    except (ValueError, RecursionError):
-        content = None
-        if 200 <= status < 300:
-            raise DaemonError("its answer is not JSON with finite numbers") from None
-    if 200 <= status < 300:
-        return content
-    problem = content if isinstance(content, dict) else {}
-    detail = " ".join(str(problem.get("detail") or problem.get("error") or "").split())
-    raise DaemonError(f"{detail:.{MAX_DETAIL}}", status, problem)
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS + digits.startswith("-"):
-        raise ValueError("too many digits")
-    return int(digits)
-
-
-def _number(text: str) -> float:
-    if not isfinite(number := float(text)):
-        raise ValueError("not finite")
-    return number
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
-
-
-_JSON = json.JSONDecoder(parse_int=_integer, parse_float=_number, parse_constant=_no_constant)
+    return {name: check_token(token, f"{file}: {name}") for name, token in read_yaml(file).items()}
 
 
 _DECODER = ThreadPoolExecutor(1, "gpumond-decoder")
@@ -284,9 +143,8 @@ class Client:
         Raises DiscoveryError.
         """
         try:
-            proven = await asyncio.to_thread(is_proven, url, self.timeout_seconds)
-            answer = await send(url, "GET", "", None, {}, self.access.trust, self.timeout_seconds)
-            return await decoded_answer(answer), proven
+            proven = await asyncio.to_thread(is_proven, url, self.timeout_seconds, trusted_uids())
+            return await call(url, Request("GET", ""), self.access.trust, self.timeout_seconds), proven
         except DaemonError as error:
             raise DiscoveryError(f"{url}: {error}") from None
 
@@ -308,56 +166,35 @@ class Client:
             withheld = "the token was not sent, since the connection is without TLS"
             if method != "GET":
                 raise DaemonError("the token is not sent without TLS; give the daemon a web_config and use https")
-        answer = await send(machine.url, method, path, body, fields, self.access.trust, seconds, limit)
+        request = Request(method, path, fields, body)
         try:
-            return await decoded_answer(answer, convert)
+            return await call(machine.url, request, self.access.trust, seconds, convert, limit)
         except DaemonError as error:
             note = f"; {withheld}" if withheld and error.status in (401, 403) else ""
             raise DaemonError(f"{error}{note}", error.status, error.problem) from None
 
 
-async def send(
+async def call(
     url: str,
-    method: str,
-    path: str,
-    body: bytes | None,
-    headers: Mapping[str, str],
+    request: Request,
     trust: ssl.SSLContext,
     seconds: float,
+    convert: Callable[[Any], T] = lambda content: content,
     limit: int = MAX_ANSWER_BYTES,
-) -> HttpAnswer:
-    """Return the answer to one request, whatever its status, if it has at most ``limit`` bytes.
+) -> T:
+    """Return the converted content of a 200 with at most ``limit`` bytes. The target of the request is below ``url``.
 
-    Raises DaemonError, with the reason only.
+    The content is decoded and converted outside of the event loop. Raises DaemonError, with the reason only.
     """
-    fields = {"User-Agent": f"gpumond/{__version__}", "Connection": "close", "Accept": "application/json", **headers}
+    fields = {"Accept": "application/json", **request.headers}
     try:
-        parts = urlsplit(url)
-        target = parts.path.rstrip("/") + path if path else parts.path or "/"
-        target += f"?{parts.query}" if parts.query else ""
-        to = connection(parts, seconds, lambda: trust, "Authorization" in fields)
-        exchanged = exchange(to, method, target, body, fields, limit + 1)
-        answer = await asyncio.wait_for(exchanged, seconds)
-    except (asyncio.TimeoutError, TimeoutError):
-        raise DaemonError(f"no answer within {seconds:g} s") from None
-    except socket.gaierror as error:
-        raise DaemonError(f"the host name cannot be resolved: {error.strerror}") from None
-    except ssl.SSLCertVerificationError as error:
-        raise DaemonError(f"its certificate is not valid for this address: {error.verify_message}") from None
-    except ssl.SSLError as error:
-        raise DaemonError(f"no TLS connection: {error.reason or 'failed'}") from None
-    except ConnectionRefusedError:
-        raise DaemonError("nothing listens at its address") from None
-    except (OSError, ValueError, HTTPException) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise DaemonError(f"no answer: {reason}") from None
-    if len(answer.body) > limit:
-        raise DaemonError(f"its answer has more than {limit >> 20} MiB")
-    return answer
-
-
-async def decoded_answer(answer: HttpAnswer, convert: Callable[[Any], T] = lambda content: content) -> T:
-    """Return the content of a 200, decoded and converted outside of the event loop. Raises DaemonError."""
+        address = split_address(url)
+        request = request._replace(target=target_of(address, request.target), headers=fields)
+        trusted = trusted_uids() if "Authorization" in fields else None
+        connection = connection_to(address, lambda: trust, seconds, trusted)
+        answer = await exchange_async(connection, request, seconds, limit)
+    except HttpError as error:
+        raise DaemonError(str(error)) from None
 
     def work() -> T:
         try:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from gpumond.agent.transport import trusted_uids
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.features.fleet.connection import decoded_answer, is_proven, may_receive_token, send
+from gpumond.features.fleet.connection import call
+from gpumond.host.http import Request, is_proven, may_receive_token
 
 Point = tuple[float, float]
 """Unix time and value."""
@@ -36,7 +38,7 @@ class Prometheus:
 
     async def proven(self) -> bool:
         """Return whether the server is verified, by TLS or by the kernel."""
-        return await asyncio.to_thread(is_proven, self.url, self.timeout_seconds)
+        return await asyncio.to_thread(is_proven, self.url, self.timeout_seconds, trusted_uids())
 
     async def targets(self) -> Sequence[Mapping[str, Any]]:
         """Return the active targets. Raises DiscoveryError."""
@@ -83,9 +85,7 @@ class Prometheus:
             headers["Authorization"] = f"Bearer {self.token}"
         try:
             url = self.url.rstrip("/") + path
-            answer: Any = await decoded_answer(
-                await send(url, method, "", form, headers, self.trust, self.timeout_seconds)
-            )
+            answer: Any = await call(url, Request(method, "", headers, form), self.trust, self.timeout_seconds)
         except DaemonError as error:
             kind = ConfigError if error.status in (400, 422) else DiscoveryError  # the expression is not valid
             raise kind(f"{self.url}: {error}") from None

@@ -199,7 +199,7 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
         return f"it does not answer: {engine['problem']}"
     if criteria.wake:
         return "it does not sleep" if engine["asleep"] is False and not engine.get("paused") else ""
-    if not engine["levers"]:
+    if not engine["methods"]:
         return "its declaration does not allow it; add allow: [engine]"
     if engine["asleep"]:
         return "it sleeps already"

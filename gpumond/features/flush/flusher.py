@@ -20,7 +20,8 @@ from gpumond.facts.pools import ENGINE_STEP, SUSPENDED, Outcome, Receipt, ordere
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
-from gpumond.features.engines.flush_step import EngineAccess, EngineFlusher, EngineRequest, Timing
+from gpumond.features.engines.flush_step import EngineFlusher, Timing
+from gpumond.features.engines.poller import Engines
 from gpumond.features.flush.receipts import (
     DriverCounts,
     Plans,
@@ -121,7 +122,7 @@ class Flusher:
         settle_seconds: float = SETTLE_SECONDS,
         neighbour_seconds: float = NEIGHBOUR_SECONDS,
         clock: Callable[[], float] = time.monotonic,
-        engines: EngineAccess | None = None,
+        engines: Engines | None = None,
         engine_timing: Timing = Timing(),
         keep: Callable[[Receipt], Awaitable[None]] | None = None,
     ) -> None:
@@ -215,18 +216,9 @@ class Flusher:
 
     async def _flush_engine(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
         assert self._engines is not None
-        own = EngineRequest(
-            name=name,
-            requested_by=requested_by,
-            uid=request.target.uid,
-            dry_run=request.dry_run,
-            force=request.force,
-            wake=request.wake,
-            min_reclaimable_bytes=request.min_reclaimable_bytes,
-            timeout_seconds=request.timeout_seconds,
-        )
         promises = self._plans.promises(requested_by, request.plan)
-        return [replace(each, planned=promises.get(pool_of(each))) for each in await self._engines.flush(own)]
+        receipts = await self._engines.flush(name, request, requested_by)
+        return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
 
     def _refusals(self, targets: Sequence[AgentReport], request: FlushRequest) -> dict[Identity, str]:
         """Return the targets that cannot be flushed now, each with the reason; raises if none of them can."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.drm.devices import memory
+from gpumond.devices.drm.devices import intel_memory
 from gpumond.devices.validation import MemoryCounts
 from tests.helpers.trees import MIB
 
@@ -84,17 +84,17 @@ HOST, SIZE = (0, 64 * MIB, 9 * MIB), 16 * MIB
 def test_memory_is_that_of_the_device_only(tmp_path: Path, driver: str, ioctl, answer: MemoryCounts):
     node = tmp_path / "renderD128"
     node.touch()
-    assert memory(driver, str(node), ioctl) == answer
+    assert intel_memory(driver, str(node), ioctl) == answer
 
 
 def test_kernel_without_the_query_returns_none(tmp_path: Path):
     node = tmp_path / "renderD128"
     node.touch()
-    assert memory("i915", str(node), lambda *_: 0) == MemoryCounts()
+    assert intel_memory("i915", str(node), lambda *_: 0) == MemoryCounts()
 
 
 def test_file_that_is_no_device_is_an_error(tmp_path: Path):
     node = tmp_path / "renderD128"
     node.touch()
     with pytest.raises(OSError, match="ioctl"):
-        memory("xe", str(node))
+        intel_memory("xe", str(node))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.process.procfs import REREAD_SECONDS, UNKNOWN, ProcessOwner, ProcessTable, user_name
+from gpumond.devices.process.procfs import UNKNOWN, ProcessOwner, ProcessTable, user_name
 from gpumond.host.machine import process_start
 from tests.helpers.running import until
 
@@ -80,25 +80,8 @@ def test_exec_may_change_name_and_owner(tmp_path: Path) -> None:
     assert table.read([7])[7] == ProcessOwner(500, "python", 1000, user_name(1000))
 
 
-def test_facts_of_a_running_process_are_read_again_after_an_interval() -> None:
-    now = [0.0]
-    table = ProcessTable(clock=lambda: now[0])
-    with subprocess.Popen(["sh", "-c", "read line; exec sleep 3600"], stdin=subprocess.PIPE) as program:
-        try:
-            assert table.read([program.pid])[program.pid].comm == "sh"
-            assert program.stdin
-            program.stdin.write(b"\n")
-            program.stdin.flush()
-            until(lambda: Path(f"/proc/{program.pid}/comm").read_text() == "sleep\n")
-            assert table.read([program.pid])[program.pid].comm == "sh"
-            now[0] += REREAD_SECONDS
-            assert table.read([program.pid])[program.pid].comm == "sleep"
-        finally:
-            program.kill()
-
-
 def test_exit_of_a_running_process_is_known_at_the_next_reading() -> None:
-    table = ProcessTable(clock=lambda: 0.0)
+    table = ProcessTable()
     program = subprocess.Popen(["sleep", "3600"])
     assert table.read([program.pid])[program.pid].comm == "sleep"
     program.kill()
@@ -110,9 +93,8 @@ def test_exit_of_a_running_process_is_known_at_the_next_reading() -> None:
     assert table.process_starts == {}
 
 
-def test_stopped_process_is_read_at_each_reading() -> None:
-    now = [0.0]
-    table = ProcessTable(clock=lambda: now[0])
+def test_state_of_a_process_is_read_at_each_reading() -> None:
+    table = ProcessTable()
     program = subprocess.Popen(["sleep", "3600"])
     try:
         program.send_signal(signal.SIGSTOP)

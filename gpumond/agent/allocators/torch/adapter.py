@@ -89,7 +89,7 @@ class TorchAdapter(
         self._uuids: dict[int, str | None] = {}
         self._last: dict[int, tuple[tuple[Figures, bool, int | None], PoolUsage]] = {}
         self._fractions: dict[int, float] = {}
-        self._asleep = UnmappedSegments(lambda: self._segments(OOM_BLOCKS), is_mapped)
+        self._unmapped_segments = UnmappedSegments(lambda: self._segments(OOM_BLOCKS), is_mapped)
         cuda.watch_captures(torch.cuda.CUDAGraph)
 
     def framework(self) -> str:
@@ -118,24 +118,24 @@ class TorchAdapter(
             uuid = self._uuid(ordinal)
             if uuid is None:
                 continue
-            asleep = None
+            unmapped_bytes = None
             if unmapped is not None:
                 own = unmapped.get(ordinal, NOTHING)
-                statistics, asleep = statistics.without(own), own.held
+                statistics, unmapped_bytes = statistics.without(own), own.held
             if snapshot is not None:
-                pools.append(usage(uuid, statistics, snapshot.get(ordinal, Reclaimable(0, 0, 0)), asleep))
+                pools.append(usage(uuid, statistics, snapshot.get(ordinal, Reclaimable(0, 0, 0)), unmapped_bytes))
                 continue
-            key = (statistics, expandable, asleep)
+            key = (statistics, expandable, unmapped_bytes)
             if ordinal not in self._last or self._last[ordinal][0] != key:
                 reclaimable = from_stats(statistics, expandable) if native else from_async_stats(statistics)
-                self._last[ordinal] = key, usage(uuid, statistics, reclaimable, asleep)
+                self._last[ordinal] = key, usage(uuid, statistics, reclaimable, unmapped_bytes)
             pools.append(self._last[ordinal][1])
         return tuple(pools)
 
     def _unmapped(self, devices: Iterable[Figures]) -> Mapping[int, UnmappedBytes] | None:
         counters = tuple((each.device_allocations, each.device_frees) for each in devices)
         try:
-            return self._asleep.read(counters)
+            return self._unmapped_segments.read(counters)
         except Exception:  # a version of the library that is not understood
             return None
 
@@ -387,7 +387,7 @@ class TorchAdapter(
         if segments is None:
             return None
         page = re.search(r"large_segment_size_mb:(\d+)", self._settings())
-        segments = [each for each in segments if each.get("address") not in self._asleep.addresses]
+        segments = [each for each in segments if each.get("address") not in self._unmapped_segments.addresses]
         return from_snapshot(segments, int(page[1]) * MIB if page else LARGE_PAGE)
 
 

@@ -228,7 +228,7 @@ class UnmappedSegments:
 
     def _unmapped(self) -> frozenset[int] | None:
         """Return the addresses of unmapped segments; None if the state of one is unknown."""
-        known = _asleep_in_vllm()
+        known = _unmapped_by_vllm()
         found = set()
         for segment in self._private:
             address = segment["address"]
@@ -263,7 +263,7 @@ def _vllm_allocator() -> Any:
     return getattr(getattr(sys.modules.get(VLLM), "CuMemAllocator", None), "instance", None)
 
 
-def _asleep_in_vllm() -> Mapping[int, bool]:
+def _unmapped_by_vllm() -> Mapping[int, bool]:
     """Return by address whether vLLM has released an allocation; empty for versions that do not record it."""
     allocations = getattr(_vllm_allocator(), "pointer_to_data", None) or {}
     return {pointer: bool(each.is_asleep) for pointer, each in list(allocations.items()) if hasattr(each, "is_asleep")}

@@ -5,34 +5,30 @@ Only the status and Retry-After of the answer are used. Its body is not read. No
 
 from __future__ import annotations
 
-import asyncio
 import re
-import socket
-import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, model_validator
 
-from gpumond import __version__
+from gpumond.facts.errors import ConfigError, HttpError, HttpFailure
 from gpumond.facts.frame import Alert
-from gpumond.facts.text import has_control_characters
 from gpumond.features.alerts.receivers import Rejected, Retry
 from gpumond.features.alerts.receivers.receiver_type import ReceiverType
-from gpumond.host.files import read_text
-from gpumond.host.http_exchange import Connection, exchange
+from gpumond.host.files import read_secret
+from gpumond.host.http import Request, connection_to, exchange_async, split_address, target_of, trust
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.page.runbooks import RUNBOOKS
 
 TIMEOUT_SECONDS = 5.0
 MAX_RETRY_AFTER_SECONDS = 3600.0
 LINKABLE = re.compile(r"[!-~]+")
+REASONS: Mapping[HttpFailure, str] = {"timeout": "timeout", "dns": "dns", "tls": "tls", "certificate": "tls"}
+"""Words of the metrics for the failures of an exchange; the others are ``connection``."""
 RUNBOOK_URL = "runbook_url"
 """Annotation with the address of the runbook, as in Prometheus' rules."""
 
@@ -89,11 +85,8 @@ class HttpReceiver(ReceiverType):
 def web_address(url: str) -> bool:
     """Return True for an http:// or https:// address with a host and without user or password."""
     try:
-        parts = urlsplit(url)
-        return (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and parts.port != 0
-        )
-    except ValueError:
+        return "@" not in split_address(url).netloc
+    except HttpError:
         return False
 
 
@@ -113,52 +106,30 @@ async def post(
 
     Raises Retry or Rejected, never with the address.
     """
+    fields = {"Content-Type": "application/json", **(headers or {})}
+    if receiver.bearer_token_file:
+        fields = {"Authorization": f"Bearer {secret(receiver.bearer_token_file)}", **fields}
     try:
-        status, retry_after = await asyncio.wait_for(_exchange(receiver, path, body, headers or {}), timeout_seconds)
-    except (asyncio.TimeoutError, TimeoutError):
-        raise Retry("timeout", f"no answer within {timeout_seconds:g} s") from None
-    except socket.gaierror as error:
-        raise Retry("dns", f"the host name cannot be resolved: {error.strerror}") from None
-    except ssl.SSLError as error:
-        raise Retry("tls", f"no secure connection: {error.reason or 'failed'}") from None
-    except (OSError, ValueError, HTTPException) as error:
-        raise Retry("connection", f"no answer: {type(error).__name__}") from None
-    _check_status(status, retry_after)
-    return status
+        url = split_address((receiver.url or secret(receiver.url_file or Path())).strip())
+        connection = connection_to(url, lambda: trust(receiver.ca_file), timeout_seconds)
+        request = Request("POST", target_of(url, path), fields, body)
+        answer = await exchange_async(connection, request, timeout_seconds, max_bytes=0)
+    except ConfigError as error:
+        raise Retry("tls", str(error)) from None
+    except HttpError as error:
+        if error.reason == "address":
+            raise Rejected("address", str(error)) from None
+        raise Retry(REASONS.get(error.reason, "connection"), str(error)) from None
+    _check_status(answer.status, answer.headers.get("Retry-After"))
+    return answer.status
 
 
 def secret(file: Path) -> str:
-    """Return a secret's file without its last line end, read at each use so that it can be replaced.
-
-    Raises Retry, also for a control character: a line end in a token would begin another header.
-    """
+    """Return the only line of a file. Raises Retry."""
     try:
-        text = read_text(file).removesuffix("\n").removesuffix("\r").strip(" \t")
-    except (OSError, UnicodeDecodeError):
-        raise Retry("secret", f"{file} cannot be read") from None
-    if has_control_characters(text):
-        raise Retry("secret", f"{file} has a line end or another control character; expected one line")
-    return text
-
-
-async def _exchange(
-    receiver: HttpReceiver, path: str, body: bytes, headers: Mapping[str, str]
-) -> tuple[int, str | None]:
-    """Return the status and Retry-After."""
-    url = urlsplit((receiver.url or secret(receiver.url_file or Path())).strip())
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise Rejected("address", "its address is not http:// or https://")
-    target = (url.path.rstrip("/") + path if path else url.path or "/") + (f"?{url.query}" if url.query else "")
-    fields = {"User-Agent": f"gpumond/{__version__}", "Content-Type": "application/json", "Connection": "close"}
-    if receiver.bearer_token_file:
-        fields["Authorization"] = f"Bearer {secret(receiver.bearer_token_file)}"
-    answer = await exchange(_connection(receiver, url), "POST", target, body, {**fields, **headers})
-    return answer.status, answer.headers.get("Retry-After")
-
-
-def _connection(receiver: HttpReceiver, url: SplitResult) -> Connection:
-    tls = ssl.create_default_context(cafile=receiver.ca_file) if url.scheme == "https" else None
-    return Connection(url.hostname or "", url.port, tls=tls)
+        return read_secret(file)
+    except ConfigError as error:
+        raise Retry("secret", str(error)) from None
 
 
 def _check_status(status: int, retry_after: str | None) -> None:

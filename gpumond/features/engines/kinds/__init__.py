@@ -1,39 +1,30 @@
-"""Serving engines that the configuration declares: their state, and the ways to release their memory.
-
-A kind of engine is one file with an EngineSpec, without I/O. ``connection`` sends its requests, ``ownership`` finds the
-processes of an engine, ``poller`` keeps the newest state of each, and ``flush_step`` releases memory.
-"""
+"""Kinds of serving engines: one file each with an EngineSpec named SPEC, without I/O."""
 
 from __future__ import annotations
 
-from gpumond.features.engines.kinds import (
-    a1111,
-    comfyui,
-    generic,
-    llama_router,
-    lmdeploy,
-    ollama,
-    sglang,
-    tensorrt_llm,
-    triton,
-    vllm,
-)
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+
 from gpumond.features.engines.spec import EngineSpec
 
-KINDS: tuple[EngineSpec, ...] = (
-    ollama.SPEC,
-    comfyui.SPEC,
-    llama_router.SPEC,
-    triton.SPEC,
-    a1111.SPEC,
-    vllm.SPEC,
-    sglang.SPEC,
-    tensorrt_llm.SPEC,
-    lmdeploy.SPEC,
-    generic.SPEC,
+KINDS = (
+    "ollama",
+    "comfyui",
+    "llama_router",
+    "triton",
+    "a1111",
+    "vllm",
+    "sglang",
+    "tensorrt_llm",
+    "lmdeploy",
+    "generic",
 )
-"""All kinds of engines."""
+"""Names of the modules of this package that describe a kind."""
 
 
-def spec_of(kind: str) -> EngineSpec:
-    return next(spec for spec in KINDS if spec.kind == kind)
+@cache
+def all_kinds() -> Mapping[str, EngineSpec]:
+    """Return each kind by its name in the configuration."""
+    specs: list[EngineSpec] = [import_module(f"{__name__}.{name}").SPEC for name in KINDS]
+    return {spec.kind: spec for spec in specs}

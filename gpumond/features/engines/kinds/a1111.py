@@ -6,24 +6,16 @@ The call does not wait for a running job.
 from __future__ import annotations
 
 from gpumond.facts.engines import EngineState
-from gpumond.features.engines.spec import Declaration, Dialogue, EngineSpec, Lever, all_but_contexts, at, get, post
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Dialogue, EngineSpec, ReleaseMethod, at, get, post, sends
 
 
-def read(engine: Declaration) -> Dialogue[EngineState]:
-    progress = (yield get("/sdapi/v1/progress", skip_current_image="true")).accepted().json
-    jobs, job = at(progress, "state", "job_count", kind=int), at(progress, "state", "job", kind=str)
+def read(engine: EngineConfig) -> Dialogue[EngineState]:
+    state = at((yield get("/sdapi/v1/progress", skip_current_image="true")).accepted().json, "state")
+    jobs, job = at(state, "job_count", kind=int), at(state, "job", kind=str)
+    begun = at(state, "job_timestamp", kind=str)
     running = None if jobs is None else max(jobs, 1 if job else 0, 0)
-    begun = at(progress, "state", "job_timestamp", kind=str)
     return EngineState(running=running, work=(begun,) if begun else None)
-
-
-def release(engine: Declaration, state: EngineState) -> Dialogue[tuple[str, ...]]:
-    (yield post("/sdapi/v1/unload-checkpoint")).accepted()
-    return ()
-
-
-def undo(engine: Declaration, released: tuple[str, ...]) -> Dialogue[None]:
-    (yield post("/sdapi/v1/reload-checkpoint")).accepted()
 
 
 SPEC = EngineSpec(
@@ -31,13 +23,12 @@ SPEC = EngineSpec(
     summary="Stable Diffusion web UI (AUTOMATIC1111), started with --api",
     read=read,
     warning="its unload does not wait for a job that begins at the same moment",
-    levers=(
-        Lever(
+    methods=(
+        ReleaseMethod(
             name="unload",
-            release=release,
+            release=sends(post("/sdapi/v1/unload-checkpoint")),
             serves_again="the next job loads the checkpoint again",
-            estimate=all_but_contexts,
-            undo=undo,
+            undo=sends(post("/sdapi/v1/reload-checkpoint")),
             moves_to_host=True,
         ),
     ),

@@ -6,16 +6,9 @@ from typing import Any
 
 from gpumond.facts.engines import EngineModel, EngineState
 from gpumond.facts.errors import EngineError
-from gpumond.features.engines.spec import (
-    Declaration,
-    Dialogue,
-    EngineSpec,
-    Generic,
-    Lever,
-    all_of_it,
-    name_of,
-    unknown_part,
-)
+from gpumond.facts.pools import Expected
+from gpumond.features.engines.settings import EngineConfig, RequestConfig
+from gpumond.features.engines.spec import Dialogue, EngineSpec, ReleaseMethod, name_of, sends
 
 
 def resolve(document: Any, pointer: str) -> Any:
@@ -29,96 +22,82 @@ def resolve(document: Any, pointer: str) -> Any:
     return document
 
 
-def read(engine: Declaration) -> Dialogue[EngineState]:
+def read(engine: EngineConfig) -> Dialogue[EngineState]:
     """Read the state. A declared pointer that leads nowhere is an error: an idle engine must not be assumed."""
-    generic = _described(engine)
-    answer = (yield generic.read).accepted().json
-    pointers = generic.pointers
+    pointers = engine.state
+    assert pointers is not None, "the configuration requires it"
+    answer = (yield pointers.call).accepted().json
 
     def value(pointer: str) -> Any:
-        if not pointer:
-            return None
-        found = resolve(answer, pointer)
-        if found is None:
+        found = resolve(answer, pointer) if pointer else None
+        if pointer and found is None:
             raise EngineError(f"its answer has no value at {pointer}")
         return found
 
-    ratio, held, asleep = value(pointers.kv_cache_used_ratio), value(pointers.held_bytes), value(pointers.asleep)
-    kv_cache, work = value(pointers.kv_cache_bytes), value(pointers.work)
+    def number(pointer: str) -> float | None:
+        stated = value(pointer)
+        return float(stated) if isinstance(stated, (int, float)) and not isinstance(stated, bool) else None
+
+    def count(pointer: str) -> int | None:
+        """Return a number, the length of a list or object, or 1 for True."""
+        stated = value(pointer)
+        if isinstance(stated, (list, dict)):
+            return len(stated)
+        if stated is not None and (not isinstance(stated, (int, float)) or stated < 0):
+            raise EngineError(f"its answer at {pointer} is neither a number, a list nor true or false")
+        return None if stated is None else -int(-stated // 1)  # half a request is a request
+
+    models, asleep, work = value(pointers.models), value(pointers.asleep), value(pointers.work)
+    kv_cache, held = number(pointers.kv_cache_bytes), number(pointers.held_bytes)
+    names = models if isinstance(models, (list, dict)) else [models]
     return EngineState(
-        models=tuple(map(EngineModel, _names(value(pointers.models)))),
-        running=_count(value(pointers.running), pointers.running),
-        waiting=_count(value(pointers.waiting), pointers.waiting),
-        kv_cache_bytes=int(kv_cache) if _is_number(kv_cache) else None,
-        kv_cache_used_ratio=float(ratio) if _is_number(ratio) else None,
-        held_bytes=int(held) if _is_number(held) else None,
+        models=tuple(EngineModel(name_of(name)) for name in names if isinstance(name, str)),
+        running=count(pointers.running),
+        waiting=count(pointers.waiting),
+        kv_cache_bytes=None if kv_cache is None else int(kv_cache),
+        kv_cache_used_ratio=number(pointers.kv_cache_used_ratio),
+        held_bytes=None if held is None else int(held),
         asleep=asleep if isinstance(asleep, bool) else None,
         work=None if work is None else (str(work),),
     )
 
 
-def _count(value: Any, pointer: str) -> int | None:
-    """Return a number, the length of a list or object, or 1 for True."""
-    if value is None:
-        return None
-    if isinstance(value, (list, dict)):
-        return len(value)
-    if isinstance(value, (bool, int, float)) and value >= 0:
-        return -int(-value // 1)  # half a request is a request
-    raise EngineError(f"its answer at {pointer} is neither a number, a list nor true or false")
-
-
-def _names(value: Any) -> list[str]:
-    items = list(value) if isinstance(value, (list, dict)) else [] if value is None else [value]
-    return [name_of(each) for each in items if isinstance(each, str)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _described(engine: Declaration) -> Generic:
-    assert engine.generic is not None, "the configuration requires the description"
-    return engine.generic
-
-
-def release(engine: Declaration, state: EngineState) -> Dialogue[tuple[str, ...]]:
-    call = _described(engine).release
-    assert call is not None
-    (yield call).accepted()
-    return ()
-
-
-def undo(engine: Declaration, released: tuple[str, ...]) -> Dialogue[None]:
-    call = _described(engine).wake
-    if call is None:
-        raise EngineError("no wake request is declared")
-    (yield call).accepted()
-
-
-def lever(engine: Declaration) -> Lever | None:
-    """Return the lever that the declaration describes."""
-    generic = _described(engine)
-    if generic.release is None:
+def method(engine: EngineConfig) -> ReleaseMethod | None:
+    """Return the method that the declaration describes."""
+    release, wake = engine.release, engine.wake if isinstance(engine.wake, RequestConfig) else None
+    if release is None:
         return None
     wakes = "gpumond flush --workload NAME --step engine --wake, or as the engine does by itself"
-    return Lever(
+    return ReleaseMethod(
         name="release",
-        release=release,
-        serves_again=wakes if generic.wake else "as the engine does by itself",
-        estimate=all_of_it if generic.ends_holder else unknown_part,
-        undo=undo if generic.wake else None,
-        stops_service=generic.wake is not None,
-        ends_holder=generic.ends_holder,
-        waits=generic.waits,
-        moves_to_host=generic.moves_to_host,
+        release=sends(release.call),
+        serves_again=wakes if wake else "as the engine does by itself",
+        estimate=None if release.ends_process else lambda engine, state, used: Expected(0, 0, used, "interval"),
+        undo=sends(wake.call) if wake else None,
+        stops_service=wake is not None,
+        ends_holder=release.ends_process,
+        waits=release.waits,
+        moves_to_host=release.moves_to_host,
     )
+
+
+def mistake(engine: EngineConfig) -> str:
+    state, release = engine.state, engine.release
+    if release is None:
+        return "allow requires release, the request that releases memory"
+    if state and not (state.running or state.waiting or release.waits):
+        return (
+            "allow requires state.running or state.waiting, so that a busy engine is not interrupted; or "
+            "release.waits: true, if the engine completes running requests first"
+        )
+    return ""
 
 
 SPEC = EngineSpec(
     kind="generic",
     summary="any engine with an HTTP request that releases memory, described by JSON pointers",
     read=read,
-    lever_of=lever,
+    method_of=method,
     warning="gpumond knows the engine only from its description",
+    mistake=mistake,
 )

@@ -6,31 +6,34 @@ sleeps. A read of the metrics begins a new period of the server's own throughput
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpumond.facts.engines import EngineModel, EngineState
-from gpumond.facts.errors import EngineError
-from gpumond.facts.pools import Expected
 from gpumond.features.engines.prometheus_text import Metrics
+from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import (
-    Declaration,
     Dialogue,
     EngineSpec,
-    Lever,
-    all_of_it,
+    ReleaseMethod,
+    any_selected,
     at,
     entries,
     get,
+    load,
     name_of,
     post,
-    unknown_part,
+    unloads,
 )
 
+REQUESTS = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+WORK = ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total")
 
-def read(engine: Declaration) -> Dialogue[EngineState]:
+
+def read(engine: EngineConfig) -> Dialogue[EngineState]:
     listed = [each for each in entries((yield get("/models")).accepted().json, "data") if at(each, "id", kind=str)]
-    status = {name_of(each["id"]): at(each, "status", "value", kind=str) for each in listed}
-    aliases = {name_of(each["id"]): tuple(map(name_of, entries(each, "aliases"))) for each in listed}
-    running: int | None = 0
-    waiting: int | None = 0
+    status = {name_of(entry["id"]): at(entry, "status", "value", kind=str) for entry in listed}
+    aliases = {name_of(entry["id"]): tuple(map(name_of, entries(entry, "aliases"))) for entry in listed}
+    counts: list[tuple[int | None, int | None]] = []
     work: list[float | str] | None = []
     without_counts = ""
     for name in (name for name, value in status.items() if value == "loaded"):
@@ -40,10 +43,8 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
         if answer.status == 501:
             without_counts = "start the router with --metrics"
         page = Metrics(answer.body if answer.status == 200 else b"")
-        requests = page.count("llamacpp:requests_processing"), page.count("llamacpp:requests_deferred")
-        running = None if running is None or requests[0] is None else running + requests[0]
-        waiting = None if waiting is None or requests[1] is None else waiting + requests[1]
-        counters = page.counters("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total")
+        counts.append((page.count(REQUESTS[0]), page.count(REQUESTS[1])))
+        counters = page.counters(*WORK)
         work = None if work is None or counters is None else [*work, name, *counters]
     loaded = tuple(
         EngineModel(name, aliases=aliases[name]) for name, value in status.items() if value in ("loaded", "sleeping")
@@ -51,8 +52,8 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     loading = [name for name, value in status.items() if value == "loading"]
     return EngineState(
         models=loaded,
-        running=running,
-        waiting=waiting,
+        running=_sum(running for running, _ in counts),
+        waiting=_sum(waiting for _, waiting in counts),
         asleep=all(status[model.name] == "sleeping" for model in loaded) if loaded else None,
         held_bytes=None if loaded or loading else 0,
         work=None if work is None else tuple(work),
@@ -61,54 +62,34 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     )
 
 
-def releasable(engine: Declaration, state: EngineState) -> tuple[str, ...]:
-    names = set(engine.models)
-    return tuple(model.name for model in state.models if not names or names & {model.name, *model.aliases})
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum; None if one of the counts is unknown."""
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
 
 
-def check(engine: Declaration, state: EngineState) -> Dialogue[str]:
-    yield from ()
-    return "" if releasable(engine, state) or not state.models else "none of the declared models is loaded"
-
-
-def release(engine: Declaration, state: EngineState) -> Dialogue[tuple[str, ...]]:
-    models = releasable(engine, state)
-    for model in models:
-        (yield post("/models/unload", {"model": model})).accepted()
-    return models
-
-
-def undo(engine: Declaration, models: tuple[str, ...]) -> Dialogue[None]:
+def undo(engine: EngineConfig, models: tuple[str, ...]) -> Dialogue[None]:
     """Load the models that no request has loaded yet."""
     listed = entries((yield get("/models")).accepted().json, "data")
     present = {at(each, "id") for each in listed if at(each, "status", "value") in ("loaded", "loading", "sleeping")}
-    failed = []
-    for model in models:
-        if model not in present:
-            answer = yield post("/models/load", {"model": model})
-            if answer.status != 200 and b"already" not in answer.body:  # a request was faster
-                failed.append(model)
-    if failed:
-        raise EngineError(f"{', '.join(failed)}: not loaded; see the log of the server")
-
-
-def estimate(engine: Declaration, state: EngineState, used: int) -> Expected:
-    all_go = len(releasable(engine, state)) == len(state.models)
-    return (all_of_it if all_go else unknown_part)(engine, state, used)
+    yield from load({model: post("/models/load", {"model": model}) for model in models if model not in present})
 
 
 SPEC = EngineSpec(
     kind="llama-router",
     summary="llama.cpp's server, started as a router (without a model)",
     read=read,
-    levers=(
-        Lever(
+    methods=(
+        ReleaseMethod(
             name="unload",
-            release=release,
+            release=unloads(lambda model: post("/models/unload", {"model": model.name})),
             serves_again="the next request loads the model again, unless the router runs with --no-models-autoload",
-            estimate=estimate,
             undo=undo,
-            check=check,
+            check=any_selected,
             ends_holder=True,
             settle_seconds=20.0,
         ),

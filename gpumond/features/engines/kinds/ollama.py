@@ -9,26 +9,27 @@ from typing import Any
 
 from gpumond.facts.engines import EngineModel, EngineState
 from gpumond.facts.errors import EngineError, EngineTimeout
-from gpumond.facts.pools import Expected
+from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import (
     NAME_LENGTH,
-    Declaration,
+    Call,
     Dialogue,
     EngineSpec,
-    Lever,
-    all_of_it,
+    ReleaseMethod,
+    any_selected,
     at,
     entries,
     get,
     name_of,
     post,
+    unloads,
 )
 
 PINNED_FROM_YEAR = 2200
 """``keep_alive: -1`` sets an expiry that is centuries away."""
 
 
-def read(engine: Declaration) -> Dialogue[EngineState]:
+def read(engine: EngineConfig) -> Dialogue[EngineState]:
     """Read ``/api/ps``, which lists what is loaded and neither loads a model nor extends its time.
 
     It does not list requests. The end of a request extends the time of its model, and only a model with a request
@@ -40,14 +41,8 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
         if name := at(entry, "name", kind=str) or at(entry, "model", kind=str):
             expiry = at(entry, "expires_at", kind=str) or ""
             pinned = expiry[:4].isdigit() and int(expiry[:4]) >= PINNED_FROM_YEAR
-            models.append(
-                EngineModel(
-                    name_of(name),
-                    at(entry, "size_vram", kind=int),
-                    pinned,
-                    at(entry, "context_length", kind=int),
-                )
-            )
+            size, context = at(entry, "size_vram", kind=int), at(entry, "context_length", kind=int)
+            models.append(EngineModel(name_of(name), size, pinned, context))
             expiries.append(f"{name} {expiry}"[:NAME_LENGTH])
             if not pinned and _has_passed(expiry):
                 overdue.append(name_of(name))
@@ -66,41 +61,23 @@ def _has_passed(expiry: str) -> bool:
         return False
 
 
-def releasable(engine: Declaration, state: EngineState) -> tuple[str, ...]:
-    """Return the models to unload: the declared ones, else those that are not pinned."""
-    return tuple(
-        model.name for model in state.models if (model.name in engine.models if engine.models else not model.pinned)
-    )
+def unload(model: EngineModel) -> Call:
+    """Without a prompt and with a keep_alive of 0, the request loads nothing."""
+    return post("/api/generate", {"model": model.name, "keep_alive": 0, "stream": False})
 
 
-def check(engine: Declaration, state: EngineState) -> Dialogue[str]:
-    yield from ()
-    if releasable(engine, state) or not state.models:
-        return ""
-    names = ", ".join(model.name for model in state.models)
-    return f"{names}: pinned with keep_alive, or not among the declared models; list them under models: to unload them"
+def options(model: EngineModel) -> str:
+    """Return the name of a model with the options that load it again as it was."""
+    context = f" num_ctx={model.context_length}" if model.context_length else ""
+    return f"{model.name}{context}{' keep_alive=-1' if model.pinned else ''}"
 
 
-def release(engine: Declaration, state: EngineState) -> Dialogue[tuple[str, ...]]:
-    """Unload each model, and return each with the options that load it again as it was.
-
-    Without a prompt and with a keep_alive of 0, the request loads nothing.
-    """
-    names, released = releasable(engine, state), []
-    for model in state.models:
-        if model.name in names:
-            (yield post("/api/generate", {"model": model.name, "keep_alive": 0, "stream": False})).accepted()
-            context = f" num_ctx={model.context_length}" if model.context_length else ""
-            released.append(f"{model.name}{context}{' keep_alive=-1' if model.pinned else ''}")
-    return tuple(released)
-
-
-def undo(engine: Declaration, released: tuple[str, ...]) -> Dialogue[None]:
+def undo(engine: EngineConfig, released: tuple[str, ...]) -> Dialogue[None]:
     """Load each model with its context and pin. A model that generates no text is loaded by an empty input."""
     failed = []
     for text in released:
-        name, *options = text.split(" ")
-        values = dict(option.split("=") for option in options)
+        name, *rest = text.split(" ")
+        values = dict(option.split("=") for option in rest)
         body: dict[str, Any] = {"model": name, "stream": False}
         if "num_ctx" in values:
             body["options"] = {"num_ctx": int(values["num_ctx"])}
@@ -119,27 +96,17 @@ def undo(engine: Declaration, released: tuple[str, ...]) -> Dialogue[None]:
         raise EngineError("; ".join(failed))
 
 
-def estimate(engine: Declaration, state: EngineState, used: int) -> Expected:
-    """Estimate all bytes if all models go; else the engine's own figures of those that go."""
-    models = releasable(engine, state)
-    if len(models) == len(state.models):
-        return all_of_it(engine, state, used)
-    stated = min(used, sum(model.size_bytes or 0 for model in state.models if model.name in models))
-    return Expected(0, stated, used, "interval")
-
-
 SPEC = EngineSpec(
     kind="ollama",
     summary="Ollama",
     read=read,
-    levers=(
-        Lever(
+    methods=(
+        ReleaseMethod(
             name="unload",
-            release=release,
+            release=unloads(unload, options),
             serves_again="the next request loads the model again",
-            estimate=estimate,
             undo=undo,
-            check=check,
+            check=any_selected,
             ends_holder=True,
             waits=True,
             settle_seconds=15.0,

@@ -5,38 +5,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpumond.facts.engines import EngineState
 from gpumond.features.engines.prometheus_text import Metrics
-from gpumond.features.engines.spec import Declaration, Dialogue, EngineSpec, at, entries, get
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Dialogue, EngineSpec, at, entries, get
 
-RUNNING = "sglang:num_running_reqs"
 WAITING = ("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs", "sglang:num_paused_reqs")
-KV_CACHE_GB = "sglang:kv_cache_memory_usage_gb"
-SIZES_GB = ("sglang:weight_memory_usage_gb", KV_CACHE_GB, "sglang:graph_memory_usage_gb")
-PARTS = ("kv_cache", "weight", "graph")
-"""Parts of the memory of a rank in the loads."""
 GB = 1 << 30
 """SGLang divides by it, and calls the result GB."""
 
 
-def read(engine: Declaration) -> Dialogue[EngineState]:
-    """Read the metrics, or without --enable-metrics the loads. Sizes are those of one rank in both, and only the loads
-    state how many there are; with an api key they require it.
+def read(engine: EngineConfig) -> Dialogue[EngineState]:
+    """Read the metrics and the loads. Only the loads state sizes and how many ranks have them, and with an api key they
+    require it; without --enable-metrics, they state the requests, too.
     """
     answer = yield get("/metrics", of_metrics=True)
     loads = yield get("/v1/loads", include="core,memory")
     if answer.status == 404:
         return _of_loads(loads.accepted().json)
     page = _OneRank(answer.accepted().body)
-    ranks = at(loads.json, "num_accelerators", kind=int) if loads.status == 200 else None
-    sizes = [size for name in SIZES_GB if (size := page.total(name)) is not None]
-    kv_cache = page.total(KV_CACHE_GB)
-    return EngineState(
-        running=page.count(RUNNING),
+    return replace(
+        _of_loads(loads.json) if loads.status == 200 else EngineState(),
+        running=page.count("sglang:num_running_reqs"),
         waiting=page.sum_of(*WAITING),
-        kv_cache_bytes=_bytes(kv_cache, ranks),
         kv_cache_used_ratio=_used_ratio(page),
-        held_bytes=_bytes(sum(sizes), ranks),
         work=page.counters("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
     )
 
@@ -64,19 +58,21 @@ def _used_ratio(page: Metrics) -> float | None:
 
 def _of_loads(answer: object) -> EngineState:
     ranks = answer if isinstance(answer, list) else entries(answer, "loads")
-    counts = [[at(rank, name, kind=int) for rank in ranks] for name in ("num_running_reqs", "num_waiting_reqs")]
-    running, waiting = (sum(count or 0 for count in each) if each and None not in each else None for each in counts)
-    in_use = [at(rank, "token_usage", kind=(int, float)) for rank in ranks]
     accelerators = at(answer, "num_accelerators", kind=int)
-    sizes = [[at(rank, "memory", f"{part}_gb", kind=(int, float)) for rank in ranks] for part in PARTS]
-    all_sizes = [size for part in sizes for size in part]
-    held, kv_cache = (None if None in each else sum(each) for each in (all_sizes, sizes[0]))
+
+    def total(*path: str) -> float | None:
+        values = [at(rank, *path, kind=(int, float)) for rank in ranks]
+        return sum(values) if values and None not in values else None
+
+    running, waiting, in_use = total("num_running_reqs"), total("num_waiting_reqs"), total("token_usage")
+    sizes = [total("memory", f"{part}_gb") for part in ("kv_cache", "weight", "graph")]
+    known = [size for size in sizes if size is not None]
     return EngineState(
-        running=running,
-        waiting=waiting,
-        kv_cache_bytes=_bytes(kv_cache, accelerators),
-        kv_cache_used_ratio=sum(in_use) / len(in_use) if in_use and None not in in_use else None,
-        held_bytes=_bytes(held, accelerators),
+        running=None if running is None else int(running),
+        waiting=None if waiting is None else int(waiting),
+        kv_cache_bytes=_bytes(sizes[0], accelerators),
+        kv_cache_used_ratio=None if in_use is None else in_use / len(ranks),
+        held_bytes=_bytes(sum(known), accelerators) if len(known) == len(sizes) else None,
     )
 
 
@@ -84,5 +80,5 @@ SPEC = EngineSpec(
     kind="sglang",
     summary="SGLang (state only)",
     read=read,
-    without_levers="its release ends the server if a request runs, and health probes run requests",
+    without_methods="its release ends the server if a request runs, and health probes run requests",
 )

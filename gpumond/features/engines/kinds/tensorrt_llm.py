@@ -5,23 +5,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 
 from gpumond.facts.engines import EngineState
 from gpumond.facts.errors import EngineError
-from gpumond.features.engines.spec import (
-    Declaration,
-    Dialogue,
-    EngineSpec,
-    Lever,
-    all_but_contexts,
-    at,
-    entries,
-    get,
-    name_of,
-    post,
-    unknown_part,
-)
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Dialogue, EngineSpec, ReleaseMethod, at, entries, get, name_of, post
 
 STATES = ("running", "parking", "parked", "waking", "failed")
 OBSTACLES = {
@@ -31,7 +20,7 @@ OBSTACLES = {
 }
 
 
-def read(engine: Declaration) -> Dialogue[EngineState]:
+def read(engine: EngineConfig) -> Dialogue[EngineState]:
     answer = (yield get("/memory_status")).accepted().json
     state = at(answer, "state", kind=str)
     if state not in STATES:
@@ -39,44 +28,31 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     return EngineState(asleep=state == "parked", obstacle=OBSTACLES.get(state, ""))
 
 
-def release(engine: Declaration, state: EngineState, tags: tuple[str, ...]) -> Dialogue[tuple[str, ...]]:
-    """Release these tags, and return those that are parked afterwards; without a tag, all."""
-    (yield post("/release_memory", {"tags": list(tags)} if tags else {})).accepted()
+def release(engine: EngineConfig, state: EngineState) -> Dialogue[tuple[str, ...]]:
+    """Release what the method names, and return the tags that are parked afterwards. Without a tag, all is released."""
+    body = {} if engine.method == "sleep" else {"tags": ["kv_cache"]}
+    (yield post("/release_memory", body)).accepted()
     return tuple(map(name_of, entries((yield get("/memory_status")).accepted().json, "parked_tags")))
 
 
-def undo(engine: Declaration, tags: tuple[str, ...]) -> Dialogue[None]:
+def undo(engine: EngineConfig, tags: tuple[str, ...]) -> Dialogue[None]:
     (yield post("/resume_memory", {"tags": list(tags)} if tags else {})).accepted()
 
 
-COMEBACK = "gpumond flush --workload NAME --step engine --wake; until then the server rejects requests"
+KV_CACHE = ReleaseMethod(
+    name="kv_cache",
+    release=release,
+    serves_again="gpumond flush --workload NAME --step engine --wake; until then the server rejects requests",
+    undo=undo,
+    stops_service=True,
+    waits=True,
+    call_seconds=60.0,
+)
 
 SPEC = EngineSpec(
     kind="tensorrt-llm",
     summary="TensorRT-LLM (trtllm-serve --enable_sleep_mode)",
     read=read,
     warning="the server rejects requests until it wakes up, and an error during the release may require a restart",
-    levers=(
-        Lever(
-            name="kv_cache",
-            release=partial(release, tags=("kv_cache",)),
-            serves_again=COMEBACK,
-            estimate=unknown_part,
-            undo=undo,
-            stops_service=True,
-            waits=True,
-            call_seconds=60.0,
-        ),
-        Lever(
-            name="sleep",
-            release=partial(release, tags=()),
-            serves_again=COMEBACK,
-            estimate=all_but_contexts,
-            undo=undo,
-            stops_service=True,
-            waits=True,
-            moves_to_host=True,
-            call_seconds=120.0,
-        ),
-    ),
+    methods=(KV_CACHE, replace(KV_CACHE, name="sleep", moves_to_host=True, call_seconds=120.0)),
 )

@@ -8,28 +8,28 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from gpumond.facts.engines import EngineModel, EngineState
-from gpumond.facts.errors import EngineError
 from gpumond.features.engines.prometheus_text import Metrics
+from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import (
-    Call,
-    Declaration,
     Dialogue,
     EngineSpec,
-    Lever,
+    ReleaseMethod,
     at,
     entries,
     get,
+    load,
     name_of,
     post,
-    unknown_part,
+    selected,
+    unloads,
 )
 
 PENDING, DONE = "nv_inference_pending_request_count", ("nv_inference_request_success", "nv_inference_request_failure")
 
 
-def read(engine: Declaration) -> Dialogue[EngineState]:
+def read(engine: EngineConfig) -> Dialogue[EngineState]:
     """Read the index and the metrics. The pending requests exclude the running ones, of which only the end is seen."""
-    index = (yield _index()).accepted().json
+    index = (yield post("/v2/repository/index", {})).accepted().json
     listed = [entry for entry in entries([index], 0) if at(entry, "name", kind=str)]
     ready = [name_of(entry["name"]) for entry in listed if at(entry, "state") == "READY"]
     busy = [name_of(entry["name"]) for entry in listed if at(entry, "state") in ("LOADING", "UNLOADING")]
@@ -46,19 +46,11 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     )
 
 
-def _index() -> Call:
-    return Call(method="POST", path="/v2/repository/index", body={})
-
-
-def releasable(engine: Declaration, state: EngineState) -> tuple[str, ...]:
-    return tuple(model.name for model in state.models if model.name in engine.models)
-
-
-def check(engine: Declaration, state: EngineState) -> Dialogue[str]:
+def check(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
     """Refuse without the pending requests, and for a model that an ensemble uses which stays."""
     if engine.metrics_address is None:
         return "its pending requests are unknown: declare metrics_url, such as http://127.0.0.1:8002"
-    models = releasable(engine, state)
+    models = [model.name for model in selected(engine, state)]
     if not models:
         return "none of the declared models is ready: list the models to unload under models:"
     for model in state.models:
@@ -71,20 +63,18 @@ def check(engine: Declaration, state: EngineState) -> Dialogue[str]:
     return ""
 
 
-def release(engine: Declaration, state: EngineState) -> Dialogue[tuple[str, ...]]:
-    models = releasable(engine, state)
-    for model in models:
-        (yield post(f"/v2/repository/models/{quote(model, safe='')}/unload", {})).accepted()
-    return models
+def undo(engine: EngineConfig, models: tuple[str, ...]) -> Dialogue[None]:
+    yield from load({model: post(_path(model, "load"), {}) for model in reversed(models)})
 
 
-def undo(engine: Declaration, models: tuple[str, ...]) -> Dialogue[None]:
-    failed = []
-    for model in reversed(models):
-        if (yield post(f"/v2/repository/models/{quote(model, safe='')}/load", {})).status != 200:
-            failed.append(model)
-    if failed:
-        raise EngineError(f"{', '.join(failed)}: not loaded; see the log of the server")
+def _path(model: str, action: str) -> str:
+    return f"/v2/repository/models/{quote(model, safe='')}/{action}"
+
+
+def mistake(engine: EngineConfig) -> str:
+    if engine.models and engine.metrics_address:
+        return ""
+    return "allow requires models, those to unload, and metrics_url, for the pending requests"
 
 
 SPEC = EngineSpec(
@@ -92,12 +82,11 @@ SPEC = EngineSpec(
     summary="Triton inference server (--model-control-mode=explicit)",
     read=read,
     warning="requests for an unloaded model fail until it is loaded again, and frameworks keep a part of its memory",
-    levers=(
-        Lever(
+    methods=(
+        ReleaseMethod(
             name="unload",
-            release=release,
+            release=unloads(lambda model: post(_path(model.name, "unload"), {})),
             serves_again="gpumond flush --workload NAME --step engine --wake; until then requests for the models fail",
-            estimate=unknown_part,
             undo=undo,
             check=check,
             stops_service=True,
@@ -105,4 +94,5 @@ SPEC = EngineSpec(
             settle_seconds=60.0,
         ),
     ),
+    mistake=mistake,
 )

@@ -1,40 +1,27 @@
 """vLLM: releases its KV cache, or its KV cache and weights, while the server is paused.
 
-Requests of the lever exist only if the server runs with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. The server is
+Requests of the methods exist only if the server runs with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. The server is
 paused first, with the mode that completes running requests. Until it wakes up, it answers 503; versions before 0.33
 keep requests waiting. Level 2 of its sleep, which discards the weights, is never used.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 
 from gpumond.facts.engines import EngineModel, EngineState
 from gpumond.facts.errors import EngineError
-from gpumond.facts.pools import ENGINE_STEP
 from gpumond.features.engines.prometheus_text import Metrics
-from gpumond.features.engines.spec import (
-    Call,
-    Declaration,
-    Dialogue,
-    EngineSpec,
-    Lever,
-    all_but_contexts,
-    at,
-    get,
-    name_of,
-    post,
-    unknown_part,
-)
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.engines.spec import Dialogue, EngineSpec, ReleaseMethod, at, flag, get, name_of, post, sends
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KV_CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 WORK = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total")
-DRAIN_SECONDS = 30.0
 
 
-def read(engine: Declaration) -> Dialogue[EngineState]:
-    """Read the metrics; where the lever is allowed also ``/is_sleeping`` and ``/is_paused``, which exist in the
+def read(engine: EngineConfig) -> Dialogue[EngineState]:
+    """Read the metrics; where the release is allowed also ``/is_sleeping`` and ``/is_paused``, which exist in the
     development mode only.
     """
     page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
@@ -45,8 +32,8 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     awake = [sample.value for sample in states if sample.labels.get("sleep_state") == "awake"]
     asleep: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
     paused: bool | None = None
-    if ENGINE_STEP in engine.allow:
-        sleeping, paused = (yield from _flag("is_sleeping")), (yield from _flag("is_paused"))
+    if engine.may_release:
+        sleeping, paused = (yield from flag("is_sleeping")), (yield from flag("is_paused"))
         if sleeping is not None and not paused:  # it is true for a mere pause, too
             asleep = asleep or sleeping
     models = {name_of(sample.labels["model_name"]) for sample in page.samples(RUNNING) if "model_name" in sample.labels}
@@ -63,14 +50,7 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     )
 
 
-def _flag(name: str) -> Dialogue[bool | None]:
-    """Return the value of a route of the development mode; None without it, and in versions that lack the route."""
-    answer = yield get(f"/{name}")
-    found: bool | None = at(answer.json, name, kind=bool) if answer.status == 200 else None
-    return found
-
-
-def check(engine: Declaration, state: EngineState) -> Dialogue[str]:
+def check(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
     """Read the configuration. The server examines its environment first, which takes several seconds."""
     answer = yield get("/server_info", config_format="json")
     if answer.status == 404:
@@ -81,23 +61,32 @@ def check(engine: Declaration, state: EngineState) -> Dialogue[str]:
     return ""
 
 
-def release(engine: Declaration, state: EngineState, call: Call) -> Dialogue[tuple[str, ...]]:
-    (yield post("/pause", seconds=DRAIN_SECONDS, mode="wait")).accepted()
-    (yield call).accepted()
-    return ()
-
-
-def undo(engine: Declaration, released: tuple[str, ...]) -> Dialogue[None]:
-    """Map all that is not resident, then end the pause. Neither has an effect on a server that serves.
-
-    ``/resume`` alone would serve requests without the memory of a release that failed halfway.
-    """
-    (yield post("/wake_up")).accepted()
-    (yield post("/resume")).accepted()
-
-
+DRAIN = post("/pause", seconds=30.0, mode="wait")
 COMEBACK = (
     "gpumond flush --workload NAME --step engine --wake; until then requests are answered with 503 (before 0.33: wait)"
+)
+
+KV_CACHE_ALONE = ReleaseMethod(
+    name="kv_cache",
+    release=sends(DRAIN, post("/release_kv_cache_memory")),
+    serves_again=COMEBACK,
+    undo=sends(post("/wake_up"), post("/resume")),
+    check=check,
+    stops_service=True,
+    waits=True,
+    call_seconds=60.0,
+)
+"""Its undo maps all that is not resident, then ends the pause. Neither has an effect on a server that serves.
+
+``/resume`` alone would serve requests without the memory of a release that failed halfway.
+"""
+
+SLEEP = replace(
+    KV_CACHE_ALONE,
+    name="sleep",
+    release=sends(DRAIN, post("/sleep", level="1", mode="wait")),
+    moves_to_host=True,
+    call_seconds=120.0,
 )
 
 SPEC = EngineSpec(
@@ -105,29 +94,5 @@ SPEC = EngineSpec(
     summary="vLLM",
     read=read,
     warning="it does not serve until it wakes up, and its development routes are open to all that reach its port",
-    levers=(
-        Lever(
-            name="kv_cache",
-            release=partial(release, call=post("/release_kv_cache_memory")),
-            serves_again=COMEBACK,
-            estimate=unknown_part,
-            undo=undo,
-            check=check,
-            stops_service=True,
-            waits=True,
-            call_seconds=60.0,
-        ),
-        Lever(
-            name="sleep",
-            release=partial(release, call=post("/sleep", level="1", mode="wait")),
-            serves_again=COMEBACK,
-            estimate=all_but_contexts,
-            undo=undo,
-            check=check,
-            stops_service=True,
-            waits=True,
-            moves_to_host=True,
-            call_seconds=120.0,
-        ),
-    ),
+    methods=(KV_CACHE_ALONE, SLEEP),
 )

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from gpumond.cli.arguments import duration
 from gpumond.facts.errors import ConfigError
-from gpumond.features.fleet.connection import Client, CredentialFiles, access, secret, trust
+from gpumond.features.fleet.connection import Client, CredentialFiles, access, secret
 from gpumond.features.fleet.discovery import DEFAULT_SERVICE, Sources, discover
 from gpumond.features.fleet.machines import Machine, Machines
 from gpumond.features.fleet.prometheus import Prometheus
+from gpumond.host.http import trust
 
 PARALLEL = 64
 """Requests at a time, by default."""
@@ -88,7 +89,7 @@ def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
     if arguments.prometheus is None:
         return None
     token = secret(arguments.prometheus_token_file) if arguments.prometheus_token_file else None
-    authorities = trust(CredentialFiles(), arguments.prometheus_ca_file)
+    authorities = trust(arguments.prometheus_ca_file)
     return Prometheus(url=arguments.prometheus, trust=authorities, token=token)
 
 

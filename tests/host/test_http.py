@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.host.http_exchange import Connection, exchange
+from gpumond.facts.errors import HttpError
+from gpumond.host.http import Connection, HttpAnswer, Request, exchange, exchange_async
 from tests.helpers.running import until
 
 STALLS = {
@@ -70,17 +71,22 @@ def threads() -> int:
     return sum(thread.name == "gpumond-http" for thread in threading.enumerate())
 
 
-async def give_up(connection: Connection, seconds: float = 0.1) -> None:
-    with pytest.raises((asyncio.TimeoutError, TimeoutError)):
-        await asyncio.wait_for(exchange(connection, "GET", "/", None, {"Connection": "close"}, 1 << 20), seconds)
+def give_up(connection: Connection, waits: bool = False) -> None:
+    def ask() -> HttpAnswer:
+        request = Request("GET", "/")
+        return exchange(connection, request, 0.1) if waits else asyncio.run(exchange_async(connection, request, 0.1))
+
+    with pytest.raises(HttpError, match=r"no answer within 0\.1 s") as failed:
+        ask()
+    assert failed.value.reason == "timeout"
 
 
 @pytest.mark.parametrize("where", STALLS)
 def test_stalled_answer_leaves_no_thread_and_no_connection(listener: socket.socket, where: str):
     server = Stalling(listener, STALLS[where])
-    for _ in range(3):
-        asyncio.run(give_up(Connection("127.0.0.1", listener.getsockname()[1])))
-    until(lambda: threads() == 0 and server.ended() == 3)
+    for waits in (True, False):
+        give_up(Connection("127.0.0.1", listener.getsockname()[1]), waits)
+    until(lambda: threads() == 0 and server.ended() == 2)
     server.close()
 
 
@@ -88,7 +94,7 @@ def test_stalled_tls_handshake_leaves_no_thread_and_no_connection(listener: sock
     server = Stalling(listener, b"")
     port, tls = listener.getsockname()[1], ssl.create_default_context()
     for _ in range(3):
-        asyncio.run(give_up(Connection("127.0.0.1", port, tls=tls)))
+        give_up(Connection("127.0.0.1", port, tls=tls))
     until(lambda: threads() == 0 and server.ended() == 3)
     server.close()
 
@@ -99,7 +105,7 @@ def test_stalled_answer_over_a_unix_socket_leaves_no_thread(tmp_path: Path):
     listener.bind(path)
     listener.listen()
     server = Stalling(listener, STALLS["in the body"])
-    asyncio.run(give_up(Connection("localhost", path=path)))
+    give_up(Connection("localhost", path=path))
     until(lambda: threads() == 0 and server.ended() == 1)
     server.close()
 

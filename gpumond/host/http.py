@@ -1,0 +1,292 @@
+"""HTTP requests of the command line and the daemon: one exchange, one deadline, a bounded answer, one kind of error.
+
+``http.client`` follows no redirect and reads no proxy from the environment. An exchange runs in a thread of its own,
+since a resolver may block for minutes; its deadline closes the connection, whatever the thread waits for.
+
+A secret is sent over TLS, or to a listener of this machine whose user the kernel names and the caller trusts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, TimeoutError as FutureTimeoutError
+from contextlib import contextmanager, suppress
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPMessage, HTTPResponse
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+from gpumond import __version__
+from gpumond.facts.errors import ConfigError, HttpError
+from gpumond.host.peer import listener_uid, peer_uid
+
+CONNECT_SECONDS = 30.0
+"""Limit of one attempt to connect, which nothing else can end."""
+ACCEPTED_SECONDS = 10.0
+"""Longest wait until a server has accepted a connection over which a secret is sent."""
+MAX_ANSWER_BYTES = 32 << 20
+
+
+class Request(NamedTuple):
+    method: str
+    target: str
+    headers: Mapping[str, str] = {}
+    body: bytes | None = None
+
+
+class HttpAnswer(NamedTuple):
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+
+class Connection(HTTPConnection):
+    """A connection that another thread can end, from the moment it exists to the last byte of an answer.
+
+    ``http.client`` drops its own reference to the socket when the headers of an answer have arrived. ``path`` is that
+    of a Unix socket. ``tls`` adds TLS, with ``server_name`` as the name in the certificate if it is not the host.
+    ``seconds`` is the longest wait for the next bytes; None if only `end` limits it. ``trusted``: the users to whose
+    listener it may connect, as the kernel names them; None for any.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int | None = None,
+        *,
+        path: str = "",
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+        seconds: float | None = None,
+        trusted: frozenset[int] | None = None,
+    ) -> None:
+        self.default_port = 443 if tls else 80
+        super().__init__(host, port or self.default_port)
+        self._path, self._tls, self._server_name = path, tls, server_name
+        self._seconds, self._trusted = seconds, trusted
+        self._opened: socket.socket | None = None
+        self._ended = False
+
+    def connect(self) -> None:
+        """Open the connection. Raises OSError, and HttpError for the listener of a user who is not trusted."""
+        if self._path:
+            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._keep(opened)
+            opened.settimeout(self._seconds)
+            opened.connect(self._path)
+        else:
+            seconds = CONNECT_SECONDS if self._seconds is None else min(self._seconds, CONNECT_SECONDS)
+            try:
+                opened = socket.create_connection((self.host, self.port), seconds)
+            except UnicodeError:
+                raise socket.gaierror(socket.EAI_NONAME, "not a name") from None
+            opened.settimeout(self._seconds)
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls:
+            name = self._server_name or self.host
+            opened = self._tls.wrap_socket(opened, server_hostname=name, do_handshake_on_connect=False)
+        self._keep(opened)
+        if isinstance(opened, ssl.SSLSocket):
+            opened.do_handshake()
+        if self._trusted is not None:
+            self._prove_listener(opened, self._trusted)
+
+    def end(self) -> None:
+        """Make the call on the socket return, which another thread waits for, and each later one fail."""
+        self._ended = True
+        if self._opened is not None:
+            with suppress(OSError):  # closed in the meantime
+                socket.socket.shutdown(self._opened, socket.SHUT_RDWR)  # that of TLS would drop its state
+
+    def _keep(self, opened: socket.socket) -> None:
+        self.sock = self._opened = opened
+        if self._ended:
+            raise ConnectionAbortedError
+
+    def _prove_listener(self, opened: socket.socket, trusted: frozenset[int]) -> None:
+        longest = ACCEPTED_SECONDS if self._seconds is None else min(self._seconds, ACCEPTED_SECONDS)
+        uid = peer_uid(opened) if self._path else listener_uid(opened, longest)
+        if uid not in trusted:
+            self.close()
+            who = "the kernel does not name the user who listens" if uid is None else f"uid {uid} listens"
+            where = f"on {self._path}" if self._path else f"at {self.host}:{self.port}"
+            raise HttpError(
+                "untrusted",
+                f"{who} {where}, and this request is sent only to root, to yourself, to the user of the service, or "
+                "over TLS; check the address, or use unix:///DIRECTORY/api.sock or https://",
+            )
+
+
+def split_address(url: str) -> SplitResult:
+    """Return the parts of an http:// or https:// address with a host. Raises HttpError for anything else."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # brackets or the port
+        valid = False
+    if not valid:
+        raise HttpError("address", "its address is not http:// or https://")
+    return parts
+
+
+def connection_to(
+    url: SplitResult,
+    tls: Callable[[], ssl.SSLContext],
+    seconds: float | None = None,
+    trusted: frozenset[int] | None = None,
+) -> Connection:
+    """Return a connection to the address that `split_address` has returned, which is not open yet.
+
+    ``trusted``: the request contains a secret, and without TLS it is sent only to a listener of this machine that
+    belongs to one of these users. Raises HttpError if there is no such way.
+    """
+    host = url.hostname or ""
+    if url.scheme == "https":
+        return Connection(host, url.port, tls=tls(), seconds=seconds)
+    if trusted is not None and not is_loopback(host):
+        raise HttpError("untrusted", "the token is not sent without TLS; give the daemon a web_config and use https")
+    return Connection(host, url.port, seconds=seconds, trusted=trusted)
+
+
+def target_of(url: SplitResult, path: str = "") -> str:
+    """Return the target of a request for a path below an address; without a path, for the address itself."""
+    target = url.path.rstrip("/") + path if path else url.path or "/"
+    return f"{target}?{url.query}" if url.query else target
+
+
+def is_loopback(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:  # another name
+        return False
+
+
+def may_receive_token(url: str) -> bool:
+    """Return True for an address over TLS, and for one of this machine, whose listener `Connection` then proves."""
+    try:
+        parts = split_address(url)
+    except HttpError:
+        return False
+    return parts.scheme == "https" or is_loopback(parts.hostname)
+
+
+def is_proven(url: str, seconds: float, trusted: frozenset[int]) -> bool:
+    """Return True if the server is verified: by TLS, or by the kernel as a listener of a trusted user."""
+    try:
+        with explained():
+            parts = split_address(url)
+            if parts.scheme == "https":
+                return True
+            probe = connection_to(parts, trust, seconds, trusted)
+            probe.connect()
+    except HttpError:
+        return False
+    probe.close()
+    return True
+
+
+def trust(authorities: str | Path | None = None) -> ssl.SSLContext:
+    """Return a TLS context with the authorities in a file, else those of the system. Raises ConfigError."""
+    try:
+        return ssl.create_default_context(cafile=authorities)
+    except OSError as error:
+        raise ConfigError(f"{authorities}: {error.strerror or error}") from None
+
+
+def check_token(token: object, where: str) -> str:
+    """Return a token. Raises ConfigError if it is empty, or has a character that a header must not contain."""
+    if not isinstance(token, str) or not token or not all("!" <= character <= "~" for character in token):
+        raise ConfigError(f"{where}: expected a token: one line of ASCII without spaces")
+    return token
+
+
+@contextmanager
+def explained(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
+    """Raise HttpError for a failure of the network. Its sentence has neither the address nor a header."""
+    try:
+        yield
+    except TimeoutError:
+        raise HttpError("timeout", f"no answer within {seconds:g} s") from None
+    except socket.gaierror as error:
+        raise HttpError("dns", f"the host name cannot be resolved: {error.strerror}") from None
+    except ssl.SSLCertVerificationError as error:
+        mismatch = error.verify_message.partition(",")[0]  # the name of the host follows
+        raise HttpError("certificate", f"its certificate is not valid for this address: {mismatch}") from None
+    except ssl.SSLError as error:
+        raise HttpError("tls", f"no TLS connection: {error.reason or 'failed'}") from None
+    except (ConnectionRefusedError, FileNotFoundError):
+        raise HttpError("refused", "nothing listens at its address") from None
+    except (ConnectionResetError, BadStatusLine) as error:
+        raise HttpError("not_http", f"no answer: {type(error).__name__}") from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise HttpError(
+            "connection", f"no answer: {getattr(error, 'strerror', None) or type(error).__name__}"
+        ) from None
+
+
+@contextmanager
+def response_to(connection: Connection, request: Request) -> Iterator[HTTPResponse]:
+    """Send the request and yield the response, whose body is not read yet. The connection is closed afterwards."""
+    try:
+        if connection.sock is None:
+            connection.connect()
+        fields = {"User-Agent": f"gpumond/{__version__}", "Connection": "close", **request.headers}
+        connection.request(request.method, request.target, request.body, fields)
+        with connection.getresponse() as response:
+            yield response
+    finally:
+        connection.close()
+
+
+def exchange(connection: Connection, request: Request, seconds: float, max_bytes: int = MAX_ANSWER_BYTES) -> HttpAnswer:
+    """Return the answer, whatever its status, if its body has at most ``max_bytes``; with 0, the body is not read.
+
+    ``seconds`` limits the whole exchange. A request that was not sent by then is never sent. Raises HttpError.
+    """
+    answered = _started(connection, request, seconds, max_bytes)
+    try:
+        return answered.result(seconds)
+    except FutureTimeoutError:
+        raise HttpError("timeout", f"no answer within {seconds:g} s") from None
+    finally:
+        connection.end()
+
+
+async def exchange_async(
+    connection: Connection, request: Request, seconds: float, max_bytes: int = MAX_ANSWER_BYTES
+) -> HttpAnswer:
+    """Return the answer as `exchange` does, without a delay of the event loop. Raises HttpError."""
+    import asyncio  # the command line starts faster without
+
+    answered = _started(connection, request, seconds, max_bytes)
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(answered), seconds)
+    except (asyncio.TimeoutError, TimeoutError):
+        raise HttpError("timeout", f"no answer within {seconds:g} s") from None
+    finally:
+        connection.end()
+
+
+def _started(connection: Connection, request: Request, seconds: float, max_bytes: int) -> Future[HttpAnswer]:
+    """Return the answer of an exchange in a new thread, which does not delay the exit of the process."""
+    answered: Future[HttpAnswer] = Future()
+    answered.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            with explained(seconds), response_to(connection, request) as response:
+                body = response.read(max_bytes + 1) if max_bytes else b""
+                answer = HttpAnswer(response.status, response.headers, body)
+            if len(body) > max_bytes:
+                raise HttpError("too_large", f"its answer has more than {max_bytes >> 20} MiB")
+        except Exception as error:
+            answered.set_exception(error)
+        else:
+            answered.set_result(answer)
+
+    Thread(target=work, name="gpumond-http", daemon=True).start()
+    return answered
