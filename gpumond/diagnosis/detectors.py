@@ -321,19 +321,11 @@ class LiveAllocations:
         self._begin = None
 
 
-
-
 def idle_seconds(device: DeviceReading, process: ProcessUsage) -> float | None:
     """Return a process's idle time; where the driver does not report it by process, that of the device."""
     if process.idle_seconds is not None:
         return max(process.idle_seconds, device.idle_seconds or 0.0)
     return device.idle_seconds or None
-
-
-
-
-
-
 
 
 class DeviceCase(NamedTuple):

@@ -14,7 +14,6 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
 from gpumond.facts.errors import NoSuchRule, StoreUnavailable
