@@ -40,7 +40,7 @@ print(sorted(names - {"gpumond", "_xxsubinterpreters", *sys.stdlib_module_names}
 READ = """
 import time, torch
 from torch.world import ACTIVE, FREE, Segment
-from gpumond.agent.adapters.torch import adapter
+from gpumond.agent.allocators.torch import adapter
 torch.WORLD.reset(segments=[Segment([(6 << 20, ACTIVE), (14 << 20, FREE)])])
 stats = torch.WORLD.stats(0)
 torch.WORLD.stats = lambda device: stats
@@ -71,9 +71,10 @@ REPORT = (
     + """
 import gc, json, statistics, sys, time
 from gpumond.agent import session
-from gpumond.agent.thread import AgentThread
+from gpumond.agent.settings import Settings
+from gpumond.agent.wakeup import WakeupPipe
 session.REPORT_SECONDS = 0.0
-agent = session.Session(AgentThread([], []))
+agent = session.Session(Settings([], []), WakeupPipe())
 others = bytearray(64 << 20)
 def report(changed=True, cold=False):
     if changed:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.result import publish
 from bench.scenario_runs import QUIET_BYTES, Episode, episode
-from gpumond.features.loadgen import SCENARIOS
+from gpumond.features.loadgen.plan import SCENARIOS
 
 MIB_A_MINUTE = (1 << 20) / 60
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0

@@ -15,10 +15,11 @@ import uvicorn
 from gpumond.serve.view import Kernel
 
 from bench.live import Machine
-from gpumond.event_log import EventLog
+from gpumond.events import EventLog
+from gpumond.features import routers
 from gpumond.host.event_loop import background
+from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
-from gpumond.serve.deferred import DeferredApi
 
 CHANGING = 0.1
 """Share of the processes whose memory changes in a second."""
@@ -55,7 +56,7 @@ def main() -> None:
         async with background(view.run()):
             yield
 
-    app: Any = DeferredApi(cast("Kernel", view), Tokens("secret"), lifespan)
+    app: Any = create_app(cast("Kernel", view), Tokens("secret"), lifespan, routers=routers())
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 

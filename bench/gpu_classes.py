@@ -92,7 +92,7 @@ def device() -> str:
 RMM = """
 import json, statistics, sys, time
 import rmm
-from gpumond.agent.adapters import rmm_counting
+from gpumond.agent.allocators import rmm as rmm_counting
 def microseconds():
     runs = []
     for _ in range(15):

@@ -1,4 +1,4 @@
-"""On a real device: each scenario of the load generator once, with either engine: used memory, and its release."""
+"""On a real device: each scenario of the load generator once, with either backend: used memory, and its release."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from bench.result import publish
 from gpumond.features.loadgen.plan import SCENARIOS
 
-ENGINES = ("cupy", "torch")
+BACKENDS = ("cupy", "torch")
 OPTIONS = ("--max", "8GiB", "--duration", "4s", "--speed", "3000", "--json")
 MIB = 1 << 20
 
@@ -17,16 +17,16 @@ MIB = 1 << 20
 def main() -> None:
     figures: dict[str, object] = {}
     for number, name in enumerate(SCENARIOS):
-        engine = ENGINES[number % 2]
+        backend = BACKENDS[number % 2]
         before = used()
-        command = [sys.executable, "-m", "gpumond", "load", name, "--engine", engine, *OPTIONS]
+        command = [sys.executable, "-m", "gpumond", "loadgen", name, "--backend", backend, *OPTIONS]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if done.returncode:
-            figures[f"{name} {engine}"] = {"refused": done.stderr.strip()[-300:]}
+            figures[f"{name} {backend}"] = {"refused": done.stderr.strip()[-300:]}
             continue
         account = json.loads(done.stdout)
         fields = {key: account.get(key) for key in ("outcome", "takes", "peak_held_bytes", "lives")}
-        figures[f"{name} {engine}"] = {**fields, "left_mib": (used() - before) // MIB}
+        figures[f"{name} {backend}"] = {**fields, "left_mib": (used() - before) // MIB}
     publish("gpu_load", figures)
 
 

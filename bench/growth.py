@@ -23,7 +23,7 @@ from bench.result import publish
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.program import StepUsage
 from gpumond.facts.snapshot import Snapshot
-from gpumond.features.loadgen import plan
+from gpumond.features.loadgen.plan import plan
 from gpumond.testing import make_pool, make_process, make_report
 from tests.helpers.curves import GIB, MIB, at_moment, of_device
 from tests.helpers.simulated_snapshots import snapshots

@@ -85,7 +85,7 @@ def report() -> Callable[[], object]:
     import torch
     from torch.world import ACTIVE, FREE, Segment
 
-    from gpumond.agent.allocators.torch.adapter import adapter
+    from gpumond.agent.allocators.torch import adapter
     from gpumond.facts.messages import Report, encode
 
     def statistics(mib: int) -> list[object]:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 
 from bench.many_agents import Program, ProgramConnection
-from gpumond.agent.transport import Transport, identity
+from gpumond.agent.transport import Transport
+from gpumond.agent.wakeup import identity
 from gpumond.facts.messages import Hello, Report, encode
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import Program as ReportedProgram, StepUsage

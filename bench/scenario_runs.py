@@ -7,7 +7,8 @@ from math import inf
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
-from gpumond.features.loadgen import Truth, plan
+from gpumond.features.loadgen.plan import plan
+from gpumond.features.loadgen.script import Truth
 from tests.helpers.simulated_snapshots import snapshots
 
 QUIET_BYTES = 0.1 * (1 << 30)

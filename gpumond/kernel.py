@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol, TypeVar, cast
 
 from gpumond.config.settings import Settings
 from gpumond.diagnosis.diagnosis import Diagnosis
-from gpumond.event_log import EventLog
+from gpumond.events import EventLog
 from gpumond.facts.alerts import Activities
+from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
@@ -37,6 +38,7 @@ from gpumond.tick.history import History
 
 T = TypeVar("T")
 
+FLUSH_READ_SECONDS = 2.0
 FIRST_FRAME_SECONDS = 2.0
 """The longest that a scrape waits for the first frame: a page without devices would be a gap in each series."""
 
@@ -172,6 +174,29 @@ class Flushes:
         raise NotImplementedError
 
 
+class EngineStep:
+    """The step of a flush that asks declared serving engines to release memory."""
+
+    def readings(self) -> Sequence[EngineReading]:
+        """Return the newest state of each engine."""
+        raise NotImplementedError
+
+    def attach(self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]) -> None:
+        """Use these past receipts. ``returned`` takes that of an engine which was returned to service."""
+        raise NotImplementedError
+
+    async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
+        """Release the memory of one engine, or undo the last release, and return a receipt for each device."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Continue to return engines to service, as the previous daemon did."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
 class Rules:
     """The rules in effect."""
 
@@ -227,6 +252,10 @@ class Kernel:
     @property
     def history(self) -> History:
         return self.diagnosis.history
+
+    async def read_driver(self) -> Reading | None:
+        """Return a new reading for a flush, None if the driver does not answer in time."""
+        return await self.devices.read(wait=FLUSH_READ_SECONDS)
 
     def swap(self, frame: Frame) -> None:
         """Make ``frame`` the current one."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import gpumond
+import gpumond.agent
 from gpumond.features import FEATURES
 
 PACKAGE = Path(gpumond.__file__).parent
@@ -23,14 +23,14 @@ LAYERS = (
     "agent",
     "sim",
     "devices",
-    "programs",
     "tick",
+    "programs",
     "diagnosis",
+    "events",
     "quantities",
     "metrics",
     "store",
     "config",
-    "event_log",
     "kernel",
     "page",
     "serve",
@@ -46,7 +46,13 @@ LAYERS = (
 )
 """A package imports only from itself and from packages before it."""
 
-WITHOUT_IO = ("facts", "tick", "diagnosis", "quantities", "view.rows")
+SETTINGS_OF_FEATURES = ("config.schema", "config.settings")
+"""They assemble one model of the configuration file from the settings of all features."""
+
+INSIDE_OF_ANOTHER_FEATURE: set[tuple[str, str]] = set()
+"""Modules of a feature that import one of another feature."""
+
+WITHOUT_IO = ("tick", "diagnosis", "quantities", "view.rows")
 IO_MODULES = {"os", "socket", "time", "asyncio", "threading", "subprocess", "pathlib", "io", "logging", "random"}
 
 LIBRARIES = {
@@ -55,10 +61,10 @@ LIBRARIES = {
     "prometheus_client": ("metrics",),
     "fastapi": ("serve", "page", "features"),
     "starlette": ("serve", "page", "features"),
-    "uvicorn": ("serve",),
+    "uvicorn": ("serve", "daemon"),
     "httptools": ("serve",),
     "bcrypt": ("config", "serve"),
-    "matplotlib": ("features.loadgen",),
+    "matplotlib": ("features.baselines",),
     "yaml": ("config", "features.rules", "features.fleet"),
     "cupy": ("features.loadgen.backends",),
     "torch": ("features.loadgen.backends",),
@@ -114,9 +120,12 @@ def _imports(module: str, types: bool) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{module}: relative import"
-            yield node.module
-            if node.module == "gpumond" or node.module.startswith("gpumond."):
-                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            modules = {
+                alias.name for alias in node.names if f"{node.module}.{alias.name}".removeprefix("gpumond.") in FILES
+            }
+            yield from (f"{node.module}.{name}" for name in modules)
+            if len(modules) < len(node.names):
+                yield node.module
 
 
 def _nodes(node: ast.AST, types: bool) -> Iterator[ast.AST]:
@@ -150,7 +159,29 @@ def test_imports_point_down_the_layers(module: str):
         assert not own_imports(module)
         return
     below = LAYERS[: LAYERS.index(layer(module)) + 1]
-    assert not [name for name in own_imports(module) if layer(name) not in below]
+    above = [name for name in own_imports(module) if layer(name) not in below]
+    assert module in SETTINGS_OF_FEATURES or not above
+
+
+def test_features_are_independent_of_each_other():
+    """A feature offers what others need as a service of the kernel or as a value in facts."""
+    found = {
+        (module, name)
+        for module in FILES
+        for name in own_imports(module)
+        if within(module, ("features",))
+        and within(name, ("features",))
+        and name != "features"
+        and module.split(".")[1:2] != name.split(".")[1:2]
+        and module != "features"
+    }
+    assert found == INSIDE_OF_ANOTHER_FEATURE
+
+
+@pytest.mark.parametrize("module", [name for name in FILES if not within(name, ("features", "daemon", "commands"))])
+def test_spine_knows_no_feature(module: str):
+    known = [name for name in own_imports(module) if within(name, ("features",))]
+    assert module in ("testing", *SETTINGS_OF_FEATURES) or not known
 
 
 @EACH_MODULE
@@ -187,19 +218,25 @@ def test_random_numbers_come_from_a_seeded_generator(module: str):
 
 
 def test_imports_have_no_cycle():
-    graph = {module: own_imports(module, types=False) - {module} for module in FILES}
+    """Imports for types count, except those of `features.engines`, and those of a package by its own modules."""
+    untyped = ("features.engines",)
+    graph = {module: own_imports(module, types=not within(module, untyped)) - {module} for module in FILES}
     done: set[str] = set()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
         assert module not in trail, " -> ".join((*trail, module))
         if module not in done:
             for other in graph[module]:
-                if not module.startswith(f"{other}."):  # a package is imported before its modules
-                    visit(other, (*trail, module))
+                visit(other, (*trail, module))
             done.add(module)
 
     for module in graph:
         visit(module, ())
+
+
+def test_no_module_of_the_agent_has_the_name_of_a_function():
+    """An import of the module would replace the function in the package."""
+    assert not {name.removeprefix("agent.") for name in FILES} & set(gpumond.agent.__all__)
 
 
 def test_folders_of_tests_are_packages():

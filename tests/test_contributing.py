@@ -86,6 +86,19 @@ from tools.docs.plugins import document
 assert "| `invokeai` | InvokeAI | `empty` | a job that begins" in document()
 """
 
+IMPORTER = """
+import io
+from gpumond.features.recordings.formats import detect, snapshots
+from gpumond.features.recordings.reader import Lines, Remarks
+log = b"device,VRAM Total Memory (B),VRAM Total Used Memory (B)\\ncard0,16,5\\ncard1,16,6\\ncard0,16,7\\n"
+lines = Lines("log", io.BytesIO(log))
+assert detect(lines).name == "rocm-smi"
+first, second = snapshots(lines, "auto", Remarks("log"), interval=2.0)
+assert [(device.uuid, device.used_bytes) for device in first.devices] == [("card0", 5), ("card1", 6)]
+assert all(device.size_bytes == 16 for device in first.devices)
+assert (second.elapsed_seconds - first.elapsed_seconds, second.devices[0].used_bytes) == (2.0, 7)
+"""
+
 RECEIVER = """
 import asyncio, json
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -156,8 +169,9 @@ ROUTE = """
 from contextlib import nullcontext
 from fastapi.testclient import TestClient
 from gpumond import __version__
+from gpumond.features import routers
 from gpumond.serve.app import create_app
-app = create_app(None, None, nullcontext)
+app = create_app(None, None, nullcontext, routers=routers())
 assert TestClient(app).get("/api/v1/version").json() == {"version": __version__}
 assert "/api/v1/version" in app.openapi()["paths"]
 """
@@ -169,6 +183,7 @@ assert "/api/v1/version" in app.openapi()["paths"]
     [
         ("Add a source of devices", SOURCE),
         ("Add an adapter for an allocator", ADAPTER),
+        ("Add an importer of recorded logs", IMPORTER),
         ("Add a kind of serving engine", ENGINE),
         ("Add a receiver of alerts", RECEIVER),
         ("Add a metric", METRIC),
@@ -183,7 +198,7 @@ def test_example_applies_and_works(tmp_path: Path, section: str, program: str):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=unfinished)
     (example,) = DIFF.findall(SECTIONS[section])
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent), "PYTHONPATH": str(tmp_path)}
-    apply = ["git", "apply", "--whitespace=error", "-"]
+    apply = ["git", "apply", "--whitespace=error", "-C1", "-"]  # -C1: other lines nearby may have changed
     applied = subprocess.run(apply, cwd=tmp_path, env=environment, input=example, capture_output=True, text=True)
     assert applied.returncode == 0, applied.stderr
     code = f"import gpumond; assert gpumond.__file__.startswith({str(tmp_path)!r})\n{program}"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar, overload
 
     from gpumond.agent.measure.scopes import Scope
+    from gpumond.agent.settings import Hook as RegisteredHook
     from gpumond.agent.thread import AgentThread
     from gpumond.facts.pools import FlushPolicy, PoolUsage, Receipt
     from gpumond.facts.program import AppliedLimit, Dump, Program
@@ -44,15 +45,11 @@ __all__ = [
     "stop",
 ]
 
-POLICIES: tuple[FlushPolicy, ...] = ("allow", "step", "never")
-MAX_NAME = 64
-MAX_WORKLOAD = 128
 REPORT_SECONDS = 0.1
 """Longest wait of `report` for a reading of the agent's own thread."""
-_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
 
 _thread: AgentThread | None = None
-_hooks: list[tuple[Callable[[], int | None], Estimate]] = []
+_hooks: list[RegisteredHook] = []
 _end_functions: list[Callable[[], object]] = []
 _mark_step: Callable[[], None] | None = None
 
@@ -68,35 +65,25 @@ def start(
     """Start the agent, or change its settings. A value of None keeps the setting, or takes it from the environment.
 
     ``workload`` (``GPUMOND_WORKLOAD``) is the name under which the program's memory is shown, such as
-    ``llama:70b@node`` (`workload_name`). ``flush_policy`` (``GPUMOND_FLUSH_POLICY``): ``allow`` flushes whenever the
+    ``llama:70b@node``. ``flush_policy`` (``GPUMOND_FLUSH_POLICY``): ``allow`` flushes whenever the
     daemon requests it, ``step`` only inside `step`, ``never`` refuses. ``socket`` (``GPUMOND_SOCKET``) is the daemon's
     path. ``main_thread`` (``GPUMOND_MAIN_THREAD=1``) permits steps that are safe in the main thread only: a flush
     interrupts it between two bytecodes. ``allow_limit`` (``GPUMOND_ALLOW_LIMIT=1``) permits an administrator to call
     `limit` from outside. ``observe_ooms`` (``GPUMOND_OBSERVE_OOMS=1``) registers for out-of-memory errors with PyTorch,
     for a snapshot of the memory before each error is raised; PyTorch has no way to unregister.
     """
-    if workload is not None:
-        workload = workload_name(workload)
-    if flush_policy is not None and flush_policy not in POLICIES:
-        raise ValueError(f"flush_policy: expected one of {', '.join(POLICIES)}, got {flush_policy!r}")
-    if socket is not None:
-        if not isinstance(socket, str):
-            raise TypeError(f"socket: expected a path as str, got {type(socket).__name__}")
-        if not socket or "\0" in socket:
-            raise ValueError("socket: expected the path of a Unix socket")
-    if main_thread is not None and not isinstance(main_thread, bool):
-        raise TypeError(f"main_thread: expected True or False, got {type(main_thread).__name__}")
-    for name, value in (("allow_limit", allow_limit), ("observe_ooms", observe_ooms)):
-        if value is not None and not isinstance(value, bool):
-            raise TypeError(f"{name}: expected True or False, got {type(value).__name__}")
+    from gpumond.agent.settings import Settings
+
+    global _thread
+    settings = _thread.settings if _thread is not None else Settings(_hooks, _end_functions)
+    settings.change(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms)
     if not hasattr(os, "register_at_fork"):
         return  # a system without Unix sockets and fork
-    global _thread
     if _thread is None:
         from gpumond.agent.thread import AgentThread
 
-        _thread = AgentThread(_hooks, _end_functions)
-    _thread.start(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms)
+        _thread = AgentThread(settings)
+    _thread.start()
 
 
 def stop() -> None:
@@ -167,7 +154,7 @@ def flush(steps: Sequence[str] = ("ipc", "cache", "trim"), dry_run: bool = False
     from gpumond.agent import registry
 
     registry.check_steps(steps)
-    workload, main_thread = (_thread.workload, _thread.main_thread) if _thread else ("", False)
+    workload, main_thread = (_thread.settings.workload, _thread.settings.main_thread) if _thread else ("", False)
     return registry.receipts(steps, bool(dry_run), _hooks, workload, main_thread)
 
 
@@ -178,14 +165,9 @@ def scope(name: str, flush: bool = False, gc: bool = False) -> Scope:
     result when it has ended. ``flush`` flushes at the end of the block; with ``gc``, after a garbage collection, for
     memory that only reference cycles hold. ``name``: 1 to 64 characters of ``[A-Za-z0-9._/-]``.
     """
-    _check_scope(name)
-    for argument, value in (("flush", flush), ("gc", gc)):
-        if not isinstance(value, bool):
-            raise TypeError(f"scope: {argument}: expected bool, got {type(value).__name__}")
-    if gc and not flush:
-        raise ValueError("scope: gc=True has no effect without flush=True")
-    from gpumond.agent.measure.scopes import Scope
+    from gpumond.agent.measure.scopes import Scope, check
 
+    check(name, flush, gc)
     return Scope(name, (_collect_and_flush if gc else _flush_all) if flush else None)
 
 
@@ -207,16 +189,9 @@ def retry_on_oom(  # noqa: F811
     arguments to replace, or None if they cannot be smaller. After ``attempts`` attempts the last error is raised
     unchanged. ``gc`` collects garbage before the last attempt, for memory that only reference cycles hold.
     """
-    if shrink is not None and not callable(shrink):
-        raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
-    if not isinstance(attempts, int) or isinstance(attempts, bool):
-        raise TypeError(f"retry_on_oom: attempts: expected int, got {type(attempts).__name__}")
-    if attempts < 1:
-        raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
-    if not isinstance(gc, bool):
-        raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
-    from gpumond.agent.measure.retry import wrap
+    from gpumond.agent.measure.retry import check, wrap
 
+    check(shrink, attempts, gc)
     last = _collect_and_flush if gc else _flush_all
     if function is None:
         return lambda function: wrap(function, shrink, attempts, _flush_all, last)
@@ -241,16 +216,9 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
     PyTorch's is for https://pytorch.org/memory_viz. If no file was written, ``path`` of the result is None and
     ``reason`` explains it.
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"snapshot: path: expected str or PathLike, got {type(path).__name__}")
-    name = os.fspath(path)
-    if not isinstance(name, str):
-        raise TypeError("snapshot: path: expected text, got bytes")
-    if not name or "\0" in name:
-        raise ValueError("snapshot: path: expected the path of a file to write")
     from gpumond.agent.measure import snapshots
 
-    return snapshots.write(name)
+    return snapshots.write(snapshots.checked_path(path))
 
 
 def program() -> Program:
@@ -266,25 +234,6 @@ def report() -> tuple[PoolUsage, ...]:
 
     registry.REGISTRY.adapters()
     return registry.REGISTRY.read(REPORT_SECONDS) or ()
-
-
-def workload_name(text: str) -> str:
-    """Return the text as a name: without surrounding space, at most 128 characters, with ``_`` for each that is not
-    printable. Raises TypeError, and ValueError for an empty name.
-    """
-    if not isinstance(text, str):
-        raise TypeError(f"workload: expected str, got {type(text).__name__}")
-    name = "".join(each if each.isprintable() else "_" for each in text.strip()[:MAX_WORKLOAD]).strip()
-    if not name:
-        raise ValueError("workload: expected a name, got an empty text")
-    return name
-
-
-def _check_scope(name: str) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"scope: expected str, got {type(name).__name__}")
-    if not 1 <= len(name) <= MAX_NAME or not _NAME.issuperset(name):
-        raise ValueError(f"scope: expected 1 to {MAX_NAME} characters of [A-Za-z0-9._/-], got {name!r:.80}")
 
 
 def _flush_all() -> None:

@@ -1,6 +1,6 @@
 """The program's part of a report: scopes, steps, out-of-memory errors, and whether it is a rank of a job.
 
-The modules of scopes and steps are not loaded in a program that marks none.
+The module of scopes is not loaded in a program that has none.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpumond.agent.measure.oom import OOMS
-from gpumond.agent.measure.usage import levels
+from gpumond.agent.measure.steps import STEPS, levels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import MAX_RANKS, SILENT, Program, Retainer
 
 if TYPE_CHECKING:
     from gpumond.agent.measure.scopes import Scopes
-    from gpumond.agent.measure.steps import StepCounter
 
 
 def sample(pools: Sequence[PoolUsage], last: bool = False) -> None:
@@ -36,12 +35,12 @@ def sample(pools: Sequence[PoolUsage], last: bool = False) -> None:
 
 def program_report(distributed: bool, refusals: int = 0, retainers: tuple[Retainer, ...] = ()) -> Program:
     """Return the report. ``distributed``: a rank of a job. ``refusals``: refused commands and messages."""
-    scopes, steps = _scopes(), _steps()
+    scopes, steps = _scopes(), STEPS.usage()
     if not (scopes or steps or OOMS.occurred or distributed or refusals or retainers):
         return SILENT
     return Program(
         scopes=scopes.usage() if scopes else (),
-        step=steps.usage() if steps else None,
+        step=steps,
         ooms=OOMS.recent(),
         oom_retries=OOMS.retries,
         oom_rescues=OOMS.rescues,
@@ -56,17 +55,18 @@ def _scopes() -> Scopes | None:
     return getattr(sys.modules.get("gpumond.agent.measure.scopes"), "SCOPE_TOTALS", None)
 
 
-def _steps() -> StepCounter | None:
-    return getattr(sys.modules.get("gpumond.agent.measure.steps"), "STEPS", None)
-
-
-SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-"""Variables with the number of ranks, as torchrun, Open MPI, MPICH and Slurm set them."""
+RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Variables with the rank and the number of ranks, as torchrun, Open MPI, MPICH and Slurm set them."""
 
 
 def is_rank(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] = sys.modules) -> bool:
     """Return whether the program is one of several ranks, by the launcher's environment or torch.distributed."""
-    if any(_more_than_one(environ.get(name, "")) for name in SIZES):
+    if any(_more_than_one(environ.get(size, "")) for _, size in RANKS):
         return True
     distributed = modules.get("torch.distributed")
     try:
@@ -89,15 +89,6 @@ def components(modules: Mapping[str, Any] = sys.modules) -> tuple[str, ...]:
     if "triton" in modules:
         found.append("triton")
     return tuple(found)
-
-
-RANKS = (
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-)
-"""Variables with the rank and the number of ranks, of the same launchers."""
 
 
 def place_in_job(environ: Mapping[str, str] = os.environ) -> tuple[int | None, int | None]:

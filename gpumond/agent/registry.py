@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter, FlushRefused, Limitable, capture_guards, loaded
-from gpumond.agent.flush import (
-    Hook,
+from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter, FlushRefused, capture_guards, loaded
+from gpumond.agent.flushing import (
     Permissions,
     StrandedEstimate,
+    Thrash,
     carry_out,
     carry_out_hooks,
     estimated,
@@ -26,7 +26,7 @@ from gpumond.agent.flush import (
     outcome_of,
     released_bytes,
 )
-from gpumond.agent.measure.thrash import Thrash
+from gpumond.agent.settings import Hook
 from gpumond.agent.transport import RateLimit
 from gpumond.facts.messages import FlushCommand, FlushResult, clean
 from gpumond.facts.pools import STEPS, PoolUsage, Receipt
@@ -170,11 +170,10 @@ class AllocatorRegistry:
     def own_limits(self, adapter: AllocatorAdapter) -> dict[str, int]:
         """Return the lowest limit of the program itself on each device, whichever function has set it."""
         found: dict[str, int] = {}
-        if isinstance(adapter, Limitable):
-            try:
-                found |= adapter.own_limits()
-            except Exception:  # an error of the library, or a refusal, which the limit itself will state
-                pass
+        try:
+            found |= adapter.own_limits()
+        except Exception:  # an error of the library, or a refusal, which the limit itself will state
+            pass
         for (allocator, uuid), size in self._own_limits.items():
             if allocator == adapter.name:
                 found[uuid] = min(size, found.get(uuid, size))
@@ -311,8 +310,6 @@ def _apply_limit(
 def _limited(adapter: AllocatorAdapter, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
     """Limit one allocator on one device, or on all devices (None)."""
     name, uuid = adapter.name, device if isinstance(device, str) else None
-    if not isinstance(adapter, Limitable):
-        return (AppliedLimit(name, uuid, limit_bytes, False, f"{name} cannot be limited at run time"),)
     try:
         applied = adapter.limit(limit_bytes, device)
     except FlushRefused as refusal:

@@ -12,19 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from gpumond.agent.allocators import ClassReporting, FlushRefused, HistoryRecording, TensorTracking
+from gpumond.agent.allocators import FlushRefused, HistoryRecording, TensorTracking
 from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom import live_classes
 from gpumond.agent.registry import REGISTRY, apply_limit
 from gpumond.agent.retention import INTERVAL_SECONDS, RetentionSearch
+from gpumond.agent.settings import Settings
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode
-from gpumond.facts.pools import FlushPolicy
 from gpumond.facts.program import Dump, LiveClasses, Retainer, Site
-
-if TYPE_CHECKING:
-    from gpumond.agent.thread import AgentThread
 
 STEP_SECONDS = 10.0
 """Longest wait for `step`, by which a program with flush_policy ``step`` permits an interruption."""
@@ -36,7 +33,7 @@ MAX_RECORD_SECONDS = 600.0
 MAX_SEARCHED_BLOCKS = 12_000_000
 """Most memory blocks of an interpreter that is searched: the collector takes about 20 ns for each, several times."""
 SITES = 20
-"""Number of sites in a response; the treemap and the snapshot have more."""
+"""Number of sites in a response; the files have more."""
 
 PART_BYTES = 256 << 10
 """Size of a part of a file before compression."""
@@ -58,14 +55,14 @@ class Recording(NamedTuple):
     request: AgentRequest
     adapter: HistoryRecording
     allocator: str
-    workload: str
     end: float
 
 
 class CommandHandler:
     """Carries out requests. Its methods never raise."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
         self._classes: tuple[AgentResponse, float] | None = None
         self._recording: Recording | None = None
@@ -73,18 +70,18 @@ class CommandHandler:
         self.retainers: tuple[Retainer, ...] = ()
         """The result of the newest search of the lines that keep memory."""
 
-    def answer(self, request: AgentRequest, thread: AgentThread) -> AgentResponse:
+    def answer(self, request: AgentRequest) -> AgentResponse:
         """Carry out a request that takes no time."""
         if request.kind == "snapshot":
-            dump = self._snapshots.write(thread.workload)
+            dump = self._snapshots.write(self._settings.workload)
             return AgentResponse(request.id, dump.reason, dump=dump)
         if request.kind == "fetch":
             return self._part(request)
         if request.kind == "classes":
             return self._answer_classes(request)
         if request.kind == "end":
-            return AgentResponse(request.id, self._end_requests.call(thread.end_functions))
-        if not thread.allow_limit:
+            return AgentResponse(request.id, self._end_requests.call(self._settings.end_functions))
+        if not self._settings.allow_limit:
             return AgentResponse(request.id, LIMIT_REFUSED)
         if request.limit_bytes == 0:
             return AgentResponse(
@@ -96,8 +93,9 @@ class CommandHandler:
         reason = "" if any(result.applied for result in applied) else refused or "the program uses no known allocator"
         return AgentResponse(request.id, reason[:256], applied)
 
-    def start_search(self, request: AgentRequest, policy: FlushPolicy) -> AgentResponse:
+    def start_search(self, request: AgentRequest) -> AgentResponse:
         """Begin a search of the lines that keep memory."""
+        policy = self._settings.flush_policy
         if self._search is not None:
             return AgentResponse(request.id, "a search is already in progress")
         if policy != "allow":
@@ -128,8 +126,9 @@ class CommandHandler:
         else:
             self.retainers = found
 
-    def start_recording(self, request: AgentRequest, workload: str, policy: FlushPolicy) -> AgentResponse | None:
+    def start_recording(self, request: AgentRequest) -> AgentResponse | None:
         """Turn the allocator's history on; return a response only if it is refused."""
+        policy = self._settings.flush_policy
         seconds = min(request.record_seconds or 0.0, MAX_RECORD_SECONDS)
         if self._recording is not None:
             return AgentResponse(request.id, "a recording is already in progress")
@@ -140,7 +139,7 @@ class CommandHandler:
             if isinstance(adapter, HistoryRecording):
                 try:
                     adapter.start_history()
-                    self._recording = Recording(request, adapter, adapter.name, workload, time.monotonic() + seconds)
+                    self._recording = Recording(request, adapter, adapter.name, time.monotonic() + seconds)
                     return None
                 except FlushRefused as refusal:
                     reasons.append(f"{adapter.name}: {refusal}")
@@ -155,14 +154,14 @@ class CommandHandler:
         if recording is None or now < recording.end:
             return None
         self._recording = None
-        save = partial(self._snapshots.save, recording.workload, allocator=recording.allocator)
+        save = partial(self._snapshots.save, self._settings.workload, allocator=recording.allocator)
         try:
             dump, sites, unrecorded = recording.adapter.finish_history(
                 lambda snapshot: save(".pickle", fill=partial(_pickle, snapshot))
             )
         except Exception as error:  # of the library
             return AgentResponse(recording.request.id, clean(f"{type(error).__name__}: {error}"))
-        treemap = save(".html", fill=partial(_treemap, recording.workload, sites, unrecorded))
+        folded = save(".folded", fill=partial(_folded, sites, unrecorded))
         classes, paused = _classes() if recording.request.kind == "classes" else ((), 0.0)
         return _bounded(
             AgentResponse(
@@ -173,7 +172,7 @@ class CommandHandler:
                 paused_seconds=paused,
                 sites=tuple(sites[:SITES]),
                 unrecorded_bytes=unrecorded,
-                treemap=treemap,
+                folded=folded,
             )
         )
 
@@ -229,7 +228,7 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
             return "the program is older than its agent and has too many objects to search: its classes are unknown"
         return "the program has too many objects to search: other tensors and activations are not distinguished"
     adapters = REGISTRY.known()
-    if not any(isinstance(adapter, ClassReporting) for adapter in adapters):
+    if not any(isinstance(adapter, TensorTracking) for adapter in adapters):
         names = ", ".join(adapter.name for adapter in adapters) or "none"
         return clean(f"live memory can be classified for PyTorch only; the allocators of this program: {names}")
     if any(pool.live_bytes for pool in REGISTRY.read() or () if pool.allocator == "torch"):
@@ -244,11 +243,13 @@ def _pickle(snapshot: object, path: str) -> None:
         pickle.dump(snapshot, file)
 
 
-def _treemap(title: str, sites: Sequence[Site], unrecorded: int, path: str) -> None:
-    from gpumond.agent.measure import treemap
-
+def _folded(sites: Sequence[Site], unrecorded_bytes: int, path: str) -> None:
+    """Write the bytes of each stack as one line, outermost call first: the input of flame graphs."""
     with open(path, "w", encoding="utf-8") as file:
-        file.write(treemap.page(title or "program", sites, unrecorded))
+        for site in sites:
+            calls = (f"{call.function} ({call.file}:{call.line})".replace(";", ":") for call in reversed(site.calls))
+            file.write(f"{';'.join(calls)} {site.size_bytes}\n")
+        file.write(f"allocated before the recording {unrecorded_bytes}\n")
 
 
 def _bounded(response: AgentResponse) -> AgentResponse:

@@ -13,11 +13,12 @@ import sys
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
+from gpumond.agent.allocators import Tracked
 from gpumond.agent.measure.stacks import MAX_DEPTH, OWN
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Retainer
@@ -33,12 +34,28 @@ RETAINERS = 3
 MAX_FILE, MAX_NAME = 160, 80
 
 
-class Tracked(NamedTuple):
-    """One tensor. ``size_bytes`` is that of its storage. ``has_graph``: it keeps the graph that computed it."""
+LEVELS = 7
+"""Number of objects of one level whose referrers are searched: the collector compares each with every reference."""
+MAX_REFERRERS = 2000
+MAX_EXTRA = 16
+"""Number of further calls of the collector."""
+MAX_SOURCE_BYTES = 1 << 20
+MAX_LINES = 400
+"""Number of lines of a function that are searched for the line where a variable grows."""
+OPTIMIZED = 0x1
+"""Flag of code whose variables are not in a dictionary of their own."""
+READS_VARIABLES = frozenset(("locals", "vars", "dir", "eval", "exec"))
+GROWS = r"(?:\.(?:append|appendleft|add|extend|insert|update|setdefault|put)\s*\(|\s*\[[^\]]*\]\s*=(?!=)|\s*\+=)"
+SET = r"\s*(?::[^=]+)?=(?!=)"
 
-    tensor: Any
-    size_bytes: int
-    has_graph: bool
+
+class Place(NamedTuple):
+    """A variable or attribute that refers to an object, and the line where it grows or is set."""
+
+    file: str
+    line: int
+    function: str
+    name: str
 
 
 class Total:
@@ -87,12 +104,6 @@ class RetentionSearch:
         return found
 
 
-def _places(objects: Sequence[Any]) -> list[Place | None]:
-    # few programs need it
-
-    return places(objects)
-
-
 def _retainers(kept: Sequence[Tracked], graphs: Sequence[Tracked]) -> tuple[Retainer, ...]:
     """Return the lines that keep most. ``graphs`` are other tensors that keep the graph that computed them."""
     groups: defaultdict[tuple[int, bool], list[Tracked]] = defaultdict(list)
@@ -103,7 +114,7 @@ def _retainers(kept: Sequence[Tracked], graphs: Sequence[Tracked]) -> tuple[Reta
     objects = [one.tensor for _, one in samples]
     totals: dict[Place, Total] = {}
     unheld = Total()
-    for (group, _), place in zip(samples, _places(objects), strict=True):
+    for (group, _), place in zip(samples, places(objects), strict=True):
         part = min(EACH, len(group))
         total = unheld if place is None else totals.setdefault(place, Total())
         total.size += sum(one.size_bytes for one in group) // part
@@ -122,7 +133,7 @@ def _retainers(kept: Sequence[Tracked], graphs: Sequence[Tracked]) -> tuple[Reta
 def _holders_of_graphs(graphs: Sequence[Tracked], totals: dict[Place, Total]) -> list[Total]:
     """Add the places of tensors from which the graph that keeps the others can be reached."""
     objects = [one.tensor for one in graphs[:MAX_OBJECTS]]
-    found = {place for place in _places(objects) if place is not None}
+    found = {place for place in places(objects) if place is not None}
     return [totals.setdefault(place, Total()) for place in found]
 
 
@@ -137,58 +148,36 @@ def _retainer(place: Place, size: int, tensors: int) -> Retainer:
     )
 
 
-LEVELS = 7
-"""Number of objects of one level whose referrers are searched: the collector compares each with every reference."""
-MAX_REFERRERS = 2000
-MAX_EXTRA = 16
-"""Number of further calls of the collector."""
-MAX_SOURCE_BYTES = 1 << 20
-MAX_LINES = 400
-"""Number of lines of a function that are searched for the line where a variable grows."""
-OPTIMIZED = 0x1
-"""Flag of code whose variables are not in a dictionary of their own."""
-READS_VARIABLES = frozenset(("locals", "vars", "dir", "eval", "exec"))
-GROWS = r"(?:\.(?:append|appendleft|add|extend|insert|update|setdefault|put)\s*\(|\s*\[[^\]]*\]\s*=(?!=)|\s*\+=)"
-SET = r"\s*(?::[^=]+)?=(?!=)"
-
-
-class Place(NamedTuple):
-    """A variable or attribute that refers to an object, and the line where it grows or is set."""
-
-    file: str
-    line: int
-    function: str
-    name: str
-
-
 class Budget:
     """The number of further calls of the collector for dictionaries and closures."""
 
     def __init__(self, calls: int) -> None:
         self._left = calls
 
-    def referrers(self, one: Any) -> list[Any]:
+    def referrers(self, target: Any) -> list[Any]:
         if not self._left:
             return []
         self._left -= 1
-        return gc.get_referrers(one)
+        return gc.get_referrers(target)
+
+
+Level = dict[int, tuple[Any, set[int]]]
+"""Objects by their id, each with the numbers of the searched objects that it keeps."""
 
 
 def places(objects: Sequence[Any]) -> list[Place | None]:
     """Return for each object the nearest variable, attribute or closure that keeps it; None if there is none."""
     found: list[Place | None] = [None] * len(objects)
-    variables = _running_variables()
-    budget = Budget(MAX_EXTRA)
-    level: dict[int, tuple[Any, set[int]]] = {}
-    for number, one in enumerate(objects):
-        level.setdefault(id(one), (one, set()))[1].add(number)
-    ignored = {id(level), id(objects)}
-    visited: set[int] = set()
+    variables, budget = _running_variables(), Budget(MAX_EXTRA)
+    level: Level = {}
+    for number, tensor in enumerate(objects):
+        level.setdefault(id(tensor), (tensor, set()))[1].add(number)
+    ignored, visited = {id(level), id(objects)}, set[int]()
     for _ in range(LEVELS):
-        for key, (_, numbers) in list(level.items()):
-            if key in variables:
-                _set(found, numbers, _of_code(*variables[key]))
-        level = {key: entry for key, entry in level.items() if any(found[n] is None for n in entry[1])}
+        # Variables of running functions are not among the referrers that the collector knows.
+        for key in level.keys() & variables.keys():
+            _settle(found, level[key][1], _of_code(*variables[key]))
+        level = {key: entry for key, entry in level.items() if any(found[number] is None for number in entry[1])}
         visited.update(level)
         if not level:
             break
@@ -196,20 +185,19 @@ def places(objects: Sequence[Any]) -> list[Place | None]:
     return found
 
 
-def _next_level(
-    level: dict[int, tuple[Any, set[int]]],
-    visited: set[int],
-    found: list[Place | None],
-    ignored: set[int],
-    budget: Budget,
-) -> dict[int, tuple[Any, set[int]]]:
+def _settle(found: list[Place | None], numbers: set[int], place: Place) -> None:
+    for number in numbers:
+        found[number] = found[number] or place
+
+
+def _next_level(level: Level, visited: set[int], found: list[Place | None], ignored: set[int], budget: Budget) -> Level:
     """Return the objects that refer to those of a level. Named ones set the place of the objects that they keep."""
-    following: dict[int, tuple[Any, set[int]]] = {}
-    targets = [one for one, _ in islice(level.values(), MAX_OBJECTS)]
+    following: Level = {}
+    targets = [target for target, _ in islice(level.values(), MAX_OBJECTS)]
     entries = [id(entry) for entry in level.values()]
-    ours = {id(targets), id(level), id(sys._getframe()), id(sys._getframe(1)), *entries, *ignored}
+    ours = {id(targets), id(level), id(sys._getframe()), id(sys._getframe(1)), *entries, *ignored, *visited}
     for referrer in gc.get_referrers(*targets)[:MAX_REFERRERS]:
-        if id(referrer) in ours or id(referrer) in visited or _is_own(referrer):
+        if id(referrer) in ours or (type(referrer) is FrameType and referrer.f_code.co_filename.startswith(OWN)):
             continue
         numbers: set[int] = set()
         for target in gc.get_referents(referrer):
@@ -217,22 +205,11 @@ def _next_level(
                 numbers |= level[id(target)][1]
                 place = _place(referrer, target, budget)
                 if place is not None:
-                    _set(found, level[id(target)][1], place)
+                    _settle(found, level[id(target)][1], place)
         left = {number for number in numbers if found[number] is None}
         if left:
             following.setdefault(id(referrer), (referrer, set()))[1].update(left)
     return following
-
-
-def _set(found: list[Place | None], numbers: Iterable[int], place: Place) -> None:
-    for number in numbers:
-        if found[number] is None:
-            found[number] = place
-
-
-def _is_own(referrer: Any) -> bool:
-    frame = referrer if type(referrer) is FrameType else None
-    return frame is not None and frame.f_code.co_filename.startswith(OWN)
 
 
 def _place(referrer: Any, target: Any, budget: Budget) -> Place | None:

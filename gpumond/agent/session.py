@@ -11,15 +11,17 @@ import select
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from gpumond import __version__
-from gpumond.agent.allocators import AllocatorAdapter, capture_guards, find_older_objects, host_pools
+from gpumond.agent.allocators import AllocatorAdapter, TensorTracking, capture_guards
 from gpumond.agent.measure.oom import OOMS, causes, is_oom
 from gpumond.agent.program_report import components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY
 from gpumond.agent.requests import STEP_SECONDS, CommandHandler, answers
+from gpumond.agent.settings import Settings
 from gpumond.agent.transport import Transport
+from gpumond.agent.wakeup import WakeupPipe
 from gpumond.facts.messages import (
     SERVICE_SOCKET,
     AgentRequest,
@@ -33,10 +35,8 @@ from gpumond.facts.messages import (
     clean,
     own_socket,
 )
+from gpumond.facts.pools import HostPool
 from gpumond.facts.program import Ending
-
-if TYPE_CHECKING:
-    from gpumond.agent.thread import AgentThread
 
 REPORT_SECONDS = 1.0
 MAX_REQUESTS = 16
@@ -55,18 +55,42 @@ class AllocatorFacts:
         self.distributed = is_rank()
 
 
+def _find_older_objects(adapters: Iterable[AllocatorAdapter]) -> None:
+    """Find the objects of all libraries that the program created before the agent, once."""
+    for adapter in adapters:
+        if isinstance(adapter, TensorTracking):
+            try:
+                adapter.find_older_objects()
+            except Exception:  # a version of the library that is not understood
+                continue
+
+
+def host_pools(adapters: Iterable[AllocatorAdapter]) -> tuple[HostPool, ...]:
+    """Return the pinned host memory of all libraries that report it."""
+    found: list[HostPool] = []
+    for adapter in adapters:
+        try:
+            found += adapter.host_pools()
+        except Exception:  # an error of the library; read the other libraries all the same
+            continue
+    return tuple(found)
+
+
 class Session:
     """Belongs to the agent's thread; only `step` is called from another."""
 
-    def __init__(self, thread: AgentThread) -> None:
-        self._thread = thread
+    def __init__(self, settings: Settings, wake: WakeupPipe) -> None:
+        self._settings, self._wake = settings, wake
         self._transport = Transport()
-        self._settings: tuple[object, ...] = ()
+        self._introduced: tuple[object, ...] = ()
+        """The settings as of the connection, some of which the daemon knows."""
         self._report_at = 0.0
         self._commands: dict[str, tuple[FlushCommand, float]] = {}
+        self.waiting: dict[str, tuple[FlushCommand | AgentRequest, float]] = {}
+        """Commands that wait for `step`, each with its deadline."""
         self._step_results: deque[FlushResult | AgentResponse] = deque()
         self._requests: deque[AgentRequest] = deque(maxlen=MAX_REQUESTS)
-        self._handler = CommandHandler()
+        self._handler = CommandHandler(settings)
         self._facts: AllocatorFacts | None = None
         self._closing = False
         self.flushing = False
@@ -85,7 +109,7 @@ class Session:
                 self._requests.append(message)
         if not self._transport.connected:
             self._commands.clear()
-            self._thread.waiting.clear()
+            self.waiting.clear()
             self._requests.clear()
         if not self._flush_next():
             self._answer_next_request()
@@ -96,33 +120,33 @@ class Session:
 
     def step(self) -> None:
         """Carry out the waiting flushes in the program's own thread."""
-        for name, (command, deadline) in list(self._thread.waiting.items()):
-            if time.monotonic() < deadline and self._thread.waiting.pop(name, None) is not None:
+        for name, (command, deadline) in list(self.waiting.items()):
+            if time.monotonic() < deadline and self.waiting.pop(name, None) is not None:
                 result: FlushResult | AgentResponse
                 if isinstance(command, AgentRequest):
-                    result = self._handler.answer(command, self._thread)
+                    result = self._handler.answer(command)
                     self._step_results.append(result)
-                    self._thread.wake.set()
+                    self._wake.set()
                     continue
                 try:
-                    result = REGISTRY.execute(command, self._thread.hooks, self._thread.main_thread, deadline)
+                    result = REGISTRY.execute(command, self._settings.hooks, self._settings.main_thread, deadline)
                 except BaseException as error:
                     self._step_results.append(FlushResult(command.id, "failed", clean(f"interrupted: {error!r}")))
                     raise
                 self._step_results.append(result)
                 self._report_at = 0.0
-                self._thread.wake.set()
+                self._wake.set()
 
     def _cancel(self, name: str) -> None:
         """Cancel a waiting command. Every flush has a result, so that the daemon detects its end."""
         if any(request.id == name for request in self._requests):
             self._requests = deque((each for each in self._requests if each.id != name), MAX_REQUESTS)
             return
-        if self._commands.pop(name, None) or self._thread.waiting.pop(name, None):
+        if self._commands.pop(name, None) or self.waiting.pop(name, None):
             self._transport.send(FlushResult(name, "deferred", "the daemon cancelled the flush; nothing was done"))
 
-    def close(self) -> None:
-        """Send a last report and a Bye, which states how the program ends."""
+    def close(self, exiting: bool) -> None:
+        """Send a last report and a Bye, which states how the program ends if it is ``exiting``."""
         self._handler.cancel_recording()
         self._report_at, self._closing = 0.0, True
         try:
@@ -130,7 +154,7 @@ class Session:
         except Exception:  # the program and its libraries are about to end
             pass
         self._transport.push(0.0)
-        self._transport.send(Bye(ending() if self._thread.exiting else None))
+        self._transport.send(Bye(ending() if exiting else None))
         self._transport.push(0.0)
         self._transport.renew()
 
@@ -144,30 +168,30 @@ class Session:
         self._transport.renew()
 
     def _connect(self) -> None:
-        allowed = answers(self._thread.allow_limit, bool(self._thread.end_functions))
-        settings = (self._thread.socket, self._thread.workload, allowed)
+        allowed = answers(self._settings.allow_limit, bool(self._settings.end_functions))
+        introduced = (self._settings.socket, self._settings.workload, allowed)
         if self._transport.connected:
-            if settings == self._settings:
+            if introduced == self._introduced:
                 return
             self._transport.renew()
         now = time.monotonic()
-        if now >= self._transport.retry_at and self._transport.connect(self._thread.socket or _socket_path(), now):
-            self._settings = settings
+        if now >= self._transport.retry_at and self._transport.connect(self._settings.socket or _socket_path(), now):
+            self._introduced = introduced
             admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
             python = sys.version.split()[0]
             place = (*place_in_job(), job_of())
-            hello = Hello(self._thread.workload, __version__, python, allowed, admission, *place)
+            hello = Hello(self._settings.workload, __version__, python, allowed, admission, *place)
             self._transport.send(hello)
             self._report_at = now
 
     def _wait(self) -> bool:
         """Return whether the daemon has sent data or closed the connection."""
         now = time.monotonic()
-        deadlines = [self._report_at, *(deadline for _, deadline in list(self._thread.waiting.values()))]
+        deadlines = [self._report_at, *(deadline for _, deadline in list(self.waiting.values()))]
         if not self._transport.connected:
             deadlines.append(self._transport.retry_at)
         poll = select.poll()
-        wake, connection = self._thread.wake.fileno(), self._transport.fileno()
+        wake, connection = self._wake.fileno(), self._transport.fileno()
         for descriptor, events in (
             (wake, select.POLLIN),
             (connection, select.POLLIN | select.POLLOUT if self._transport.unsent else select.POLLIN),
@@ -177,20 +201,20 @@ class Session:
         seconds = 0.0 if self._commands or self._requests else max(0.0, min(deadlines) - now)
         events_by_descriptor = dict(poll.poll(1000 * min(seconds, REPORT_SECONDS)))
         if wake in events_by_descriptor:
-            self._thread.wake.clear()
+            self._wake.clear()
         return bool(events_by_descriptor.get(connection, 0) & ~select.POLLOUT)
 
     def _flush_next(self) -> bool:
         """Carry out at most one flush, and return whether one was: messages that arrive during it, a Cancel among
         them, are read before the next command.
         """
-        policy = self._thread.flush_policy
+        policy = self._settings.flush_policy
         for name in list(self._commands):
             command, deadline = self._commands.pop(name)
             if policy == "never":
                 self._transport.send(FlushResult(command.id, "refused", "this program's flush_policy is never"))
             elif policy == "step":
-                self._thread.waiting[name] = (command, deadline)
+                self.waiting[name] = (command, deadline)
             elif time.monotonic() >= deadline:
                 self._transport.send(
                     FlushResult(command.id, "timeout", "its deadline passed before it started; nothing was done")
@@ -198,7 +222,7 @@ class Session:
             else:
                 self.flushing = True
                 try:
-                    result = REGISTRY.execute(command, self._thread.hooks, self._thread.main_thread, deadline)
+                    result = REGISTRY.execute(command, self._settings.hooks, self._settings.main_thread, deadline)
                     self._transport.send(result)
                 finally:
                     self.flushing = False
@@ -209,16 +233,16 @@ class Session:
     def _answer_next_request(self) -> None:
         if self._requests:
             request = self._requests.popleft()
-            if request.kind == "classes" and self._thread.flush_policy == "step" and request.record_seconds is None:
-                self._thread.waiting[request.id] = (request, time.monotonic() + STEP_SECONDS)
+            if request.kind == "classes" and self._settings.flush_policy == "step" and request.record_seconds is None:
+                self.waiting[request.id] = (request, time.monotonic() + STEP_SECONDS)
             elif request.kind == "retainers":
-                self._transport.send(self._handler.start_search(request, self._thread.flush_policy))
+                self._transport.send(self._handler.start_search(request))
             elif request.record_seconds is not None:
-                refusal = self._handler.start_recording(request, self._thread.workload, self._thread.flush_policy)
+                refusal = self._handler.start_recording(request)
                 if refusal is not None:
                     self._transport.send(refusal)
             else:
-                self._transport.send(self._handler.answer(request, self._thread))
+                self._transport.send(self._handler.answer(request))
                 self._report_at = 0.0
 
     def _continue_requests(self) -> None:
@@ -228,8 +252,8 @@ class Session:
             self._transport.send(recorded)
 
     def _send_results(self, now: float) -> None:
-        for name, (command, deadline) in list(self._thread.waiting.items()):
-            if now >= deadline and self._thread.waiting.pop(name, None) is not None:
+        for name, (command, deadline) in list(self.waiting.items()):
+            if now >= deadline and self.waiting.pop(name, None) is not None:
                 if isinstance(command, AgentRequest):
                     reason = f"this program's flush_policy is step, and no step() was reached in {STEP_SECONDS:g} s"
                     self._transport.send(AgentResponse(command.id, reason))
@@ -245,10 +269,10 @@ class Session:
             return
         self._report_at = now + REPORT_SECONDS
         adapters = REGISTRY.known()
-        if self._thread.observe_ooms:
+        if self._settings.observe_ooms:
             OOMS.observe()
-        if self._thread.flush_policy == "allow":
-            find_older_objects(adapters)
+        if self._settings.flush_policy == "allow":
+            _find_older_objects(adapters)
         if self._transport.connected:
             pools = REGISTRY.read()
             if pools is not None:
@@ -260,7 +284,7 @@ class Session:
                 program = program_report(facts.distributed, refusals, self._handler.retainers)
                 self._transport.send(
                     Report(
-                        self._thread.flush_policy,
+                        self._settings.flush_policy,
                         facts.frameworks,
                         pools,
                         program,

@@ -13,19 +13,16 @@ import sys
 import threading
 import time
 
-from gpumond.agent import POLICIES, workload_name
-from gpumond.agent.allocators.torch.objects import TORCH_OBJECTS
-from gpumond.agent.transport import WakeupPipe
+from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.agent.wakeup import WakeupPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from gpumond.agent.flush import Hook
     from gpumond.agent.session import Session
-    from gpumond.facts.messages import AgentRequest, FlushCommand
-    from gpumond.facts.pools import FlushPolicy
+    from gpumond.agent.settings import Settings
 
 WARNS = sys.version_info >= (3, 12)
 """Whether Python warns of a fork with threads."""
@@ -39,18 +36,10 @@ FAILED_SECONDS = 5.0
 class AgentThread:
     """At most one thread in this process; in a forked child, the child's own."""
 
-    def __init__(self, hooks: list[Hook], end_functions: list[Callable[[], object]]) -> None:
-        self.workload = _workload(os.environ.get("GPUMOND_WORKLOAD", ""))
-        self.flush_policy: FlushPolicy = _policy(os.environ.get("GPUMOND_FLUSH_POLICY", ""))
-        self.socket: str | None = None
-        self.main_thread = os.environ.get("GPUMOND_MAIN_THREAD") == "1"
-        self.allow_limit = os.environ.get("GPUMOND_ALLOW_LIMIT") == "1"
-        self.observe_ooms = os.environ.get("GPUMOND_OBSERVE_OOMS") == "1"
-        self.hooks, self.end_functions = hooks, end_functions
-        self.waiting: dict[str, tuple[FlushCommand | AgentRequest, float]] = {}
-        """Commands that wait for `step`, each with its deadline."""
-        self.wake = WakeupPipe()
-        self.exiting = False
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._wake = WakeupPipe()
+        self._exiting = False
         """True while the interpreter runs its exit handlers."""
         self._enabled = False
         self._end = threading.Event()
@@ -61,37 +50,31 @@ class AgentThread:
         )
         atexit.register(self._at_exit)
 
-    def start(
-        self,
-        workload: str | None,
-        flush_policy: FlushPolicy | None,
-        socket: str | None,
-        main_thread: bool | None,
-        allow_limit: bool | None,
-        observe_ooms: bool | None,
-    ) -> None:
-        self.workload = self.workload if workload is None else workload
-        self.flush_policy = self.flush_policy if flush_policy is None else flush_policy
-        self.socket = self.socket if socket is None else socket
-        self.main_thread = self.main_thread if main_thread is None else main_thread
-        self.allow_limit = self.allow_limit if allow_limit is None else allow_limit
-        self.observe_ooms = self.observe_ooms if observe_ooms is None else observe_ooms
+    def start(self) -> None:
+        """Start the thread, or make a running one notice changed settings."""
         if not self._enabled and in_main_interpreter():
             self._enabled = True
             TORCH_OBJECTS.install()
             self._launch()
-        self.wake.set()
+        self._wake.set()
 
     def stop(self) -> None:
         self._enabled = False
         self._finish(EXIT_SECONDS)
 
+    @property
+    def waiting(self) -> bool:
+        """True while commands wait for `step`."""
+        session = self._session  # the agent's own thread may remove it
+        return session is not None and bool(session.waiting)
+
     def step(self) -> None:
-        if self._session is not None:
-            self._session.step()
+        session = self._session
+        if session is not None:
+            session.step()
 
     def _at_exit(self) -> None:
-        self.exiting = True
+        self._exiting = True
         try:
             if self._session is not None:
                 self._session.record_ending()
@@ -114,7 +97,7 @@ class AgentThread:
         thread = self._thread
         if thread is not None and thread.is_alive():
             self._end.set()
-            self.wake.set()
+            self._wake.set()
             if thread is not threading.current_thread():
                 thread.join(seconds)
 
@@ -142,7 +125,7 @@ class AgentThread:
                 self._log()
                 end.wait(FAILED_SECONDS)
         if self._session is not None and not self._enabled:
-            self._session.close()
+            self._session.close(self._exiting)
             self._session = None
 
     def _log(self) -> None:
@@ -155,7 +138,7 @@ class AgentThread:
         if self._session is None:
             from gpumond.agent.session import Session
 
-            self._session = Session(self)
+            self._session = Session(self.settings, self._wake)
         return self._session
 
     def _before_fork(self) -> None:
@@ -179,8 +162,7 @@ class AgentThread:
         """Start again in the child, with its own socket and pipe."""
         self._end = threading.Event()
         self._thread = None
-        self.waiting.clear()
-        self.wake.renew()
+        self._wake.renew()
         if self._session is not None:
             self._session.abandon()
             self._session = None
@@ -200,20 +182,6 @@ def in_main_interpreter() -> bool:
     except ImportError:
         return True
     return bool(interpreters.get_current() == interpreters.get_main())
-
-
-def _workload(name: str) -> str:
-    try:
-        return workload_name(name)
-    except ValueError:
-        return ""
-
-
-def _policy(name: str) -> FlushPolicy:
-    for policy in POLICIES:
-        if policy == name:
-            return policy
-    return "allow"
 
 
 def keep_registered() -> None:

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from gpumond.facts import units
 
+T = TypeVar("T")
 
-def duration(text: str) -> float:
-    """Convert a duration such as ``90``, ``90s`` or ``1h30m`` to seconds. Raises ArgumentTypeError."""
-    try:
-        return units.seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r:.80}: {error}") from None
+
+def value(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Return the type of an option from a function that raises ValueError."""
+
+    def parse(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r:.80}: {error}") from None
+
+    return parse
+
+
+def above_zero(read: Callable[[str], float]) -> Callable[[str], float]:
+    """Return the type of an option that is more than 0."""
+
+    def positive(text: str) -> float:
+        number = read(text)
+        if number <= 0:
+            raise ValueError("expected a value above 0")
+        return number
+
+    return value(positive)
+
+
+duration = value(units.seconds)
+"""A duration such as ``90``, ``90s`` or ``1h30m``, in seconds."""
 
 
 def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = True) -> argparse._ActionsContainer:

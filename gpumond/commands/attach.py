@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gpumond
-from gpumond.agent import POLICIES, workload_name
+from gpumond.agent.settings import POLICIES, workload_name
 from gpumond.cli.arguments import duration
 from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
 from gpumond.facts.errors import GpumondError

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 
 import gpumond.agent
-from gpumond.agent import POLICIES, workload_name
+from gpumond.agent.settings import POLICIES, workload_name
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(gpumond.agent.__file__)), "inject")
 

@@ -12,13 +12,11 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import address
 from gpumond.cli.exits import DONE, WRONG_USE
-from gpumond.commands.status import notes, process_table
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame
-from gpumond.view.ledger import device_lines
-from gpumond.view.lines import ansi, colours_of, plain_text
-from gpumond.view.machine import View, merged, of_device, view
-from gpumond.view.text import output_width
+from gpumond.view.lines import colours_of
+from gpumond.view.machine import merged, of_device, view
+from gpumond.view.tables import page
 
 
 class Daemon:
@@ -84,14 +82,3 @@ def _show(daemons: list[Daemon], device: str | None) -> int:
 def _wrong_use(message: str) -> int:
     print(f"gpumond: {message}", file=sys.stderr)
     return WRONG_USE
-
-
-def page(content: View) -> str:
-    """Return devices, processes and notices as text."""
-    colours = colours_of(os.environ) if sys.stdout.isatty() else "none"
-    width = output_width() or 80
-    lines = device_lines(content, width, sys.maxsize, monochrome=colours == "none")
-    devices = "\n".join(plain_text(line) if colours == "none" else ansi(line, colours) for line in lines)
-    return "\n\n".join(
-        section for section in (devices, process_table(content, output_width()), *notes(content)) if section
-    )

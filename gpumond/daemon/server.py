@@ -23,13 +23,14 @@ from gpumond.daemon.daemon import Daemon, Load, make_daemon
 from gpumond.devices.child.supervisor import Worker
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Fault
+from gpumond.features import routers
 from gpumond.host import systemd
 from gpumond.host.event_loop import background
 from gpumond.host.logs import RateLimitFilter
 from gpumond.host.machine import http_connections, http_connections_of_user, raise_limit
 from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token
+from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
-from gpumond.serve.deferred import DeferredApi
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.http import HttpProtocol
 from gpumond.serve.listener import HttpListener, HttpPeer
@@ -87,7 +88,7 @@ async def serve(
         tokens = Tokens(write_token(own), others=others, reviews=reviews)
         config = uvicorn.Config(
             Guard(
-                DeferredApi(daemon.kernel, tokens, daemon.running),
+                create_app(daemon.kernel, tokens, daemon.running, routers=routers()),
                 tokens,
                 _policy(settings, web, daemon.kernel.telemetry.http_rejected),
             ),

@@ -21,16 +21,7 @@ from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, curve
 from gpumond.diagnosis.tracker import TrackedSeries
 from gpumond.diagnosis.trend import deviation, median, sen, slopes, spread
 from gpumond.facts.frame import Fit, RefusedKind, Verdict
-from gpumond.tick.history import (
-    FIVE_MINUTES,
-    HELD,
-    LIVE,
-    MEDIAN,
-    MIN,
-    TIERS,
-    UTILIZATION,
-    History,
-)
+from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, TIERS, UTILIZATION, History
 
 ONE_SIDED_Z = 1.645
 """Two-sided 90 %."""

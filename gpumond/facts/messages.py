@@ -13,7 +13,6 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from json.encoder import encode_basestring_ascii as _text_json
 from sys import float_info
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -137,7 +136,8 @@ class AgentResponse:
 
     With ``classes``, it explains why some are unknown. ``paused_seconds``: the longest time for which their reading has
     paused the program. ``age_seconds``: that of the classes, as of an earlier request.
-    ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before) and ``treemap`` are results of a recording.
+    ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before) and ``folded`` (the file of all stacks) are
+    results of a recording.
     ``part`` has bytes of a file, compressed with zlib, in Base64; ``part_bytes`` is their number before compression,
     ``file_bytes`` the size of the file.
     """
@@ -149,7 +149,7 @@ class AgentResponse:
     classes: tuple[LiveClasses, ...] = ()
     sites: tuple[Site, ...] = ()
     unrecorded_bytes: int = 0
-    treemap: Dump | None = None
+    folded: Dump | None = None
     part: tuple[str, ...] = ()
     part_bytes: int = 0
     file_bytes: int | None = None
@@ -180,12 +180,7 @@ _NAMES = {cls: name for name, cls in MESSAGES.items()}
 
 def encode(message: Message) -> bytes:
     """Return the line of a message, with its newline."""
-    body = {"v": VERSION, "type": _NAMES[type(message)], **_fields(message)}
-    if not isinstance(message, Report):
-        return to_json(body) + b"\n"
-    del body["pools"]
-    pools = ",".join(map(_pool_json, message.pools)).encode("ascii")
-    return b'%b,"pools":[%b]}\n' % (to_json(body)[:-1], pools)
+    return to_json({"v": VERSION, "type": _NAMES[type(message)], **_fields(message)}) + b"\n"
 
 
 def decode(line: bytes) -> Message:
@@ -223,29 +218,6 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 _TO_JSON = json.JSONEncoder(default=_fields, separators=(",", ":"))
-
-
-def _pool_json(pool: PoolUsage) -> str:
-    """Encode a pool as `to_json` does, in a fifth of the time. A report contains little else, and a program pays for it
-    each second.
-    """
-    reclaimable = pool.reclaimable
-    inside = "null" if pool.inside is None else _text_json(pool.inside)
-    live = "null" if pool.live_bytes is None else pool.live_bytes
-    optional = (
-        f'"peak_live_bytes":{pool.peak_live_bytes},"peak_held_bytes":{pool.peak_held_bytes},"ooms":{pool.ooms}'
-        f',"retries":{pool.retries},"device_allocations":{pool.device_allocations},"device_frees":{pool.device_frees}'
-        f',"thrashes":{pool.thrashes},"spillable_bytes":{pool.spillable_bytes},"unmapped_bytes":{pool.unmapped_bytes}'
-        f',"private_bytes":{pool.private_bytes},"live_allocations":{pool.live_allocations}'
-    )
-    return (
-        f'{{"allocator":{_text_json(pool.allocator)},"device_uuid":{_text_json(pool.device_uuid)},"inside":{inside}'
-        f',"live_bytes":{live},"held_bytes":{pool.held_bytes},"stranded_bytes":{pool.stranded_bytes}'
-        f',"held_known":{"true" if pool.held_known else "false"},"managed":{"true" if pool.managed else "false"}'
-        f',"reclaimable":{{"low":{reclaimable.low}'
-        f',"likely":{reclaimable.likely},"high":{reclaimable.high},"exactness":"{reclaimable.exactness}"}}'
-        f",{optional.replace('None', 'null')}}}"
-    )
 
 
 def _object(line: bytes) -> dict[str, Any]:

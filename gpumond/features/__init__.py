@@ -7,8 +7,9 @@ To add a feature, write a folder with a ``FEATURE`` and add it here, or publish 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
-from gpumond.feature import Feature, installed
+from gpumond.feature import Feature, installed, resolve
 from gpumond.features import (
     alerts,
     audit,
@@ -47,3 +48,8 @@ service of another one follows it.
 def features() -> tuple[Feature, ...]:
     """Return the features of this package and of other installed packages."""
     return (*FEATURES, *installed())
+
+
+def routers() -> tuple[Any, ...]:
+    """Import and return the routers of all features."""
+    return tuple(resolve(name) for feature in features() for name in feature.routes)

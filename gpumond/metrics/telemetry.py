@@ -17,10 +17,10 @@ from prometheus_client import (
 )
 
 from gpumond import __version__, revision
+from gpumond.events import Event, Kind
 from gpumond.facts.pools import Outcome, Receipt
 from gpumond.facts.silence import State
 from gpumond.facts.snapshot import Fault
-from gpumond.tick.events import Event, Kind
 
 MAX_WORKLOADS = 100
 """Maximum number of workloads with their own series. A new workload replaces the oldest one without programs."""

@@ -8,13 +8,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpumond.events import Kind
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.frame import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import SHAPES
 from gpumond.page.bundle import bundle
 from gpumond.page.runbooks import RUNBOOKS
-from gpumond.tick.events import Kind
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "

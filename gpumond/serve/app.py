@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -10,11 +10,9 @@ from fastapi import APIRouter, FastAPI
 from starlette.datastructures import State
 
 from gpumond import __version__
-from gpumond.feature import resolve
-from gpumond.features import features
 from gpumond.host.event_loop import background
 from gpumond.kernel import Kernel
-from gpumond.serve import problems
+from gpumond.serve import events, history, live, operations, pages, problems, resources, runbooks, sessions
 from gpumond.serve.auth import Tokens
 from gpumond.serve.limits import MAX_PREVIEWS, Shares
 from gpumond.serve.live_frames import LiveFrames
@@ -30,7 +28,9 @@ DESCRIPTION = (
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 
-def create_app(kernel: Kernel, tokens: Tokens, lifespan: Lifespan, state: State | None = None) -> FastAPI:
+def create_app(
+    kernel: Kernel, tokens: Tokens, lifespan: Lifespan, state: State | None = None, routers: Iterable[APIRouter] = ()
+) -> FastAPI:
     """Return the application. ``lifespan`` starts and stops the parts that the kernel has. ``state``: that of
     ``state_of``, if it exists already."""
 
@@ -45,29 +45,21 @@ def create_app(kernel: Kernel, tokens: Tokens, lifespan: Lifespan, state: State 
     app.state = state or state_of(kernel, tokens)
     problems.install(app)
     complete_openapi(app)
-    for router in routers():
+    for router in (*CORE, *routers):
         app.include_router(router)
     return app
 
 
-ROUTES = (
-    "gpumond.serve.resources:router",
-    "gpumond.serve.history:router",
-    "gpumond.serve.live:router",
-    "gpumond.serve.events:router",
-    "gpumond.serve.operations:router",
-    "gpumond.serve.sessions:router",
-    "gpumond.serve.runbooks:router",
-    "gpumond.page.routes:router",
+CORE = (
+    resources.router,
+    history.router,
+    live.router,
+    events.router,
+    operations.router,
+    sessions.router,
+    runbooks.router,
+    pages.router,
 )
-"""Routers of the core."""
-
-
-def routers() -> Iterator[APIRouter]:
-    """Yield the routers of the core and of the features."""
-    for name in (*ROUTES, *(name for feature in features() for name in feature.routes)):
-        yield resolve(name)
-
 
 BODY_PROBLEMS = (400, 413, 415)
 TOKEN_PROBLEMS = (401, 403, 429)

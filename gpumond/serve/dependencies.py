@@ -58,3 +58,7 @@ def name_with(scope: str) -> Callable[[Request], Awaitable[str]]:
 require_token = name_with("admin")
 require_rules = name_with("rules")
 require_flush = caller_with("flush")
+
+
+def etag_of(if_match: str | None) -> str | None:
+    return None if if_match in (None, "*") else if_match.strip().removeprefix("W/").strip('"')

@@ -9,12 +9,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 
-from gpumond.event_log import EventLog
+from gpumond.events import Event, EventLog
 from gpumond.facts.text import accepts
 from gpumond.serve import examples
 from gpumond.serve.dependencies import kernel_of
 from gpumond.serve.streams import EVENTS, RETRY, EventStream
-from gpumond.tick.events import Event
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
 

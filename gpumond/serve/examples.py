@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from gpumond.events import Event
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.facts.frame import Alert, Fit, Frame, Ledger, Line, Overcount, RefusedKind, Verdict
 from gpumond.facts.pools import Expected, Held, PoolUsage, Receipt, Reclaimable, StepResult
@@ -28,7 +29,6 @@ from gpumond.facts.units import GIB as GIB
 from gpumond.serve.problems import responses
 from gpumond.serve.whole_frame import holdings
 from gpumond.store.audit import next_entry
-from gpumond.tick.events import Event
 
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
 TAKEN_AT = 1_790_000_000.0

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpumond.config.web import Web
+from gpumond.serve.answer import refusal
 from gpumond.serve.auth import SESSIONS, Tokens, admit, authenticate, failed, header, user
 from gpumond.serve.basic_auth import Passwords
 from gpumond.serve.http import Unsent, in_pieces, without_body
@@ -31,7 +32,7 @@ from gpumond.serve.limits import (
     limited,
     too_large,
 )
-from gpumond.serve.monitoring import LIVENESS, READINESS, refusal
+from gpumond.serve.operations import LIVENESS, READINESS
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ALWAYS_OPEN = (*LIVENESS, *READINESS)

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
-from gpumond.page.answers import live_stream
 from gpumond.serve import examples
 from gpumond.serve.live_frames import WHOLE
+from gpumond.serve.pages import live_stream
 from gpumond.serve.problems import responses
 from gpumond.serve.resources import EXAMPLE_FRAME
 from gpumond.serve.streams import EVENTS

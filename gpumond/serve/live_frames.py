@@ -13,12 +13,12 @@ from typing import Any, TypedDict
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
+from gpumond.events import Event
 from gpumond.facts.frame import Frame
 from gpumond.facts.whole_frame import WholeFrame
 from gpumond.kernel import Kernel
 from gpumond.serve.streams import EVENTS, RETRY
 from gpumond.serve.whole_frame import whole_frame
-from gpumond.tick.events import Event
 
 HEARTBEAT_SECONDS = 2.0
 """Longest time between two messages. A reader that receives none for longer knows that the daemon does not answer."""

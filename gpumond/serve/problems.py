@@ -38,7 +38,7 @@ from gpumond.facts.errors import (
     TooManyBaselines,
     TooManySilences,
 )
-from gpumond.serve.monitoring import INTERNAL_ERROR, Answer, refusal
+from gpumond.serve.answer import INTERNAL_ERROR, Answer, refusal
 
 STATUS: dict[type[GpumondError], int] = {
     NoSuchTarget: 404,

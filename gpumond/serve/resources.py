@@ -22,9 +22,9 @@ from gpumond.facts.text import accepts
 from gpumond.facts.verdicts import KINDS
 from gpumond.facts.whole_frame import ProcessHolding, StatedCondition, StatedFault, WholeFrame
 from gpumond.host.machine import MACHINE_NAME
-from gpumond.page.answers import present
 from gpumond.serve import examples
 from gpumond.serve.dependencies import kernel_of
+from gpumond.serve.pages import present
 from gpumond.serve.whole_frame import REVISION, holdings, stated_conditions, stated_faults, whole_frame
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])

@@ -11,9 +11,9 @@ from starlette.datastructures import State
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Scope, Send
 
+from gpumond.events import Event
 from gpumond.serve.auth import user
 from gpumond.serve.limits import Shares
-from gpumond.tick.events import Event
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from gpumond.facts.pools import PoolUsage, Reclaimable
@@ -26,41 +25,6 @@ LARGE_SEGMENT = 20 * MIB
 HUGE_LIMIT = 10 * MIB
 """Smallest request that gets a segment of its own, rounded up to ``HUGE_ROUNDING``."""
 HUGE_ROUNDING = 2 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Bytes and counts of one allocator: ``held = live + reclaimable + stranded``, exactly."""
-
-    live_bytes: int
-    held_bytes: int
-    reclaimable_bytes: int
-    stranded_bytes: int
-    peak_live_bytes: int
-    peak_held_bytes: int
-    retries: int
-    ooms: int
-    device_allocations: int
-    device_frees: int
-    live_allocations: int
-
-    def pool(self, device_uuid: str) -> PoolUsage:
-        """Return the statistics as an agent reports them; the reclaimable bytes are exact."""
-        return PoolUsage(
-            allocator="sim",
-            device_uuid=device_uuid,
-            live_bytes=self.live_bytes,
-            held_bytes=self.held_bytes,
-            reclaimable=Reclaimable(self.reclaimable_bytes, self.reclaimable_bytes, self.reclaimable_bytes),
-            stranded_bytes=self.stranded_bytes,
-            peak_live_bytes=self.peak_live_bytes,
-            peak_held_bytes=self.peak_held_bytes,
-            ooms=self.ooms,
-            retries=self.retries,
-            device_allocations=self.device_allocations,
-            device_frees=self.device_frees,
-            live_allocations=self.live_allocations,
-        )
 
 
 class _Block:
@@ -168,19 +132,30 @@ class CachingAllocator:
                 self._context.close()
             self._clear()
 
-    def statistics(self) -> Statistics:
+    @property
+    def live_bytes(self) -> int:
+        return self._live_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    def usage(self) -> PoolUsage:
+        """Return the state as an agent reports it: held = live + reclaimable + stranded, exactly."""
         with self.lock:
             blocks = (block for pool in self._cached.values() for _, _, block in pool)
             reclaimable = sum(block.size for block in blocks if block.whole)
-            return Statistics(
+            return PoolUsage(
+                allocator="sim",
+                device_uuid=self.device_uuid,
                 live_bytes=self._live_bytes,
                 held_bytes=self._held_bytes,
-                reclaimable_bytes=reclaimable,
+                reclaimable=Reclaimable(reclaimable, reclaimable, reclaimable),
                 stranded_bytes=self._held_bytes - self._live_bytes - reclaimable,
                 peak_live_bytes=self._peak_live_bytes,
                 peak_held_bytes=self._peak_held_bytes,
-                retries=self._retries,
                 ooms=self._ooms,
+                retries=self._retries,
                 device_allocations=self._device_allocations,
                 device_frees=self._device_frees,
                 live_allocations=len(self._live),

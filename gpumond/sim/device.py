@@ -30,6 +30,8 @@ from gpumond.facts.units import MIB
 from gpumond.host.machine import ENDED_STATES, read_head, start_of, stat_fields
 
 RECORD_BYTES = 128
+BUSY_CELSIUS, BUSY_WATTS = 40.0, 300.0
+"""Temperature and power that a process adds to the device at full utilisation."""
 SUSPENDED_SECONDS = 0.01
 """Time between two looks of a suspended process whether it was resumed."""
 
@@ -214,6 +216,16 @@ class Context:
         with self._held():
             self._sensors = sensors
             self._save()
+
+    def busy(self, ratio: float) -> None:
+        """Publish a utilisation, and the temperature and power that it causes."""
+        self.publish(
+            Sensors(
+                gpu_utilization_ratio=ratio,
+                gpu_temperature_celsius=ratio * BUSY_CELSIUS,
+                power_watts=ratio * BUSY_WATTS,
+            )
+        )
 
     def close(self) -> None:
         """Return all bytes. The context must not be used afterwards."""

@@ -19,14 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count, repeat
 from random import Random
 
-from gpumond.facts.sensors import Sensors
 from gpumond.sim.allocator import HUGE_ROUNDING, CachingAllocator
 from gpumond.sim.device import OutOfMemory, SimDevice
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-BUSY_CELSIUS = 40.0
-BUSY_WATTS = 300.0
-"""Temperature and power that a program adds to the device at full utilisation."""
 
 
 class ProgramMemory:
@@ -61,13 +57,7 @@ class ProgramMemory:
 
     def busy(self, ratio: float) -> None:
         """Publish the program's part of the device's utilisation."""
-        self._device.attach().publish(
-            Sensors(
-                gpu_utilization_ratio=ratio,
-                gpu_temperature_celsius=ratio * BUSY_CELSIUS,
-                power_watts=ratio * BUSY_WATTS,
-            )
-        )
+        self._device.attach().busy(ratio)
 
 
 Program = Callable[[ProgramMemory, Random], Iterator[float]]

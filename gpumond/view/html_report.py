@@ -1,4 +1,4 @@
-"""Reports as one HTML file: no script, no external resource, charts in SVG. Not a verb."""
+"""Reports as one HTML file: no script, no external resource, charts in SVG."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import duration, human
@@ -104,45 +105,37 @@ def curve(points: Sequence[Point], top: float | None, marks: Iterable[tuple[floa
     return _svg(HEIGHT, f"memory over {duration(end - begin)}, at most {human(highest)}", shapes)
 
 
-def bars(rows: Sequence[tuple[str, float | None, float | None, float | None, float | None]]) -> str:
-    """Return a chart of bytes: name, typical before and after as bars, peaks before and after as lines."""
-    known = [value for row in rows for value in row[1:] if value is not None]
-    scale = max(known, default=0.0) or 1.0
-    left, step, thick = 130.0, 46.0, 14.0
-    shapes: list[str] = []
-    for number, (name, *values) in enumerate(rows):
-        y = TOP + number * step
-        shapes.append(f'<text x="{left - 8:g}" y="{y + thick + 4:g}" text-anchor="end">{text(name)}</text>')
-        for side, (kind, typical, peak) in enumerate(
-            (("before", values[0], values[2]), ("after", values[1], values[3]))
-        ):
-            at = y + side * (thick + 2)
-            if typical is not None:
-                width = (WIDTH - left - RIGHT - 90) * typical / scale
-                shapes.append(f'<rect class="{kind}" x="{left:g}" y="{at:g}" width="{width:.1f}" height="{thick:g}"/>')
-                place = f'x="{WIDTH - RIGHT:g}" y="{at + thick - 3:g}" text-anchor="end"'
-                shapes.append(f"<text {place}>{text(human(typical))}</text>")
-            if peak is not None:
-                x = left + (WIDTH - left - RIGHT - 90) * peak / scale
-                line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{at:g}" y2="{at + thick:g}"'
-                shapes.append(f'<line class="peak" {line}><title>peak {text(human(peak))}</title></line>')
-    return _svg(TOP + len(rows) * step, "typical values and peaks before and after", shapes) if rows else ""
+class Bar(NamedTuple):
+    """A bar of bytes with a text at its end, by default its value. ``kind``: class of its color. ``peak``: a mark."""
+
+    kind: Literal["before", "after"]
+    value: float | None
+    text: str | None = None
+    peak: float | None = None
 
 
-def shares(name: str, rows: Sequence[tuple[str, float, float, str]]) -> str:
-    """Return a chart of bars, each with a part: its name, the whole, the part, and the text at its end."""
-    scale = max((whole for _, whole, _, _ in rows), default=0.0) or 1.0
-    left, right, step, thick = 180.0, 190.0, 22.0, 14.0
+def bars(name: str, rows: Sequence[tuple[str, Sequence[Bar]]], overlaid: bool = False) -> str:
+    """Return a chart of bars, those of a row below each other or, ``overlaid``, one over the other."""
+    scale = max((value for _, row in rows for bar in row for value in (bar.value, bar.peak) if value), default=1.0)
+    left, thick, room = 180.0, 14.0, WIDTH - 180.0 - 190.0
+    step = 22.0 if overlaid else 46.0
     shapes: list[str] = []
-    for number, (label, whole, part, end) in enumerate(rows):
+    for number, (label, row) in enumerate(rows):
         y = TOP + number * step
         shown = label if len(label) <= LABEL_WIDTH else f"{label[: LABEL_WIDTH - 1]}…"
         shapes.append(f'<text x="{left - 8:g}" y="{y + thick - 3:g}" text-anchor="end">{text(shown)}</text>')
-        for kind, value in (("before", whole), ("after", part)):
-            width = (WIDTH - left - right) * value / scale
-            shapes.append(f'<rect class="{kind}" x="{left:g}" y="{y:g}" width="{width:.1f}" height="{thick:g}"/>')
-        place = f'x="{WIDTH - RIGHT:g}" y="{y + thick - 3:g}" text-anchor="end"'
-        shapes.append(f"<text {place}>{text(end)}</text>")
+        for side, bar in enumerate(row):
+            at = y if overlaid else y + side * (thick + 2)
+            if bar.value is not None:
+                size = f'width="{room * bar.value / scale:.1f}" height="{thick:g}"'
+                shapes.append(f'<rect class="{bar.kind}" x="{left:g}" y="{at:g}" {size}/>')
+                place = f'x="{WIDTH - RIGHT:g}" y="{at + thick - 3:g}" text-anchor="end"'
+                shown = human(bar.value) if bar.text is None else text(bar.text)
+                shapes.append(f"<text {place}>{shown}</text>")
+            if bar.peak is not None:
+                x = left + room * bar.peak / scale
+                line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{at:g}" y2="{at + thick:g}"'
+                shapes.append(f'<line class="peak" {line}><title>peak {text(human(bar.peak))}</title></line>')
     return _svg(TOP + len(rows) * step, name, shapes) if rows else ""
 
 

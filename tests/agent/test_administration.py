@@ -9,34 +9,32 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from gpumond.agent.measure.treemap import Rectangle, layout, page
 from gpumond.agent.requests import ENCODED_BYTES, CommandHandler, answers
+from gpumond.agent.settings import Settings
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, encode
-from gpumond.facts.program import Call, Dump, Site
+from gpumond.facts.pools import FlushPolicy
+from gpumond.facts.program import Dump
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, finished, host
 
-THREAD: Any = SimpleNamespace(workload="train", allow_limit=False, end_functions=())
-"""The settings of the agent's thread that requests read."""
+SETTINGS = Settings([], [])
 
 
 @pytest.fixture
 def handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandHandler:
     monkeypatch.setenv("XDG_STATE_HOME", os.fspath(tmp_path))
-    return CommandHandler()
+    return CommandHandler(SETTINGS)
 
 
 def whole(handler: CommandHandler, number: int) -> bytes:
     """Return a file from its parts."""
     content = b""
     while True:
-        answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number, offset=len(content)), THREAD)
+        answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number, offset=len(content)))
         assert len(encode(answer)) < MAX_MESSAGE_BYTES
         part = zlib.decompress(base64.b64decode("".join(answer.part)))
         assert len(part) == answer.part_bytes
@@ -49,7 +47,7 @@ def whole(handler: CommandHandler, number: int) -> bytes:
 def test_file_of_a_snapshot_is_sent_in_parts(allocator: CachingAllocator, handler: CommandHandler):
     for _ in range(20):
         allocator.malloc(2 * MIB)
-    dump = handler.answer(AgentRequest("x", "snapshot"), THREAD).dump
+    dump = handler.answer(AgentRequest("x", "snapshot")).dump
     assert dump is not None
     assert dump.path is not None
     assert dump.id == 1
@@ -66,15 +64,15 @@ def test_parts_of_any_content_are_bounded(handler: CommandHandler):
     dump = handler._snapshots.save("train", ".bin", "torch", fill)
     assert dump.id is not None
     assert whole(handler, dump.id) == noise
-    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id), THREAD)
+    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id))
     assert sum(map(len, answer.part)) <= ENCODED_BYTES
     after_the_end = AgentRequest("x", "fetch", snapshot_id=dump.id, offset=2**62)
-    assert handler.answer(after_the_end, THREAD).part_bytes == 0
+    assert handler.answer(after_the_end).part_bytes == 0
 
 
 @pytest.mark.parametrize("number", [None, 0, 5])
 def test_unknown_snapshot_is_refused_with_those_that_are_kept(handler: CommandHandler, number: int | None):
-    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number), THREAD)
+    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number))
     assert (answer.part, answer.file_bytes) == ((), None)
     assert "kept are: none" in answer.reason
 
@@ -85,7 +83,7 @@ def test_only_files_of_snapshots_are_sent(handler: CommandHandler, tmp_path: Pat
     assert dump.path is not None
     Path(dump.path).unlink()
     Path(dump.path).symlink_to("/etc/hostname")
-    assert handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id), THREAD).part == ()
+    assert handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id)).part == ()
 
 
 def test_all_requests_but_the_limit_are_answered_without_permission():
@@ -95,30 +93,36 @@ def test_all_requests_but_the_limit_are_answered_without_permission():
 
 
 def test_classes_are_refused_without_a_library_that_has_them(allocator: CachingAllocator, handler: CommandHandler):
-    answer = handler.answer(AgentRequest("x", "classes"), THREAD)
+    answer = handler.answer(AgentRequest("x", "classes"))
     assert (answer.classes, "for PyTorch only" in answer.reason) == ((), True)
 
 
 def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAllocator, handler: CommandHandler):
-    first = handler.answer(AgentRequest("x", "classes"), THREAD)
-    again = handler.answer(AgentRequest("y", "classes"), THREAD)
+    first = handler.answer(AgentRequest("x", "classes"))
+    again = handler.answer(AgentRequest("y", "classes"))
     assert (first.age_seconds, again.id, again.reason) == (0.0, "y", first.reason)
     assert 0.0 < again.age_seconds < 60.0
 
 
-def test_recording_is_refused_without_a_library_that_records(allocator: CachingAllocator, handler: CommandHandler):
-    refused = handler.start_recording(AgentRequest("x", "classes", record_seconds=1.0), "train", "allow")
+def test_recording_is_refused_without_a_library_that_records(
+    allocator: CachingAllocator, handler: CommandHandler, monkeypatch: pytest.MonkeyPatch
+):
+    request = AgentRequest("x", "classes", record_seconds=1.0)
+    refused = handler.start_recording(request)
     assert refused is not None
     assert "can record its history" in refused.reason
-    for policy in ("step", "never"):
-        refused = handler.start_recording(AgentRequest("x", "classes", record_seconds=1.0), "train", policy)  # type: ignore[arg-type]
+    policies: tuple[FlushPolicy, ...] = ("step", "never")
+    for policy in policies:
+        monkeypatch.setattr(SETTINGS, "flush_policy", policy)
+        refused = handler.start_recording(request)
         assert refused is not None
         assert f"flush_policy is {policy}" in refused.reason
 
 
 RECORDING = """
 import json, pickle, time, torch
-from gpumond.agent.administration import CommandHandler
+from gpumond.agent.requests import CommandHandler
+from gpumond.agent.settings import Settings
 from gpumond.facts.messages import AgentRequest, encode
 from torch.world import ACTIVE, FREE, WORLD, Segment
 WORLD.reset(segments=[Segment([(4 << 20, ACTIVE), (2 << 20, ACTIVE), (1 << 20, FREE), (8 << 20, ACTIVE)])])
@@ -132,23 +136,23 @@ def snapshot():
         block["frames"] = frames
     return segments
 WORLD.snapshot = snapshot
-handler = CommandHandler()
+handler = CommandHandler(Settings([], []))
 request = AgentRequest("one", "snapshot", record_seconds=60.0)
 now = time.monotonic()
-print(handler.start_recording(request, "team/train", "allow"), torch._C._cuda_isHistoryEnabled())
-print(handler.start_recording(request, "team/train", "allow").reason)
+print(handler.start_recording(request), torch._C._cuda_isHistoryEnabled())
+print(handler.start_recording(request).reason)
 print(handler.finished_recording(now + 50.0), torch._C._cuda_isHistoryEnabled())
 found = handler.finished_recording(now + 70.0)
 print(torch._C._cuda_isHistoryEnabled(), handler.finished_recording(now + 80.0))
-print(json.dumps([found.id, found.unrecorded_bytes, found.dump.path, found.treemap.path, len(encode(found))]))
+print(json.dumps([found.id, found.unrecorded_bytes, found.dump.path, found.folded.path, len(encode(found))]))
 (site,) = found.sites
 print(site.size_bytes, site.blocks, *site.calls)
 print(pickle.load(open(found.dump.path, "rb"))["segments"][0]["total_size"])
-print(handler.start_recording(request, "train", "allow"))
+print(handler.start_recording(request))
 handler.cancel_recording()
 print(torch._C._cuda_isHistoryEnabled(), [call for call in WORLD.calls if call.startswith("record")][0])
 WORLD.records_history = True
-print(handler.start_recording(request, "train", "allow").reason)
+print(handler.start_recording(request).reason)
 """
 
 
@@ -163,15 +167,16 @@ def test_history_is_on_for_the_requested_time_and_then_off(tmp_path: Path):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[:4] == ["None True", "a recording is already in progress", "None True", "False None"]
-    name, unrecorded, pickle, treemap, size = json.loads(lines[4])
+    name, unrecorded, pickle, folded, size = json.loads(lines[4])
     assert (name, unrecorded) == ("one", 8 * MIB)
     assert size < MAX_MESSAGE_BYTES
     assert lines[5] == f"{6 * MIB} 2 Call(file='/home/a/train.py', line=31, function='step')"
     assert lines[6] == str(15 * MIB)
-    html = Path(treemap).read_text()
-    assert "train.py:31 step" in html
-    assert "allocated before the recording: 8.0 MiB" in html
-    assert (Path(pickle).suffix, Path(treemap).suffix) == (".pickle", ".html")
+    assert Path(folded).read_text().splitlines() == [
+        f"step (/home/a/train.py:31) {6 * MIB}",
+        f"allocated before the recording {8 * MIB}",
+    ]
+    assert (Path(pickle).suffix, Path(folded).suffix) == (".pickle", ".folded")
     assert lines[7] == "None"
     assert lines[8].startswith("False record all [('context', 'all'), ('max_entries', 10000), ('stacks', 'python')]")
     assert "the program records its memory history" in lines[9]
@@ -205,33 +210,6 @@ def test_program_with_policy_step_is_interrupted_in_its_steps_only(daemon: FakeD
         answer = daemon.wait_message(AgentResponse)
         assert "this version of PyTorch is not understood" in answer.reason
         finished(process)
-
-
-def test_treemap_fills_its_space_in_proportion():
-    sizes = [500, 300, 100, 60, 30, 10]
-    space = Rectangle(0.0, 0.0, 1200.0, 700.0)
-    placed = layout(sizes, space)
-    areas = [at.width * at.height for at in placed]
-    assert areas == pytest.approx([size / 1000 * 1200 * 700 for size in sizes])
-    assert all(at.x >= -1e-6 and at.x + at.width <= 1200.001 for at in placed)
-    assert all(at.y >= -1e-6 and at.y + at.height <= 700.001 for at in placed)
-    assert max(max(at.width / at.height, at.height / at.width) for at in placed) < 4
-    assert layout([], space) == []
-
-
-def test_treemap_contains_no_markup_of_the_program_and_no_reference():
-    hostile = Site(MIB, 1, (Call("/home/<script>alert(1)</script>.py", 1, "<lambda>"),))
-    many = [Site(size, 1, (Call(f"/home/a/{size}.py", size, "f"),)) for size in range(1, 400)]
-    html = page("<b>train</b>", [hostile, *many], 5)
-    assert "<script" not in html
-    assert "<b>" not in html
-    assert "&lt;lambda&gt;" in html
-    assert "http" not in html
-    assert "other sites" in html
-
-
-def test_treemap_of_nothing_is_a_page():
-    assert page("train", [], 0).startswith("<!DOCTYPE html>")
 
 
 def test_failed_file_has_a_reason(handler: CommandHandler):

@@ -15,7 +15,7 @@ def fake(index, reserved, used, pending=0):
     driver.fake_pool(index, *map(ctypes.c_uint64, (reserved, used, pending)))
 from cuda.core import DeviceMemoryResource
 from gpumond.agent import cuda, flush, report
-from gpumond.agent.adapters import cuda_core
+from gpumond.agent.allocators import cuda_core
 from gpumond.agent.registry import REGISTRY
 def show():
     for pool in report():

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from gpumond.agent.flush import outcome_of, raced
+from gpumond.agent.flushing import outcome_of, raced
 from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Report
 from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
 from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, finished, host, run_in_program

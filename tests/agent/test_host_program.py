@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from gpumond import agent
+from gpumond.agent import settings
+from gpumond.agent.settings import workload_name
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD, Bye, FlushCommand, Hello, Report, encode
 from gpumond.facts.pools import DEFAULT_STEPS
 from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
@@ -272,7 +274,7 @@ def test_wrong_arguments_of_start_are_named(arguments: dict[str, object], error:
     ],
 )
 def test_name_of_a_workload_is_shortened_and_made_printable(given: str, name: str) -> None:
-    assert agent.workload_name(given) == name
+    assert workload_name(given) == name
 
 
 def test_wrong_arguments_of_the_other_calls_are_named() -> None:
@@ -289,4 +291,4 @@ def test_default_steps_equal_those_of_the_model() -> None:
 
 
 def test_longest_name_of_a_workload_is_that_of_the_protocol() -> None:
-    assert agent.MAX_WORKLOAD == MAX_WORKLOAD
+    assert settings.MAX_WORKLOAD == MAX_WORKLOAD

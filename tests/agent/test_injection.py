@@ -250,7 +250,8 @@ def test_start_of_python_with_a_broken_package_prevents_no_program(site: Path, s
     (site / "gpumond").unlink()
     (site / "gpumond" / "agent").mkdir(parents=True)
     (site / "gpumond" / "__init__.py").touch()
-    (site / "gpumond" / "inject.py").write_text((Path(INJECT).parents[1] / "inject.py").read_text())
+    autostart = Path(INJECT).with_name("autostart.py").read_text()
+    (site / "gpumond" / "agent" / "autostart.py").write_text(autostart)
     (site / "gpumond" / "agent" / "__init__.py").write_text("print('loaded'); 1 / 0")
     code = f"{start.format(os.fspath(site))} print('well')"
     with host(code, own_environment("/nowhere", GPUMOND_AGENT="1"), "-I", "-S") as process:

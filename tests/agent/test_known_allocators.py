@@ -25,7 +25,7 @@ import ctypes, time
 driver = ctypes.CDLL("libcuda.so.1")
 import gpumond.agent.cuda
 from gpumond.agent import registry
-from gpumond.agent.adapters import mempools
+from gpumond.agent.allocators import mempools
 names = lambda: [adapter.name for adapter in registry.REGISTRY.known()]
 def use(reserved):
     driver.fake_pool(0, ctypes.c_uint64(reserved), ctypes.c_uint64(reserved), ctypes.c_uint64(0))

@@ -87,7 +87,7 @@ print([(p.allocator, p.live_bytes // MIB, p.managed) for p in report()])
 
 def test_list_is_emptied_in_the_main_thread_only(library: Path) -> None:
     code = f"""{PROGRAM}
-from gpumond.agent.allocator_flush import Permissions
+from gpumond.agent.flushing import Permissions
 from gpumond.facts.messages import FlushCommand
 manager = devices.use(0)
 manager.allocate(0, 64 * MIB), manager.free(0)

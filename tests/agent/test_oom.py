@@ -86,7 +86,7 @@ def test_oom_snapshot_has_the_memory_at_the_error(allocator: CachingAllocator):
     assert (oom.number, oom.seen, oom.scope, oom.device_uuid) == (1, "scope", "epoch/forward", UUID)
     assert oom.request_bytes == 300 * MIB
     (pool,) = oom.pools
-    now = allocator.statistics()
+    now = allocator.usage()
     assert (pool.live_bytes, pool.cached_bytes, pool.stranded_bytes) == (now.live_bytes, 0, now.stranded_bytes)
     assert pool.largest_free_bytes == max(size for _, size, is_free in allocator.blocks() if is_free)
     assert [(scope.name, scope.kept_bytes) for scope in oom.scopes] == [("epoch", 8 * MIB)]
@@ -162,7 +162,7 @@ def test_newest_oom_snapshots_are_kept(allocator: CachingAllocator):
 
 OBSERVE = """
 import torch, gpumond.agent as agent
-from gpumond.agent.instrument.oom import OOMS
+from gpumond.agent.measure.oom import OOMS
 from torch.world import ACTIVE, Segment
 observers = []
 torch._C._cuda_attach_out_of_memory_observer = observers.append

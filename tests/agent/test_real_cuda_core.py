@@ -37,7 +37,7 @@ print(report(), flush(), REGISTRY.known())
 def test_resources_are_found_and_not_kept() -> None:
     code = """
 from cuda.core import DeviceMemoryResource, PinnedMemoryResource
-from gpumond.agent.adapters import cuda_core
+from gpumond.agent.allocators import cuda_core
 resource, other = (kind.__new__(kind) for kind in (DeviceMemoryResource, PinnedMemoryResource))
 cuda_core._search()
 (found,) = cuda_core._found

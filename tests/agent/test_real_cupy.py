@@ -19,7 +19,7 @@ import random
 from tests.agent.cupy_without_device import DEVICES, HELD
 import cupy
 from gpumond import agent
-from gpumond.agent.adapters import cupy_chunks
+from gpumond.agent.allocators import cupy as cupy_chunks
 pool = cupy.get_default_memory_pool()
 alloc, use = cupy.cuda.alloc, cupy.cuda.runtime.setDevice
 def history(draw, steps=300):
@@ -163,7 +163,7 @@ ASYNC = """
 import warnings
 warnings.simplefilter("ignore", FutureWarning)  # experimental, until CuPy 13
 from tests.agent.cupy_without_device import IN_DEFAULT_POOL
-from gpumond.agent.adapters.python_owners import GRANULE
+from gpumond.agent.allocators.python_owners import GRANULE
 cupy.cuda.set_allocator(cupy.cuda.malloc_async)
 def expected():
     (plan,) = [one for one in agent.flush(dry_run=True) if one.allocator == "mempool"]

@@ -21,7 +21,7 @@ def test_build_without_cuda_is_not_read_and_has_the_functions_that_the_adapter_c
 import sys
 import paddle
 from gpumond.agent import flush, report
-from gpumond.agent.adapters.paddle import PaddleAdapter, adapter
+from gpumond.agent.allocators.paddle import PaddleAdapter, adapter
 from gpumond.agent.registry import REGISTRY
 core = sys.modules["paddle.base.core"]
 print(report(), flush(), REGISTRY.known(), adapter(), core.is_compiled_with_cuda())

@@ -21,7 +21,7 @@ def needs(library: str) -> pytest.MarkDecorator:
 def test_stack_of_rmms_own_resources_is_read() -> None:
     code = """
 import rmm
-from gpumond.agent.adapters.rmm_stack import read_stack
+from gpumond.agent.allocators.rmm import read_stack
 mr = rmm.mr
 for kind in (mr.StatisticsResourceAdaptor, mr.TrackingResourceAdaptor, lambda up: mr.LimitingResourceAdaptor(up, 9)):
     stack = read_stack(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
@@ -86,12 +86,12 @@ def test_allocation_function_of_a_cupy_pool_is_visible() -> None:
     code = """
 import cupy
 from rmm.allocators.cupy import rmm_cupy_allocator
-from gpumond.agent.adapters.cupy import CupyAdapter
+from gpumond.agent.allocators.cupy import CupyAdapter
 adapter = CupyAdapter(cupy)
 for allocator in ((), (rmm_cupy_allocator,), (cupy.cuda.malloc_managed,), (lambda size: None,)):
     print(adapter._inside(cupy.cuda.MemoryPool(*allocator), 0))
 print(adapter._inside(cupy.get_default_memory_pool(), 0), hasattr(cupy.cuda.MemoryAsyncPool, "_pools"))
-from gpumond.agent.adapters.cupy import managed_pool
+from gpumond.agent.allocators.cupy import managed_pool
 for function in (None, cupy.cuda.malloc_managed):
     pool = cupy.cuda.MemoryPool(*filter(None, [function]))
     cupy.cuda.set_allocator(pool.malloc)

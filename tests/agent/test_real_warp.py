@@ -20,7 +20,7 @@ def test_warp_is_not_initialised_and_has_the_attributes_that_the_adapter_reads()
     code = """
 import warp
 from gpumond.agent import flush, report
-from gpumond.agent.adapters.warp import WarpAdapter
+from gpumond.agent.allocators.warp import WarpAdapter
 from gpumond.agent.registry import REGISTRY
 print(report(), flush(), REGISTRY.known(), warp._src.context.runtime, WarpAdapter().framework())
 warp.init()

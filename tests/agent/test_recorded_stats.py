@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.allocators.torch.formulas import figures, from_async_stats, from_snapshot, from_stats
+from gpumond.agent.allocators.torch_formulas import figures, from_async_stats, from_snapshot, from_stats
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from gpumond.agent import retention as referrers
+from gpumond.agent.allocators import Tracked
 from gpumond.agent.requests import CommandHandler
-from gpumond.agent.retention import RetentionSearch, Tracked
+from gpumond.agent.retention import RetentionSearch
+from gpumond.agent.settings import Settings
 from gpumond.facts.messages import AgentRequest
 from gpumond.sim.allocator import CachingAllocator
 from tests.helpers.agent_daemon import environment
@@ -158,9 +160,11 @@ def test_variables_of_running_functions_are_found_and_not_kept():
 
 
 def test_search_is_refused_by_a_program_that_does_not_allow_it(allocator: CachingAllocator):
-    handler, request = CommandHandler(), AgentRequest("x", "retainers")
-    for policy in ("step", "never"):
-        assert f"flush_policy is {policy}" in handler.start_search(request, policy).reason  # type: ignore[arg-type]
-    assert "no allocator" in handler.start_search(request, "allow").reason
+    settings, request = Settings([], []), AgentRequest("x", "retainers")
+    handler = CommandHandler(settings)
+    for settings.flush_policy in ("step", "never"):
+        assert f"flush_policy is {settings.flush_policy}" in handler.start_search(request).reason
+    settings.flush_policy = "allow"
+    assert "no allocator" in handler.start_search(request).reason
     handler.continue_search(1e12)
     assert handler.retainers == ()

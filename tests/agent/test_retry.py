@@ -56,7 +56,7 @@ def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAlloca
             raise ValueError("wrapped") from cycle[0]  # type: ignore[misc]
 
     def outer(size: int) -> Tensor:
-        live_at_retry.append(allocator.statistics().live_bytes)
+        live_at_retry.append(allocator.usage().live_bytes)
         activations = Tensor(allocator, 100 * MIB)
         try:
             return inner(size)
@@ -65,7 +65,7 @@ def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAlloca
 
     result = agent.retry_on_oom(outer, shrink=halved)(800 * MIB)
     assert live_at_retry == [0, 0]
-    assert allocator.statistics().live_bytes == 400 * MIB
+    assert allocator.usage().live_bytes == 400 * MIB
     del result
 
 
@@ -85,14 +85,14 @@ def test_stored_traceback_holds_no_memory(allocator: CachingAllocator):
     agent.retry_on_oom(work, shrink=halved)(2 * MIB)
     assert len(kept) == 2
     kept.pop()
-    assert allocator.statistics().live_bytes == 0
+    assert allocator.usage().live_bytes == 0
 
 
 def test_cache_is_flushed_before_the_next_attempt(allocator: CachingAllocator):
     held: list[int] = []
 
     def work() -> None:
-        held.append(allocator.statistics().held_bytes)
+        held.append(allocator.usage().held_bytes)
         if len(held) == 1:
             allocator.free(allocator.malloc(400 * MIB))
             raise OutOfMemory("as another library would say")
@@ -123,7 +123,7 @@ def test_garbage_is_collected_before_the_last_attempt(allocator: CachingAllocato
     live_at_retry: list[int] = []
 
     def work() -> None:
-        live_at_retry.append(allocator.statistics().live_bytes // MIB)
+        live_at_retry.append(allocator.usage().live_bytes // MIB)
         allocator.free(allocator.malloc(500 * MIB))
 
     Cyclic(allocator, 900 * MIB)
@@ -136,7 +136,7 @@ def test_garbage_is_kept_without_gc(allocator: CachingAllocator):
     Cyclic(allocator, 900 * MIB)
     with pytest.raises(OutOfMemory):
         agent.retry_on_oom(allocator.malloc, gc=False)(500 * MIB)
-    assert allocator.statistics().live_bytes == 900 * MIB
+    assert allocator.usage().live_bytes == 900 * MIB
 
 
 @pytest.mark.usefixtures("no_automatic_collection")
@@ -144,7 +144,7 @@ def test_garbage_is_kept_without_gc(allocator: CachingAllocator):
 def test_scope_that_flushes_collects_garbage_if_asked(allocator: CachingAllocator, collects: bool, held: int):
     with agent.scope("epoch", flush=True, gc=collects):
         Cyclic(allocator, 900 * MIB)
-    assert allocator.statistics().held_bytes // MIB == held
+    assert allocator.usage().held_bytes // MIB == held
 
 
 def test_last_error_is_raised_as_it_was(allocator: CachingAllocator):

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond import agent
 from gpumond.agent.measure.scopes import SCOPE_TOTALS, Block
-from gpumond.agent.measure.usage import DeviceLevel, levels
+from gpumond.agent.measure.steps import DeviceLevel, levels
 from gpumond.facts.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
@@ -154,7 +154,7 @@ def test_retries_and_the_errors_that_end_a_block_are_counted(allocator: CachingA
 def test_flush_releases_the_blocks_cache(allocator: CachingAllocator):
     with agent.scope("evaluation", flush=True):
         allocator.free(allocator.malloc(200 * MIB))
-    assert allocator.statistics().held_bytes == 0
+    assert allocator.usage().held_bytes == 0
 
 
 def test_decorated_function_is_a_block_at_each_call(allocator: CachingAllocator):

@@ -36,7 +36,7 @@ def test_simulated_allocator_is_found_in_its_program() -> None:
 
 IMPORT = """
 import sys
-from gpumond.agent.adapters.sim import adapter
+from gpumond.agent.allocators.sim import adapter
 assert list(adapter().read()) == [] and list(adapter().flush(["cache"]))[0].released_bytes == 0
 print("gpumond.sim.allocator" in sys.modules)
 """

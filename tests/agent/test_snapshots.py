@@ -20,7 +20,7 @@ from tests.helpers.simulated import UUID
 
 TORCH = """
 import signal, sys, torch, gpumond.agent as agent
-from gpumond.agent.instrument import snapshots
+from gpumond.agent.measure import snapshots
 from torch.world import ACTIVE, Segment
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as some programs have it
 torch.WORLD.reset(segments=[Segment([(1 << 20, ACTIVE)])])

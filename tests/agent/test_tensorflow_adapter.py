@@ -14,7 +14,7 @@ from types import SimpleNamespace
 ctypes.CDLL("libcuda.so.1")
 context = tensorflow.context.context()
 from gpumond.agent import cuda, flush, report
-from gpumond.agent.adapters.tensorflow import adapter
+from gpumond.agent.allocators.tensorflow import adapter
 """
 SHOW = "print([(p.device_uuid[-1], p.live_bytes, p.peak_live_bytes, p.inside) for p in adapter().read()])"
 

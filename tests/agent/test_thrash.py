@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.agent.measure.thrash import Thrash
+from gpumond.agent.flushing import Thrash
 from gpumond.facts.messages import PoolChange
 from gpumond.facts.pools import Expected, PoolUsage
 from gpumond.testing import GIB, make_pool

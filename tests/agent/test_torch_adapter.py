@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import FlushRefused
-from gpumond.agent.allocators.torch.adapter import TorchAdapter
+from gpumond.agent.allocators.torch import TorchAdapter
 from gpumond.facts.pools import HostPool, Reclaimable
 from tests.agent.standins import torch
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment

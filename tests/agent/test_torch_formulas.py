@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.agent.allocators.torch.formulas import figures, from_async_stats, from_snapshot, from_stats
+from gpumond.agent.allocators.torch_formulas import figures, from_async_stats, from_snapshot, from_stats
 from gpumond.facts.pools import Reclaimable
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment, World
 

@@ -26,7 +26,7 @@ def model():
     return made, optimizer
 def measured(search=0.0):
     import torch
-    from gpumond.agent.adapters import torch_classes
+    from gpumond.agent.allocators import torch_classes
     found = torch_classes.measure(torch, "cpu", search)
     return list(found.get(0, found[torch_classes.NO_DEVICE]))
 """
@@ -62,7 +62,7 @@ TORCH_OBJECTS.install()
 newer = model()
 print(measured())
 import torch
-from gpumond.agent.adapters import torch_classes
+from gpumond.agent.allocators import torch_classes
 torch_classes.search(torch, 0.0)
 print(measured())
 torch_classes.search(torch)
@@ -80,7 +80,7 @@ def test_search_of_someone_who_asks_distinguishes_other_tensors():
     code = """
 import torch
 kept, other = model(), torch.ones(1000)
-from gpumond.agent.adapters import torch_classes
+from gpumond.agent.allocators import torch_classes
 print(measured(600.0))
 """
     (line,) = run(code)
@@ -94,7 +94,7 @@ def test_agent_searches_the_objects_of_a_build_for_devices_only():
     code = """
 kept = model()
 import torch
-from gpumond.agent.adapters.torch import TorchAdapter
+from gpumond.agent.allocators.torch import TorchAdapter
 from gpumond.agent.torch_objects import TORCH_OBJECTS
 adapter = TorchAdapter(torch)
 adapter.find_older_objects()

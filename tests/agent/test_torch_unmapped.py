@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.allocators.torch.adapter import TorchAdapter
-from gpumond.agent.allocators.torch.formulas import SAVER, VLLM
+from gpumond.agent.allocators.torch import TorchAdapter
+from gpumond.agent.allocators.torch_formulas import SAVER, VLLM
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from tests.agent.driver import run
 from tests.agent.standins import torch

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.commands.status import engine_table
 from gpumond.features.flush.command import plan_table, receipt_table
 from gpumond.testing import GIB
+from gpumond.view.tables import engine_table
 
 ENGINE: dict[str, Any] = {
     "name": "chat",

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpumond.commands.status import device_table, notes, process_table
 from gpumond.facts.frame import Verdict
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.view.machine import view
+from gpumond.view.tables import device_table, notes, process_table
 from tests.helpers.frames import busy_frame, fake_daemon, make_frame
 from tests.helpers.screens import terminal
 

@@ -77,19 +77,19 @@ def test_sites_of_a_recording_and_advice_follow_the_classes():
     text = "\n".join(shown(WHY_EXAMPLE))
     assert "12.0 GiB train.py:31 step < train.py:50 main" in text
     assert "1.0 GiB allocated before the recording" in text
-    for name in ("snapshot: /home/research", "treemap: /home/research", "advice: use a smaller batch"):
+    for name in ("snapshot: /home/research", "folded: /home/research", "advice: use a smaller batch"):
         assert name in text
 
 
-def test_recording_is_requested_and_its_treemap_fetched(tmp_path: Path):
+def test_recording_is_requested_and_its_stacks_fetched(tmp_path: Path):
     answer: Any = WHY.dump_python(WHY_EXAMPLE, mode="json")
     with fake_daemon(busy_frame()) as fake:
-        fake.answers |= {f"{PATH}/why": (200, answer), f"{PATH}/snapshots/2": (200, "treemap")}
-        done = run(fake, "--record", "60s", "--html", os.fspath(tmp_path / "memory.html"), "--json")
+        fake.answers |= {f"{PATH}/why": (200, answer), f"{PATH}/snapshots/2": (200, "main 7")}
+        done = run(fake, "--record", "60s", "--folded", os.fspath(tmp_path / "memory.folded"), "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == answer
     assert fake.requests == [(f"{PATH}/why", {"record_seconds": 60.0}), (f"{PATH}/snapshots/2", None)]
-    assert (tmp_path / "memory.html").read_text() == '"treemap"'
+    assert (tmp_path / "memory.folded").read_text() == '"main 7"'
 
 
 def test_refusal_of_the_program_is_the_message():
@@ -158,7 +158,7 @@ def test_selection_without_a_program_is_nothing_to_do(verb: str):
     assert "--workload" in missing.stderr
 
 
-@pytest.mark.parametrize(("verb", "option"), [("why", "--html"), ("snapshot", "--out")])
+@pytest.mark.parametrize(("verb", "option"), [("why", "--folded"), ("snapshot", "--out")])
 def test_file_of_several_programs_is_refused_with_their_names(tmp_path: Path, verb: str, option: str):
     with fake_daemon(busy_frame()) as fake:
         fake.answers["/api/v1/agents"] = (200, AGENTS)

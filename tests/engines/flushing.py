@@ -12,7 +12,7 @@ from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import AgentReport, Reading
-from gpumond.features.engines.flush_step import Timing
+from gpumond.features.engines.flush_step import EngineFlusher, Timing
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.flush.flusher import Flusher
@@ -52,7 +52,7 @@ class World:
         self.engines = Engines()
         self.engines.configure(declarations)
         self.flusher = Flusher(
-            NoAgents(), self.read_driver, engines=self.engines, engine_timing=timing, keep=self._keep
+            NoAgents(), self.read_driver, engines=EngineFlusher(self.engines, self.read_driver, timing), keep=self._keep
         )
 
     async def _keep(self, receipt: Receipt) -> None:

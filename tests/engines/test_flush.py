@@ -272,7 +272,7 @@ def test_another_users_request_is_refused_by_the_fresh_look_at_the_listener(tmp_
 
         async def scenario() -> Any:
             world = World(card, allowed(engine))
-            step = EngineFlusher(world.engines, world.read_driver, lambda: (), FAST)
+            step = EngineFlusher(world.engines, world.read_driver, FAST)
             request = FlushRequest(target=Target(workload="e", uid=os.getuid() + 1), steps=("engine",))
             return await step.flush("e", request, "test")
 

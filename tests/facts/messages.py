@@ -109,7 +109,7 @@ MESSAGES = [
         classes=(CLASSES,),
         sites=(Site(5, 1, (CALL,)),),
         unrecorded_bytes=3,
-        treemap=Dump("torch", "/tmp/x.html", 7, id=3),
+        folded=Dump("torch", "/tmp/x.folded", 7, id=3),
         part=("eJwDAAAAAAE=",),
         part_bytes=0,
         file_bytes=0,

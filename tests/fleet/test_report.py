@@ -132,7 +132,7 @@ def test_report_without_recorded_series_names_the_rules():
     ("arguments", "message"),
     [
         ((), "--prometheus is required"),
-        (("--for", "long"), "--for 'long'"),
+        (("--for", "long"), "--for: 'long'"),
         (("--price", "2"), "--gpu-memory"),
         (("--gpu-memory", "80GiB"), "--price and --gpu-memory"),
         (("--limit", "-1"), "--limit"),

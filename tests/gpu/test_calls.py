@@ -74,7 +74,7 @@ assert torch.cuda.current_device() == 0
 
 SNAPSHOT = """
 import os, pickle, signal, sys, tempfile, time, torch, gpumond.agent as agent
-from gpumond.agent.instrument import snapshots
+from gpumond.agent.measure import snapshots
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 blocks = [torch.empty(300_000, dtype=torch.uint8, device="cuda") for _ in range(20_000)]
 path = os.path.join(tempfile.mkdtemp(), "memory.pickle")
@@ -95,7 +95,7 @@ print(f"20000 blocks, {dump.size_bytes} bytes in {seconds:.3f} s")
 
 OBSERVED = """
 import torch, time, gpumond.agent as agent
-from gpumond.agent.instrument.oom import OOMS
+from gpumond.agent.measure.oom import OOMS
 OOMS.observe()
 assert not torch.cuda.is_initialized()
 x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
@@ -143,7 +143,7 @@ JAX = """
 import os
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 import jax, jax.numpy as jnp, gpumond.agent as agent
-from gpumond.agent.instrument.oom import is_oom, request_bytes
+from gpumond.agent.measure.oom import is_oom, request_bytes
 try:
     jnp.zeros((1 << 40,), dtype=jnp.uint8).block_until_ready()
 except Exception as error:

@@ -81,13 +81,14 @@ show(duration=duration, classes=[dataclasses.asdict(one) for one in record.class
 
 RECORDING = """
 import torch._inductor.codecache  # PyTorch imports it before it names the frames of the first record
-from gpumond.agent.administration import CommandHandler
+from gpumond.agent.requests import CommandHandler
+from gpumond.agent.settings import Settings
 from gpumond.facts.messages import AgentRequest
-handler = CommandHandler()
+handler = CommandHandler(Settings([], []))
 before = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
 REGISTRY.adapters()
 now = time.monotonic()
-refusal = handler.start_recording(AgentRequest("one", "classes", record_seconds=1.0), "train", "allow")
+refusal = handler.start_recording(AgentRequest("one", "classes", record_seconds=1.0))
 def allocate(): return torch.empty(16 << 20, dtype=torch.uint8, device="cuda")
 kept = [allocate() for _ in range(3)]
 for _ in range(20_000):
@@ -97,7 +98,7 @@ found = handler.finished_recording(now + 2.0)
 duration = time.perf_counter() - began
 show(refusal=refusal, recording=bool(torch._C._cuda_isHistoryEnabled()), duration=duration,
      sites=[dataclasses.asdict(one) for one in found.sites], unrecorded=found.unrecorded_bytes,
-     dump=found.dump.path, treemap=found.treemap.path, reason=found.reason)
+     dump=found.dump.path, folded=found.folded.path, reason=found.reason)
 """
 RETAINERS = """
 from gpumond.agent.retention import RetentionSearch
@@ -275,7 +276,7 @@ def test_history_is_recorded_by_site_and_then_off(tmp_path: Path, monkeypatch: p
     assert (first["size_bytes"], first["blocks"], first["calls"][0]["function"]) == (3 * 16 * MIB, 3, "allocate")
     assert found["unrecorded"] == 8 * MIB
     assert Path(found["dump"]).stat().st_size > 20_000
-    assert "allocate" in Path(found["treemap"]).read_text()
+    assert "allocate" in Path(found["folded"]).read_text()
     assert found["duration"] < 2.0
 
 

@@ -19,7 +19,7 @@ MIB = 1 << 20
 CONTEXT = 2048 * MIB
 """Upper bound of a CUDA context, its libraries and their workspaces."""
 
-both = pytest.mark.parametrize("engine", ["cupy", "torch"])
+both = pytest.mark.parametrize("backend", ["cupy", "torch"])
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,9 @@ def _needs_a_device() -> None:
         pytest.skip("needs an NVIDIA device and nvidia-smi")
 
 
-def needs(engine: str) -> None:
-    if importlib.util.find_spec(engine) is None:
-        pytest.skip(f"needs {engine}")
+def needs(backend: str) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"needs {backend}")
 
 
 def used() -> int:
@@ -39,7 +39,7 @@ def used() -> int:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gpumond", "load", *arguments, "--json"]
+    command = [sys.executable, "-m", "gpumond", "loadgen", *arguments, "--json"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -57,10 +57,10 @@ def run_load(*arguments: str) -> tuple[dict[str, Any], int]:
 
 @both
 @pytest.mark.parametrize("scenario", ["leak-linear", "leak-at-eval", "fragmentation", "periodic-eval", "flush-storm"])
-def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(engine: str, scenario: str) -> None:
-    needs(engine)
+def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(backend: str, scenario: str) -> None:
+    needs(backend)
     before = used()
-    options = ("--engine", engine, "--max", "8GiB", "--duration", "5s", "--speed", "2000")
+    options = ("--backend", backend, "--max", "8GiB", "--duration", "5s", "--speed", "2000")
     account, peak = run_load(scenario, *options)
     assert account["takes"] > 0
     assert account["peak_held_bytes"] <= 8192 * MIB
@@ -70,10 +70,10 @@ def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(engine: str, scen
 
 
 @both
-def test_signal_during_the_run_frees_everything(engine: str) -> None:
-    needs(engine)
+def test_signal_during_the_run_frees_everything(backend: str) -> None:
+    needs(backend)
     before = used()
-    with start("steady", "--engine", engine, "--max", "8GiB", "--speed", "50") as process:
+    with start("steady", "--backend", backend, "--max", "8GiB", "--speed", "50") as process:
         time.sleep(6)
         assert used() - before > 1024 * MIB
         process.send_signal(signal.SIGTERM)
@@ -84,19 +84,19 @@ def test_signal_during_the_run_frees_everything(engine: str) -> None:
 
 
 @both
-def test_stress_verifies_what_it_wrote(engine: str) -> None:
-    needs(engine)
-    account, _ = run_load("stress", "--engine", engine, "--fill", "80%", "--duration", "10s", "--speed", "20")
+def test_stress_verifies_what_it_wrote(backend: str) -> None:
+    needs(backend)
+    account, _ = run_load("stress", "--backend", backend, "--fill", "80%", "--duration", "10s", "--speed", "20")
     assert account["wrong_words"] == 0
     assert account["checked_bytes"] > 0
 
 
 @both
-def test_crash_leaves_no_memory_in_use(engine: str) -> None:
-    needs(engine)
+def test_crash_leaves_no_memory_in_use(backend: str) -> None:
+    needs(backend)
     before = used()
     options = ("--times", "3", "--max", "8GiB", "--duration", "16s", "--speed", "300")
-    account, _ = run_load("crash", "--engine", engine, *options)
+    account, _ = run_load("crash", "--backend", backend, *options)
     assert account["lives"] == 3
     time.sleep(2)
     assert abs(used() - before) <= 64 * MIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from gpumond.facts.snapshot import AgentReport
@@ -101,7 +102,7 @@ class Process:
     @property
     def used_bytes(self) -> int:
         if self._used_bytes is None:
-            self._used_bytes = CONTEXT_BYTES + self.allocator.statistics().held_bytes + self._outside_bytes
+            self._used_bytes = CONTEXT_BYTES + self.allocator.usage().held_bytes + self._outside_bytes
         return self._used_bytes
 
     def report(self) -> AgentReport:
@@ -114,6 +115,6 @@ class Process:
                 age_seconds=REPORT_AGE_SECONDS,
                 frameworks=("sim",),
                 flush_policy="allow",
-                pools=(self.allocator.statistics().pool(self.uuid),),
+                pools=(replace(self.allocator.usage(), device_uuid=self.uuid),),
             )
         return self._report

@@ -1,4 +1,4 @@
-"""Runs of `gpumond load` on a simulated device."""
+"""Runs of `gpumond loadgen` on a simulated device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def device(tmp_path: Path) -> SimDevice:
 
 @contextmanager
 def running(device: SimDevice | None, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "gpumond", "load", *arguments]
+    command = [sys.executable, "-m", "gpumond", "loadgen", *arguments]
     if device is not None:
         command += ["--card", str(device.directory)]
     env = {**os.environ, "GPUMOND_SOCKET": "/nonexistent/agent.sock", **environ}

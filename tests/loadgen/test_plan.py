@@ -256,7 +256,7 @@ def test_views_alternate_by_seed_unless_the_scenario_needs_an_agent():
 @pytest.mark.parametrize(
     ("scenario", "options", "message"),
     [
-        ("leek", {}, "no scenario is named 'leek'; `gpumond load --list`"),
+        ("leek", {}, "no scenario is named 'leek'; `gpumond loadgen --list`"),
         ("", {}, "no scenario is named ''"),
         ("steady", {"rate": 3}, "option --rate: steady has no such option; it has no options"),
         ("p2", {"rates": 3}, "it has --rate"),

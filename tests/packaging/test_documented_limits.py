@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpumond.agent.allocators.torch.adapter import MAX_ENTRIES
+from gpumond.agent.allocators.torch import MAX_ENTRIES
 from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom import MAX_RECORD_BYTES
 from gpumond.agent.registry import FLUSHES

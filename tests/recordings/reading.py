@@ -7,8 +7,7 @@ from typing import Any
 
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.recordings.formats import snapshots
-from gpumond.features.recordings.reader import Lines
-from gpumond.features.recordings.snapshots import Remarks
+from gpumond.features.recordings.reader import Lines, Remarks
 
 
 def read(log: str | bytes, format_name: str = "auto", **options: Any) -> list[Snapshot]:

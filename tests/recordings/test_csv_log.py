@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.recordings.snapshots import NAMELESS, moment
+from gpumond.features.recordings.reader import moment
+from gpumond.features.recordings.snapshots import NAMELESS
 from gpumond.testing import GIB
 from tests.recordings.reading import elapsed, read, read_with_notices, used
 
@@ -117,7 +118,7 @@ def test_allocator_without_a_pid_has_a_report_without_a_name():
         ("uuid,pid,used_bytes\na,1,5\n", "line 1: no column time; expected time,uuid"),
         ("0,a,1\n1,a,1\n", "line 1: 3 columns without names; expected time,uuid"),
         ("time,uuid,pid,used_bytes\nx,a,1,5\n", "1 of 1 lines are malformed.*line 2: 'x' is not a time"),
-        ("time,uuid,pid,used_bytes\n0,a,1,-5\n", "line 2: '-5': expected bytes"),
+        ("time,uuid,pid,used_bytes\n0,a,1,-5\n", "line 2: '-5' is not an amount of memory"),
         ("time,uuid,pid,used_bytes\n0,a,me,5\n", "line 2: pid 'me': expected a number"),
         ("time,uuid,pid,used_bytes\n0,a,0,5\n", "line 2: pid '0': expected a number"),
         ("time,uuid,pid,used_bytes\n0,a\n", "line 2: too few cells"),

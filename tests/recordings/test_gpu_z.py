@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.recordings.snapshots import moment
+from gpumond.features.recordings.reader import moment
 from tests.recordings.reading import read, used
 from tests.recordings.samples import HEADER, ROWS
 

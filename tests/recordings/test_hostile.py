@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
-from gpumond.features.recordings.formats import READERS
+from gpumond.features.recordings.formats import FORMATS
 from gpumond.testing import make_device, make_snapshot
 from tests.recordings.reading import read
 from tests.recordings.samples import (
@@ -72,7 +72,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("format_name", ["auto", *READERS])
+@pytest.mark.parametrize("format_name", ["auto", *(each.name for each in FORMATS)])
 @given(data=st.one_of(damaged(), st.binary(max_size=200)))
 def test_arbitrary_file_is_read_or_refused(format_name: str, data: bytes):
     try:

@@ -12,7 +12,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.messages import to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen.plan import plan
-from gpumond.features.recordings.formats import Changes
+from gpumond.features.recordings.diagnose import Changes
 from tests.helpers.simulated_snapshots import snapshots as virtual
 from tests.recordings.reading import read
 

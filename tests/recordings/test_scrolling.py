@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.recordings.snapshots import moment
+from gpumond.features.recordings.reader import moment
 from gpumond.testing import GIB
 from tests.recordings.reading import elapsed, read, read_with_notices, used
 from tests.recordings.samples import DMON
@@ -103,7 +103,7 @@ def test_dcgmi_dmon_without_used_memory_has_size_minus_free_and_reserved():
         (DCGMI.replace("FBUSD", "PCITX"), 1.0, "line 1: no column of used memory.*record with"),
         ("# gpu  pid  type  sm  command\n 0  7  C  5  python\n", 1.0, "line 1: no column of used memory"),
         ("#Entity FBUSD\nGPU 0 seven\n", 1.0, "1 of 1 lines are malformed"),
-        ("#Entity FBUSD\nGPU 0 1e30\n", 1.0, "expected MiB"),
+        ("#Entity FBUSD\nGPU 0 1e30\n", 1.0, "is not an amount of memory"),
         ("# gpu fb\nx\n", 1.0, "contains no readings"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpumond.facts.frame import Verdict
-from gpumond.features.recordings.formats import Changes
+from gpumond.features.recordings.diagnose import Changes
 from gpumond.features.recordings.snapshots import NAMELESS
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from gpumond.event_log import EventLog
+from gpumond.events import EventLog
 from gpumond.facts.alerts import ended
 from gpumond.facts.errors import (
     ConfigError,
@@ -30,6 +30,7 @@ from gpumond.facts.persisted import KeptAdmission
 from gpumond.facts.pools import Receipt
 from gpumond.facts.rule import Rule
 from gpumond.facts.silence import Silence
+from gpumond.features import routers
 from gpumond.features.alerts.receiver_check import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE
 from gpumond.features.flush.hook import AlertmanagerHook
@@ -222,7 +223,7 @@ async def no_lifespan() -> AsyncIterator[None]:
 @cache
 def application() -> FastAPI:
     """Application whose state a test replaces, because its routes take long to make."""
-    return create_app(View(), Tokens("secret"), no_lifespan)
+    return create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
 
 
 def serving(view: Any, tokens: Tokens | None = None) -> FastAPI:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gpumond.event_log import EventLog
+from gpumond.events import EventLog
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.serve import events as route
 from gpumond.serve.streams import MAX_STREAMS

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute
 
+from gpumond.features import routers
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
 from tests.helpers import openapi_requests
@@ -24,7 +25,7 @@ def test_responses_conform_to_the_openapi_document(tmp_path: Path):
 
 def test_routes_of_the_api_are_in_the_document_and_so_in_the_requests():
     """Except streams that do not end, and a release, which is requested last."""
-    app = create_app(View(), Tokens("secret"), no_lifespan)
+    app = create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
     served = {route.path for route in app.routes if isinstance(route, APIRoute) and route.path.startswith("/api/")}
     documented = set(ask(View(), "/openapi.json").json()["paths"])
     assert served - documented == set()

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
+from gpumond.events import Kind
 from gpumond.facts.frame import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import SHAPES
@@ -18,7 +19,6 @@ from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.page.bundle import bundle
 from gpumond.page.files import FILES, MODULES, PAGE, POLICY
 from gpumond.testing import TickState, advance, make_device, make_fault, make_snapshot
-from gpumond.tick.events import Kind
 from gpumond.view.bars import COLOURS, FREE_ON_DARK
 from tests.helpers.color_vision import COLOR_VISION, MIN_DISTANCE, distance, linear
 from tests.serve.application import View, ask

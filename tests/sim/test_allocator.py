@@ -31,12 +31,12 @@ class Allocations(RuleBasedStateMachine):
 
     @rule(target=live, size=SIZES)
     def malloc(self, size: int) -> int | None:
-        before = self.allocator.statistics()
+        before = self.allocator.usage()
         try:
             address = self.allocator.malloc(size)
         except OutOfMemory:
-            after = self.allocator.statistics()
-            assert (after.live_bytes, after.ooms, after.reclaimable_bytes) == (before.live_bytes, before.ooms + 1, 0)
+            after = self.allocator.usage()
+            assert (after.live_bytes, after.ooms, after.reclaimable.likely) == (before.live_bytes, before.ooms + 1, 0)
             return None
         self.sizes[address] = size
         return address
@@ -49,17 +49,17 @@ class Allocations(RuleBasedStateMachine):
 
     @rule()
     def empty_cache(self) -> None:
-        before = self.allocator.statistics()
-        assert self.allocator.empty_cache() == before.reclaimable_bytes
-        after = self.allocator.statistics()
-        assert before.held_bytes - after.held_bytes == before.reclaimable_bytes
-        assert (after.reclaimable_bytes, after.stranded_bytes) == (0, before.stranded_bytes)
+        before = self.allocator.usage()
+        assert self.allocator.empty_cache() == before.reclaimable.likely
+        after = self.allocator.usage()
+        assert before.held_bytes - after.held_bytes == before.reclaimable.likely
+        assert (after.reclaimable.likely, after.stranded_bytes) == (0, before.stranded_bytes)
 
     @invariant()
     def shares_add_up(self) -> None:
-        now = self.allocator.statistics()
-        assert now.held_bytes == now.live_bytes + now.reclaimable_bytes + now.stranded_bytes
-        assert min(now.live_bytes, now.reclaimable_bytes, now.stranded_bytes) >= 0
+        now = self.allocator.usage()
+        assert now.held_bytes == now.live_bytes + now.reclaimable.likely + now.stranded_bytes
+        assert min(now.live_bytes, now.reclaimable.likely, now.stranded_bytes) >= 0
         assert now.peak_live_bytes >= now.live_bytes
         assert now.peak_held_bytes >= now.held_bytes
         processes = self.device.read().processes
@@ -70,17 +70,17 @@ class Allocations(RuleBasedStateMachine):
     def blocks_partition_the_segments(self) -> None:
         blocks = self.allocator.blocks()
         assert all(here + size <= there for (here, size, _), (there, _, _) in pairwise(blocks))
-        assert sum(size for _, size, _ in blocks) == self.allocator.statistics().held_bytes
+        assert sum(size for _, size, _ in blocks) == self.allocator.usage().held_bytes
         live = {address: size for address, size, free in blocks if not free}
         assert live.keys() == self.sizes.keys()
-        assert self.allocator.statistics().live_allocations == len(live)
+        assert self.allocator.usage().live_allocations == len(live)
         assert all(live[address] >= size for address, size in self.sizes.items())
 
     def teardown(self) -> None:
         for address in self.sizes:
             self.allocator.free(address)
         self.allocator.empty_cache()
-        now = self.allocator.statistics()
+        now = self.allocator.usage()
         assert (now.live_bytes, now.held_bytes) == (0, 0)
         assert now.device_allocations == now.device_frees
         self.allocator.close()
@@ -117,23 +117,23 @@ def allocator(device: SimDevice) -> Iterator[CachingAllocator]:
 )
 def test_sizes_are_those_of_pytorch(allocator: CachingAllocator, size: int, live: int, held: int) -> None:
     allocator.malloc(size)
-    now = allocator.statistics()
+    now = allocator.usage()
     assert (now.live_bytes, now.held_bytes) == (live, held)
 
 
 def test_live_neighbour_strands_the_rest_of_its_segment(allocator: CachingAllocator) -> None:
     allocator.free(allocator.malloc(100 * MIB))
-    assert allocator.statistics().reclaimable_bytes == 100 * MIB
+    assert allocator.usage().reclaimable.likely == 100 * MIB
     allocator.malloc(4 * MIB)
-    now = allocator.statistics()
-    assert (now.live_bytes, now.reclaimable_bytes, now.stranded_bytes) == (4 * MIB, 0, 96 * MIB)
+    now = allocator.usage()
+    assert (now.live_bytes, now.reclaimable.likely, now.stranded_bytes) == (4 * MIB, 0, 96 * MIB)
     assert allocator.empty_cache() == 0
 
 
 def test_cache_is_released_before_an_allocation_fails(allocator: CachingAllocator) -> None:
     allocator.free(allocator.malloc(600 * MIB))
     allocator.malloc(700 * MIB)
-    now = allocator.statistics()
+    now = allocator.usage()
     assert (now.retries, now.ooms, now.held_bytes) == (1, 0, 700 * MIB)
 
 
@@ -167,7 +167,7 @@ def test_lock_excludes_other_threads(allocator: CachingAllocator) -> None:
     thread.start()
     for _ in range(50):
         with allocator.lock:
-            assert allocator.statistics().reclaimable_bytes == allocator.empty_cache()
+            assert allocator.usage().reclaimable.likely == allocator.empty_cache()
     stop.set()
     thread.join()
 
@@ -181,10 +181,10 @@ allocator.malloc(30 * MIB)
 if os.fork() == 0:
     assert allocators() == []
     allocator.malloc(20 * MIB)
-    print(allocator.statistics().held_bytes // MIB, flush=True)
+    print(allocator.usage().held_bytes // MIB, flush=True)
     os._exit(0)
 os.wait()
-print(allocator.statistics().held_bytes // MIB)
+print(allocator.usage().held_bytes // MIB)
 """
 
 

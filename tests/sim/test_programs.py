@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from gpumond.sim.allocator import Statistics
+from gpumond.facts.pools import PoolUsage
 from gpumond.sim.device import MIB, OutOfMemory, SimDevice, Spec, create
 from gpumond.sim.programs import PROGRAMS, ProgramMemory, leak, run
 from tests.helpers.holding import holder, small_device
@@ -21,14 +21,14 @@ from tests.helpers.holding import holder, small_device
 SIZE = 24 * 1024 * MIB
 
 
-def minutes(name: str, device: SimDevice, number: int, seed: int = 1) -> list[Statistics]:
-    """Statistics of a program's allocator after each second of its virtual time."""
+def minutes(name: str, device: SimDevice, number: int, seed: int = 1) -> list[PoolUsage]:
+    """PoolUsage of a program's allocator after each second of its virtual time."""
     memory, seconds = ProgramMemory(device), 0.0
-    statistics: list[Statistics] = []
+    statistics: list[PoolUsage] = []
     for pause in PROGRAMS[name](memory, Random(seed)):
         seconds += pause
         while len(statistics) < seconds:
-            statistics.append(memory.allocator.statistics())
+            statistics.append(memory.allocator.usage())
         if seconds > 60 * number:
             break
     memory.allocator.close()
@@ -42,7 +42,7 @@ def device(tmp_path: Path) -> SimDevice:
 
 def test_training_leaves_a_large_cache(device: SimDevice) -> None:
     statistics = minutes("training", device, 3)
-    assert max(now.reclaimable_bytes for now in statistics) > 0.1 * SIZE
+    assert max(now.reclaimable.likely for now in statistics) > 0.1 * SIZE
     assert max(now.stranded_bytes for now in statistics) == 0
     steps = [now.live_bytes for now in statistics[60:80]]
     assert max(steps) - min(steps) > 0.04 * SIZE, "activations rise and fall"
@@ -69,8 +69,8 @@ def test_fragmentation_strands_more_bytes_at_constant_live_bytes(device: SimDevi
     stranded = [now.stranded_bytes for now in statistics[10::30]]
     assert stranded == sorted(stranded)
     assert stranded[-1] > live[-1]
-    assert max(now.reclaimable_bytes for now in statistics) == 0
-    assert max(now.reclaimable_bytes for now in then) > max(stranded)  # in the end it needs none of it
+    assert max(now.reclaimable.likely for now in statistics) == 0
+    assert max(now.reclaimable.likely for now in then) > max(stranded)  # in the end it needs none of it
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -94,11 +94,11 @@ def test_program_restarts_when_the_device_is_full(tmp_path: Path) -> None:
     def pause(seconds: float) -> bool:
         if seconds == 5.0:
             cleared.append(seconds)
-            assert memory.allocator.statistics().held_bytes == 0
+            assert memory.allocator.usage().held_bytes == 0
         return len(cleared) < 3
 
     run(leak, memory, Random(1), pause)
-    assert memory.allocator.statistics().ooms == 3
+    assert memory.allocator.usage().ooms == 3
     with pytest.raises(OutOfMemory):
         memory.allocate(1.0)
     memory.allocator.close()

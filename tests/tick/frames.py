@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpumond.events import Event, EventState, advance_events
 from gpumond.facts.frame import Frame, Ledger, Verdict
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.testing import make_device, make_snapshot
-from gpumond.tick.events import Event, EventState, advance_events
 
 UUID = "GPU-a"
 

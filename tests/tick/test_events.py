@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpumond.event_log import EventLog
+from gpumond.events import Event, EventLog
 from gpumond.facts.frame import Alert, Verdict
 from gpumond.facts.pools import Expected, Receipt
 from gpumond.facts.program import Oom, Program
 from gpumond.facts.snapshot import Fault, XidErrors
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from gpumond.tick.events import Event
 from tests.tick.frames import UUID, between, make_frame
 
 

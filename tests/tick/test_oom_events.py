@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from gpumond.events import EventState, advance_events
 from gpumond.facts.frame import Frame
 from gpumond.facts.program import (
     ByteChange,
@@ -19,7 +20,6 @@ from gpumond.facts.program import (
     ThreadStack,
 )
 from gpumond.testing import GIB, make_pool, make_report
-from gpumond.tick.events import EventState, advance_events
 from tests.tick.frames import UUID, between, make_frame
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpumond.events import EventState, advance_events
 from gpumond.facts.flush import Target
 from gpumond.facts.frame import Verdict
 from gpumond.facts.process import ProcessKey
@@ -25,7 +26,6 @@ from gpumond.testing import (
     make_process,
     make_report,
 )
-from gpumond.tick.events import EventState, advance_events
 from gpumond.tick.observe import observe
 from gpumond.view.machine import view
 from tests.helpers.frames import make_frame

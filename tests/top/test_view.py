@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gpumond.commands.status import process_table
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.frame import Alert, Verdict
 from gpumond.facts.program import PoolLimit
@@ -21,6 +20,7 @@ from gpumond.view.lines import plain_text
 from gpumond.view.machine import view
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import ProcessRow, plain
+from gpumond.view.tables import process_table
 from tests.helpers.frames import busy_frame, make_frame
 
 LEAK = Verdict(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+from gpumond.features import routers
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
 
@@ -22,7 +23,7 @@ WIDTH = 120
 
 
 def document() -> str:
-    return HEADER + "".join(sections(create_app(None, Tokens(""), nullcontext).openapi()["paths"]))  # type: ignore[arg-type]
+    return HEADER + "".join(sections(create_app(None, Tokens(""), nullcontext, routers=routers()).openapi()["paths"]))  # type: ignore[arg-type]
 
 
 def sections(paths: dict[str, Any]) -> Iterator[str]:

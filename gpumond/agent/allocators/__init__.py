@@ -1,29 +1,26 @@
 """Adapters for the allocators of the program that the agent runs in. An adapter never imports its library.
 
-An adapter is a class of `AllocatorAdapter`, plus one base class for each optional capability that it has:
-`ClassReporting`, `Finishable`, `HistoryRecording`, `HostPoolReporting`, `LargestFreeReporting`, `Limitable`,
-`MainThreadBound`, `OomObservable`, `RetentionReporting`, `Snapshottable`, `TensorTracking`. The agent tests for a
-capability with `isinstance` and looks up no other member.
+An adapter is a class of `AllocatorAdapter`, whose optional methods are those that its library has. What only a library
+of tensors has is in `HistoryRecording` and `TensorTracking`.
 
-To add one: write ``adapters/NAME.py`` with the class and a function ``adapter()`` that returns it, or None while there
-is nothing to read, and add its `AdapterSpec` to ``ADAPTERS``: search, errors, ``gpumond doctor`` and
+To add one: write ``allocators/NAME.py`` with the class and a function ``adapter()`` that returns it, or None while
+there is nothing to read, and add its `AdapterSpec` to ``ADAPTERS``: search, errors, ``gpumond doctor`` and
 docs/reference/plugins.md derive from it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from gpumond.facts.pools import HostPool, PoolUsage, StepResult
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 
 if TYPE_CHECKING:
     from gpumond.agent import cuda as cuda_module
-    from gpumond.agent.retention import Tracked
 
 
 class AdapterSpec:
@@ -95,78 +92,81 @@ class FlushRefused(Exception):
     """A flush, limit or snapshot is unsafe or impossible; the message states the reason. Nothing was done."""
 
 
-class AllocatorAdapter(Protocol):
-    """Reads and flushes one library's pools. Never imports the library, never creates a context."""
+class AllocatorAdapter:
+    """Reads and flushes one library's pools. Never imports the library, never creates a context.
+
+    The methods from `retained_bytes` on are optional: here they are those of a library that lacks the ability.
+    """
 
     name: str
 
+    main_thread_steps: frozenset[str] = frozenset()
+    """Steps that are safe in the main thread only."""
+
+    suffix = ""
+    """Extension of the names of memory snapshots, such as ``.json``, if the library writes them with `dump`."""
+
     def framework(self) -> str:
         """Return the library and its version, such as ``torch 2.13.0``."""
+        return f"{self.name} {sys.modules[self.name].__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Return the current pools; empty while the library is not initialised.
 
         ``exact`` may take milliseconds and narrows ``reclaimable`` as far as the library allows.
         """
+        raise NotImplementedError
 
     def check(self) -> None:
         """Raise FlushRefused while no step may run. Changes nothing."""
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Carry out those of ``steps`` that the library has, in order. Raises FlushRefused."""
-
-
-@runtime_checkable
-class MainThreadBound(Protocol):
-    """An adapter with steps that are safe in the main thread only."""
-
-    main_thread_steps: frozenset[str]
-
-
-@runtime_checkable
-class Finishable(Protocol):
-    """An adapter that keeps state from an exact read until the flush or plan is over."""
-
-    def finish(self) -> None:
-        """Discard that state."""
-
-
-@runtime_checkable
-class RetentionReporting(Protocol):
-    """An adapter that can locate the blocks in use, and so predict the free bytes that a flush cannot return."""
+        raise NotImplementedError
 
     def retained_bytes(self) -> Mapping[str, int]:
-        """Return these bytes by device UUID, without the devices for which they are unknown. For plans and flushes."""
+        """Return the free bytes that a flush cannot return, by device UUID, by the location of the blocks in use. For
+        plans and flushes.
+        """
+        return {}
 
+    def finish(self) -> None:
+        """Discard the state that is kept from an exact read until the flush or plan is over."""
 
-@runtime_checkable
-class Limitable(Protocol):
-    """An adapter whose library can be limited at run time."""
+    def host_pools(self) -> Sequence[HostPool]:
+        """Return the current pools of pinned host memory."""
+        return ()
 
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
         """Set the limit, or remove it if ``limit_bytes`` is None. Raises FlushRefused.
 
         ``device``: a UUID, the program's own device number, or None for all devices.
         """
+        raise FlushRefused(f"{self.name} cannot be limited at run time")
 
     def own_limits(self) -> Mapping[str, int]:
         """Return the limits that the program has set with the library's own functions, by device UUID.
 
         They apply again when a limit is removed. Raises FlushRefused.
         """
-
-
-@runtime_checkable
-class Snapshottable(Protocol):
-    """An adapter whose library writes memory snapshots. ``suffix``: the file name extension, such as ``.json``."""
-
-    suffix: str
+        return {}
 
     def dump(self, path: str, guarded: bool) -> None:
-        """Write to a path that can only be appended to. ``guarded``: refuse a snapshot that would stall the program.
+        """Write a snapshot to a path that can only be appended to. Raises FlushRefused.
 
-        Raises FlushRefused.
+        ``guarded``: refuse a snapshot that would stall the program.
         """
+        raise FlushRefused(f"{self.name} has no snapshot")
+
+    def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
+        """Register ``observed(device UUID, requested bytes)`` permanently, which the library calls before it raises an
+        out-of-memory error. Return False if that is impossible now.
+        """
+        return False
+
+    def largest_free_bytes(self) -> Mapping[str, int]:
+        """Return the size of the largest free block by device UUID; empty if the search would take too long."""
+        return {}
 
 
 @runtime_checkable
@@ -189,32 +189,16 @@ class HistoryRecording(Protocol):
         """
 
 
+class Tracked(NamedTuple):
+    """One tensor. ``size_bytes`` is that of its storage. ``has_graph``: it keeps the graph that computed it."""
+
+    tensor: Any
+    size_bytes: int
+    has_graph: bool
+
+
 @runtime_checkable
 class TensorTracking(Protocol):
-    """An adapter whose library has Python objects for its memory."""
-
-    def tracked_tensors(self) -> Sequence[Tracked]:
-        """Return all of them that are on a device. It may take some tens of milliseconds."""
-
-
-@runtime_checkable
-class OomObservable(Protocol):
-    """An adapter whose library can report an out-of-memory error before it raises it."""
-
-    def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
-        """Register ``observed(device UUID, requested bytes)`` permanently. Return False if that is impossible now."""
-
-
-@runtime_checkable
-class LargestFreeReporting(Protocol):
-    """An adapter that knows the free blocks of its pools."""
-
-    def largest_free_bytes(self) -> Mapping[str, int]:
-        """Return the size of the largest free block by device UUID; empty if the search would take too long."""
-
-
-@runtime_checkable
-class ClassReporting(Protocol):
     """An adapter whose library has Python objects for its memory, by which live bytes can be classified."""
 
     def live_classes(self, search_seconds: float = 0.0) -> Sequence[LiveClasses]:
@@ -227,13 +211,8 @@ class ClassReporting(Protocol):
     def find_older_objects(self) -> None:
         """Find the objects that the program created before the agent, once."""
 
-
-@runtime_checkable
-class HostPoolReporting(Protocol):
-    """An adapter whose library has pools of pinned host memory."""
-
-    def host_pools(self) -> Sequence[HostPool]:
-        """Return the current pools."""
+    def tracked_tensors(self) -> Sequence[Tracked]:
+        """Return all tensors that are on a device. It may take some tens of milliseconds."""
 
 
 class CaptureGuards(Protocol):
@@ -263,25 +242,3 @@ def loaded(spec: AdapterSpec) -> AllocatorAdapter | None:
         return None
     adapter: AllocatorAdapter | None = import_module(spec.module).adapter()
     return adapter
-
-
-def find_older_objects(adapters: Iterable[AllocatorAdapter]) -> None:
-    """Find the objects of all libraries that the program created before the agent, once."""
-    for adapter in adapters:
-        if isinstance(adapter, ClassReporting):
-            try:
-                adapter.find_older_objects()
-            except Exception:  # a version of the library that is not understood
-                continue
-
-
-def host_pools(adapters: Iterable[AllocatorAdapter]) -> tuple[HostPool, ...]:
-    """Return the pinned host memory of all libraries that report it."""
-    found: list[HostPool] = []
-    for adapter in adapters:
-        if isinstance(adapter, HostPoolReporting):
-            try:
-                found += adapter.host_pools()
-            except Exception:  # an error of the library; read the other libraries all the same
-                continue
-    return tuple(found)

@@ -49,9 +49,6 @@ class AimdoAdapter(AllocatorAdapter):
         pools = ((cuda.device_uuid(ordinal), size) for ordinal, size in mapped.items())
         return tuple(_usage(uuid, size) for uuid, size in pools if uuid is not None)
 
-    def check(self) -> None:
-        pass
-
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Do nothing: ComfyUI unmaps the pages that others need by itself, and all of them by ``POST /free``."""
         return ()

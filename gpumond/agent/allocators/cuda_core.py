@@ -16,8 +16,9 @@ from weakref import ref
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
+from gpumond.agent.allocators.mempools import cached
 from gpumond.agent.allocators.python_owners import MAX_ALLOCATIONS, instances
-from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.facts.pools import PoolUsage, StepResult
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 """Seconds between two searches for reports. The pause is doubled after each search that finds nothing new, and there is
@@ -31,9 +32,6 @@ _search_at, _pause = 0.0, FIRST_PAUSE
 class CudaCoreAdapter(AllocatorAdapter):
     name = "cuda.core"
 
-    def framework(self) -> str:
-        return f"cuda.core {sys.modules['cuda.core'].__version__}"
-
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         if exact:
             _search()
@@ -44,7 +42,10 @@ class CudaCoreAdapter(AllocatorAdapter):
             if (amounts := cuda.pool_bytes(pool)) and amounts[0]:
                 reserved, used = totals.get(ordinal, (0, 0))
                 totals[ordinal] = reserved + amounts[0], used + amounts[1]
-        return tuple(_usage(ordinal, *amounts) for ordinal, amounts in sorted(totals.items()))
+        return tuple(
+            cached("cuda.core", cuda.device_uuid(ordinal) or "", used, reserved)
+            for ordinal, (reserved, used) in sorted(totals.items())
+        )
 
     def check(self) -> None:
         if reason := cuda.refusal():
@@ -104,15 +105,3 @@ def _pools() -> Iterator[tuple[int, int, Any]]:
             continue
         if pool and cuda.has_context(resource.device_id):
             yield resource.device_id, pool, keeper
-
-
-def _usage(ordinal: int, reserved: int, used: int) -> PoolUsage:
-    free = max(0, reserved - used)
-    return PoolUsage(
-        allocator="cuda.core",
-        device_uuid=cuda.device_uuid(ordinal) or "",
-        live_bytes=used,
-        held_bytes=used + free,
-        reclaimable=Reclaimable(0, free, free, "interval"),
-        stranded_bytes=0,
-    )

@@ -12,23 +12,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, Finishable, FlushRefused, MainThreadBound
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
 MAX_BUFFERS = 2_000
 """Largest number of buffers that the report of each second visits; a flush or a plan visits all."""
 
 
-class CudfAdapter(AllocatorAdapter, Finishable, MainThreadBound):
+class CudfAdapter(AllocatorAdapter):
     name = "cudf"
     main_thread_steps = frozenset(("spill",))
     """A spill copies on the calling thread's stream."""
 
-    def __init__(self, cudf: Any) -> None:
-        self._cudf, self._visits_all = cudf, False
-
-    def framework(self) -> str:
-        return f"cudf {self._cudf.__version__}"
+    def __init__(self) -> None:
+        self._visits_all = False
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read the buffers of a program that uses one device: the device of a buffer is unknown unless it is pinned."""
@@ -79,7 +76,7 @@ class CudfAdapter(AllocatorAdapter, Finishable, MainThreadBound):
 
 
 def adapter() -> CudfAdapter:
-    return CudfAdapter(sys.modules["cudf"])
+    return CudfAdapter()
 
 
 def _manager() -> Any:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, Limitable, MainThreadBound, RetentionReporting
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.agent.allocators.mempools import is_counted
 from gpumond.agent.allocators.python_owners import retained_by_trim
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
@@ -25,7 +25,7 @@ from gpumond.facts.program import AppliedLimit
 T = TypeVar("T")
 
 
-class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable, MainThreadBound):
+class CupyAdapter(AllocatorAdapter):
     """Reads the default pool, and the pool in use if it is another pool of CuPy.
 
     If CuPy allocates through the function of another library without a pool of its own, it has nothing to report: the
@@ -43,9 +43,6 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable, MainThreadBou
         streams = getattr(getattr(cupy.cuda, "stream", None), "_BaseStream", None)
         if streams is not None:
             cuda.watch_captures(streams, "begin_capture", "end_capture")
-
-    def framework(self) -> str:
-        return f"cupy {self._cupy.__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         pools = self._pools()

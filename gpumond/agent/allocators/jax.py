@@ -9,37 +9,27 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter
-from gpumond.agent.allocators.arenas import kept, usage
-from gpumond.agent.allocators.mempools import counted_by
+from gpumond.agent.allocators.mempools import arena, counted_by, kept
 from gpumond.facts.pools import PoolUsage, StepResult
 
 
 class JaxAdapter(AllocatorAdapter):
     name = "jax"
 
-    def __init__(self, jax: Any, environ: Mapping[str, str] = os.environ) -> None:
-        self._jax, self._environ = jax, environ
-
-    def framework(self) -> str:
-        return f"jax {self._jax.__version__}"
-
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read only a backend that the program has initialised: jax.devices() would initialise it and allocate."""
         return tuple(self._usages())
-
-    def check(self) -> None:
-        pass
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         return kept("jax", self.read(), steps)
 
     def _usages(self) -> Iterator[PoolUsage]:
-        shares = self._environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "cuda_async"
+        shares = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "cuda_async"
         for device in _devices():
             ordinal = device.local_hardware_id
             if not cuda.has_context(ordinal):
@@ -49,11 +39,11 @@ class JaxAdapter(AllocatorAdapter):
             if stats and uuid:
                 live, held = stats["bytes_in_use"], stats.get("pool_bytes")
                 inside = counted_by(ordinal, live) if shares else None
-                yield usage("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
+                yield arena("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
 
 
 def adapter() -> JaxAdapter:
-    return JaxAdapter(sys.modules["jax"])
+    return JaxAdapter()
 
 
 def _devices() -> Iterator[Any]:

@@ -2,7 +2,8 @@
 
 The statistics of PyTorch's cudaMallocAsync backend are those of this pool, so that PyTorch counts it where that backend
 is in use, and this adapter elsewhere. Other libraries report what they take from it (CuPy's MemoryAsyncPool,
-TensorFlow, RMM's view) as ``inside`` the allocator that counts it.
+TensorFlow, RMM's view) as ``inside`` the allocator that counts it: `counted_by` names it, and `arena` builds the pool
+of a library that returns nothing by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, RetentionReporting
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.agent.allocators.python_owners import retained_by_trim
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
@@ -22,14 +23,17 @@ SEARCH_SECONDS = 0.05
 _search_at = 0.0
 
 
-class MempoolsAdapter(AllocatorAdapter, RetentionReporting):
+class MempoolsAdapter(AllocatorAdapter):
     name = "mempool"
 
     def framework(self) -> str:
         return f"cuda {cuda.version()}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        return tuple(_usage(*pool) for pool in _pools())
+        return tuple(
+            cached("mempool", cuda.device_uuid(ordinal) or "", used, reserved)
+            for ordinal, _, reserved, used in _pools()
+        )
 
     def retained_bytes(self) -> Mapping[str, int]:
         return retained_by_trim((ordinal, used) for ordinal, _, _, used in _pools())
@@ -97,19 +101,57 @@ def _pools() -> Iterator[tuple[int, int, int, int]]:
             yield ordinal, pool, *amounts
 
 
-def _usage(ordinal: int, pool: int, reserved: int, used: int) -> PoolUsage:
-    free = max(0, reserved - used)
-    uuid = cuda.device_uuid(ordinal) or ""
+def _is_counted_by_torch(ordinal: int) -> bool:
+    torch = sys.modules.get("gpumond.agent.allocators.torch")
+    return torch is not None and torch.counts_default_pool(ordinal)
+
+
+NOT_RELEASABLE = Reclaimable(0, 0, 0, "not_releasable")
+
+
+def cached(allocator: str, uuid: str, live: int, held: int) -> PoolUsage:
+    """Return a pool whose library does not report which of its free bytes a flush returns."""
+    free = max(0, held - live)
     return PoolUsage(
-        allocator="mempool",
+        allocator=allocator,
         device_uuid=uuid,
-        live_bytes=used,
-        held_bytes=used + free,
+        live_bytes=live,
+        held_bytes=live + free,
         reclaimable=Reclaimable(0, free, free, "interval"),
         stranded_bytes=0,
     )
 
 
-def _is_counted_by_torch(ordinal: int) -> bool:
-    torch = sys.modules.get("gpumond.agent.allocators.torch.adapter")
-    return torch is not None and torch.counts_default_pool(ordinal)
+def arena(
+    allocator: str, uuid: str, live: int, held: int | None, peak: int | None = None, inside: str | None = None
+) -> PoolUsage:
+    """Return the pool of a library that keeps all memory until the process ends.
+
+    ``held`` is None where the library does not report it.
+    """
+    known = held is not None and held >= live
+    most = held if held is not None and known else live
+    return PoolUsage(
+        allocator=allocator,
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=most,
+        reclaimable=NOT_RELEASABLE,
+        stranded_bytes=most - live,
+        inside=inside,
+        peak_live_bytes=peak,
+        held_known=known,
+    )
+
+
+def kept(allocator: str, pools: Sequence[PoolUsage], steps: Sequence[str]) -> Sequence[StepResult]:
+    """Return the result of a flush of arenas: no bytes, and the reason."""
+    step = next((step for step in ("cache", "trim") if step in steps), None)
+    if step is None or not pools:
+        return ()
+    counter = next((pool.inside for pool in pools if pool.inside), None)
+    if counter:
+        why = f"{counter} counts and releases its memory"
+    else:
+        why = f"{allocator} keeps its memory until the program ends"
+    return (StepResult(step, 0, 0.0, why),)

@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, MainThreadBound
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
 DEVICES, DRIVER = "numba.cuda.cudadrv.devices", "numba.cuda.cudadrv.driver"
@@ -22,7 +22,7 @@ ON_THE_HOST = ("MappedMemory", "ManagedMemory")
 """Classes of memory that is not, or need not be, on the device."""
 
 
-class NumbaAdapter(AllocatorAdapter, MainThreadBound):
+class NumbaAdapter(AllocatorAdapter):
     """Reads Numba's own memory manager. The memory of a plug-in, such as RMM's, is counted by its library."""
 
     name = "numba"

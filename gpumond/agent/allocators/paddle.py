@@ -12,23 +12,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, MainThreadBound
-from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
+from gpumond.agent.allocators.mempools import cached
+from gpumond.facts.pools import PoolUsage, StepResult
 
 COUNTED_DEVICES = 16
 """Number of devices for which Paddle has counters."""
 
 
-class PaddleAdapter(AllocatorAdapter, MainThreadBound):
+class PaddleAdapter(AllocatorAdapter):
     name = "paddle"
     main_thread_steps = frozenset(("cache",))
     """It also resets the workspaces of cuDNN."""
 
     def __init__(self, paddle: Any, core: Any) -> None:
         self._paddle, self._core = paddle, core
-
-    def framework(self) -> str:
-        return f"paddle {self._paddle.__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read the counters of devices with a context. They are no calls of CUDA."""
@@ -53,17 +51,7 @@ class PaddleAdapter(AllocatorAdapter, MainThreadBound):
     def _usage(self, ordinal: int) -> PoolUsage | None:
         live, held = (self._count(name, ordinal) for name in ("Allocated", "Reserved"))
         uuid = cuda.device_uuid(ordinal) if held else None
-        if uuid is None:
-            return None
-        cached = max(0, held - live)
-        return PoolUsage(
-            allocator="paddle",
-            device_uuid=uuid,
-            live_bytes=live,
-            held_bytes=live + cached,
-            reclaimable=Reclaimable(0, cached, cached, "interval"),
-            stranded_bytes=0,
-        )
+        return None if uuid is None else cached("paddle", uuid, live, held)
 
     def _held_bytes(self) -> int:
         return sum(self._count("Reserved", ordinal) for ordinal in cuda.contexts() if ordinal < COUNTED_DEVICES)

@@ -1,7 +1,7 @@
 """RMM's memory resources (25.04 and later), as the program has stacked them. They are only read here.
 
 Live bytes are known from an adaptor that counts (Statistics, Tracking, Limiting; under ``gpumond run`` that of
-`rmm_counting`), held bytes from a pool or the driver. A pool without such an adaptor is reported with unknown live
+`count`), held bytes from a pool or the driver. A pool without such an adaptor is reported with unknown live
 bytes; a plain resource without one isn't reported, since nothing shows whether the program allocates from it. Pools and
 arenas of RMM return nothing until they are destroyed. A stream-ordered resource (CudaAsync) has its own memory pool in
 the driver, which can be trimmed. RMM does not expose its handle; an allocation shows it. It is made for a flush or a
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, Finishable, FlushRefused, RetentionReporting
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.agent.allocators.mempools import counter_of, is_counted
 from gpumond.agent.allocators.python_owners import retained_by_trim
 from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable, StepResult
@@ -32,7 +32,7 @@ driver, so that it is not the agent's.
 """
 
 
-class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
+class RmmAdapter(AllocatorAdapter):
     name = "rmm"
 
     def __init__(self, rmm: Any, settled_seconds: float = SETTLED_SECONDS) -> None:
@@ -40,9 +40,6 @@ class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
         self._counts: dict[int, Count] = {}
         self._first_seen: dict[int, tuple[int, float]] = {}
         """Identity of the stream-ordered resource of each device, and when it was first seen."""
-
-    def framework(self) -> str:
-        return f"rmm {self._rmm.__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         found = (self._usage(ordinal, stack, exact) for ordinal, stack in self._stacks())

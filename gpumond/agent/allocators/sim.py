@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, LargestFreeReporting, Limitable, Snapshottable
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage, StepResult
 from gpumond.facts.program import AppliedLimit
 
 
-class SimAdapter(AllocatorAdapter, Limitable, Snapshottable, LargestFreeReporting):
+class SimAdapter(AllocatorAdapter):
     name = "sim"
     suffix = ".json"
 
@@ -25,7 +25,7 @@ class SimAdapter(AllocatorAdapter, Limitable, Snapshottable, LargestFreeReportin
         return f"gpumond.sim {__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        return tuple(each.statistics().pool(each.device_uuid) for each in _allocators())
+        return tuple(each.usage() for each in _allocators())
 
     def check(self) -> None:
         for allocator in _allocators():

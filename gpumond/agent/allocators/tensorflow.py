@@ -15,19 +15,12 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter
-from gpumond.agent.allocators.arenas import kept, usage
-from gpumond.agent.allocators.mempools import counted_by
+from gpumond.agent.allocators.mempools import arena, counted_by, kept
 from gpumond.facts.pools import PoolUsage, StepResult
 
 
 class TensorFlowAdapter(AllocatorAdapter):
     name = "tensorflow"
-
-    def __init__(self, tensorflow: Any, environ: Mapping[str, str] = os.environ) -> None:
-        self._tensorflow, self._environ = tensorflow, environ
-
-    def framework(self) -> str:
-        return f"tensorflow {self._tensorflow.__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read only an initialised context: the function of tf.config would initialise it and take all memory."""
@@ -43,23 +36,20 @@ class TensorFlowAdapter(AllocatorAdapter):
                 peaks[ordinal] += info["peak"]
         return tuple(self._usages(live, peaks))
 
-    def check(self) -> None:
-        pass
-
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         return kept("tensorflow", self.read(), steps)
 
     def _usages(self, live: Mapping[int, int], peaks: Mapping[int, int]) -> Iterator[PoolUsage]:
-        shares = self._environ.get("TF_GPU_ALLOCATOR", "") == "cuda_malloc_async"
+        shares = os.environ.get("TF_GPU_ALLOCATOR", "") == "cuda_malloc_async"
         for ordinal, current in live.items():
             uuid = cuda.device_uuid(ordinal)
             if uuid is not None:
                 inside = counted_by(ordinal, current) if shares else None
-                yield usage("tensorflow", uuid, current, None, peaks[ordinal], inside)
+                yield arena("tensorflow", uuid, current, None, peaks[ordinal], inside)
 
 
 def adapter() -> TensorFlowAdapter:
-    return TensorFlowAdapter(sys.modules["tensorflow"])
+    return TensorFlowAdapter()
 
 
 def _context() -> Any:

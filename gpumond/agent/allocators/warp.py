@@ -11,8 +11,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter
-from gpumond.agent.allocators.arenas import kept, usage
-from gpumond.agent.allocators.mempools import counted_by
+from gpumond.agent.allocators.mempools import arena, counted_by, kept
 from gpumond.facts.pools import PoolUsage, StepResult
 
 
@@ -28,9 +27,6 @@ class WarpAdapter(AllocatorAdapter):
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         pools = (_usage(ordinal) for ordinal in sorted({device.ordinal for device in _devices() if _uses_pool(device)}))
         return tuple(pool for pool in pools if pool is not None)
-
-    def check(self) -> None:
-        pass
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         return kept("warp", self.read(), steps)
@@ -59,7 +55,7 @@ def _usage(ordinal: int) -> PoolUsage | None:
     inside = counted_by(ordinal, 0)
     if uuid is None or not amounts or inside is None:
         return None
-    return usage("warp", uuid, amounts[1], amounts[1], inside=inside)
+    return arena("warp", uuid, amounts[1], amounts[1], inside=inside)
 
 
 def _is_capturing() -> bool:

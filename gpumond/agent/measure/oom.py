@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gpumond.agent.allocators import ADAPTERS, ClassReporting, HistoryRecording, LargestFreeReporting, OomObservable
-from gpumond.agent.measure.usage import READ_SECONDS, RecentUsage
+from gpumond.agent.allocators import ADAPTERS, HistoryRecording, TensorTracking
+from gpumond.agent.measure.steps import READ_SECONDS, RecentUsage
 from gpumond.agent.registry import REGISTRY
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
@@ -149,11 +149,7 @@ class Ooms:
     def observe(self) -> None:
         """Register for errors with the libraries that can report them before they raise; once each, permanently."""
         for adapter in REGISTRY.known():
-            if (
-                adapter.name not in self._observed
-                and isinstance(adapter, OomObservable)
-                and adapter.observe_ooms(self.observed)
-            ):
+            if adapter.name not in self._observed and adapter.observe_ooms(self.observed):
                 self._observed.add(adapter.name)
 
     def observed(self, device: str | None, size: int) -> None:
@@ -291,7 +287,7 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
     """
     found: list[LiveClasses] = []
     for adapter in REGISTRY.known():
-        if isinstance(adapter, ClassReporting):
+        if isinstance(adapter, TensorTracking):
             try:
                 found += adapter.live_classes(search_seconds)
             except Exception:  # a version of the library that is not understood
@@ -314,8 +310,7 @@ def _largest_free() -> dict[tuple[str, str], int]:
     """Return the largest free block by allocator and device, for the adapters that know it."""
     found: dict[tuple[str, str], int] = {}
     for adapter in REGISTRY.adapters():
-        if isinstance(adapter, LargestFreeReporting):
-            found.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
+        found.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
     return found
 
 
@@ -327,13 +322,13 @@ def _live_sites() -> tuple[Site, ...]:
     return tuple(replace(site, calls=site.calls[:SITE_CALLS]) for site in found[:SITES])
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error, its causes and the errors of a group, each after those that it caused."""
+def causes(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
+    """Yield the error, its causes and the errors of a group, each after those that it caused, and not ``until``."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
         cause = waiting.pop()
-        if cause is not None and id(cause) not in seen:
+        if cause is not None and cause is not until and id(cause) not in seen:
             seen.add(id(cause))
             waiting += (cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ()))
             yield cause

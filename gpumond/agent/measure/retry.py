@@ -8,13 +8,23 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpumond.agent.measure import is_async, refuse_generators
-from gpumond.agent.measure.oom import OOMS, is_oom
+from gpumond.agent.measure.oom import OOMS, causes, is_oom
 
 F = TypeVar("F", bound=Callable[..., Any])
 Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
-
-
 Flush = Callable[[], object]
+
+
+def check(shrink: object, attempts: object, gc: object) -> None:
+    """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.retry_on_oom`."""
+    if shrink is not None and not callable(shrink):
+        raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
+    if not isinstance(attempts, int) or isinstance(attempts, bool):
+        raise TypeError(f"retry_on_oom: attempts: expected int, got {type(attempts).__name__}")
+    if attempts < 1:
+        raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
+    if not isinstance(gc, bool):
+        raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
 
 
 def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush) -> F:
@@ -128,15 +138,8 @@ def clear_frames(error: BaseException, until: BaseException | None) -> None:
 
     ``until``: the exception that was being handled before the call; it belongs to the caller.
     """
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is None or one is until or id(one) in seen:
-            continue
-        seen.add(id(one))
-        waiting += (one.__cause__, one.__context__)
-        at, one.__traceback__ = one.__traceback__, None
+    for cause in causes(error, until):
+        at, cause.__traceback__ = cause.__traceback__, None
         while at is not None:
             try:
                 at.tb_frame.clear()

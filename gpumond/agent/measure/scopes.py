@@ -17,16 +17,31 @@ from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from gpumond.agent.measure import is_async, refuse_generators, usage
+from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.oom import OOMS, is_oom
-from gpumond.agent.measure.usage import NOTHING, Levels
+from gpumond.agent.measure.steps import NOTHING, Levels, read_levels
 from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeKept, ScopeUsage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+MAX_PART = 64
 MAX_NAME = 128
+_PART = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
 KEEPERS = 8
 """Number of scopes in an out-of-memory snapshot."""
+
+
+def check(name: object, flush: object, gc: object) -> None:
+    """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.scope`."""
+    if not isinstance(name, str):
+        raise TypeError(f"scope: expected str, got {type(name).__name__}")
+    if not 1 <= len(name) <= MAX_PART or not _PART.issuperset(name):
+        raise ValueError(f"scope: expected 1 to {MAX_PART} characters of [A-Za-z0-9._/-], got {name!r:.80}")
+    for argument, value in (("flush", flush), ("gc", gc)):
+        if not isinstance(value, bool):
+            raise TypeError(f"scope: {argument}: expected bool, got {type(value).__name__}")
+    if gc and not flush:
+        raise ValueError("scope: gc=True has no effect without flush=True")
 
 
 class ScopePeak:
@@ -200,14 +215,14 @@ class Scopes:
         self._open: WeakSet[Block] = WeakSet()  # a generator may never finish its block
 
     def begin(self, block: Block) -> None:
-        block.before = usage.read()
+        block.before = read_levels()
         if block.before is not None:
             block.sample(block.before)
         with self._lock:
             self._open.add(block)
 
     def finish(self, block: Block, oom: bool) -> None:
-        block.end(usage.read())
+        block.end(read_levels())
         with self._lock:
             self._open.discard(block)
             self._total_of(block.name).add(block, oom)

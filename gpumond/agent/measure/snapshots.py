@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gpumond.agent.allocators import FlushRefused, Snapshottable
+from gpumond.agent.allocators import FlushRefused
 from gpumond.agent.registry import REGISTRY
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Dump
@@ -29,14 +29,26 @@ KEPT = 4
 """Number of files that this process keeps for requests of the daemon; the oldest are removed."""
 
 
+def checked_path(path: object) -> str:
+    """Return the argument of `gpumond.agent.snapshot` as text. Raises TypeError and ValueError."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"snapshot: path: expected str or PathLike, got {type(path).__name__}")
+    name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError("snapshot: path: expected text, got bytes")
+    if not name or "\0" in name:
+        raise ValueError("snapshot: path: expected the path of a file to write")
+    return name
+
+
 def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
     """Write the snapshot of the first allocator that has one. Never raises: ``reason`` explains a missing file."""
     reasons = []
     for adapter in REGISTRY.adapters():
-        if not isinstance(adapter, Snapshottable):
+        if not adapter.suffix:
             continue
         try:
-            return Dump(adapter.name, path, _write(partial(_dump, adapter, guarded), path, max_bytes))
+            return Dump(adapter.name, path, _write(partial(adapter.dump, guarded=guarded), path, max_bytes))
         except FlushRefused as refusal:
             reasons.append(f"{adapter.name}: {refusal}")
         except Exception as error:  # of the file system or the library
@@ -57,7 +69,7 @@ class RequestedSnapshots:
         if now - self._at < REQUEST_SECONDS:
             return Dump(None, None, 0, f"too many requests: at most one snapshot in {REQUEST_SECONDS:g} s")
         self._at = now
-        suffix = next((a.suffix for a in REGISTRY.adapters() if isinstance(a, Snapshottable)), "")
+        suffix = next((adapter.suffix for adapter in REGISTRY.adapters() if adapter.suffix), "")
         return self._kept(workload, suffix, lambda path: write(path, guarded=True))
 
     def save(self, workload: str, suffix: str, allocator: str, fill: Callable[[str], object]) -> Dump:
@@ -115,10 +127,6 @@ def directory() -> str:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a directory of this user")
     return folder
-
-
-def _dump(adapter: Snapshottable, guarded: bool, path: str) -> None:
-    adapter.dump(path, guarded)
 
 
 def _write(fill: Callable[[str], object], path: str, max_bytes: int) -> int:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
+from gpumond.cli.arguments import duration, value
 from gpumond.cli.exits import DONE, FAILED, print_error
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.units import GIB, human, seconds
+from gpumond.facts.units import GIB, human
 from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
 from gpumond.view import html_report
 from gpumond.view.text import table
@@ -34,46 +35,50 @@ TIME = "%Y-%m-%d %H:%M:%S"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="record|compare|list|delete", required=True)
     record = what.add_parser("record", help="measure the memory use of workloads, and store it")
-    record.add_argument("name", metavar="NAME", help="name of the baseline")
-    record.add_argument(
-        "--for", dest="duration", required=True, metavar="DURATION", help="length of the measurement, such as 10m"
-    )
-    record.add_argument("--workload", metavar="NAME", help="measure this workload only")
     compare = what.add_parser("compare", help="measure again, and show the differences")
-    compare.add_argument("name", metavar="NAME", help="name of the baseline")
+    entries = what.add_parser("list", help="list the stored baselines")
+    delete = what.add_parser("delete", help="delete a baseline")
+    for parser in (record, compare, delete):
+        parser.add_argument("name", type=value(_name), metavar="NAME", help="name of the baseline")
+    length: dict[str, Any] = {"dest": "duration", "type": duration, "metavar": "DURATION"}
+    record.add_argument("--for", required=True, help="length of the measurement, such as 10m", **length)
+    record.add_argument("--workload", metavar="NAME", help="measure this workload only")
+    compare.add_argument("--for", help="length of the measurement (default: show the last one)", **length)
+    limit: dict[str, Any] = {"dest": "thresholds", "action": "append", "default": []}
     compare.add_argument(
-        "--for", dest="duration", metavar="DURATION", help="length of the measurement (default: show the last one)"
-    )
-    compare.add_argument(
-        "--fail-above", metavar="SHARE", help="exit with 1 if the peak of live memory grew by more, such as 5%%"
+        "--fail-above",
+        type=value(lambda text: threshold(f"live_peak>{text}")),
+        metavar="SHARE",
+        help="exit with 1 if the peak of live memory grew by more, such as 5%%",
+        **limit,
     )
     compare.add_argument(
         "--fail-if",
-        action="append",
-        default=[],
+        type=value(threshold),
         metavar="CONDITION",
         help="exit with 1 if it holds; repeatable: 'held_typical>1GiB', 'retries_rate>0', 'utilization_typical<-10%%'",
+        **limit,
     )
     compare.add_argument("--plot", type=Path, metavar="FILE", help="write a chart to this .svg or .png file")
     compare.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts to this HTML file")
-    entries = what.add_parser("list", help="list the stored baselines")
-    delete = what.add_parser("delete", help="delete a baseline")
-    delete.add_argument("name", metavar="NAME", help="name of the baseline")
     for each in (record, compare, entries, delete):
         client.add_arguments(each)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    if arguments.what != "list" and not re.fullmatch(NAME, arguments.name):
-        raise ConfigError(
-            f"{arguments.name!r:.80} is not a valid baseline name: expected a letter or digit, then up to 63 letters, "
-            "digits, '.', '_' or '-'"
+def _name(text: str) -> str:
+    if not re.fullmatch(NAME, text):
+        raise ValueError(
+            "not a valid baseline name: expected a letter or digit, then up to 63 letters, digits, '.', '_' or '-'"
         )
+    return text
+
+
+def run(arguments: argparse.Namespace) -> int:
     return {"record": _record, "compare": _compare, "list": _list, "delete": _delete}[arguments.what](arguments)
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    body = {"for_seconds": _duration(arguments.duration), "workload": arguments.workload}
+    body = {"for_seconds": arguments.duration, "workload": arguments.workload}
     client.put(arguments.url, f"{ROUTE}/{arguments.name}", body)
     kept = _wait(arguments.url, f"{ROUTE}/{arguments.name}", body["for_seconds"])
     if arguments.json:
@@ -89,15 +94,13 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    thresholds = _thresholds(arguments)
     if arguments.plot is not None:
         check_plot(arguments.plot)
     html_report.check(arguments.html)
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
-        duration = _duration(arguments.duration)
-        client.post(arguments.url, route, {"for_seconds": duration}, timeout=30)
-        found = _wait(arguments.url, route, duration)
+        client.post(arguments.url, route, {"for_seconds": arguments.duration}, timeout=30)
+        found = _wait(arguments.url, route, arguments.duration)
     else:
         found = client.get(arguments.url, route)
     try:
@@ -111,7 +114,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         draw_plot(comparison, arguments.plot)
     if arguments.html is not None:
         html_report.write(arguments.html, _page(comparison))
-    failures = list(_failures(comparison.differences, thresholds))
+    failures = list(_failures(comparison.differences, arguments.thresholds))
     for failure in failures:
         print_error(f"gpumond: {failure}")
     return FAILED if failures else DONE
@@ -131,10 +134,10 @@ def _delete(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _wait(url: str, route: str, duration: float) -> Any:
+def _wait(url: str, route: str, for_seconds: float) -> Any:
     """Return the measurement when it is complete."""
-    print(f"gpumond: measuring for {duration:g} s", file=sys.stderr)
-    end = time.monotonic() + duration + SAVING_SECONDS
+    print(f"gpumond: measuring for {for_seconds:g} s", file=sys.stderr)
+    end = time.monotonic() + for_seconds + SAVING_SECONDS
     while not (answer := client.get(url, route))["complete"]:
         if time.monotonic() > end:
             raise DaemonError(
@@ -142,24 +145,6 @@ def _wait(url: str, route: str, duration: float) -> Any:
             )
         time.sleep(POLL_SECONDS)
     return answer
-
-
-def _duration(text: str) -> float:
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise ConfigError(f"--for {text!r}: {error}") from None
-
-
-def _thresholds(arguments: argparse.Namespace) -> list[Threshold]:
-    above = [] if arguments.fail_above is None else [("--fail-above", arguments.fail_above, "live_peak>")]
-    found = []
-    for option, text, before in [*above, *(("--fail-if", text, "") for text in arguments.fail_if)]:
-        try:
-            found.append(threshold(before + text))
-        except ValueError as error:
-            raise ConfigError(f"{option} {text!r}: {error}") from None
-    return found
 
 
 def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]) -> Iterator[str]:
@@ -209,39 +194,49 @@ def _page(comparison: Comparison) -> str:
     warning = _length_warning(comparison)
     if warning:
         parts.append(html_report.paragraph(warning))
-    for workload in sorted({each.workload for each in comparison.differences}):
-        own = {
-            (each.measure, each.stat): each
-            for each in comparison.differences
-            if each.workload == workload and each.measure not in ("utilization", "retries")
-        }
-        bars = [
-            (measure, typical.before, typical.after, *_peaks(own.get((measure, "peak"))))
-            for (measure, stat), typical in own.items()
-            if stat == "typical" and _has_values(typical)
+    for workload, measures in _charts(comparison):
+        rows = [
+            (
+                name,
+                (
+                    html_report.Bar("before", typical.before, None, peak.before),
+                    html_report.Bar("after", typical.after, None, peak.after),
+                ),
+            )
+            for name, typical, peak in measures
         ]
-        parts += [html_report.heading(workload), html_report.bars(bars)]
+        parts += [html_report.heading(workload), html_report.bars("typical values and peaks before and after", rows)]
     return html_report.page(f"{comparison.name}: before and after", parts)
 
 
-def _peaks(peak: Difference | None) -> tuple[float | None, float | None]:
-    return (peak.before, peak.after) if peak is not None else (None, None)
+def _charts(comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, Difference, Difference]]]]:
+    """Yield each workload with its measures in bytes, and the typical values and the peaks of each."""
+    for workload in sorted({each.workload for each in comparison.differences}):
+        by_stat = {(each.measure, each.stat): each for each in comparison.differences if each.workload == workload}
+        yield (
+            workload,
+            [
+                (measure, typical, by_stat.get((measure, "peak"), Difference(workload, measure, "peak", None, None)))
+                for (measure, stat), typical in by_stat.items()
+                if stat == "typical" and measure != "utilization" and (typical.before or typical.after)
+            ],
+        )
 
 
 def _rows(differences: Sequence[Difference]) -> Iterator[list[str]]:
     for each in differences:
         if each.before or each.after:
             values = (each.before, each.after, each.difference)
-            shown = [_shown(each, value) for value in values]
+            shown = [_shown(each, number) for number in values]
             yield [each.workload, each.name, *shown, _share(each), _shown(each, each.low), _shown(each, each.high)]
 
 
-def _shown(each: Difference, value: float | None) -> str:
-    if value is None:
+def _shown(each: Difference, number: float | None) -> str:
+    if number is None:
         return "-"
     if each.measure == "utilization":
-        return f"{100 * value:.1f} %"
-    return f"{value:.1f}/h" if each.measure == "retries" else human(value)
+        return f"{100 * number:.1f} %"
+    return f"{number:.1f}/h" if each.measure == "retries" else human(number)
 
 
 def _share(each: Difference) -> str:
@@ -285,32 +280,21 @@ def draw_plot(comparison: Comparison, path: Path) -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "gpumond"  # equal comparisons give equal files
     matplotlib.rcParams["text.parse_math"] = False  # the name of a program may contain a $
-    workloads = sorted({each.workload for each in comparison.differences})
-    figure = Figure(figsize=(8, 1 + 3 * max(1, len(workloads))), layout="constrained")
+    charts = list(_charts(comparison))
+    figure = Figure(figsize=(8, 1 + 3 * max(1, len(charts))), layout="constrained")
     figure.suptitle(f"{comparison.name}: before and after")
-    for place, workload in enumerate(workloads, 1):
-        axes = figure.add_subplot(len(workloads), 1, place)
-        own = {
-            (each.measure, each.stat): each
-            for each in comparison.differences
-            if each.workload == workload and each.measure not in ("utilization", "retries")
-        }
-        measures = [measure for measure, stat in own if stat == "typical" and _has_values(own[measure, stat])]
+    for place, (workload, measures) in enumerate(charts, 1):
+        axes = figure.add_subplot(len(charts), 1, place)
         for side, label in enumerate(("before", "after")):
             at = [number + (side - 0.5) * 0.4 for number in range(len(measures))]
-            typical = [(getattr(own[measure, "typical"], label) or 0.0) / GIB for measure in measures]
-            peaks = [(getattr(own[measure, "peak"], label) or 0.0) / GIB for measure in measures]
-            axes.bar(at, typical, 0.38, label=label, color=COLOURS[side])
-            axes.plot(at, peaks, "k_", markersize=14)
+            levels = [[(getattr(each, label) or 0.0) / GIB for each in stats] for _, *stats in measures]
+            axes.bar(at, [typical for typical, _ in levels], 0.38, label=label, color=COLOURS[side])
+            axes.plot(at, [peak for _, peak in levels], "k_", markersize=14)
         axes.set_title(workload, loc="left")
         axes.set_ylabel("GiB (bar: typical, line: peak)")
-        axes.set_xticks(range(len(measures)), measures)
+        axes.set_xticks(range(len(measures)), [measure for measure, *_ in measures])
         axes.legend()
     try:
         figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
     except OSError as error:
         raise ConfigError(f"--plot {path}: {error.strerror or error}") from None
-
-
-def _has_values(each: Difference) -> bool:
-    return bool(each.before or each.after)

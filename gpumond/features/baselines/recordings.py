@@ -39,15 +39,15 @@ class BaselineService:
 
     def __init__(self, store: BaselineStore) -> None:
         self._store = store
-        self._under_way: dict[tuple[str, Side], BaselineRecorder] = {}
+        self._recordings: dict[tuple[str, Side], BaselineRecorder] = {}
         self._saving: asyncio.Task[None] | None = None
 
     def add(self, frame: Frame) -> None:
         """Add the frame of a tick; never blocks."""
-        for measuring in self._under_way.values():
-            if not measuring.complete:
-                measuring.add(frame)
-        if any(each.complete for each in self._under_way.values()) and (self._saving is None or self._saving.done()):
+        for recording in self._recordings.values():
+            if not recording.complete:
+                recording.add(frame)
+        if any(each.complete for each in self._recordings.values()) and (self._saving is None or self._saving.done()):
             self._saving = asyncio.ensure_future(self._save_quietly())
 
     async def close(self) -> None:
@@ -56,9 +56,9 @@ class BaselineService:
             await self._saving
 
     def flushed(self, receipt: Receipt) -> None:
-        for measuring in self._under_way.values():
-            if not measuring.complete:
-                measuring.flushed(receipt)
+        for recording in self._recordings.values():
+            if not recording.complete:
+                recording.flushed(receipt)
 
     async def record(self, name: str, for_seconds: float, workload: str | None, by: str) -> None:
         """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, TooManyBaselines."""
@@ -66,44 +66,44 @@ class BaselineService:
             raise TooManyBaselines("there are too many baselines; delete one that is no longer needed")
         detail = {"name": name, "for_seconds": for_seconds, "workload": workload}
         await self._store.audit(by, "baseline.record", detail)
-        self._under_way[name, "before"] = BaselineRecorder(name, for_seconds, workload)
+        self._recordings[name, "before"] = BaselineRecorder(name, for_seconds, workload)
 
     async def measure_again(self, name: str, for_seconds: float, by: str) -> None:
         """Record the side that ``comparison`` compares with. Raises NoSuchBaseline, StoreUnavailable."""
         before = await self._kept("before", name)
         await self._store.audit(by, "baseline.compare", {"name": name, "for_seconds": for_seconds})
-        self._under_way[name, "after"] = BaselineRecorder(name, for_seconds, before.workload)
+        self._recordings[name, "after"] = BaselineRecorder(name, for_seconds, before.workload)
 
     async def all(self) -> list[Baseline]:
         """Return all baselines; those in progress are not complete."""
         kept = {each.name: each for each in await self._store.baselines("before")}
-        under_way = {name: _unsaved(each) for (name, side), each in self._under_way.items() if side == "before"}
-        return [baseline for _, baseline in sorted((kept | under_way).items())]
+        recordings = {name: _unsaved(each) for (name, side), each in self._recordings.items() if side == "before"}
+        return [baseline for _, baseline in sorted((kept | recordings).items())]
 
     async def get(self, name: str) -> Baseline:
         """Return a baseline. Raises NoSuchBaseline."""
-        measuring = self._under_way.get((name, "before"))
-        return _unsaved(measuring) if measuring else await self._kept("before", name)
+        recording = self._recordings.get((name, "before"))
+        return _unsaved(recording) if recording else await self._kept("before", name)
 
     async def comparison(self, name: str, other: str | None = None) -> Comparison:
         """Compare with another baseline, or with the last or the present second recording. Raises NoSuchBaseline."""
         before = await self._kept("before", name)
         if other is not None:
             return compare(before, await self._kept("before", other))
-        measuring = self._under_way.get((name, "after"))
-        return compare(before, _unsaved(measuring) if measuring else await self._kept("after", name))
+        recording = self._recordings.get((name, "after"))
+        return compare(before, _unsaved(recording) if recording else await self._kept("after", name))
 
     async def delete(self, name: str, by: str) -> None:
         """Delete a baseline. Raises NoSuchBaseline."""
-        stopped = [self._under_way.pop((name, side), None) for side in _SIDES]
+        stopped = [self._recordings.pop((name, side), None) for side in _SIDES]
         if not await self._store.delete_baseline(name, by) and not any(stopped):
             raise _none("before", name)
 
     async def _kept(self, side: Side, name: str) -> Baseline:
-        found = await self._store.baselines(side, name)
-        if not found:
+        kept = await self._store.baselines(side, name)
+        if not kept:
             raise _none(side, name)
-        return found[0]
+        return kept[0]
 
     async def _save_quietly(self) -> None:
         try:
@@ -112,12 +112,12 @@ class BaselineService:
             pass  # the store has logged it; the next tick tries again
 
     async def _save(self) -> None:
-        for (name, side), measuring in list(self._under_way.items()):
-            if measuring.complete:
-                await self._store.put_baseline(side, measuring.baseline())
-                now = self._under_way.get((name, side))
-                if now is measuring:
-                    del self._under_way[name, side]
+        for (name, side), recording in list(self._recordings.items()):
+            if recording.complete:
+                await self._store.put_baseline(side, recording.baseline())
+                now = self._recordings.get((name, side))
+                if now is recording:
+                    del self._recordings[name, side]
                 elif now is None:  # it was deleted meanwhile
                     await self._store.delete_baseline(name, "gpumond")
 
@@ -125,9 +125,9 @@ class BaselineService:
 _SIDES: tuple[Side, Side] = ("before", "after")
 
 
-def _unsaved(measuring: BaselineRecorder) -> Baseline:
+def _unsaved(recording: BaselineRecorder) -> Baseline:
     """Return a recording in progress; it is complete once it is stored."""
-    baseline = measuring.baseline()
+    baseline = recording.baseline()
     return replace(baseline, complete=False) if baseline.complete else baseline
 
 
@@ -187,27 +187,27 @@ class BaselineRecorder:
         for name, lines in self._lines(frame).items():
             if name not in self._workloads and len(self._workloads) >= MAX_WORKLOADS:
                 continue
-            own = self._workloads.setdefault(name, _Workload())
-            own.devices = {line.device_uuid for line in lines}
-            if own.devices & unknown:
+            workload = self._workloads.setdefault(name, _Workload())
+            workload.devices = {line.device_uuid for line in lines}
+            if workload.devices & unknown:
                 continue
-            own.seconds += passed
+            workload.seconds += passed
             for measure, value in _sums(lines).items():
-                own.blocks[measure].add(value)
+                workload.blocks[measure].add(value)
             busy = [
                 device.sensors.gpu_utilization_ratio
                 for device in frame.snapshot.devices
-                if device.uuid in own.devices and device.sensors.gpu_utilization_ratio is not None
+                if device.uuid in workload.devices and device.sensors.gpu_utilization_ratio is not None
             ]
             if busy:
-                own.blocks["utilization"].add(sum(busy) / len(busy))
+                workload.blocks["utilization"].add(sum(busy) / len(busy))
         self._count_retries(frame)
 
     def flushed(self, receipt: Receipt) -> None:
-        own = self._workloads.get(receipt.workload)
-        if own is not None and receipt.outcome not in ("planned", "refused"):
-            own.flushes += 1
-            own.blocks["flush_yield"].add(float(receipt.released_bytes))
+        workload = self._workloads.get(receipt.workload)
+        if workload is not None and receipt.outcome not in ("planned", "refused"):
+            workload.flushes += 1
+            workload.blocks["flush_yield"].add(float(receipt.released_bytes))
 
     def baseline(self) -> Baseline:
         """Return the baseline recorded so far."""
@@ -232,12 +232,12 @@ class BaselineRecorder:
 
     def _count_retries(self, frame: Frame) -> None:
         for process, report in frame.snapshot.reports_by_process.items():
-            own = self._workloads.get(report.workload)
-            for pool in report.pools if own else ():
-                if own is not None and pool.retries is not None:
+            workload = self._workloads.get(report.workload)
+            for pool in report.pools if workload else ():
+                if workload is not None and pool.retries is not None:
                     counter = (process, pool.allocator, pool.device_uuid)
-                    own.first_retries.setdefault(counter, pool.retries)
-                    own.last_retries[counter] = pool.retries
+                    workload.first_retries.setdefault(counter, pool.retries)
+                    workload.last_retries[counter] = pool.retries
 
 
 def _sums(lines: list[Line]) -> dict[str, float]:
@@ -250,11 +250,13 @@ def _sums(lines: list[Line]) -> dict[str, float]:
     return sums
 
 
-def _measures(name: str, own: _Workload) -> WorkloadMeasures:
+def _measures(name: str, workload: _Workload) -> WorkloadMeasures:
     measured = tuple(
         Measured(measure, distribution)
         for measure in MEASURES
-        if measure in own.blocks and (distribution := own.blocks[measure].distribution()) is not None
+        if measure in workload.blocks and (distribution := workload.blocks[measure].distribution()) is not None
     )
-    retries = sum(last - own.first_retries[counter] for counter, last in own.last_retries.items())
-    return WorkloadMeasures(name, own.seconds, measured, retries if own.last_retries else None, own.flushes)
+    retries = sum(last - workload.first_retries[counter] for counter, last in workload.last_retries.items())
+    return WorkloadMeasures(
+        name, workload.seconds, measured, retries if workload.last_retries else None, workload.flushes
+    )

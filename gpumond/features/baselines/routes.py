@@ -67,15 +67,14 @@ LIVE = Measured("live", Distribution(34.0 * GIB, 31.0 * GIB, 30.5 * GIB, 31.0 * 
 EXAMPLE = Baseline(
     "nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, (WorkloadMeasures("train", 600.0, (LIVE,), 3, 1),)
 )
-EXAMPLE_ENTRY = BaselineEntry(
-    name="nightly",
-    workload="train",
-    started_at=examples.TAKEN_AT,
-    for_seconds=600.0,
-    seconds=600.0,
-    complete=True,
-    workloads=("train",),
-)
+
+
+def _entry(baseline: Baseline) -> BaselineEntry:
+    names = ("name", "workload", "started_at", "for_seconds", "seconds", "complete")
+    workloads = tuple(each.workload for each in baseline.workloads)
+    return BaselineEntry(workloads=workloads, **{name: getattr(baseline, name) for name in names})
+
+
 EXAMPLE_COMPARISON = Comparison(
     "nightly",
     examples.TAKEN_AT,
@@ -93,18 +92,6 @@ def _service(request: Request) -> BaselineService:
     return kernel_of(request).get(BaselineService)
 
 
-def _entry(baseline: Baseline) -> BaselineEntry:
-    return BaselineEntry(
-        name=baseline.name,
-        workload=baseline.workload,
-        started_at=baseline.started_at,
-        for_seconds=baseline.for_seconds,
-        seconds=baseline.seconds,
-        complete=baseline.complete,
-        workloads=tuple(each.workload for each in baseline.workloads),
-    )
-
-
 def _json(adapter: TypeAdapter[Any], value: Any, status: int = 200) -> Response:
     return Response(adapter.dump_json(value), status, media_type="application/json")
 
@@ -112,7 +99,7 @@ def _json(adapter: TypeAdapter[Any], value: Any, status: int = 200) -> Response:
 @router.get(
     "/baselines",
     summary="Baselines, including those in progress",
-    **examples.described(list[BaselineEntry], [EXAMPLE_ENTRY], 503, 507),
+    **examples.described(list[BaselineEntry], [_entry(EXAMPLE)], 503, 507),
 )
 async def baselines(request: Request) -> Response:
     return _json(ENTRIES, [_entry(each) for each in await _service(request).all()])

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import floor, inf, sqrt
 from statistics import median
 
+from gpumond.diagnosis.trend import quantile
 from gpumond.facts.units import level
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -171,14 +172,6 @@ class Blocks:
         return Distribution(
             self._peak, median(ordered), quantile(ordered, 0.05), quantile(ordered, 0.95), tuple(levels)
         )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Interpolate between the two nearest values."""
-    place = share * (len(ordered) - 1)
-    below = floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def shift(before: Sequence[float], after: Sequence[float]) -> Shift:

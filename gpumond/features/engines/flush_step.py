@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from gpumond.facts.engines import EngineState
+from gpumond.facts.engines import EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineRejected, EngineTimeout
 from gpumond.facts.flush import FlushRequest, receipt_without_bytes
 from gpumond.facts.pools import ENGINE_STEP, Expected, Held, Outcome, Receipt, StepResult
@@ -30,6 +30,7 @@ from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
 from gpumond.host.event_loop import cancelled
 from gpumond.host.machine import process_start
+from gpumond.kernel import EngineStep
 
 log = logging.getLogger(__name__)
 
@@ -296,25 +297,30 @@ class _Flush:
         return Expected(low, likely, high, expected.exactness)
 
 
-class EngineFlusher:
+class EngineFlusher(EngineStep):
     """Executor of the step, one release at a time for each engine and for each tree of processes."""
 
     def __init__(
         self,
         engines: Engines,
         read_driver: Callable[[], Awaitable[Reading | None]],
-        receipts: Callable[[], Iterable[Receipt]],
         timing: Timing = Timing(),
         proc: str = "/proc",
-        returned: Callable[[Receipt], Awaitable[None]] | None = None,
     ) -> None:
-        self.engines, self._returned = engines, returned
-        self._read_driver, self._receipts, self._timing, self._proc = read_driver, receipts, timing, proc
+        self.engines, self._read_driver, self._timing, self._proc = engines, read_driver, timing, proc
+        self._receipts: Callable[[], Iterable[Receipt]] = tuple
+        self._returned: Callable[[Receipt], Awaitable[None]] | None = None
         self._under_way: dict[str, frozenset[ProcessKey]] = {}
         self._unanswered: dict[str, frozenset[ProcessKey]] = {}
         """By name: the listeners of an engine that did not answer its last release in time."""
         self._returns: dict[str, asyncio.Task[None]] = {}
         """By name: the return to service of an engine that does not serve yet."""
+
+    def readings(self) -> Sequence[EngineReading]:
+        return self.engines.readings()
+
+    def attach(self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]) -> None:
+        self._receipts, self._returned = receipts, returned
 
     def resume(self) -> None:
         """Continue to return servers to service, as the previous daemon did."""

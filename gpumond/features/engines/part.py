@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from gpumond.config.settings import Settings
 from gpumond.facts.snapshot import Snapshot
+from gpumond.features.engines.flush_step import EngineFlusher
 from gpumond.features.engines.poller import Engines
-from gpumond.kernel import Kernel, Part
+from gpumond.kernel import EngineStep, Kernel, Part
 
 
 class EnginesPart(Part):
@@ -15,6 +16,7 @@ class EnginesPart(Part):
         self._kernel = kernel
         self._engines = kernel.find(Engines) or Engines()
         kernel.provide(Engines, self._engines)
+        kernel.provide(EngineStep, EngineFlusher(self._engines, kernel.read_driver))
 
     def start(self) -> None:
         self._engines.configure(self._kernel.settings.engines)

@@ -1,16 +1,25 @@
-"""Problems of several machines, each with its remedy: machines that do not answer, faults, conditions and versions."""
+"""``gpumond fleet doctor``: print the problems of several machines, each once, with its remedy: machines that do not
+answer, faults, conditions and versions.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.errors import DaemonError
-from gpumond.features.fleet.connection import Client, run_each
+from gpumond.facts.units import counted
+from gpumond.features.fleet.connection import Client
+from gpumond.features.fleet.discovery import progress, read_frames, selected
 from gpumond.features.fleet.machines import Machine
 from gpumond.features.fleet.status import MachineStatus, of_frame
+from gpumond.view.frame import CheckedFrame
+from gpumond.view.text import safe
 
 NO_ANSWER = "check that gpumond runs there (systemctl status gpumond), and its address, certificate and token"
 NO_AGENT = "start them with `gpumond run`, or set GPUMOND_AGENT=1 in their environment; only then can they be flushed"
@@ -33,17 +42,19 @@ async def examine(
 ) -> list[FleetFinding]:
     """Return the findings on all machines, in their order."""
 
-    async def one(machine: Machine) -> tuple[MachineStatus | None, list[FleetFinding]]:
-        try:
-            frame = await client.frame(machine)
-            state = of_frame(machine, frame)
-            return state, [*_of_status(state), *_of_frame(machine, frame)]
-        except DaemonError as error:
-            return None, [FleetFinding(machine.name, "bad", str(error), machine.url, NO_ANSWER)]
+    def convert(machine: Machine, frame: CheckedFrame) -> tuple[MachineStatus, list[FleetFinding]]:
+        state = of_frame(machine, frame)
+        return state, [*_of_status(state), *_of_frame(machine, frame)]
 
-    answers = await run_each(machines, one, parallel, done)
-    found = [finding for _, own in answers for finding in own]
-    return [*found, *_of_versions([state for state, _ in answers if state is not None])]
+    findings: list[FleetFinding] = []
+    states: list[MachineStatus] = []
+    for machine, answer in zip(machines, await read_frames(client, machines, convert, parallel, done), strict=True):
+        if isinstance(answer, DaemonError):
+            findings.append(FleetFinding(machine.name, "bad", str(answer), machine.url, NO_ANSWER))
+        else:
+            states.append(answer[0])
+            findings += answer[1]
+    return [*findings, *_of_versions(states)]
 
 
 def by_subject(findings: Iterable[FleetFinding]) -> list[tuple[FleetFinding, list[str]]]:
@@ -78,3 +89,28 @@ def _of_versions(states: Sequence[MachineStatus]) -> Iterator[FleetFinding]:
         if state.version != usual[0][0]:
             detail = f"{state.version}; most machines have {usual[0][0]}"
             yield FleetFinding(state.machine, "note", "another version of gpumond", detail, ANOTHER_VERSION)
+
+
+MARKS = {"note": "note", "bad": "BAD "}
+NAMES_SHOWN = 5
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    client, machines = await selected(arguments)
+    with progress(len(machines), "machines read") as done:
+        findings = await examine(client, machines, arguments.parallel, done)
+    if arguments.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        print("\n".join(_lines(findings)) or f"no problem found on {counted(len(machines), 'machine')}")
+    if any(finding.state == "bad" for finding in findings):
+        return FAILED
+    return DONE if machines else NOTHING_TO_DO
+
+
+def _lines(findings: Sequence[FleetFinding]) -> Iterator[str]:
+    for finding, names in by_subject(findings):
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        detail = f" ({finding.detail})" if len(names) == 1 and finding.detail else ""
+        yield safe(f"{MARKS[finding.state]}  {finding.subject}: {', '.join(names[:NAMES_SHOWN])}{more}{detail}")
+        yield safe(f"      -> {finding.remedy}")

@@ -1,15 +1,20 @@
-"""State of each machine, from its frame. `of_frame` does no I/O."""
+"""``gpumond fleet status``: show the state of each machine, from its frame."""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
+from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.errors import DaemonError
-from gpumond.features.fleet.connection import Client, run_each
+from gpumond.facts.units import counted
+from gpumond.features.fleet.discovery import progress, read_frames, selected
 from gpumond.features.fleet.machines import Machine
 from gpumond.view.frame import frame_of
+from gpumond.view.text import safe, size, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +41,23 @@ class MachineStatus:
     alerts: Mapping[str, int] | None = None
 
 
-async def statuses(
-    client: Client, machines: Sequence[Machine], parallel: int, done: Callable[[], None]
-) -> list[MachineStatus]:
-    """Return the state of each machine, in their order."""
-
-    async def one(machine: Machine) -> MachineStatus:
-        try:
-            return of_frame(machine, await client.frame(machine))
-        except DaemonError as error:
-            return MachineStatus(machine=machine.name, url=machine.url, problem=str(error))
-
-    return await run_each(machines, one, parallel, done)
+async def run(arguments: argparse.Namespace) -> int:
+    client, machines = await selected(arguments)
+    with progress(len(machines), "machines read") as done:
+        answers = await read_frames(client, machines, of_frame, arguments.parallel, done)
+    states = [
+        MachineStatus(machine=machine.name, url=machine.url, problem=str(answer))
+        if isinstance(answer, DaemonError)
+        else answer
+        for machine, answer in zip(machines, answers, strict=True)
+    ]
+    if arguments.json:
+        print(json.dumps([asdict(state) for state in states], indent=2))
+    else:
+        print("\n\n".join(filter(None, (status_table(states), missing(states), summary(states)))))
+    if not states:
+        return NOTHING_TO_DO
+    return FAILED if any(state.problem for state in states) else DONE
 
 
 def of_frame(machine: Machine, answer: object) -> MachineStatus:
@@ -94,3 +104,43 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
     """Return the sum of the known sizes; None if none is known."""
     known = [size for size in sizes if size is not None]
     return sum(known) if known else None
+
+
+def status_table(states: Sequence[MachineStatus]) -> str:
+    """Return a table of the machines that answer; empty without one."""
+    header = ("MACHINE", "VERSION", "DRIVER", ">GPUS", ">SIZE", ">USED", ">RETURNABLE", ">AGENTS", "FAULTS", "ALERTS")
+    rows = [[*_row(state)] for state in states if not state.problem]
+    return table(header, rows) if rows else ""
+
+
+def missing(states: Sequence[MachineStatus]) -> str:
+    """Return a line for each machine that does not answer, with the reason."""
+    return "\n".join(safe(f"missing {each.machine} ({each.url}): {each.problem}") for each in states if each.problem)
+
+
+def summary(states: Sequence[MachineStatus]) -> str:
+    """Return totals: the machines that answer, the programs with an agent, and the versions."""
+    known = [state for state in states if not state.problem]
+    if not states:
+        return "no machine is listed"
+    programs, agents = (sum(getattr(state, name) or 0 for state in known) for name in ("programs", "agents"))
+    versions = Counter(state.version for state in known).most_common()
+    parts = [f"{len(known)} of {counted(len(states), 'machine')} answer"]
+    if programs:
+        parts.append(f"{agents} of {counted(programs, 'program')} have an agent")
+    if len(versions) > 1:
+        parts.append("versions " + ", ".join(f"{version} ({number})" for version, number in versions))
+    return safe("; ".join(parts))
+
+
+def _row(state: MachineStatus) -> Iterator[str]:
+    up = "" if state.devices == state.devices_up else f"{state.devices_up} of "
+    yield from (state.machine, state.version or "-", state.driver_version or "-", f"{up}{state.devices}")
+    yield from (size(state.size_bytes), size(state.used_bytes), size(state.returnable_bytes))
+    yield f"{state.agents} of {state.programs}"
+    yield from (_counts(state.faults), _counts(state.alerts))
+
+
+def _counts(names: Mapping[str, int] | None) -> str:
+    numbered = (name if number == 1 else f"{name} ({number})" for name, number in (names or {}).items())
+    return ", ".join(numbered) or "-"

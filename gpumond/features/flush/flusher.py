@@ -20,8 +20,6 @@ from gpumond.facts.pools import ENGINE_STEP, SUSPENDED, Outcome, Receipt, ordere
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
-from gpumond.features.engines.flush_step import EngineFlusher, Timing
-from gpumond.features.engines.poller import Engines
 from gpumond.features.flush.receipts import (
     DriverCounts,
     Plans,
@@ -35,6 +33,7 @@ from gpumond.features.flush.receipts import (
     with_thrash,
 )
 from gpumond.host.peer import Identity
+from gpumond.kernel import EngineStep
 
 NEIGHBOUR_SECONDS = 5.0
 
@@ -122,8 +121,7 @@ class Flusher:
         settle_seconds: float = SETTLE_SECONDS,
         neighbour_seconds: float = NEIGHBOUR_SECONDS,
         clock: Callable[[], float] = time.monotonic,
-        engines: Engines | None = None,
-        engine_timing: Timing = Timing(),
+        engines: EngineStep | None = None,
         keep: Callable[[Receipt], Awaitable[None]] | None = None,
     ) -> None:
         """``keep`` stores the receipt of a serving engine that was returned to service after its flush."""
@@ -135,11 +133,9 @@ class Flusher:
         self._locks = Locks(neighbour_seconds)
         self._plans = Plans()
         self._keep = keep
-        self._engines: EngineFlusher | None = None
+        self._engines = engines
         if engines:
-            self._engines = EngineFlusher(
-                engines, read_driver, lambda: self.receipts, engine_timing, returned=self._returned
-            )
+            engines.attach(lambda: self.receipts, self._returned)
 
     def resume(self) -> None:
         """Continue to return serving engines to service, as the previous daemon did."""
@@ -211,7 +207,7 @@ class Flusher:
         for device in reading.devices if reading else ():
             for key in device.processes_by_key:
                 devices.setdefault(key, set()).add(device.uuid)
-        readings = self._engines.engines.readings()
+        readings = self._engines.readings()
         return [each.name for each in readings if request.target.matches_engine(each, workloads, devices)]
 
     async def _flush_engine(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:

@@ -15,17 +15,14 @@ from gpumond.config.settings import Settings
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.pools import Receipt
-from gpumond.facts.snapshot import Reading
 from gpumond.facts.units import human
-from gpumond.features.engines.poller import Engines
 from gpumond.features.flush.flusher import Flusher
 from gpumond.features.flush.hook import AlertmanagerHook
-from gpumond.kernel import Flushes, Kernel, Part
+from gpumond.kernel import EngineStep, Flushes, Kernel, Part
 from gpumond.store.rows import to_text
 
 log = logging.getLogger(__name__)
 
-READ_SECONDS = 2.0
 AUDITED_PIDS = 100
 """The most pids that the audit entry of a flush names."""
 
@@ -37,10 +34,10 @@ class FlushPart(Part, Flushes):
         self._kernel, self._store = kernel, kernel.store
         self.flusher = Flusher(
             kernel.programs,
-            self._read_driver,
+            kernel.read_driver,
             done=kernel.flushed,
             cooldown_seconds=kernel.settings.flush_cooldown,
-            engines=kernel.find(Engines),
+            engines=kernel.find(EngineStep),
             keep=self._keep,
         )
         self.hook = AlertmanagerHook(
@@ -100,9 +97,6 @@ class FlushPart(Part, Flushes):
         await note(requested_by, "flush.receipts", _proof(outcome), outcome.receipts)
         self._kernel.edges.wake.set()  # the next frame shows the effect of the flush
         return outcome
-
-    async def _read_driver(self) -> Reading | None:
-        return await self._kernel.devices.read(wait=READ_SECONDS)
 
     async def _keep(self, receipt: Receipt) -> None:
         """Store the receipt of an engine that was returned to service. The store has logged it if it cannot."""

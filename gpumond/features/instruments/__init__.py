@@ -26,7 +26,7 @@ FEATURE = Feature(
             group="Programs",
             examples=(
                 "gpumond why --workload train",
-                "gpumond why --pid 4242 --record 60 --html sites.html",
+                "gpumond why --pid 4242 --record 60 --folded sites.folded",
             ),
         ),
         Command(

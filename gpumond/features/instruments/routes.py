@@ -43,7 +43,7 @@ class LimitBody(Encodable):
     device: str | None = Field(default=None, min_length=1, max_length=128)
 
 
-class RecordBody(Encodable):
+class RecordingBody(Encodable):
     """``record_seconds``: record the stacks of allocations for this time first; null for no recording."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"record_seconds": 60.0}]})
@@ -54,9 +54,9 @@ class RecordBody(Encodable):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
     """What the live memory of a program consists of. ``sites``, ``unrecorded_bytes`` (live bytes that were allocated
-    before), ``snapshot`` and ``treemap`` are results of a recording. ``advice``: changes that apply.
-    ``kv_cache_bytes``: the part of the other leaf tensors that a declared serving engine states as its KV cache; null
-    if none states it. A class that is null is unknown, for which ``reason`` is the reason. ``paused_seconds``: the
+    before), ``snapshot`` and ``folded`` (stacks for flame graphs) are results of a recording. ``advice``: changes that
+    apply. ``kv_cache_bytes``: the part of the other leaf tensors that a declared serving engine states as its KV cache;
+    null if none states it. A class that is null is unknown, for which ``reason`` is the reason. ``paused_seconds``: the
     longest time for which their reading has paused the program. ``age_seconds``: that of the classes; at most one
     reading a second is made.
     """
@@ -67,7 +67,7 @@ class Why:
     kv_cache_bytes: int | None = None
     advice: tuple[str, ...] = ()
     snapshot: Dump | None = None
-    treemap: Dump | None = None
+    folded: Dump | None = None
     reason: str = ""
     paused_seconds: float = 0.0
     age_seconds: float = 0.0
@@ -81,8 +81,8 @@ WHY_EXAMPLE = Why(
     advice=("use a smaller batch",),
     paused_seconds=0.105,
     snapshot=examples.DUMP,
-    treemap=replace(
-        examples.DUMP, path="/home/research/.local/state/gpumond/snapshots/train-4242-1790000060.html", id=2
+    folded=replace(
+        examples.DUMP, path="/home/research/.local/state/gpumond/snapshots/train-4242-1790000060.folded", id=2
     ),
 )
 
@@ -117,7 +117,7 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     **examples.described(Dump, examples.DUMP, *PROBLEMS),
 )
 async def snapshot(
-    request: Request, pid: Pid, body: RecordBody | None = None, requested_by: str = Depends(require_token)
+    request: Request, pid: Pid, body: RecordingBody | None = None, requested_by: str = Depends(require_token)
 ) -> Response:
     """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`.
 
@@ -138,14 +138,14 @@ async def snapshot(
     **examples.described(Why, WHY_EXAMPLE, *PROBLEMS),
 )
 async def why(
-    request: Request, pid: Pid, body: RecordBody | None = None, requested_by: str = Depends(require_token)
+    request: Request, pid: Pid, body: RecordingBody | None = None, requested_by: str = Depends(require_token)
 ) -> Response:
     """Returns live bytes by class: parameters, gradients, optimizer state, buffers, other tensors and activations.
 
     The program may pause for up to a quarter of a second.
 
     With `record_seconds`, the allocator's history is on for this time, and then off again; the answer contains the
-    sites that allocated most, and a snapshot and a treemap are written for the program's user.
+    sites that allocated most, and a snapshot and the folded stacks are written for the program's user.
 
     404: no agent has this pid. 409: refused, for example outside a step of a program with flush_policy `step`; see
     `detail`. 504: the program did not answer.
@@ -160,7 +160,7 @@ async def why(
         kv_cache_bytes=_kv_cache_bytes(kernel_of(request).frame, pid, answer.classes),
         advice=_advice(kernel_of(request).frame, pid, answer.classes),
         snapshot=answer.dump,
-        treemap=answer.treemap,
+        folded=answer.folded,
         reason=answer.reason if answer.classes else "",
         paused_seconds=answer.paused_seconds,
         age_seconds=answer.age_seconds,
@@ -202,7 +202,7 @@ async def snapshot_file(
     return StreamingResponse(found.parts, media_type="application/octet-stream", headers=headers)
 
 
-def _seconds(body: RecordBody | None) -> float | None:
+def _seconds(body: RecordingBody | None) -> float | None:
     return None if body is None else body.record_seconds
 
 

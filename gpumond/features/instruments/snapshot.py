@@ -27,7 +27,7 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record",
         metavar="DURATION",
-        help="record the stacks of allocations for this time first, such as 60s; also writes a treemap (HTML)",
+        help="record the stacks of allocations for this time first, such as 60s; also writes them for flame graphs",
     )
 
 

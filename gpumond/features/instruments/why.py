@@ -30,18 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "show the memory of")
     add_recording(parser)
     parser.add_argument(
-        "--html", metavar="FILE", help="with --record: fetch the treemap of one program, and write it to this file"
+        "--folded", metavar="FILE", help="with --record: fetch the stacks of one program, and write them to this file"
     )
     client.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     body = recording(arguments.record)
-    one_for = None if arguments.html is None else "--html"
+    one_for = None if arguments.folded is None else "--folded"
     answers, status = client.ask_programs(arguments, "why", body, duration(body) + ANSWER_SECONDS, one_for)
     for program, found in answers:
-        if arguments.html is not None and found["treemap"] is not None:
-            fetch(arguments.url, program.pid, found["treemap"], arguments.html)
+        if arguments.folded is not None and found["folded"] is not None:
+            fetch(arguments.url, program.pid, found["folded"], arguments.folded)
         if not arguments.json:
             subject = [] if arguments.pid is not None else [f"{program}:"]
             print("\n".join([*subject, *lines(found)]))
@@ -73,7 +73,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         for site in found["sites"]:
             yield f"  {human(site['size_bytes']):>10}  {_stack(site['calls'])}"
         yield f"  {human(found['unrecorded_bytes']):>10}  allocated before the recording"
-    for name in ("snapshot", "treemap"):
+    for name in ("snapshot", "folded"):
         if found[name] is not None and found[name]["path"] is not None:
             yield f"{name}: {found[name]['path']}"
     for clause in found["advice"]:

@@ -1,4 +1,4 @@
-"""Generator of known patterns of GPU memory use: plans from scenarios, and engines that execute them."""
+"""Generator of known patterns of GPU memory use: plans from scenarios, and backends that execute them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ FEATURE = Feature(
     name="loadgen",
     commands=(
         Command(
-            name="load",
+            name="loadgen",
             module="gpumond.features.loadgen.command",
             help="generate a known pattern of memory use on a device or a simulated device",
             group="Analysis",
             examples=(
-                "gpumond load --list",
-                "gpumond load leak-linear --seed 1 --duration 5m",
+                "gpumond loadgen --list",
+                "gpumond loadgen leak-linear --seed 1 --duration 5m",
             ),
         ),
     ),

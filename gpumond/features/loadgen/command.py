@@ -1,4 +1,4 @@
-"""``gpumond load``: generate a known pattern of memory use, and report the expected verdict."""
+"""``gpumond loadgen``: generate a known pattern of memory use, and report the expected verdict."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpumond import agent
-from gpumond.agent import workload_name
+from gpumond.agent.settings import workload_name
+from gpumond.cli.arguments import above_zero, duration, value
 from gpumond.cli.exits import DONE, FAILED
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.units import level, seconds
-from gpumond.features.loadgen.backends import ENGINES, EngineSettings, engine
-from gpumond.features.loadgen.plan import Plan, plan
-from gpumond.features.loadgen.report import Report, failure, summary
-from gpumond.features.loadgen.runner import Executed, Terms, account, run as carry_out
-from gpumond.features.loadgen.scenarios import COMMON, TABLE, Option, Scenario, scenario
-from gpumond.features.loadgen.script import CONTEXT_BYTES
+from gpumond.facts.units import level
+from gpumond.features.loadgen.backends import BACKENDS, BackendSettings, backend
+from gpumond.features.loadgen.plan import COMMON, TABLE, Plan, find, plan
+from gpumond.features.loadgen.report import Report, account, failure, summary
+from gpumond.features.loadgen.runner import Executed, Terms, run as carry_out
+from gpumond.features.loadgen.script import CONTEXT_BYTES, Option, Scenario
 from gpumond.sim.device import Spec, create, simulated_devices
 from gpumond.view.text import size
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbours", "programs")
-"""Options about the observation or about additional programs. Engines do not use them."""
+"""Options about the observation or about additional programs. Backends do not use them."""
 
 OWN = ("duration", "fill")
 FILL = 0.8
@@ -42,16 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario: a name or alias from --list")
     parser.add_argument("--list", action="store_true", help="list all scenarios with their shapes and options")
     parser.add_argument(
-        "--engine",
-        choices=ENGINES,
+        "--backend",
+        choices=BACKENDS,
         default="sim",
-        help="engine that allocates the memory (sim: a simulated device, no GPU required)",
+        help="backend that allocates the memory (sim: a simulated device, no GPU required)",
     )
     parser.add_argument("--device", type=int, default=0, metavar="N", help="index of the device (default: 0)")
     parser.add_argument(
-        "--card", type=Path, metavar="DIR", help="engine sim: directory of an existing simulated device"
+        "--card", type=Path, metavar="DIR", help="backend sim: directory of an existing simulated device"
     )
-    parser.add_argument("--duration", metavar="DURATION", help="end after this time, such as 90s or 10m")
+    parser.add_argument("--duration", type=duration, metavar="DURATION", help="end after this time, such as 90s or 10m")
     parser.add_argument(
         "--seed",
         type=int,
@@ -64,13 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fill",
+        type=value(_share),
         metavar="SHARE",
-        help="maximum share of the device to use (default: 80%%; engine sim: all of a device created for the run)",
+        help="maximum share of the device to use (default: 80%%; backend sim: all of a device created for the run)",
     )
-    parser.add_argument("--max", metavar="SIZE", help="maximum amount of memory to use, such as 8GiB")
-    parser.add_argument("--raw", action="store_true", help="engine cupy: use cudaMalloc instead of the pool")
     parser.add_argument(
-        "--streams", type=int, default=1, metavar="N", help="engine cupy: number of streams that compute (default: 1)"
+        "--max", type=above_zero(level), metavar="SIZE", help="maximum amount of memory to use, such as 8GiB"
+    )
+    parser.add_argument("--raw", action="store_true", help="backend cupy: use cudaMalloc instead of the pool")
+    parser.add_argument(
+        "--streams", type=int, default=1, metavar="N", help="backend cupy: number of streams that compute (default: 1)"
     )
     parser.add_argument(
         "--workload", metavar="NAME", help="workload name that the agent reports (default: the scenario's name)"
@@ -93,28 +96,28 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([_entry(one) for one in TABLE], indent=2) if arguments.json else _list())
         return DONE
     if arguments.scenario is None:
-        raise ConfigError("load: no scenario given; `gpumond load --list` shows all scenarios")
-    chosen = scenario(arguments.scenario)
+        raise ConfigError("loadgen: no scenario given; `gpumond loadgen --list` shows all scenarios")
+    chosen = find(arguments.scenario)
     made, terms = _plan(chosen, arguments), _limits(chosen, arguments)
     if not 1 <= arguments.streams <= 64:
         raise ConfigError(f"option --streams {arguments.streams}: expected 1 to 64")
     with ExitStack() as stack:
         report = None if arguments.report is None else stack.enter_context(closing(Report(arguments.report)))
         device_directory = (
-            stack.enter_context(_simulated_device(arguments, made)) if arguments.engine == "sim" else None
+            stack.enter_context(_simulated_device(arguments, made)) if arguments.backend == "sim" else None
         )
-        settings = EngineSettings(arguments.device, device_directory, arguments.raw, arguments.streams)
+        settings = BackendSettings(arguments.device, device_directory, arguments.raw, arguments.streams)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before threads start, because they inherit it
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, blocked)
         started_at = time.time()
         agent = partial(_agent, None if arguments.no_agent else _workload(arguments, chosen))
         try:
-            done = carry_out(made, partial(engine, arguments.engine, settings), terms, agent)
+            done = carry_out(made, partial(backend, arguments.backend, settings), terms, agent)
         except GpumondError as error:
             if report is not None:
-                report.add(failure(made, arguments.engine, started_at, str(error)))
+                report.add(failure(made, arguments.backend, started_at, str(error)))
             raise
-        answer = account(made, done, arguments.engine, arguments.speed, started_at)
+        answer = account(made, done, arguments.backend, arguments.speed, started_at)
         answer |= report.add(answer) if report is not None else {}
     if sys.stderr.isatty():
         print(file=sys.stderr)
@@ -133,31 +136,28 @@ def _options() -> Iterator[Option]:
 
 def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
     given: dict[str, float | str] = {
-        option.name: value for option in _options() if (value := getattr(arguments, option.name)) is not None
+        option.name: text for option in _options() if (text := getattr(arguments, option.name)) is not None
     }
     if not (math.isfinite(arguments.speed) and arguments.speed > 0):
         raise ConfigError(f"option --speed {arguments.speed:g}: expected a number above 0, such as 60")
     if arguments.duration is not None:
-        given["duration"] = _parsed("duration", arguments.duration, seconds) * arguments.speed
+        given["duration"] = arguments.duration * arguments.speed
     if arguments.fill is not None and _fill_ratio(chosen):
         given["fill"] = arguments.fill
     return plan(chosen.name, arguments.seed, **given)
 
 
 def _limits(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
-    fill = None if _fill_ratio(chosen) or _creates_device(arguments) else FILL
-    if arguments.fill is not None and not _fill_ratio(chosen):
-        fill = _parsed("fill", arguments.fill, level)
-        if not 0 < fill <= 1:
-            raise ConfigError(f"option --fill {arguments.fill!r}: expected a share above 0 and up to 100%, such as 50%")
-    most = None if arguments.max is None else int(_parsed("max", arguments.max, level))
-    if most is not None and most <= 0:
-        raise ConfigError(f"option --max {arguments.max!r}: expected a size above 0, such as 8GiB")
+    fill = arguments.fill
+    if _fill_ratio(chosen):
+        fill = None
+    elif fill is None and not _creates_device(arguments):
+        fill = FILL
     storm = chosen.name == "flush-storm" and not arguments.no_agent
     return Terms(
         pause=_pause,
         fill=fill,
-        most_bytes=most,
+        most_bytes=None if arguments.max is None else int(arguments.max),
         speed=arguments.speed,
         flush=_flush if storm else None,
         verify=chosen.name == "stress",
@@ -165,15 +165,15 @@ def _limits(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
     )
 
 
+def _share(text: str) -> float:
+    share = level(text)
+    if not 0 < share <= 1:
+        raise ValueError("expected a share above 0 and up to 100%, such as 50%")
+    return share
+
+
 def _fill_ratio(chosen: Scenario) -> bool:
     return any(option.name == "fill" for option in chosen.options)
-
-
-def _parsed(name: str, given: str, parse: Callable[[object], float]) -> float:
-    try:
-        return parse(given)
-    except ValueError as error:
-        raise ConfigError(f"option --{name} {given!r}: {error}") from None
 
 
 def _workload(arguments: argparse.Namespace, chosen: Scenario) -> str:
@@ -184,7 +184,7 @@ def _workload(arguments: argparse.Namespace, chosen: Scenario) -> str:
 
 
 def _creates_device(arguments: argparse.Namespace) -> bool:
-    return arguments.engine == "sim" and arguments.card is None and not os.environ.get("GPUMOND_SIM_DIR")
+    return arguments.backend == "sim" and arguments.card is None and not os.environ.get("GPUMOND_SIM_DIR")
 
 
 @contextmanager
@@ -201,12 +201,11 @@ def _simulated_device(arguments: argparse.Namespace, made: Plan) -> Iterator[Pat
             )
         yield present[arguments.device].directory
     else:
-        with tempfile.TemporaryDirectory(prefix="gpumond-load-") as directory:
-            spec = Spec("GPU-10ad0000-0000-4000-8000-000000000001", 0, "Simulated", made.size_bytes)
-            device_directory = Path(directory) / "card0"
-            create(device_directory, Spec(spec.uuid, 0, spec.name, spec.size_bytes, context_bytes=CONTEXT_BYTES))
+        with tempfile.TemporaryDirectory(prefix="gpumond-loadgen-") as directory:
+            uuid = "GPU-10ad0000-0000-4000-8000-000000000001"
+            spec = Spec(uuid, 0, "Simulated", made.size_bytes, context_bytes=CONTEXT_BYTES)
             print(f"to monitor this load: GPUMOND_SIM_DIR={directory} gpumond serve --source sim", file=sys.stderr)
-            yield device_directory
+            yield create(Path(directory) / "card0", spec).directory
 
 
 @contextmanager
@@ -243,7 +242,7 @@ def _clock(elapsed: float) -> str:
 def _summary(done: dict[str, Any]) -> str:
     truth = done["truth"]
     lines = [
-        f"{done['scenario']} on {done['engine']}: {done['outcome']} after "
+        f"{done['scenario']} on {done['backend']}: {done['outcome']} after "
         f"{done['ended_at'] - done['started_at']:.1f} s",
         f"allocated {done['takes']} blocks, freed {done['gives']}; "
         f"peak {size(done['peak_live_bytes'])} live, {size(done['peak_held_bytes'])} held; all memory is freed",

@@ -9,21 +9,65 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from gpumond.facts.units import HOUR_SECONDS, MINUTE_SECONDS
-from gpumond.features.loadgen import scenarios
-from gpumond.features.loadgen.scenarios import SCENARIOS, Scenario
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.units import GIB, HOUR_SECONDS, MINUTE_SECONDS
+from gpumond.features.loadgen import scenarios, serving
 from gpumond.features.loadgen.script import (
     CONTEXT_BYTES,
-    GIB,
+    VIEWS,
     Observation,
+    Option,
     ProgramScript,
+    Scenario,
     Script,
     ScriptStep,
     Truth,
     View,
 )
 
-__all__ = ["SCENARIOS", "Plan", "plan"]
+COMMON = (
+    Option(
+        "size",
+        "size",
+        "80GiB, for serving 48GiB",
+        "size of the device that the plan is made for; backends scale it",
+        64 << 30,
+    ),
+    Option("duration", "duration", "three times the time allowed for detection", "length of the plan", 1.0, 172800),
+    Option("view", "word", "by the seed", "what is observed in virtual time", words=VIEWS),
+    Option("noise", "size", "32 MiB or 0.3 GiB", "standard deviation from sample to sample"),
+    Option("gaps", "number", "0 or 1", "1: samples are missing", 0, 1),
+    Option("neighbours", "number", "0 or 1", "1: other programs start and end on the device", 0, 1),
+)
+
+TABLE = (
+    scenarios.per_epoch,
+    scenarios.linear,
+    scenarios.under_load,
+    scenarios.irregular,
+    scenarios.compile_cache,
+    scenarios.fragmentation,
+    scenarios.orphan,
+    scenarios.crash,
+    scenarios.at_evaluation,
+    serving.leak,
+    scenarios.warm_up,
+    scenarios.autotune,
+    scenarios.preallocated,
+    scenarios.saturating_cache,
+    scenarios.periodic_evaluation,
+    scenarios.curriculum,
+    scenarios.fleet,
+    serving.bimodal,
+    serving.nightly,
+    serving.model_loads,
+    serving.slow_fragmentation,
+    scenarios.steady,
+    scenarios.stress,
+    scenarios.flush_storm,
+)
+
+SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in TABLE}
 
 AFTERMATH_SECONDS = 5 * MINUTE_SECONDS
 """Seconds for which a plan continues after its program has died of an out-of-memory error."""
@@ -63,8 +107,8 @@ def plan(scenario: str, seed: int = 0, **options: float | str) -> Plan:
 
     Raises ConfigError.
     """
-    chosen = scenarios.scenario(scenario)
-    return _make(chosen, seed, scenarios.check(chosen, options), inject=True)
+    chosen = find(scenario)
+    return _make(chosen, seed, check(chosen, options), inject=True)
 
 
 def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], inject: bool) -> Plan:
@@ -195,3 +239,21 @@ class LeakedBytes:
         while self._rest and self._rest[-1][0] <= at:
             self._sum += self._rest.pop()[1]
         return self._sum
+
+
+def find(name: str) -> Scenario:
+    """Return a scenario by name or alias (p1 to p10, n1 to n11). Raises ConfigError."""
+    for one in TABLE:
+        if name in (one.name, one.alias) and name:
+            return one
+    raise ConfigError(f"no scenario is named {name!r}; `gpumond loadgen --list` shows all scenarios")
+
+
+def check(scenario: Scenario, given: Mapping[str, float | str]) -> dict[str, float | str]:
+    """Return the options in base units. Raises ConfigError for an unknown option or an invalid value."""
+    known = {option.name: option for option in (*scenario.options, *COMMON)}
+    own = ", ".join(f"--{option.name}" for option in scenario.options) or "no options"
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"option --{name}: {scenario.name} has no such option; it has {own}")
+    return {name: known[name].value(value) for name, value in given.items()}

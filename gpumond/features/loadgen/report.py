@@ -1,4 +1,6 @@
-"""Results of ``gpumond load --report FILE``: one JSON object a line, each compared with the last one like it."""
+"""The result of a load. ``gpumond loadgen --report FILE`` keeps it: one JSON object a line, each compared with the last
+one like it.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from gpumond import __version__
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import human
 from gpumond.features.loadgen.plan import Plan
+from gpumond.features.loadgen.runner import Executed
 
-ALIKE = ("scenario", "engine", "device_uuid", "seed", "options", "speed")
+ALIKE = ("scenario", "backend", "device_uuid", "seed", "options", "speed")
 """Keys that two comparable results have in common."""
 INCOMPLETE = ("stopped", "error")
 """Outcomes of loads that were interrupted or did not start; no result is compared with them."""
@@ -59,17 +62,60 @@ class Report:
         os.close(self._descriptor)
 
 
-def failure(made: Plan, engine: str, started_at: float, detail: str) -> dict[str, Any]:
+def account(made: Plan, done: list[Executed], backend: str, speed: float, started_at: float) -> dict[str, Any]:
+    """Return the work done and the truth, in real time and real bytes."""
+    last, ended_at = done[-1], time.time()
+    sums = ("taken_bytes", "takes", "gives", "flushes", "released_bytes", "checked_bytes", "wrong_words")
+    peaks = ("peak_live_bytes", "peak_held_bytes")
+    return {
+        **_load(made, backend, started_at, ended_at),
+        "device_uuid": last.device_uuid,
+        "pid": os.getpid(),
+        "speed": speed,
+        "scale": last.scale,
+        "outcome": last.outcome,
+        "detail": last.detail,
+        "lives": len(done),
+        "truth": _truth(made, done, speed, started_at, ended_at),
+        **{name: sum(getattr(run, name) for run in done) for name in sums},
+        **{name: max(getattr(run, name) for run in done) for name in peaks},
+    }
+
+
+def _truth(made: Plan, done: list[Executed], speed: float, started_at: float, ended_at: float) -> dict[str, Any]:
+    """Return the truth in Unix time. If the load ended before the injection, no verdict is expected."""
+    truth = made.truth
+
+    def when(at: float | None) -> float | None:
+        return None if at is None else started_at + at / speed
+
+    injected_at = when(truth.injected_at)
+    injected = injected_at is not None and injected_at < ended_at
+    slope = truth.slope_bytes_per_second
+    died = any(run.outcome == "crash" for run in done)  # too few restarts for a loop
+    return {
+        "kind": truth.kind if injected else "crash" if died else "",
+        "form": truth.form if injected else "",
+        "injected_at": injected_at if injected else None,
+        "ends_at": min(ended_at, when(truth.ends_at) or ended_at) if injected else None,
+        "slope_bytes_per_second": slope * done[-1].scale * speed if injected and slope is not None else None,
+        "oom_at": when(truth.oom_at) if injected else None,
+    }
+
+
+def failure(made: Plan, backend: str, started_at: float, detail: str) -> dict[str, Any]:
     """Return the result of a load that could not run, for example because other programs use the device."""
+    return {**_load(made, backend, started_at, time.time()), "outcome": "error", "detail": detail}
+
+
+def _load(made: Plan, backend: str, started_at: float, ended_at: float) -> dict[str, Any]:
     return {
         "scenario": made.scenario,
         "seed": made.seed,
         "options": dict(made.options),
-        "engine": engine,
+        "backend": backend,
         "started_at": started_at,
-        "ended_at": time.time(),
-        "outcome": "error",
-        "detail": detail,
+        "ended_at": ended_at,
     }
 
 

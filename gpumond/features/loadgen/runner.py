@@ -1,6 +1,6 @@
 """Execution of a plan in processes: in this one or, if its program dies, in a sequence of children.
 
-A child is forked before any engine is open, since no framework survives a fork.
+A child is forked before any backend is open, since no framework survives a fork.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import human
-from gpumond.features.loadgen.backends import AllocationRefused, LoadEngine
+from gpumond.features.loadgen.backends import AllocationRefused, LoadBackend
 from gpumond.features.loadgen.plan import Plan
 from gpumond.features.loadgen.script import CONTEXT_BYTES, Ending, ScriptStep
 
@@ -33,18 +33,18 @@ AgentContext = Callable[[], AbstractContextManager[None]]
 """A context manager that runs the agent in the process that holds the memory."""
 
 
-def run(plan: Plan, engine: Callable[[], LoadEngine], terms: Terms, agent: AgentContext) -> list[Executed]:
+def run(plan: Plan, backend: Callable[[], LoadBackend], terms: Terms, agent: AgentContext) -> list[Executed]:
     """Return the outcome of each run of the plan's program. Raises the exceptions of `prepare`."""
     planned_runs = list(runs(plan))
     if len(planned_runs) == 1 and not any(step.action == "end" for step in planned_runs[0][1]):
-        return [_alone(plan, engine(), terms, agent)]
+        return [_alone(plan, backend(), terms, agent)]
     done: list[Executed] = []
     started = time.monotonic()
     for number, (start, steps) in enumerate(planned_runs):
         if not _sleep(start, started, terms):
             break
         after = planned_runs[number + 1][0] if number + 1 < len(planned_runs) else plan.duration_seconds
-        done.append(_child(plan, steps, after, engine, terms, agent))
+        done.append(_child(plan, steps, after, backend, terms, agent))
         if done[-1].outcome in ("stopped", "full"):
             return done
     _sleep(plan.duration_seconds, started, terms)
@@ -54,14 +54,14 @@ def run(plan: Plan, engine: Callable[[], LoadEngine], terms: Terms, agent: Agent
     return done
 
 
-def _alone(plan: Plan, engine: LoadEngine, terms: Terms, agent: AgentContext) -> Executed:
+def _alone(plan: Plan, backend: LoadBackend, terms: Terms, agent: AgentContext) -> Executed:
     try:
-        carried = prepare(plan, engine, terms)
+        carried = prepare(plan, backend, terms)
         with agent():
-            carry_out(plan.steps_of(0), plan.duration_seconds, engine, terms, carried)
-            engine.close()
+            carry_out(plan.steps_of(0), plan.duration_seconds, backend, terms, carried)
+            backend.close()
     finally:
-        engine.close()
+        backend.close()
     return carried
 
 
@@ -77,7 +77,7 @@ def _child(
     plan: Plan,
     steps: Sequence[ScriptStep],
     after: float,
-    engine: Callable[[], LoadEngine],
+    backend: Callable[[], LoadBackend],
     terms: Terms,
     agent: AgentContext,
 ) -> Executed:
@@ -88,7 +88,7 @@ def _child(
     if pid == 0:
         os.close(reader)
         own = replace(terms, pause=lambda seconds: os.getppid() == parent and terms.pause(seconds))
-        _live(plan, steps, after, engine, own, agent, writer)
+        _live(plan, steps, after, backend, own, agent, writer)
     os.close(writer)
     status = _wait(pid, terms)
     with os.fdopen(reader, "rb") as pipe:
@@ -105,7 +105,7 @@ def _live(
     plan: Plan,
     steps: Sequence[ScriptStep],
     after: float,
-    make: Callable[[], LoadEngine],
+    make: Callable[[], LoadBackend],
     terms: Terms,
     agent: AgentContext,
     writer: int,
@@ -113,15 +113,15 @@ def _live(
     """Execute one run in the child. Does not return."""
     status = 1
     try:
-        engine = make()
-        carried = prepare(plan, engine, terms)
+        backend = make()
+        carried = prepare(plan, backend, terms)
         carried.elapsed_seconds = steps[0].at
         with agent():
-            ending = carry_out(steps, after, engine, terms, carried)
+            ending = carry_out(steps, after, backend, terms, carried)
             if ending in (None, "exit"):
-                engine.close()
+                backend.close()
             else:
-                _end_process(ending, engine, carried, writer)
+                _end_process(ending, backend, carried, writer)
         os.write(writer, to_json(carried))
         status = 0
     except GpumondError as error:
@@ -134,11 +134,11 @@ def _live(
         os._exit(status)
 
 
-def _end_process(ending: Ending | None, engine: LoadEngine, carried: Executed, writer: int) -> None:
+def _end_process(ending: Ending | None, backend: LoadBackend, carried: Executed, writer: int) -> None:
     """End the process as if killed by the kernel or an operator."""
     carried.outcome = "crash"
     if ending != "crash":
-        carried.outcome, carried.detail = "orphan", str(engine.abandon())
+        carried.outcome, carried.detail = "orphan", str(backend.abandon())
     os.write(writer, to_json(carried))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -160,52 +160,6 @@ def _wait(pid: int, terms: Terms) -> int:
             os.kill(pid, signal.SIGKILL)
 
 
-def account(made: Plan, done: list[Executed], engine: str, speed: float, started_at: float) -> dict[str, Any]:
-    """Return the work done and the truth, in real time and real bytes."""
-    last, ended_at = done[-1], time.time()
-    sums = ("taken_bytes", "takes", "gives", "flushes", "released_bytes", "checked_bytes", "wrong_words")
-    peaks = ("peak_live_bytes", "peak_held_bytes")
-    return {
-        "scenario": made.scenario,
-        "seed": made.seed,
-        "options": dict(made.options),
-        "engine": engine,
-        "device_uuid": last.device_uuid,
-        "pid": os.getpid(),
-        "started_at": started_at,
-        "ended_at": ended_at,
-        "speed": speed,
-        "scale": last.scale,
-        "outcome": last.outcome,
-        "detail": last.detail,
-        "lives": len(done),
-        "truth": _truth(made, done, speed, started_at, ended_at),
-        **{name: sum(getattr(one, name) for one in done) for name in sums},
-        **{name: max(getattr(one, name) for one in done) for name in peaks},
-    }
-
-
-def _truth(made: Plan, done: list[Executed], speed: float, started_at: float, ended_at: float) -> dict[str, Any]:
-    """Return the truth in Unix time. If the load ended before the injection, no verdict is expected."""
-    truth = made.truth
-
-    def when(at: float | None) -> float | None:
-        return None if at is None else started_at + at / speed
-
-    injected_at = when(truth.injected_at)
-    injected = injected_at is not None and injected_at < ended_at
-    slope = truth.slope_bytes_per_second
-    died = any(one.outcome == "crash" for one in done)  # too few restarts for a loop
-    return {
-        "kind": truth.kind if injected else "crash" if died else "",
-        "form": truth.form if injected else "",
-        "injected_at": injected_at if injected else None,
-        "ends_at": min(ended_at, when(truth.ends_at) or ended_at) if injected else None,
-        "slope_bytes_per_second": slope * done[-1].scale * speed if injected and slope is not None else None,
-        "oom_at": when(truth.oom_at) if injected else None,
-    }
-
-
 Outcome = Literal["done", "stopped", "full", "crash", "orphan"]
 
 LATE_SECONDS = 1.0
@@ -217,7 +171,7 @@ PROGRESS_SECONDS = 0.5
 
 @dataclass(slots=True)
 class Executed:
-    """Work done so far. Bytes are counted by the engine."""
+    """Work done so far. Bytes are counted by the backend."""
 
     outcome: Outcome = "done"
     detail: str = ""
@@ -241,7 +195,7 @@ class Terms:
     """Limits and hooks of an execution. The plan's device is scaled to the share ``fill`` of the real device and to at
     most ``most_bytes``; without either, to the whole device.
 
-    ``pause(seconds)`` waits and returns False to stop. ``flush`` replaces the engine's own flush. ``verify``: blocks
+    ``pause(seconds)`` waits and returns False to stop. ``flush`` replaces the backend's own flush. ``verify``: blocks
     are written and read again.
     """
 
@@ -268,39 +222,39 @@ def runs(plan: Plan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
         yield steps[0].at, tuple(steps)
 
 
-def prepare(plan: Plan, engine: LoadEngine, terms: Terms) -> Executed:
-    """Open the engine and set its limit. Raises AllocationRefused without enough memory; nothing is allocated then."""
-    if plan.truth.kind == "orphan" and not engine.makes_orphans:
+def prepare(plan: Plan, backend: LoadBackend, terms: Terms) -> Executed:
+    """Open the backend and set its limit. Raises AllocationRefused without enough memory; nothing is allocated then."""
+    if plan.truth.kind == "orphan" and not backend.makes_orphans:
         raise AllocationRefused(
-            "a driver frees the memory of a killed program, so there is no orphan on a real device: use --engine sim"
+            "a driver frees the memory of a killed program, so there is no orphan on a real device: use --backend sim"
         )
-    room = engine.open()
+    room = backend.open()
     if terms.fill is None and terms.most_bytes is None:
         limit_bytes, scale = room.free_bytes, room.size_bytes / plan.size_bytes
     else:
         limit_bytes = int(room.size_bytes * (1.0 if terms.fill is None else terms.fill))
         limit_bytes = limit_bytes if terms.most_bytes is None else min(limit_bytes, terms.most_bytes)
-        scale = (limit_bytes - engine.scratch_bytes) / (plan.size_bytes - CONTEXT_BYTES)
-    needed = int(plan.peak_bytes * scale) + engine.scratch_bytes
+        scale = (limit_bytes - backend.scratch_bytes) / (plan.size_bytes - CONTEXT_BYTES)
+    needed = int(plan.peak_bytes * scale) + backend.scratch_bytes
     if scale <= 0 or needed > room.free_bytes:
         raise AllocationRefused(
             f"{plan.scenario} needs {human(needed)}, and the device has {human(room.free_bytes)} of "
             f"{human(room.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free the device"
         )
-    engine.limit(min(limit_bytes, room.free_bytes))
+    backend.limit(min(limit_bytes, room.free_bytes))
     return Executed(
         scale=scale, room_bytes=int(scale * (plan.size_bytes - CONTEXT_BYTES)), device_uuid=room.device_uuid
     )
 
 
 def carry_out(
-    steps: Sequence[ScriptStep], until: float, engine: LoadEngine, terms: Terms, carried: Executed
+    steps: Sequence[ScriptStep], until: float, backend: LoadBackend, terms: Terms, carried: Executed
 ) -> Ending | None:
     """Execute the steps at their times and update ``carried``. Returns how the program must end, if the plan states it.
 
-    ``until`` is the end of the plan. The engine is left open.
+    ``until`` is the end of the plan. The backend is left open.
     """
-    run = _Run(engine, terms, carried)
+    run = _Run(backend, terms, carried)
     brim = steps[-1].action == "end" and steps[-1].ending == "crash"  # the time at which the program is killed
     try:
         for number, step in enumerate(steps):
@@ -328,8 +282,8 @@ def carry_out(
 
 
 class _Run:
-    def __init__(self, engine: LoadEngine, terms: Terms, carried: Executed) -> None:
-        self._engine, self._terms, self._carried = engine, terms, carried
+    def __init__(self, backend: LoadBackend, terms: Terms, carried: Executed) -> None:
+        self._backend, self._terms, self._carried = backend, terms, carried
         self._started = time.monotonic() - carried.elapsed_seconds / terms.speed
         self._sizes: dict[int, int] = {}
         self._live_bytes = 0
@@ -355,8 +309,8 @@ class _Run:
         """Update the progress, and periodically verify the blocks."""
         carried, now = self._carried, time.monotonic()
         carried.elapsed_seconds = (now - self._started) * self._terms.speed
-        carried.peak_live_bytes = max(carried.peak_live_bytes, self._engine.live_bytes())
-        carried.peak_held_bytes = max(carried.peak_held_bytes, self._engine.held_bytes())
+        carried.peak_live_bytes = max(carried.peak_live_bytes, self._backend.live_bytes())
+        carried.peak_held_bytes = max(carried.peak_held_bytes, self._backend.held_bytes())
         if self._terms.progress is not None and now >= self._progress_at:
             self._progress_at = now + PROGRESS_SECONDS
             self._terms.progress(carried.elapsed_seconds, carried)
@@ -366,32 +320,32 @@ class _Run:
 
     def check(self) -> None:
         for block in self._written:
-            self._carried.wrong_words += self._engine.wrong_words(block)
+            self._carried.wrong_words += self._backend.wrong_words(block)
             self._carried.checked_bytes += self._sizes[block]
 
     def do(self, step: ScriptStep) -> None:
-        carried, engine = self._carried, self._engine
+        carried, backend = self._carried, self._backend
         if step.action in ("take", "take-outside"):
             size = max(1, int(step.size_bytes * carried.scale))
             if self._live_bytes + size > carried.room_bytes:
                 raise MemoryError(
                     f"{human(self._live_bytes)} are allocated, and the limit is {human(carried.room_bytes)}"
                 )
-            engine.allocate(step.block, size, step.action == "take-outside")
+            backend.allocate(step.block, size, step.action == "take-outside")
             self._live_bytes += size
             self._sizes[step.block] = size
             carried.takes += 1
             carried.taken_bytes += size
-            if self._terms.verify and engine.has_contents:
-                engine.write(step.block)
+            if self._terms.verify and backend.has_contents:
+                backend.write(step.block)
                 self._written.add(step.block)
         elif step.action == "give" and step.block in self._sizes:
             self._live_bytes -= self._sizes.pop(step.block)
             self._written.discard(step.block)
-            engine.free(step.block)
+            backend.free(step.block)
             carried.gives += 1
         elif step.action == "busy":
-            engine.busy(step.ratio)
+            backend.busy(step.ratio)
         elif step.action == "flush":
             carried.flushes += 1
-            carried.released_bytes += (self._terms.flush or engine.flush)()
+            carried.released_bytes += (self._terms.flush or backend.flush)()

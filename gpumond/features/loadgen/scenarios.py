@@ -1,378 +1,589 @@
-"""Table of all scenarios with their shapes, options and functions. Pure.
-
-To add one: write a function that takes a `Script`, and add it to ``TABLE``. The values of options that are not
-given are drawn from the seed.
+"""Scenarios of training and inference programs: those with a problem (P1 to P9), healthy ones (N1 to N7), and loads on
+devices and on gpumond itself. No I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
 
-from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, level, seconds
-from gpumond.features.loadgen import healthy, incidents, leaks, serving
-from gpumond.features.loadgen.script import VIEWS, Script, View
+from gpumond.facts.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
+from gpumond.features.loadgen.script import (
+    CONTEXT_BYTES,
+    NOISY_LIMIT,
+    QUIET_BYTES,
+    WANDER_SECONDS,
+    Ending,
+    LevelStep,
+    Option,
+    Script,
+    Truth,
+    Wander,
+    every,
+    host,
+    noise,
+    scenario,
+    work,
+)
 
-Unit = Literal["size", "duration", "share", "number", "word"]
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option with bounds. ``drawn`` describes the value that is used if the option is not given."""
-
-    name: str
-    unit: Unit
-    drawn: str
-    meaning: str
-    least: float = 0.0
-    most: float = float("inf")
-    words: tuple[str, ...] = ()
-
-    def value(self, given: float | str) -> float | str:
-        """Return the checked value in base units. Raises ConfigError."""
-        try:
-            return self._parsed(given)
-        except ValueError as error:
-            raise ConfigError(f"option --{self.name} {given!r}: {error}") from None
-
-    def _parsed(self, given: float | str) -> float | str:
-        if self.unit == "word":
-            if given not in self.words:
-                raise ValueError(f"expected one of {', '.join(self.words)}")
-            return given
-        value = seconds(given) if self.unit == "duration" else level(given)
-        if not self.least <= value <= self.most:
-            raise ValueError(f"expected {self._range()}")
-        return value
-
-    def _range(self) -> str:
-        example = {"size": "32MiB", "duration": "20m", "share": "80%", "number": "4", "word": ""}[self.unit]
-        bounds = f"at least {self.least:g}" + ("" if self.most == float("inf") else f" and at most {self.most:g}")
-        return f"a {self.unit} of {bounds}, such as {example}"
+MAX_RATE = 512 * MIB / MINUTE_SECONDS
+"""Maximum rate: faster growth fills the device before a diagnosis is possible."""
+ALIGNMENT = 2 * MIB
+"""Size of a segment; blocks of a multiple of it leave no hole."""
+PIECE = 512 * MIB
+"""Size of the blocks that an evaluation allocates."""
+ORPHANS = ("unlisted", "gone", "holder")
+NEARLY_ALL = 0.95
+"""Used share above which a device is under pressure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One scenario. ``views``: those in which it can be diagnosed. ``verdict``: the expected one, empty for none.
+@scenario(
+    "leak-linear",
+    "p2",
+    "every iteration keeps a tensor that is not needed",
+    "leak",
+    shape=("         ..·'", "    ..·''    ", "..·'         "),
+    options=(Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "leaked per minute", 1),),
+)
+def linear(script: Script) -> None:
+    rate = script.number("rate", script.dice.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
+    noise_bytes = noise(script)
+    slow = noise_bytes >= NOISY_LIMIT or rate < 30 * MIB / MINUTE_SECONDS
+    script.last(6 * HOUR_SECONDS if slow else 3 * HOUR_SECONDS)
+    onset = _onset(script, host(script, noise_bytes=noise_bytes))
+    steadily(script, onset, rate)
 
-    ``size_bytes``: size of the device that the plan is made for, unless an option states it.
+
+@scenario(
+    "leak-per-epoch",
+    "p1",
+    "every epoch leaks a small block, below a sawtooth of 16 GiB",
+    "leak",
+    shape=("      /|/|/|", "  /|/|‾ ‾ ‾ ", "/|‾ ‾       "),
+    options=(
+        Option("step", "size", "4, 100 or 254 MiB", "leaked by each epoch", 1),
+        Option("period", "duration", "1, 5 or 20 min", "duration of an epoch", 10.0),
+    ),
+)
+def per_epoch(script: Script) -> None:
+    kept = script.number("step", script.dice.choice((4, 100, 254)) * MIB)
+    period = script.number("period", script.dice.choice((1, 5, 20)) * MINUTE_SECONDS)
+    end = script.last(9 * HOUR_SECONDS if period > 10 * MINUTE_SECONDS else 5 * HOUR_SECONDS)
+    ready = host(script, (0.15, 0.3))
+    ramp = LevelStep(script, 256 * MIB)
+    for epoch in every(ready, end, period):
+        for part in range(32):  # the sawtooth within an epoch
+            at = epoch + 0.95 * period * part / 32
+            if at < end:
+                ramp.to(at, 16 * GIB * (part + 1) / 32)
+        if epoch + 0.97 * period < end:
+            ramp.to(epoch + 0.97 * period, 0)
+    first = ready + period * (0.99 + int(script.dice.uniform(5 * MINUTE_SECONDS, 40 * MINUTE_SECONDS) / period))
+    _leak(script, "stairs", first, kept / period, [(at, kept) for at in every(first, end, period)])
+
+
+@scenario(
+    "leak-load",
+    "p3",
+    "every request leaks a small block; there is no growth without requests",
+    "leak",
+    shape=("         _____", "    ____/     ", "___/          "),
+    options=(
+        Option("step", "size", "5, 50 or 150 MiB", "leaked per request", 1),
+        Option("requests", "number", "0.02 to 1", "requests per second while busy", 0.0001, 100.0),
+    ),
+)
+def under_load(script: Script) -> None:
+    """Every request leaks a small block. Busy and idle periods alternate; there is no growth in idle periods."""
+    kept = script.number("step", script.dice.choice((5, 50, 150)) * MIB)
+    fastest = min(1.0, MAX_RATE / kept)
+    rate = script.number("requests", math.exp(script.dice.uniform(math.log(0.02), math.log(fastest))))
+    end = script.last(6 * HOUR_SECONDS)
+    ready = host(script)
+    onset = _onset(script, ready)
+    requests = script.random("requests")
+    phases = script.random("phases")
+    kept_at, at = [], ready
+    while at < end:
+        idle_at = min(end, at + phases.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS))
+        at += requests.expovariate(rate)
+        while at < idle_at:
+            if at >= onset:
+                kept_at.append((at, kept))
+            at += requests.expovariate(rate)
+        until = min(end, idle_at + phases.uniform(5 * MINUTE_SECONDS, 20 * MINUTE_SECONDS))
+        script.steps = [step for step in script.steps if step.action != "busy" or not idle_at <= step.at < until]
+        script.busy(idle_at, 0.0)
+        at = until
+    _leak(script, "load-proportional", onset, None, kept_at)
+
+
+@scenario(
+    "leak-irregular",
+    "p4",
+    "0.2 to 2 GiB are leaked at random times",
+    "leak",
+    shape=("           |‾‾", "   |‾‾‾‾‾‾‾   ", "|‾‾           "),
+    options=(Option("period", "duration", "20 min", "mean time between two leaks", 1.0),),
+)
+def irregular(script: Script) -> None:
+    period = script.number("period", 20 * MINUTE_SECONDS)
+    end = script.last(9 * HOUR_SECONDS)
+    onset = _onset(script, host(script))
+    jumps = script.random("jumps")
+    kept, at = [], onset
+    while at < end:
+        kept.append((at, jumps.uniform(0.2, 2.0) * GIB))
+        at += jumps.expovariate(1 / period)
+    _leak(script, "stairs", onset, None, kept)
+
+
+@scenario(
+    "leak-compile-cache",
+    "p5",
+    "every new shape keeps 20 to 200 MiB of compiled code, in the pool or outside it",
+    "leak",
+    shape=("        _-‾   ", "    _-‾       ", "_-‾           "),
+    options=(
+        Option("period", "duration", "1 to 5 min", "time between two new shapes", 1.0),
+        Option("where", "word", "by the seed", "place of the compiled code", words=("pool", "outside")),
+    ),
+)
+def compile_cache(script: Script) -> None:
+    """Every new shape keeps its executable, in the framework's pool or outside it."""
+    period = script.number("period", script.dice.uniform(1.0, 5.0) * MINUTE_SECONDS)
+    outside = script.word("where", script.dice.choice(("outside", "pool"))) == "outside"
+    end = script.last(8 * HOUR_SECONDS)
+    onset = _onset(script, host(script))
+    shapes = script.random("shapes")
+    kept, at = [], onset
+    while at < end:
+        kept.append((at, shapes.uniform(20, 200) * MIB))
+        at += shapes.uniform(0.7, 1.3) * period
+    _leak(script, "linear", onset, None, kept, outside)
+
+
+@scenario(
+    "leak-at-eval",
+    "p9",
+    "an evaluation allocates 20 to 28 GiB and frees half of it",
+    "leak",
+    shape=("         |\\___", "   |\\____|    ", "___|          "),
+    options=(Option("period", "duration", "20 to 40 min", "time between two evaluations", 120.0),),
+)
+def at_evaluation(script: Script) -> None:
+    """An evaluation allocates 20 to 28 GiB and frees half of it."""
+    period = script.number("period", script.dice.uniform(20.0, 40.0) * MINUTE_SECONDS)
+    end = script.last(5 * HOUR_SECONDS)
+    ready = host(script, (0.12, 0.2))
+    first = ready + script.dice.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
+    sizes = script.random("evaluations")
+    ramp, kept = LevelStep(script, PIECE), []
+    for at in every(first, end, period):
+        pieces = round(sizes.uniform(20, 28) * GIB / (2 * PIECE))
+        for piece in range(pieces):
+            moment = at + 60.0 * piece / pieces
+            ramp.to(moment, (piece + 1) * PIECE)
+            kept.append((moment, PIECE))
+        ramp.to(at + 90.0, 0)
+    _leak(script, "stairs", first, None, kept, given_back_after=90.0)
+
+
+def steadily(script: Script, onset: float, rate: float) -> None:
+    """Leak tensors at a constant rate, in bytes per second."""
+    tensor = math.ceil(min(16 * MIB, max(2 * rate, min(4 * MIB, 60 * rate))) / ALIGNMENT) * ALIGNMENT
+    pause = tensor / rate
+    _leak(script, "linear", onset, rate, [(at, tensor) for at in every(onset + pause, script.duration, pause)])
+
+
+def _onset(script: Script, ready: float) -> float:
+    return ready + script.dice.uniform(10 * MINUTE_SECONDS, 40 * MINUTE_SECONDS)
+
+
+def _leak(
+    script: Script,
+    form: str,
+    onset: float,
+    rate: float | None,
+    kept: Sequence[tuple[float, float]],
+    outside: bool = False,
+    given_back_after: float | None = None,
+) -> None:
+    """Leak blocks of the sizes at the times, and set the truth. ``rate``: mean rate, computed from the blocks if None.
+
+    ``given_back_after``: seconds after which the blocks are freed without the injection.
     """
+    if not script.inject and given_back_after is None:
+        return
+    kept = [(at, size) for at, size in kept if at < script.duration]
+    for at, size in kept:
+        block = script.allocate(at, size, outside=outside)
+        if not script.inject and given_back_after is not None:
+            script.free(at + given_back_after, block)
+    if script.inject and kept:
+        script.kept = kept
+        script.truth = Truth("leak", form, injected_at=onset, slope_bytes_per_second=rate)
 
-    name: str
-    alias: str
-    summary: str
-    verdict: str
-    shape: tuple[str, ...]
-    write: Callable[[Script], None]
-    options: tuple[Option, ...] = ()
-    views: tuple[View, ...] = VIEWS
-    neighbours: bool = True
-    size_bytes: int = 80 * GIB
 
-
-COMMON = (
-    Option(
-        "size",
-        "size",
-        "80GiB, for serving 48GiB",
-        "size of the device that the plan is made for; engines scale it",
-        64 << 30,
+@scenario(
+    "fragmentation",
+    "p6",
+    "live memory is constant, but the allocator holds more and more",
+    "fragmentation",
+    shape=("held      _.-'", "     _.-'     ", "live ---------"),
+    options=(
+        Option("share", "share", "42 to 50 %", "share of the device that is live", 0.05, 0.5),
+        Option("over", "duration", "1.5 to 2.5 h", "time until the device is full", 60.0),
     ),
-    Option("duration", "duration", "three times the time allowed for detection", "length of the plan", 1.0, 172800),
-    Option("view", "word", "by the seed", "what is observed in virtual time", words=VIEWS),
-    Option("noise", "size", "32 MiB or 0.3 GiB", "standard deviation from sample to sample"),
-    Option("gaps", "number", "0 or 1", "1: samples are missing", 0, 1),
-    Option("neighbours", "number", "0 or 1", "1: other programs start and end on the device", 0, 1),
+    views=("agent",),
 )
+def fragmentation(script: Script) -> None:
+    """Blocks are allocated in pairs. One of each pair is freed, and its successor is larger than the hole.
 
-_PERIOD = "time between two evaluations"
-_INJECTED = Option("rate", "size", "no leak", "leaked per minute")
+    The peak of live memory in every step is constant. Without the injection the successors fit the holes.
+    """
+    end = script.last(6 * HOUR_SECONDS)
+    share = script.number("share", script.dice.uniform(0.42, 0.5))
+    spread = script.number("over", script.dice.uniform(1.5, 2.5) * HOUR_SECONDS)
+    size = int(script.dice.uniform(48, 96)) // 2 * 2 * MIB
+    script.number("noise", QUIET_BYTES)
+    program = script.program("load")
+    step = script.dice.uniform(15.0, 40.0)
+    pairs: deque[tuple[int, int, int]] = deque()  # size and blocks
+    for number in range(int(share * script.size_bytes / (2 * size))):
+        pairs.append(pair(script, 1.0 + 0.2 * number, size))
+    ready = 10.0 + 0.2 * len(pairs)
+    activations = LevelStep(script, 512 * MIB, program)
+    peaks = list(every(ready, end, step))
+    for at in peaks:
+        for part in range(6):
+            activations.to(at + step * part / 20, 4 * GIB * (part + 1) / 6)
+        activations.to(at + 0.9 * step, 0)
+        script.busy(at, script.dice.uniform(0.7, 0.9), program)
+    onset = ready + script.dice.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
+    during = [at + 0.5 * step for at in peaks if onset <= at < onset + spread]
+    freed_pairs = len(pairs) * 1.4  # all of the first generation, and a part of the second
+    freed, done = 0, 0
+    for number, at in enumerate(during, 1):
+        while done < freed_pairs * number / len(during):
+            size, doomed, _ = pairs.popleft()
+            script.free(at, doomed)
+            freed, done = freed + size, done + 1
+            larger = int(1.25 * size) // (2 * MIB) * 2 * MIB if script.inject else size
+            if freed >= 2 * larger:
+                pairs.append(pair(script, at, larger))
+                freed -= 2 * larger
+    if script.inject:
+        script.truth = Truth("fragmentation", injected_at=onset, ends_at=end)
 
-TABLE = (
-    Scenario(
-        "leak-per-epoch",
-        "p1",
-        "every epoch leaks a small block, below a sawtooth of 16 GiB",
-        "leak",
-        ("      /|/|/|", "  /|/|‾ ‾ ‾ ", "/|‾ ‾       "),
-        leaks.per_epoch,
-        (
-            Option("step", "size", "4, 100 or 254 MiB", "leaked by each epoch", 1),
-            Option("period", "duration", "1, 5 or 20 min", "duration of an epoch", 10.0),
-        ),
-    ),
-    Scenario(
-        "leak-linear",
-        "p2",
-        "every iteration keeps a tensor that is not needed",
-        "leak",
-        ("         ..·'", "    ..·''    ", "..·'         "),
-        leaks.linear,
-        (Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "leaked per minute", 1),),
-    ),
-    Scenario(
-        "leak-load",
-        "p3",
-        "every request leaks a small block; there is no growth without requests",
-        "leak",
-        ("         _____", "    ____/     ", "___/          "),
-        leaks.under_load,
-        (
-            Option("step", "size", "5, 50 or 150 MiB", "leaked per request", 1),
-            Option("requests", "number", "0.02 to 1", "requests per second while busy", 1e-4, 100.0),
-        ),
-    ),
-    Scenario(
-        "leak-irregular",
-        "p4",
-        "0.2 to 2 GiB are leaked at random times",
-        "leak",
-        ("           |‾‾", "   |‾‾‾‾‾‾‾   ", "|‾‾           "),
-        leaks.irregular,
-        (Option("period", "duration", "20 min", "mean time between two leaks", 1.0),),
-    ),
-    Scenario(
-        "leak-compile-cache",
-        "p5",
-        "every new shape keeps 20 to 200 MiB of compiled code, in the pool or outside it",
-        "leak",
-        ("        _-‾   ", "    _-‾       ", "_-‾           "),
-        leaks.compile_cache,
-        (
-            Option("period", "duration", "1 to 5 min", "time between two new shapes", 1.0),
-            Option("where", "word", "by the seed", "place of the compiled code", words=("pool", "outside")),
-        ),
-    ),
-    Scenario(
-        "fragmentation",
-        "p6",
-        "live memory is constant, but the allocator holds more and more",
-        "fragmentation",
-        ("held      _.-'", "     _.-'     ", "live ---------"),
-        incidents.fragmentation,
-        (
-            Option("share", "share", "42 to 50 %", "share of the device that is live", 0.05, 0.5),
-            Option("over", "duration", "1.5 to 2.5 h", "time until the device is full", 60.0),
-        ),
-        ("agent",),
-    ),
-    Scenario(
-        "orphan",
-        "p7",
-        "a program is killed and its memory stays allocated without an owner",
-        "orphan",
-        ("used ---------", "             ", "pid  ----x    "),
-        incidents.orphan,
-        (Option("as", "word", "by the seed", "entry that the driver still lists", words=incidents.ORPHANS),),
-        ("agent", "process"),
-    ),
-    Scenario(
-        "crash",
-        "p8",
-        "memory runs out and the program crashes, once or in a loop of restarts",
-        "crash",
-        ("    |‾|       ", "    / |    /‾|", "---'  |___/  |"),
-        incidents.crash,
-        (Option("times", "number", "1 or 4", "number of crashes", 1, 20),),
-        neighbours=False,
-    ),
-    Scenario(
-        "leak-at-eval",
-        "p9",
-        "an evaluation allocates 20 to 28 GiB and frees half of it",
-        "leak",
-        ("         |\\___", "   |\\____|    ", "___|          "),
-        leaks.at_evaluation,
-        (Option("period", "duration", "20 to 40 min", _PERIOD, 120.0),),
-    ),
-    Scenario(
-        "leak-serving",
-        "p10",
-        "a serving program as in serving-bimodal leaks",
-        "leak",
-        ("        _.|'||", "   _|''|| |  ", "||'| |        "),
-        serving.leak,
-        (Option("rate", "size", "16, 32, 64, 128 or 256 MiB", "leaked per minute", 1),),
-        neighbours=False,
-        size_bytes=serving.DEVICE_BYTES,
-    ),
-    Scenario(
-        "warm-up",
-        "n1",
-        "memory grows to a plateau and stays there",
-        "",
-        ("     ______", "  .-'      ", " /         "),
-        healthy.warm_up,
-        (
-            Option("time", "duration", "1 to 20 min", "time constant of the approach", 1.0),
-            Option("share", "share", "30 to 85 %", "share of the device at the plateau", 0.12, 0.9),
-        ),
-    ),
-    Scenario(
-        "autotune",
-        "n2",
-        "large workspaces are allocated in the first minutes, then released",
-        "",
-        (" |‾|       ", " | |       ", "/   ‾‾‾‾‾‾‾"),
-        healthy.autotune,
-        (Option("share", "share", "50 to 90 %", "share of the device at the peak", 0.1, 0.9),),
-    ),
-    Scenario(
-        "preallocated",
-        "n3",
-        "one pool takes most of the device at the start and keeps it",
-        "",
-        (" |‾‾‾‾‾‾‾‾‾", " |         ", "-'         "),
-        healthy.preallocated,
-        (Option("share", "share", "60 to 94 %", "share of the device", 0.15, 0.95),),
-    ),
-    Scenario(
-        "cache-saturates",
-        "n4",
-        "a cache grows with each request that is larger than all previous ones; such requests become rare",
-        "",
-        ("       .--'‾", "   .-'      ", " /'         "),
-        healthy.saturating_cache,
-        (
-            Option("time", "duration", "2 to 6 h", "time until the cache has 95 % of its size", 60.0),
-            Option("requests", "number", "0.1 to 1", "requests per second", 1e-3, 100.0),
-            Option("share", "share", "30 to 60 %", "share of the device at the end", 0.05, 0.6),
-        ),
-    ),
-    Scenario(
-        "periodic-eval",
-        "n5",
-        "a periodic evaluation allocates more, and frees all of it",
-        "",
-        ("   /|    /| ", "  / |   / | ", "-'  '--'  '-"),
-        healthy.periodic_evaluation,
-        (
-            Option("period", "duration", "5 to 60 min", _PERIOD, 30.0),
-            Option("step", "size", "5 to 20 GiB", "allocated by an evaluation", 1),
-        ),
-    ),
-    Scenario(
-        "curriculum",
-        "n6",
-        "the batch size grows permanently, in steps that are hours apart",
-        "",
-        ("         ___", "    ____|   ", "___|        "),
-        healthy.curriculum,
-        (
-            Option("times", "number", "1 to 3", "number of steps", 1, 10),
-            Option("step", "size", "2 to 20 GiB", "added by each step", 1),
-        ),
-    ),
-    Scenario(
-        "fleet",
-        "n7",
-        "programs on several devices share one load: a daily cycle, and sudden changes",
-        "",
-        ("   _.-._|‾|_ ", " .'         '", "'            "),
-        healthy.fleet,
-        (
-            Option("programs", "number", "4", "number of programs, each on its own device", 1, 64),
-            Option("step", "size", "4 GiB", "amplitude of the daily cycle", 1),
-        ),
-    ),
-    Scenario(
-        "serving-bimodal",
-        "n8",
-        "a serving program rests at one level and is busy at others, which change by gigabytes within minutes",
-        "",
-        ("‾‾‾| |‾‾| ‾‾", "   ||  |'|  ", "    |    |  "),
-        serving.bimodal,
-        (_INJECTED,),
-        neighbours=False,
-        size_bytes=serving.DEVICE_BYTES,
-    ),
-    Scenario(
-        "serving-nightly",
-        "n9",
-        "a serving program is busy by day, and rests most of the night",
-        "",
-        ("‾|'|||'|‾‾‾‾", " ||||||     ", "  | |       "),
-        serving.nightly,
-        (_INJECTED,),
-        neighbours=False,
-        size_bytes=serving.DEVICE_BYTES,
-    ),
-    Scenario(
-        "model-loads",
-        "n10",
-        "models are loaded and unloaded, and stay for tens of minutes to hours",
-        "",
-        ("   ___    __", "  |   |  |  ", "__|   |__|  "),
-        serving.model_loads,
-        (_INJECTED,),
-        neighbours=False,
-        size_bytes=serving.DEVICE_BYTES,
-    ),
-    Scenario(
-        "slow-fragmentation",
-        "n11",
-        "live memory is constant, and the allocator holds slowly more, up to a limit",
-        "",
-        ("held   __..--", "  __--''     ", "live ---------"),
-        serving.slow_fragmentation,
-        (
-            Option(
-                "step", "size", "0.5 to 1.6 GiB", "growth of the held memory in six hours", 1, serving.DRIFT_BYTES[1]
-            ),
-            Option("over", "duration", "6 to 15 h", "time until the growth ends", 60.0, serving.MAX_DRIFT_SECONDS),
-            _INJECTED,
-        ),
-        neighbours=False,
-        size_bytes=serving.DEVICE_BYTES,
-    ),
-    Scenario(
-        "steady",
-        "",
-        "steady work, constant memory",
-        "",
-        ("            ", " .----------", "/           "),
-        healthy.steady,
-    ),
-    Scenario(
-        "stress",
-        "",
-        "fill the device, hold the memory, and verify its contents",
-        "pressure",
-        (" .----------", " |          ", "/           "),
-        incidents.stress,
-        (Option("fill", "share", "90 %", "share of the device", 0.01, 0.99),),
-        neighbours=False,
-    ),
-    Scenario(
-        "flush-storm",
-        "",
-        "allocate and free continuously, with repeated flushes",
-        "",
-        (" |\\ |\\|\\  |\\", " | \\|   \\|  ", "/           "),
-        incidents.flush_storm,
-        (Option("period", "duration", "2 s", "time between two flushes", 0.05),),
-        neighbours=False,
+
+def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
+    """Allocate two neighbours of one segment. Returns their size and both blocks."""
+    script.free(at, script.allocate(at, 2 * size))
+    return size, script.allocate(at, size), script.allocate(at, size)
+
+
+@scenario(
+    "orphan",
+    "p7",
+    "a program is killed and its memory stays allocated without an owner",
+    "orphan",
+    shape=("used ---------", "             ", "pid  ----x    "),
+    options=(Option("as", "word", "by the seed", "entry that the driver still lists", words=ORPHANS),),
+    views=("agent", "process"),
+)
+def orphan(script: Script) -> None:
+    """A program is killed and its memory stays allocated without an owner."""
+    end = script.last(3 * HOUR_SECONDS)
+    script.number("noise", QUIET_BYTES)
+    kind = script.word("as", script.dice.choice(ORPHANS))
+    host(script, (0.05, 0.9))
+    killed = script.dice.uniform(15 * MINUTE_SECONDS, 45 * MINUTE_SECONDS)
+    if not script.inject:
+        script.end(killed)
+        return
+    script.end(killed, cast("Ending", f"orphan-{kind}"))
+    script.truth = Truth("orphan", injected_at=killed, ends_at=end)
+
+
+@scenario(
+    "crash",
+    "p8",
+    "memory runs out and the program crashes, once or in a loop of restarts",
+    "crash",
+    shape=("    |‾|       ", "    / |    /‾|", "---'  |___/  |"),
+    options=(Option("times", "number", "1 or 4", "number of crashes", 1, 20),),
+    neighbours=False,
+)
+def crash(script: Script) -> None:
+    """Memory runs out and the program crashes, once or in a loop of restarts."""
+    times = int(script.number("times", script.dice.choice((1, 1, 4))))
+    end = script.last(3 * HOUR_SECONDS)
+    script.number("noise", QUIET_BYTES)
+    at = 0.0
+    for number in range(times):
+        share = script.dice.uniform(0.1, 0.3)
+        killed = at + script.dice.uniform(8 * MINUTE_SECONDS, 12 * MINUTE_SECONDS)
+        last = number + 1 == times
+        if number == 0:
+            script.program("load")
+        else:
+            script.start(at)
+        ready = script.fill(at + 1.0, share * script.size_bytes, 20.0)
+        work(script, ready, killed if script.inject or not last else end, 0, QUIET_BYTES)
+        brim = killed - script.dice.uniform(5.0, 180.0)
+        if script.inject:
+            room = 0.998 * script.size_bytes - CONTEXT_BYTES - share * script.size_bytes - 2.3 * GIB
+            script.fill(brim - 30.0, room, 30.0)
+            script.end(killed, "crash")
+            if number == 0:
+                script.truth = Truth("crash", injected_at=killed, ends_at=killed)
+            if number == 2 and killed < end:
+                script.truth = Truth("crash-loop", injected_at=killed, ends_at=killed)
+        elif not last:
+            script.end(killed)
+        at = killed + script.dice.uniform(2.0, 8.0) * MINUTE_SECONDS
+
+
+@scenario(
+    "stress",
+    "",
+    "fill the device, hold the memory, and verify its contents",
+    "pressure",
+    shape=(" .----------", " |          ", "/           "),
+    options=(Option("fill", "share", "90 %", "share of the device", 0.01, 0.99),),
+    neighbours=False,
+)
+def stress(script: Script) -> None:
+    """Fill the device and hold the memory. Backends whose memory has contents write and verify a pattern."""
+    fill = script.number("fill", 0.9) if script.inject else 0.5
+    end = script.last(HOUR_SECONDS)
+    script.number("noise", QUIET_BYTES)
+    program = script.program("load")
+    size, block = fill * script.size_bytes, GIB
+    for number in range(int(size // block)):
+        at = 1.0 + 0.25 * number
+        script.allocate(at, block, program)
+        if not script.truth.kind and (number + 1) * block + CONTEXT_BYTES > NEARLY_ALL * script.size_bytes:
+            script.truth = Truth("pressure", injected_at=at, ends_at=end)
+    for at in every(1.0, script.duration, 10.0):
+        script.busy(at, 1.0, program)
+
+
+@scenario(
+    "flush-storm",
+    "",
+    "allocate and free continuously, with repeated flushes",
+    "",
+    shape=(" |\\ |\\|\\  |\\", " | \\|   \\|  ", "/           "),
+    options=(Option("period", "duration", "2 s", "time between two flushes", 0.05),),
+    neighbours=False,
+)
+def flush_storm(script: Script) -> None:
+    """Allocate and free continuously, with repeated flushes."""
+    period = script.number("period", 2.0)
+    script.last(HOUR_SECONDS)
+    script.number("noise", QUIET_BYTES)
+    program = script.program("load")
+    script.fill(1.0, 0.2 * script.size_bytes, 10.0)
+    level = LevelStep(script, 512 * MIB, program)
+    for at in every(12.0, script.duration, 1.0):
+        level.to(at, script.dice.uniform(0.0, 0.3) * script.size_bytes)
+        script.busy(at, script.dice.uniform(0.3, 0.9), program)
+    for at in every(12.5, script.duration, period):
+        script.flush(at, program)
+
+
+@scenario(
+    "warm-up",
+    "n1",
+    "memory grows to a plateau and stays there",
+    "",
+    shape=("     ______", "  .-'      ", " /         "),
+    options=(
+        Option("time", "duration", "1 to 20 min", "time constant of the approach", 1.0),
+        Option("share", "share", "30 to 85 %", "share of the device at the plateau", 0.12, 0.9),
     ),
 )
-
-SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in TABLE}
-
-
-def scenario(name: str) -> Scenario:
-    """Return a scenario by name or alias (p1 to p10, n1 to n11). Raises ConfigError."""
-    for one in TABLE:
-        if name in (one.name, one.alias) and name:
-            return one
-    raise ConfigError(f"no scenario is named {name!r}; `gpumond load --list` shows all scenarios")
+def warm_up(script: Script) -> None:
+    slowness = script.number("time", math.exp(script.dice.uniform(math.log(1.0), math.log(20.0))) * MINUTE_SECONDS)
+    plateau = script.number("share", script.dice.uniform(0.3, 0.85)) * script.size_bytes
+    end = script.last(4 * HOUR_SECONDS)
+    host(script, (0.02, 0.08), noise(script))
+    level = LevelStep(script, 64 * MIB)
+    for at in every(5.0, min(end, 9 * slowness), 5.0):
+        level.to(at, (plateau - 0.1 * script.size_bytes) * (1 - math.exp(-at / slowness)))
 
 
-def check(scenario: Scenario, given: Mapping[str, float | str]) -> dict[str, float | str]:
-    """Return the options in base units. Raises ConfigError for an unknown option or an invalid value."""
-    known = {option.name: option for option in (*scenario.options, *COMMON)}
-    own = ", ".join(f"--{option.name}" for option in scenario.options) or "no options"
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"option --{name}: {scenario.name} has no such option; it has {own}")
-    return {name: known[name].value(value) for name, value in given.items()}
+@scenario(
+    "autotune",
+    "n2",
+    "large workspaces are allocated in the first minutes, then released",
+    "",
+    shape=(" |‾|       ", " | |       ", "/   ‾‾‾‾‾‾‾"),
+    options=(Option("share", "share", "50 to 90 %", "share of the device at the peak", 0.1, 0.9),),
+)
+def autotune(script: Script) -> None:
+    """Trials of algorithms allocate large workspaces, then release them to the device, too."""
+    peak = script.number("share", script.dice.uniform(0.5, 0.9)) * script.size_bytes
+    kept = peak * script.dice.uniform(0.15, 0.4)
+    script.last(3 * HOUR_SECONDS)
+    program = script.program("load")
+    ready = script.fill(1.0, kept, 15.0)
+    trials, over = LevelStep(script, 256 * MIB), ready + script.dice.uniform(1.0, 3.0) * MINUTE_SECONDS
+    for at in every(ready, over, 4.0):
+        trials.to(at, (peak - kept) * script.dice.uniform(0.3, 1.0))
+    trials.to(over, 0)
+    script.flush(over + 1.0)
+    work(script, over + 2.0, script.duration, program, noise(script))
+
+
+@scenario(
+    "preallocated",
+    "n3",
+    "one pool takes most of the device at the start and keeps it",
+    "",
+    shape=(" |‾‾‾‾‾‾‾‾‾", " |         ", "-'         "),
+    options=(Option("share", "share", "60 to 94 %", "share of the device", 0.15, 0.95),),
+)
+def preallocated(script: Script) -> None:
+    share = script.number("share", script.dice.uniform(0.6, 0.94))
+    script.last(6 * HOUR_SECONDS)
+    script.number("noise", QUIET_BYTES)
+    program = script.program("load")
+    script.fill(5.0, 0.1 * script.size_bytes, 15.0)
+    script.allocate(25.0, (share - 0.1) * script.size_bytes - GIB)
+    load = Wander(script.random("load"), 0.25, WANDER_SECONDS)
+    for at in every(30.0, script.duration, 10.0):
+        script.busy(at, 0.4 + load.after(10.0), program)
+
+
+@scenario(
+    "cache-saturates",
+    "n4",
+    "a cache grows with each request that is larger than all previous ones; such requests become rare",
+    "",
+    shape=("       .--'‾", "   .-'      ", " /'         "),
+    options=(
+        Option("time", "duration", "2 to 6 h", "time until the cache has 95 % of its size", 60.0),
+        Option("requests", "number", "0.1 to 1", "requests per second", 0.001, 100.0),
+        Option("share", "share", "30 to 60 %", "share of the device at the end", 0.05, 0.6),
+    ),
+)
+def saturating_cache(script: Script) -> None:
+    """A cache grows with every request larger than all previous ones; these become rare."""
+    time = script.number("time", script.dice.uniform(2.0, 6.0) * HOUR_SECONDS)
+    rate = script.number("requests", script.dice.uniform(0.1, 1.0))
+    full = script.number("share", script.dice.uniform(0.3, 0.6)) * script.size_bytes
+    end = script.last(9 * HOUR_SECONDS)
+    ready = host(script, (0.1, 0.25))
+    usual = 0.95 * full / max(1.0, math.log(rate * time))  # so that the cache reaches 95 % of its size after that time
+    requests = script.random("requests")
+    arena, largest, at = LevelStep(script, 32 * MIB), 0.0, ready
+    while at < end:
+        size = min(full, requests.expovariate(1 / usual))
+        if size > largest:
+            largest = size
+            arena.to(at, largest)
+        at += requests.expovariate(rate)
+
+
+@scenario(
+    "periodic-eval",
+    "n5",
+    "a periodic evaluation allocates more, and frees all of it",
+    "",
+    shape=("   /|    /| ", "  / |   / | ", "-'  '--'  '-"),
+    options=(
+        Option("period", "duration", "5 to 60 min", "time between two evaluations", 30.0),
+        Option("step", "size", "5 to 20 GiB", "allocated by an evaluation", 1),
+    ),
+)
+def periodic_evaluation(script: Script) -> None:
+    period = script.number("period", script.dice.uniform(5.0, 60.0) * MINUTE_SECONDS)
+    script.last(max(4 * HOUR_SECONDS, 8 * period))
+    seconds = min(0.6 * period, script.dice.uniform(1.0, 10.0) * MINUTE_SECONDS)
+    size = script.number("step", script.dice.uniform(5, 20) * GIB)
+    ready = host(script, (0.15, 0.4), noise(script))
+    ramp = LevelStep(script, 256 * MIB)
+    for at in every(ready + script.dice.uniform(0.2, 1.0) * period, script.duration - seconds - 2.0, period):
+        for part in range(20):
+            ramp.to(at + seconds * part / 20, size * (part + 1) / 20)
+        ramp.to(at + seconds, 0)
+        script.flush(at + seconds + 1.0)
+
+
+@scenario(
+    "curriculum",
+    "n6",
+    "the batch size grows permanently, in steps that are hours apart",
+    "",
+    shape=("         ___", "    ____|   ", "___|        "),
+    options=(
+        Option("times", "number", "1 to 3", "number of steps", 1, 10),
+        Option("step", "size", "2 to 20 GiB", "added by each step", 1),
+    ),
+)
+def curriculum(script: Script) -> None:
+    """The batch size grows permanently, in steps that are hours apart."""
+    steps = int(script.number("times", script.dice.choice((1, 2, 3))))
+    script.last(9 * HOUR_SECONDS)
+    at = host(script, (0.1, 0.2), noise(script)) + script.dice.uniform(0.5, 2.0) * HOUR_SECONDS
+    for _ in range(steps):
+        script.fill(at, script.number("step", 0) or script.dice.uniform(2, min(20, 48 / steps)) * GIB, 5.0)
+        at += script.dice.uniform(1.5, 3.5) * HOUR_SECONDS
+
+
+@scenario(
+    "fleet",
+    "n7",
+    "programs on several devices share one load: a daily cycle, and sudden changes",
+    "",
+    shape=("   _.-._|‾|_ ", " .'         '", "'            "),
+    options=(
+        Option("programs", "number", "4", "number of programs, each on its own device", 1, 64),
+        Option("step", "size", "4 GiB", "amplitude of the daily cycle", 1),
+    ),
+)
+def fleet(script: Script) -> None:
+    """Programs, each on its own device, share one load: a daily cycle, and changes of 1.5 GiB per minute."""
+    programs = int(script.number("programs", 4))
+    end = script.last(24 * HOUR_SECONDS)
+    script.number("noise", 64 * MIB)
+    swing = script.number("step", 4 * GIB)
+    noon = script.dice.uniform(0, 24) * HOUR_SECONDS
+    shared = script.random("shared load")
+    load = Wander(shared, 0.5 * GIB, 20 * MINUTE_SECONDS)
+    jump, jump_ends, course = 0.0, 0.0, []
+    for at in every(60.0, end, 30.0):
+        if at > jump_ends and shared.random() < 30.0 / HOUR_SECONDS:
+            jump, jump_ends = shared.uniform(0.75, 3.0) * GIB, at + shared.uniform(2, 20) * MINUTE_SECONDS
+        rising = jump if at <= jump_ends else 0.0
+        course.append(
+            (at, swing * math.cos(2 * math.pi * (at - noon) / (24 * HOUR_SECONDS)) + load.after(30.0) + rising)
+        )
+    for device in range(programs):
+        own = script.random(f"program {device}")
+        program = script.program(f"load-{device}", device=device)
+        lasting = own.uniform(0.2, 0.6) * script.size_bytes
+        script.fill(1.0, lasting, 50.0, program)
+        level, gain, about = LevelStep(script, 64 * MIB, program), own.uniform(0.7, 1.3), 0.0
+        for at, value in course:
+            about += (value - about) * min(1.0, 1.5 * GIB / 2 / max(1.0, abs(value - about)))  # 1.5 GiB a minute
+            level.to(at, 6 * GIB + gain * about + own.gauss(0.0, 0.1 * GIB))
+            script.flush(at + 1.0, program)  # the driver's reading decreases, too
+            script.busy(at, 0.5 + about / (16 * GIB), program)
+
+
+@scenario(
+    "steady",
+    "",
+    "steady work, constant memory",
+    "",
+    shape=("            ", " .----------", "/           "),
+)
+def steady(script: Script) -> None:
+    script.last(2 * HOUR_SECONDS)
+    host(script, (0.2, 0.8), noise(script))

@@ -1,4 +1,6 @@
-"""Steps of plans, and the builder that scenarios use. Pure.
+"""Scenarios as records, and the builder with which they write the steps of a plan. Pure.
+
+Below the pattern of a scenario, its program behaves as usual: it warms up, works, and its use of memory has noise.
 
 Times are seconds from the start, sizes bytes on a device of the plan's size. Each purpose has its own random
 generator, so that the injection changes no other number.
@@ -6,12 +8,14 @@ generator, so that the injection changes no other number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, NamedTuple
 
-from gpumond.facts.units import GIB as GIB, MIB as MIB
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, level, seconds
 
 CONTEXT_BYTES = 512 * MIB
 """Memory that a program uses before its first allocation."""
@@ -36,7 +40,7 @@ class ScriptStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProgramScript:
-    """A program of the plan. Real engines execute only the first."""
+    """A program of the plan. Real backends execute only the first."""
 
     name: str
     device: int = 0
@@ -165,3 +169,140 @@ def every(start: float, end: float, period: float) -> Iterator[float]:
         at = start + number * period
         if at < end:
             yield at
+
+
+Unit = Literal["size", "duration", "share", "number", "word"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option with bounds. ``drawn`` describes the value that is used if the option is not given."""
+
+    name: str
+    unit: Unit
+    drawn: str
+    meaning: str
+    least: float = 0.0
+    most: float = float("inf")
+    words: tuple[str, ...] = ()
+
+    def value(self, given: float | str) -> float | str:
+        """Return the checked value in base units. Raises ConfigError."""
+        try:
+            return self._parsed(given)
+        except ValueError as error:
+            raise ConfigError(f"option --{self.name} {given!r}: {error}") from None
+
+    def _parsed(self, given: float | str) -> float | str:
+        if self.unit == "word":
+            if given not in self.words:
+                raise ValueError(f"expected one of {', '.join(self.words)}")
+            return given
+        value = seconds(given) if self.unit == "duration" else level(given)
+        if not self.least <= value <= self.most:
+            raise ValueError(f"expected {self._range()}")
+        return value
+
+    def _range(self) -> str:
+        example = {"size": "32MiB", "duration": "20m", "share": "80%", "number": "4", "word": ""}[self.unit]
+        bounds = f"at least {self.least:g}" + ("" if self.most == float("inf") else f" and at most {self.most:g}")
+        return f"a {self.unit} of {bounds}, such as {example}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One scenario, which ``write`` adds to a script. ``views``: those in which it can be diagnosed. ``verdict``: the
+    expected one, empty for none.
+
+    ``size_bytes``: size of the device that the plan is made for, unless an option states it.
+    """
+
+    name: str
+    alias: str
+    summary: str
+    verdict: str
+    shape: tuple[str, ...]
+    write: Callable[[Script], None] = field(repr=False)
+    options: tuple[Option, ...] = ()
+    views: tuple[View, ...] = VIEWS
+    neighbours: bool = True
+    size_bytes: int = 80 * GIB
+
+
+def scenario(
+    name: str,
+    alias: str,
+    summary: str,
+    verdict: str,
+    *,
+    shape: tuple[str, ...],
+    options: tuple[Option, ...] = (),
+    views: tuple[View, ...] = VIEWS,
+    neighbours: bool = True,
+    size_bytes: int = 80 * GIB,
+) -> Callable[[Callable[[Script], None]], Scenario]:
+    """Make a scenario of the function below. It is offered once it is in ``plan.TABLE``."""
+    return lambda write: Scenario(name, alias, summary, verdict, shape, write, options, views, neighbours, size_bytes)
+
+
+QUIET_BYTES = 32 * MIB
+NOISY_BYTES = 307 * MIB
+"""0.3 GiB: standard deviation from sample to sample."""
+
+NOISY_LIMIT = 100 * MIB
+"""A series with less noise is called quiet."""
+
+WANDER_BYTES = 512 * MIB
+WANDER_SECONDS = 10 * MINUTE_SECONDS
+"""Slow random changes of a noisy program's load: standard deviation, and correlation time."""
+
+
+def noise(script: Script) -> float:
+    """Draw quiet or noisy, with equal probability."""
+    drawn = QUIET_BYTES if script.dice.random() < 0.5 else NOISY_BYTES
+    return script.number("noise", drawn)
+
+
+def host(script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: float | None = None) -> float:
+    """Start program 0, which works to the end of the plan. Returns the end of its warm-up.
+
+    ``share``: bounds of its permanent memory, as parts of the device.
+    """
+    noise_bytes = noise(script) if noise_bytes is None else noise_bytes
+    program = script.program("load")
+    lasting = script.dice.uniform(*share) * script.size_bytes
+    ready = script.fill(1.0, lasting, script.dice.uniform(20.0, 120.0))
+    work(script, ready, script.duration, program, noise_bytes)
+    return ready
+
+
+def work(script: Script, start: float, end: float, program: int, noise_bytes: float) -> None:
+    """A working set around 2 GiB and a utilisation, both with noise.
+
+    Half of the noisy programs release freed memory to the device, so that the driver's reading decreases, too.
+    """
+    dice, pulse = (script.random(f"{what} of {program} at {start:.3f}") for what in ("memory", "utilisation"))
+    noisy = noise_bytes >= NOISY_LIMIT
+    returning, utilisation = noisy and pulse.random() < 0.5, pulse.uniform(0.5, 0.9)
+    level = LevelStep(script, 128 * MIB if noisy else 16 * MIB, program)
+    wander = Wander(dice, WANDER_BYTES if noisy else 0.0, WANDER_SECONDS)
+    period = 1.0 if noisy else 5.0
+    for at in every(start, end, period):
+        level.to(at, 2 * GIB + wander.after(period) + dice.gauss(0.0, noise_bytes))
+    for at in every(start, end, 10.0):
+        script.busy(at, utilisation + pulse.uniform(-0.08, 0.08), program)
+        if returning:
+            script.flush(at, program)
+
+
+class Wander:
+    """An Ornstein-Uhlenbeck process with mean 0."""
+
+    def __init__(self, dice: Random, deviation: float, seconds: float) -> None:
+        self._dice, self._deviation, self._seconds = dice, deviation, seconds
+        self._value = dice.gauss(0.0, deviation)
+
+    def after(self, seconds: float) -> float:
+        kept = math.exp(-seconds / self._seconds)
+        self._value = kept * self._value + math.sqrt(1 - kept * kept) * self._dice.gauss(0.0, self._deviation)
+        return self._value

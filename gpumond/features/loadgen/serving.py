@@ -15,9 +15,8 @@ from random import Random
 from typing import NamedTuple
 
 from gpumond.facts.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
-from gpumond.features.loadgen import leaks
-from gpumond.features.loadgen.incidents import pair
-from gpumond.features.loadgen.script import CONTEXT_BYTES, Script, every
+from gpumond.features.loadgen.scenarios import pair, steadily
+from gpumond.features.loadgen.script import CONTEXT_BYTES, Option, Script, every, scenario
 
 DEVICE_BYTES = 48 * GIB
 WEIGHTS_BYTES = 2 * GIB
@@ -79,22 +78,65 @@ MAX_DRIFT_SECONDS = 15 * HOUR_SECONDS
 """Limit of the growth, so that at most 4 GiB are stranded: a fifth of the pool is not reported as fragmentation."""
 
 
+INJECTED = Option("rate", "size", "no leak", "leaked per minute")
+
+
+@scenario(
+    "serving-bimodal",
+    "n8",
+    "a serving program rests at one level and is busy at others, which change by gigabytes within minutes",
+    "",
+    shape=("‾‾‾| |‾‾| ‾‾", "   ||  |'|  ", "    |    |  "),
+    options=(INJECTED,),
+    neighbours=False,
+    size_bytes=DEVICE_BYTES,
+)
 def bimodal(script: Script) -> None:
     """Serve requests with the mean busy share of a day at all times."""
     _serve(script, REQUESTS)
     _inject(script, script.number("rate", 0.0))
 
 
+@scenario(
+    "serving-nightly",
+    "n9",
+    "a serving program is busy by day, and rests most of the night",
+    "",
+    shape=("‾|'|||'|‾‾‾‾", " ||||||     ", "  | |       "),
+    options=(INJECTED,),
+    neighbours=False,
+    size_bytes=DEVICE_BYTES,
+)
 def nightly(script: Script) -> None:
     _serve(script, REQUESTS, BUSY_SHARES)
     _inject(script, script.number("rate", 0.0))
 
 
+@scenario(
+    "model-loads",
+    "n10",
+    "models are loaded and unloaded, and stay for tens of minutes to hours",
+    "",
+    shape=("   ___    __", "  |   |  |  ", "__|   |__|  "),
+    options=(INJECTED,),
+    neighbours=False,
+    size_bytes=DEVICE_BYTES,
+)
 def model_loads(script: Script) -> None:
     _serve(script, MODELS)
     _inject(script, script.number("rate", 0.0))
 
 
+@scenario(
+    "leak-serving",
+    "p10",
+    "a serving program as in serving-bimodal leaks",
+    "leak",
+    shape=("        _.|'||", "   _|''|| |  ", "||'| |        "),
+    options=(Option("rate", "size", "16, 32, 64, 128 or 256 MiB", "leaked per minute", 1),),
+    neighbours=False,
+    size_bytes=DEVICE_BYTES,
+)
 def leak(script: Script) -> None:
     """Leak in the program of `bimodal`, which always holds more than 1 GiB."""
     rate = script.number("rate", script.dice.choice((16, 32, 64, 128, 256)) * MIB)
@@ -102,6 +144,20 @@ def leak(script: Script) -> None:
     _inject(script, rate)
 
 
+@scenario(
+    "slow-fragmentation",
+    "n11",
+    "live memory is constant, and the allocator holds slowly more, up to a limit",
+    "",
+    shape=("held   __..--", "  __--''     ", "live ---------"),
+    options=(
+        Option("step", "size", "0.5 to 1.6 GiB", "growth of the held memory in six hours", 1, DRIFT_BYTES[1]),
+        Option("over", "duration", "6 to 15 h", "time until the growth ends", 60.0, MAX_DRIFT_SECONDS),
+        INJECTED,
+    ),
+    neighbours=False,
+    size_bytes=DEVICE_BYTES,
+)
 def slow_fragmentation(script: Script) -> None:
     """Free halves of a limited number of segments. Their successors are larger than the holes."""
     end = script.last(24 * HOUR_SECONDS)
@@ -179,4 +235,4 @@ def _inject(script: Script, rate: float) -> None:
     """Leak ``rate`` bytes a minute from 4 to 10 hours after the start on, as `bench.leaks` does in recorded curves."""
     onset = script.random("onset").uniform(4, 10) * HOUR_SECONDS
     if rate:
-        leaks.steadily(script, onset, rate / MINUTE_SECONDS)
+        steadily(script, onset, rate / MINUTE_SECONDS)

@@ -10,9 +10,8 @@ from pydantic import TypeAdapter
 
 from gpumond.features.quotas.registry import QuotaEntry, QuotaRegistry
 from gpumond.features.quotas.settings import QuotaConfig
-from gpumond.features.rules.routes import etag_of
 from gpumond.serve import examples
-from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
+from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, require_rules
 from gpumond.serve.problems import responses
 
 router = APIRouter(prefix="/api/v1", tags=["quotas"])

@@ -5,7 +5,7 @@ ISO 8601 (UTC without a zone). An empty pid means the whole device. ``utilizatio
 percentage if its name or a cell says so or one of the first 1000 values is above 1.
 
 Scripts that write their own logs name their columns differently, such as ``memory_used_mib`` or ``mem_reserved_gb``.
-Such a name is accepted with its unit. MB and GB are MiB and GiB, because these scripts divide by powers of 1024.
+Such a name is accepted with its unit.
 """
 
 from __future__ import annotations
@@ -19,9 +19,20 @@ from itertools import chain, islice
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
-from gpumond.facts.units import GIB, MIB
-from gpumond.features.recordings.reader import Lines
-from gpumond.features.recordings.snapshots import MOST_DIGITS, Remarks, Row, label, moment, pid_of
+from gpumond.features.recordings.reader import (
+    UNITS,
+    UNKNOWN,
+    Lines,
+    Remarks,
+    Row,
+    amount,
+    label,
+    moment,
+    parsed,
+    pid_of,
+    ratio,
+)
+from gpumond.features.recordings.snapshots import Format, from_rows
 from gpumond.tick.claims import outermost
 
 COLUMNS = ("time", "uuid", "pid", "used_bytes", "live_bytes", "held_bytes", "size_bytes", "utilization")
@@ -36,12 +47,14 @@ ALSO = {
     "utilization_ratio": "utilization",
     "gpu_utilization_ratio": "utilization",
 }
-UNITS = {"b": 1, "bytes": 1, "kib": 1024, "kb": 1024, "mib": MIB, "mb": MIB, "gib": GIB, "gb": GIB}
 AMOUNTS = {"used": "used_bytes", "total": "size_bytes", "allocated": "live_bytes", "reserved": "held_bytes"}
 _AMOUNT = re.compile(rf"(?:gpu_|vram_|cuda_)?(?:memory|mem|vram)_({'|'.join(AMOUNTS)})_({'|'.join(UNITS)})")
+_OTHER = re.compile(r", |\.|used_(?:gpu_)?memory")
+"""What is in a line of nvidia-smi, and not in one of these logs."""
 _LOAD = re.compile(r"(?:utilization_gpu|util_gpu|gpu_utilization|gpu_util|utilization)_(?:pct|percent)")
+REQUIRED = ("time", "used_bytes")
+AMOUNT_COLUMNS = ("used_bytes", "size_bytes", "live_bytes", "held_bytes")
 REMEDY = f"expected {','.join(COLUMNS[:4])}[,{','.join(COLUMNS[4:])}]"
-UNKNOWN = ("", "na", "n/a", "nan", "null", "none", "-")
 PEEKED = 1000
 
 Cells = tuple[int, list[str]]
@@ -72,7 +85,22 @@ def delimiter(line: str) -> str:
     return max(",;\t", key=line.count)
 
 
-def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
+def detect(first: str) -> bool:
+    named = names(first)
+    if named is None:
+        return ", " not in first and _begins_with_a_time(first)
+    return bool(named.keys() & {"used_bytes", "live_bytes"}) or not _OTHER.search(first)
+
+
+def _begins_with_a_time(line: str) -> bool:
+    try:
+        moment(line.split(delimiter(line))[0].strip())
+    except ValueError:
+        return False
+    return True
+
+
+def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
     """Yield the rows of a log. Raises ConfigError."""
     first = lines.first()
     named = names(first)
@@ -85,96 +113,56 @@ def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
     load = columns.get("utilization")
     percent = load is not None and (
         any(_LOAD.fullmatch(name) for name in _cells_of(first))
-        or any(len(cells) > load and _is_percent(cells[load]) for _, cells in peeked)
+        or any(len(cells) > load and _is_percent(cells[load].strip()) for _, cells in peeked)
     )
     factors = _factors(first) if named else {}
-    for number, cells in chain(peeked, read):
-        try:
-            row = _row(number, cells, columns, percent, factors)
-        except (ValueError, IndexError) as error:
-            remarks.skip(number, "too few cells" if isinstance(error, IndexError) else str(error))
-            continue
-        remarks.rows += 1
-        yield row
+
+    def row(number: int, cells: Sequence[str]) -> Row:
+        def cell(column: str) -> str:
+            at = columns.get(column)
+            return "" if at is None or (at >= len(cells) and column not in REQUIRED) else cells[at].strip()
+
+        pid = cell("pid")
+        used, size, live, held = (amount(cell(column), factors.get(column, 1)) for column in AMOUNT_COLUMNS)
+        return Row(
+            number,
+            moment(cell("time")),
+            label(cell("uuid") or "gpu"),
+            None if pid.lower() in UNKNOWN else pid_of(pid),
+            used,
+            size,
+            live,
+            held,
+            ratio(cell("utilization"), percent),
+        )
+
+    return parsed(chain(peeked, read), row, remarks)
 
 
 def _ordered(name: str, first: str) -> dict[str, int]:
     cells = first.split(delimiter(first))
-    try:
-        moment(cells[0].strip())
-    except ValueError:
-        raise ConfigError(f"{name}, line 1: no column time, and no time in the first cell; {REMEDY}") from None
+    if not _begins_with_a_time(first):
+        raise ConfigError(f"{name}, line 1: no column time, and no time in the first cell; {REMEDY}")
     if not 4 <= len(cells) <= len(COLUMNS):
         raise ConfigError(f"{name}, line 1: {len(cells)} columns without names; {REMEDY}")
     return {column: at for at, column in enumerate(COLUMNS[: len(cells)])}
 
 
 def _cells(lines: Lines, separator: str, columns: Mapping[str, int] | None) -> Iterator[Cells]:
-    for line in lines:
-        if not lines.whole or (columns is not None and not line[:1].isdigit() and names(line) == columns):
+    for number, line in lines.numbered():
+        if columns is not None and not line[:1].isdigit() and names(line) == columns:
             continue
-        cells = line.split(separator) if '"' not in line else next(csv.reader([line], delimiter=separator))
-        yield lines.number, cells
-
-
-def _row(
-    number: int, cells: Sequence[str], columns: Mapping[str, int], percent: bool, factors: Mapping[str, int]
-) -> Row:
-    def cell(column: str) -> str:
-        at = columns.get(column)
-        return "" if at is None or at >= len(cells) else cells[at].strip()
-
-    def amount(column: str) -> int | None:
-        return _bytes(cell(column), factors.get(column, 1))
-
-    pid = cell("pid")
-    used = (
-        _bytes(cells[columns["used_bytes"]].strip(), factors.get("used_bytes", 1)) if "used_bytes" in columns else None
-    )
-    return Row(
-        number,
-        moment(cells[columns["time"]].strip()),
-        label(cell("uuid") or "gpu"),
-        None if pid.lower() in UNKNOWN else pid_of(pid),
-        used,
-        amount("size_bytes"),
-        amount("live_bytes"),
-        amount("held_bytes"),
-        _ratio(cell("utilization"), percent),
-    )
-
-
-def _bytes(text: str, factor: int = 1) -> int | None:
-    if factor == 1 and text.isdigit() and len(text) < MOST_DIGITS:
-        return int(text)
-    if text.lower() in UNKNOWN:
-        return None
-    try:
-        value = float(text) * factor
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 2**53:
-        raise ValueError(f"{text[:40]!r}: expected bytes")
-    return int(value)
+        yield number, line.split(separator) if '"' not in line else next(csv.reader([line], delimiter=separator))
 
 
 def _is_percent(text: str) -> bool:
-    text = text.strip()
     try:
         return text.endswith("%") or float(text) > 1
     except ValueError:
         return False
 
 
-def _ratio(text: str, percent: bool) -> float | None:
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        return None
-    value = value / 100 if percent or text.endswith("%") else value
-    return value if 0 <= value <= 1 else None
-
-
+FORMAT = Format("csv", detect, from_rows(rows))
 HEADER = ",".join(COLUMNS) + "\n"
 
 Amounts = tuple[int | None, int | None]

@@ -6,21 +6,23 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from pathlib import Path
+from typing import NamedTuple
 
+from gpumond.cli.arguments import above_zero
 from gpumond.cli.exits import DONE, print_error
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.facts.errors import ConfigError
+from gpumond.facts.frame import Verdict
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import counted, duration, human, level, seconds
 from gpumond.facts.verdicts import SHAPES
-from gpumond.features.recordings.formats import READERS, Change, Changes, snapshots
-from gpumond.features.recordings.reader import open_lines
-from gpumond.features.recordings.snapshots import NAMELESS, Remarks, day_and_time
+from gpumond.features.recordings.formats import FORMATS, snapshots
+from gpumond.features.recordings.reader import Remarks, day_and_time, open_lines
+from gpumond.features.recordings.snapshots import NAMELESS
 from gpumond.view import html_report
 from gpumond.view.text import ChartCurve, draw, safe
 
@@ -29,12 +31,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="log file, optionally compressed with gzip; - is standard input")
     parser.add_argument(
         "--format",
-        choices=("auto", *READERS),
+        choices=("auto", *sorted(each.name for each in FORMATS)),
         default="auto",
         help="format of the log (auto: detected from its first line)",
     )
-    parser.add_argument("--size", metavar="SIZE", help="capacity of each device, for a log without it, such as 80GiB")
-    parser.add_argument("--interval", metavar="DURATION", help="time between readings, for a log without timestamps")
+    parser.add_argument(
+        "--size",
+        type=above_zero(level),
+        metavar="SIZE",
+        help="capacity of each device, for a log without it, such as 80GiB",
+    )
+    parser.add_argument(
+        "--interval",
+        type=above_zero(seconds),
+        metavar="DURATION",
+        help="time between readings, for a log without timestamps",
+    )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object per line for each start and end of a verdict"
     )
@@ -42,12 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    size = _positive("--size", arguments.size, level)
-    interval = _positive("--interval", arguments.interval, seconds)
     html_report.check(arguments.html)
     lines = open_lines(arguments.file)
     remarks = Remarks(lines.name)
-    read = snapshots(lines, arguments.format, remarks, None if size is None else int(size), interval)
+    read = snapshots(lines, arguments.format, remarks, arguments.size, arguments.interval)
     findings = Findings() if arguments.html is not None or not arguments.json else None
     try:
         sized = _diagnose(read, findings, arguments.json)
@@ -103,16 +113,43 @@ def _line(change: Change) -> str:
     )
 
 
-def _positive(option: str, text: str | None, read: Callable[[object], float]) -> float | None:
-    if text is None:
-        return None
-    try:
-        value = read(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} {text!r}: {error}") from None
-    if value <= 0:
-        raise ConfigError(f"{option} {text!r}: expected a value above 0")
-    return value
+VerdictKey = tuple[str, ProcessKey | None, str]
+
+
+class Change(NamedTuple):
+    """The start (``onset``) or end of a verdict, at ``at`` (Unix seconds)."""
+
+    at: float
+    onset: bool
+    verdict: Verdict
+
+
+class Changes:
+    """Tracker of verdicts by device, process and kind. Verdicts on pools without a pid are assigned to the device."""
+
+    def __init__(self) -> None:
+        self._held: dict[VerdictKey, Verdict] = {}
+
+    def update(self, verdicts: Iterable[Verdict], at: float) -> Iterator[Change]:
+        """Return the changes since the previous snapshot, ends first."""
+        now: dict[VerdictKey, Verdict] = {}
+        for verdict in verdicts:
+            if verdict.pid == NAMELESS:
+                summary = verdict.summary.replace(f" (pid {NAMELESS})", "")
+                verdict = replace(verdict, pid=None, start_ticks=None, summary=summary)
+            now.setdefault((verdict.device_uuid, verdict.process, verdict.kind), verdict)
+        before, self._held = self._held, now
+        for key, verdict in before.items():
+            if key not in now:
+                yield Change(at, False, verdict)
+        for key, verdict in now.items():
+            if key not in before:
+                yield Change(at, True, verdict)
+
+    @property
+    def held(self) -> tuple[Verdict, ...]:
+        """The active verdicts."""
+        return tuple(self._held.values())
 
 
 MAX_SERIES = 1000
@@ -197,16 +234,10 @@ class Findings:
         """Return the report as an HTML document. ``remarks``: messages about ignored parts of the log."""
         parts = [html_report.paragraph(line) for line in (*self._summary(), *self._others(), *remarks)]
         for key, series in self._shown():
-            found = [(elapsed, change) for change, elapsed in series.changes]
-            marks = [(elapsed, change.verdict.kind) for elapsed, change in found if _is_finding(change)]
+            marks = [(elapsed, change.verdict.kind) for change, elapsed in series.changes if _is_finding(change)]
             parts.append(html_report.heading(", ".join(_title(key, series))))
             parts.append(html_report.curve(series.curve.points(), series.top, marks))
-            rows: list[tuple[str, str, str]] = [
-                (day_and_time(change.at), change.verdict.kind, _outcome(change)) for _, change in found
-            ]
-            if series.left_out:
-                rows.append(("", "", f"and {series.left_out} more"))
-            if rows:
+            if rows := list(_rows(series)):
                 parts.append(html_report.table(("TIME", "VERDICT", "RESULT"), rows))
         return html_report.page(f"Memory in {name}", parts)
 
@@ -226,11 +257,8 @@ class Findings:
     def _section(self, key: Key, series: _Series) -> Iterator[str]:
         yield safe("  ".join(_title(key, series)))
         yield from draw(series.curve, series.top, [at for change, at in series.changes if _is_finding(change)])
-        for change, _ in series.changes:
-            outcome = _outcome(change)
-            yield safe(f"  {day_and_time(change.at)}  {change.verdict.kind}{outcome and ': '}{outcome}")
-        if series.left_out:
-            yield f"  and {series.left_out} more"
+        for at, kind, outcome in _rows(series):
+            yield safe(f"  {at}{at and '  '}{kind}{outcome and kind and ': '}{outcome}")
 
     def _summary(self) -> Iterator[str]:
         if self._first is None or self._last is None:
@@ -241,8 +269,8 @@ class Findings:
             f"{counted(self._count, 'reading')} over {duration(passed)}: {counted(devices, 'device')}, "
             f"{len(self._series) - devices + len(self._unseen)} processes"
         )
-        found = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in SHAPES]
-        yield f"found: {', '.join(found)}" if found else "found: nothing that requires action"
+        findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in SHAPES]
+        yield f"found: {', '.join(findings)}" if findings else "found: nothing that requires action"
 
     def _point(self, key: Key, name: str, elapsed: float, value: int, top: int | None) -> None:
         series = self._get(key, name)
@@ -271,5 +299,9 @@ def _is_finding(change: Change) -> bool:
     return change.onset and change.verdict.kind not in SHAPES
 
 
-def _outcome(change: Change) -> str:
-    return change.verdict.summary if change.onset else "ended"
+def _rows(series: _Series) -> Iterator[tuple[str, str, str]]:
+    """Yield time, kind and result of each change."""
+    for change, _ in series.changes:
+        yield day_and_time(change.at), change.verdict.kind, change.verdict.summary if change.onset else "ended"
+    if series.left_out:
+        yield "", "", f"and {series.left_out} more"

@@ -1,7 +1,8 @@
 """Logs of ``nvidia-smi --query-gpu=… --format=csv[,noheader,nounits] -l N``, and of ``--query-compute-apps``.
 
 Columns may be in any order, units in the header or in the cells. Headers may be repeated, and a log may contain
-several devices. ``smi_table`` reads the default table, ``scrolling`` the tables of ``dmon`` and ``pmon``.
+several devices. The default table of ``nvidia-smi``, repeated (``-l N``), has devices and, where listed, their
+processes. ``scrolling`` reads the tables of ``dmon`` and ``pmon``.
 """
 
 from __future__ import annotations
@@ -9,14 +10,28 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from itertools import chain, islice
 from typing import NamedTuple
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
-from gpumond.features.recordings import scrolling, smi_table
-from gpumond.features.recordings.reader import Lines
-from gpumond.features.recordings.snapshots import MOST_DIGITS, Remarks, Row, label, moment, pid_of
+from gpumond.features.recordings import scrolling
+from gpumond.features.recordings.reader import (
+    UNITS,
+    Lines,
+    Remarks,
+    Rounds,
+    Row,
+    amount,
+    label,
+    moment,
+    parsed,
+    pid_of,
+    ratio,
+    used_of,
+)
+from gpumond.features.recordings.snapshots import Format, from_rows
 
 REMEDY = "record with: nvidia-smi --query-gpu=timestamp,uuid,memory.used,memory.total --format=csv -l 1"
 FIELDS = {
@@ -42,7 +57,6 @@ FIELDS = {
     "utilization.gpu": "utilization",
 }
 IDENTITIES = ("uuid", "bus", "serial", "index")
-UNITS = {"": 1024**2, "b": 1, "bytes": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "%": 0.01, "w": 1, "mhz": 1}
 SAME_MOMENT_SECONDS = 0.02
 TO_INFER_FROM = 5000
 _CELL = re.compile(r"([a-z][\w.]*)(?: \[(.*)\])?")
@@ -51,9 +65,10 @@ _OTHER = re.compile(r"\|[ =]|={10,}NVSMI")
 
 
 class LogColumn(NamedTuple):
-    field: str
+    """``factor``: bytes in one unit of an amount without a unit in its cell."""
+
     at: int
-    factor: float
+    factor: float = MIB
 
 
 Columns = dict[str, LogColumn]
@@ -61,51 +76,31 @@ Columns = dict[str, LogColumn]
 
 def header(line: str) -> Columns | None:
     """Return the columns that this line names; None if it is not a header."""
-    found: Columns = {}
+    columns: Columns = {}
     for at, cell in enumerate(line.split(",")):
         match = _CELL.fullmatch(cell.strip())
         if match is None:
             return None
-        field = FIELDS.get(match[1])
-        if field is not None and field not in found:
-            found[field] = LogColumn(
-                field, at, 0.01 if field == "utilization" else UNITS.get((match[2] or "").lower(), 1)
-            )
-    return found or None
+        if match[1] in FIELDS:
+            columns.setdefault(FIELDS[match[1]], LogColumn(at, UNITS.get((match[2] or "mib").lower(), 1)))
+    return columns or None
 
 
 def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
     """Yield the rows of a log. ``interval``: the N of ``-l N``, without timestamps. Raises ConfigError."""
-    text = iter(lines)
-    log = _Log(lines, remarks, interval)
-    first = lines.first().strip()
-    if smi_table.starts(first):
-        yield from smi_table.rows(_remaining_lines(lines, text), remarks, interval)
-        return
+    first, numbered = lines.first().strip(), lines.numbered()
+    if _is_table(first):
+        return _table_rows(numbered, remarks, interval)
     if scrolling.starts(first):
-        yield from scrolling.rows(_remaining_lines(lines, text), remarks, interval)
-        return
+        return scrolling.rows(numbered, remarks, interval)
     if _OTHER.match(first):
         raise ConfigError(f"{lines.name}, line 1: this is the output of nvidia-smi -q, not CSV; {REMEDY}")
-    columns = header(first)
-    if columns is None:
-        numbered = _numbered(lines, islice(text, TO_INFER_FROM))
-        log.use(
-            {c.field: c for c in (LogColumn(*known) for known in infer(lines.name, [cells for _, cells in numbered]))}
-        )
-        yield from log.read(
-            chain(((number, ", ".join(cells)) for number, cells in numbered), _remaining_lines(lines, text))
-        )
-    else:
-        yield from log.read(_remaining_lines(lines, text))
-
-
-def _numbered(lines: Lines, text: Iterator[str]) -> list[tuple[int, list[str]]]:
-    return [(lines.number, [cell.strip() for cell in line.split(",")]) for line in text if lines.whole]
-
-
-def _remaining_lines(lines: Lines, text: Iterator[str]) -> Iterator[tuple[int, str]]:
-    return ((lines.number, line) for line in text if lines.whole)
+    log = _Log(lines, remarks, interval)
+    if header(first) is None:
+        peeked = list(islice(numbered, TO_INFER_FROM))
+        log.use(infer(lines.name, [[cell.strip() for cell in line.split(",")] for _, line in peeked]))
+        numbered = chain(peeked, numbered)
+    return parsed(numbered, log.row, remarks)
 
 
 class _Log:
@@ -114,10 +109,10 @@ class _Log:
     def __init__(self, lines: Lines, remarks: Remarks, interval: float | None) -> None:
         self._lines, self._remarks, self._interval = lines, remarks, interval
         self._columns: Columns = {}
-        self._identity: LogColumn | None = None
+        self._header = ""
+        self._identity: str | None = None
         self._width = 0
-        self._round: set[tuple[str, int | None]] = set()
-        self._rounds = 0
+        self._rounds = Rounds(interval)
         self._models: dict[str, tuple[tuple[str, int | None], int]] = {}
         self._previous: tuple[float, str] | None = None
 
@@ -131,31 +126,28 @@ class _Log:
                 " readings with --interval N, as in -l N"
             )
         self._columns = columns
-        self._identity = next((columns[name] for name in IDENTITIES if name in columns), None)
+        self._identity = next((name for name in IDENTITIES if name in columns), None)
         if self._identity is None:
             self._remarks.note(
                 "identity", "no column identifies devices (uuid, pci.bus_id, index): all rows are treated as one device"
             )
 
-    def read(self, numbered: Iterator[tuple[int, str]]) -> Iterator[Row]:
-        current = ""
-        for number, line in numbered:
-            if line == current:
-                continue
-            try:
-                row = self._row(number, line)
-            except (ValueError, IndexError) as error:
-                columns = header(line)
-                if columns is not None:
-                    self.use(columns)
-                    current, self._width = line, line.count(",")
-                elif _MESSAGE.match(line):
-                    self._remarks.note("message", f"line {number}: nvidia-smi reported: {line[:120]}")
-                else:
-                    self._remarks.skip(number, str(error))
-                continue
-            self._remarks.rows += 1
-            yield row
+    def row(self, number: int, line: str) -> Row | None:
+        """Return the reading of a line; None for a header, which is used from now on, and for a message."""
+        if line == self._header:
+            return None
+        try:
+            return self._row(number, line)
+        except (ValueError, IndexError):
+            columns = header(line)
+            if columns is not None:
+                self.use(columns)
+                self._header, self._width = line, line.count(",")
+            elif _MESSAGE.match(line):
+                self._remarks.note("message", f"line {number}: nvidia-smi reported: {line[:120]}")
+            else:
+                raise
+            return None
 
     def _row(self, number: int, line: str) -> Row:
         cells = line.split(",")
@@ -166,19 +158,17 @@ class _Log:
             self._width = len(cells) - 1
         if len(cells) - 1 != self._width:
             cells = self._joined(cells, columns)
-        size, used, free, reserved = (self._bytes(cells, field) for field in ("size", "used", "free", "reserved"))
-        if used is None and size is not None and free is not None:
-            used = max(0, size - free - (reserved or 0))
+        used, size, *rest = (self._bytes(cells, field) for field in ("used", "size", "free", "reserved"))
         name, pid, index = (self._cell(cells, field) for field in ("name", "pid", "index"))
-        device = label(self._device(cells[self._identity.at].strip() if self._identity else "", name, size))
+        device = label(self._device(self._cell(cells, self._identity) if self._identity else "", name, size))
         process = pid_of(pid) if "pid" in columns else None
-        at = moment(cells[columns["time"].at].strip()) if "time" in columns else self._counted(device, process)
+        at = moment(self._cell(cells, "time")) if "time" in columns else self._rounds.at(device, process)
         if self._identity is None and process is None:
             self._one_device(number, at, line)
         gpu = int(index) if index.isdigit() and len(index) < 5 else None
-        load = _ratio(self._cell(cells, "utilization"))
+        load = ratio(self._cell(cells, "utilization"))
         program = name if process is None else self._cell(cells, "program")
-        return Row(number, at, device, process, used, size, None, None, load, gpu, label(program))
+        return Row(number, at, device, process, used_of(used, size, *rest), size, None, None, load, gpu, label(program))
 
     def _cell(self, cells: list[str], field: str) -> str:
         column = self._columns.get(field)
@@ -186,7 +176,7 @@ class _Log:
 
     def _bytes(self, cells: list[str], field: str) -> int | None:
         column = self._columns.get(field)
-        return _amount(cells[column.at].strip(), column.factor) if column else None
+        return amount(cells[column.at].strip(), column.factor) if column else None
 
     def _joined(self, cells: list[str], columns: Columns) -> list[str]:
         """Join cells that are parts of one program name. It may contain commas, and nvidia-smi does not quote."""
@@ -196,28 +186,21 @@ class _Log:
         at = columns["program"].at
         return [*cells[:at], ",".join(cells[at : at + extra + 1]), *cells[at + extra + 1 :]]
 
-    def _device(self, own: str, name: str, size: int | None) -> str:
+    def _device(self, identity: str, name: str, size: int | None) -> str:
         """Return the UUID or, without one, a label that changes when the device in a slot is replaced."""
-        if self._identity is None or self._identity.field != "uuid":
-            own = own if self._identity and self._identity.field != "index" else f"gpu{own}"
-            model = (name, size)
-            known, swaps = self._models.get(own, (model, 0))
-            if known != model and size is not None:
-                swaps += 1
-            if size is not None or own not in self._models:
-                self._models[own] = (model, swaps)
-            return f"{own}#{swaps + 1}" if swaps else own
-        if not own:
-            raise ValueError("the uuid is empty")
-        return own
-
-    def _counted(self, device: str, pid: int | None) -> float:
-        """Return the seconds since the start, from the number of repetitions of a device or process."""
-        if (device, pid) in self._round:
-            self._rounds += 1
-            self._round.clear()
-        self._round.add((device, pid))
-        return self._rounds * (self._interval or 1.0)
+        if self._identity == "uuid":
+            if not identity:
+                raise ValueError("the uuid is empty")
+            return identity
+        if self._identity in (None, "index"):
+            identity = f"gpu{identity}"
+        model = (name, size)
+        known, swaps = self._models.get(identity, (model, 0))
+        if known != model and size is not None:
+            swaps += 1
+        if size is not None or identity not in self._models:
+            self._models[identity] = (model, swaps)
+        return f"{identity}#{swaps + 1}" if swaps else identity
 
     def _one_device(self, number: int, at: float, line: str) -> None:
         before, self._previous = self._previous, (at, line)
@@ -226,29 +209,6 @@ class _Log:
                 f"{self._lines.name}, line {number}: two readings at one time and no column that identifies the"
                 " devices; add uuid, index or pci.bus_id to --query-gpu"
             )
-
-
-def _amount(cell: str, factor: float) -> int | None:
-    if cell.isdigit() and len(cell) < MOST_DIGITS:
-        return int(int(cell) * factor)
-    if not cell or cell[0] == "[" or cell in ("N/A", "ERR!"):
-        return None
-    number, _, unit = cell.partition(" ")
-    if unit:
-        factor = UNITS[unit.lower()] if unit.lower() in UNITS else _no_unit(cell)
-    value = float(number)
-    if not 0 <= value < 2**53:
-        raise ValueError(f"{cell[:40]!r} is not an amount of memory")
-    return int(value * factor)
-
-
-def _ratio(cell: str) -> float | None:
-    number = cell.removesuffix("%").strip()
-    return int(number) / 100 if number.isdigit() and int(number) <= 100 else None
-
-
-def _no_unit(cell: str) -> float:
-    raise ValueError(f"{cell[:40]!r}: expected MiB")
 
 
 MOST_ELSE = 110
@@ -262,41 +222,38 @@ _LOAD = re.compile(r"\d+ %")
 _INTEGER = re.compile(r"\d+|\[.*\]")
 PATTERNS = (("time", _TIME), ("uuid", _UUID), ("bus", _BUS))
 
-Known = tuple[str, int, float]
 
-
-def infer(name: str, rows: Sequence[Sequence[str]]) -> list[Known]:
-    """Return (field, position, factor) of each unambiguous column. Raises ConfigError with the remedy."""
+def infer(name: str, rows: Sequence[Sequence[str]]) -> Columns:
+    """Return the columns of a log without a header that are unambiguous. Raises ConfigError with the remedy."""
     width = Counter(len(row) for row in rows).most_common(1)
-    whole = [row for row in rows if width and len(row) == width[0][0]]
-    columns = list(zip(*whole, strict=True))
-    found = [(field, at, 1.0) for field, pattern in PATTERNS for at in _matching(columns, pattern)[:1]]
-    taken = {at for _, at, _ in found}
-    device = next((at for field, at, _ in found if field in ("uuid", "bus")), None)
-    index = _index(columns, taken) if device is None else None
-    if index is not None:
-        found.append(("index", index, 1.0))
-        device = index
-    taken = {at for _, at, _ in found}
-    memory = [at for at in _matching(columns, _MEMORY) if at not in taken and any("MiB" in c for c in columns[at])]
-    large = [at for at in _matching(columns, _INTEGER) if at not in taken and _largest(columns[at]) > MOST_ELSE]
+    cells = list(zip(*(row for row in rows if width and len(row) == width[0][0]), strict=True))
+    columns = {field: LogColumn(at) for field, pattern in PATTERNS for at in _matching(cells, pattern)[:1]}
+    # a device is identified by its uuid, its bus, or a column that counts
+    taken = {column.at for column in columns.values()}
+    device = next((columns[field].at for field in ("uuid", "bus") if field in columns), None)
+    if device is None and (device := _index(cells, taken)) is not None:
+        columns["index"] = LogColumn(device)
+        taken.add(device)
+    # amounts have a unit or, without one, are larger than other numbers
+    memory = [at for at in _matching(cells, _MEMORY) if at not in taken and any("MiB" in cell for cell in cells[at])]
+    large = [at for at in _matching(cells, _INTEGER) if at not in taken and _largest(cells[at]) > MOST_ELSE]
     bare = not memory
     if bare:
         memory = large
     elif len(large) == 1:  # if amounts have units, a large number without a unit is a pid
-        found += [("pid", large[0], 1.0), ("program", large[0] + 1, 1.0)][: len(columns) - large[0]]
-    sizes = [at for at in memory if _is_size(columns, at, device, memory)]
+        columns |= dict([("pid", LogColumn(large[0])), ("program", LogColumn(large[0] + 1))][: len(cells) - large[0]])
+    sizes = [at for at in memory if _is_size(cells, at, device, memory)]
     used = [at for at in memory if at not in sizes]
-    if bare and len(used) == 1 and not sizes and len(set(columns[used[0]])) == 1:
+    if bare and len(used) == 1 and not sizes and len(set(cells[used[0]])) == 1:
         used = []  # the column may as well be the size
-    if len(used) != 1 or len(sizes) > 1 or not columns:
+    if len(used) != 1 or len(sizes) > 1 or not cells:
         raise ConfigError(
             f"{name}, line 1: no header, and the column memory.used is ambiguous; record without noheader, or"
             " insert the names passed to --query-gpu as the first line of the log: timestamp, index, memory.used"
         )
-    found += [("used", used[0], float(MIB)), *(("size", at, float(MIB)) for at in sizes)]
-    load = _matching(columns, _LOAD)
-    return [*found, ("utilization", load[0], 0.01)] if len(load) == 1 else found
+    load = _matching(cells, _LOAD)
+    found = [("used", used), ("size", sizes), ("utilization", load if len(load) == 1 else [])]
+    return columns | {field: LogColumn(at) for field, places in found for at in places}
 
 
 def _matching(columns: Sequence[Sequence[str]], pattern: re.Pattern[str]) -> list[int]:
@@ -325,16 +282,90 @@ def _index(columns: Sequence[Sequence[str]], taken: set[int]) -> int | None:
 
 def _is_size(columns: Sequence[Sequence[str]], at: int, device: int | None, memory: Sequence[int]) -> bool:
     """Return whether a column is constant for each device and never less than the others."""
-    own: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for row, cell in enumerate(columns[at]):
-        own.setdefault(columns[device][row] if device is not None else "", set()).add(cell)
-    others = [each for each in memory if each != at]
-    if any(len(values) != 1 for values in own.values()) or not others:
+        values.setdefault(columns[device][row] if device is not None else "", set()).add(cell)
+    others = [columns[other] for other in memory if other != at]
+    if any(len(cells) != 1 for cells in values.values()) or not others:
         return False
-    mine = list(columns[at])
     return all(
-        cell[:1].isdigit() and int(mine[row].split()[0]) >= int(cell.split()[0])
-        for each in others
-        for row, cell in enumerate(columns[each])
-        if cell[:1].isdigit() and mine[row][:1].isdigit()
+        int(size.split()[0]) >= int(cell.split()[0])
+        for cells in others
+        for size, cell in zip(columns[at], cells, strict=True)
+        if cell[:1].isdigit() and size[:1].isdigit()
     )
+
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+_DATE = re.compile(rf"\w{{3}} ({'|'.join(MONTHS)}) +(\d{{1,2}}) (\d\d):(\d\d):(\d\d) (\d{{4}})")
+_START = re.compile(r"\| NVIDIA-SMI ")
+_DEVICE_LINE = re.compile(r"\|\s+(\d{1,4})\s+(\S.*?)\s+(?:On|Off|N/A|WDDM|TCC|MCDM)\s*\|\s*([0-9A-Fa-f]{4,8}:\S+)\s")
+_MEMORY_LINE = re.compile(r"\|[^|]*\|\s*(\d{1,9})MiB\s*/\s*(\d{1,9})MiB\s*\|\s*(?:(\d{1,2}|100)%|N/A|ERR!)")
+_PROCESS_LINE = re.compile(
+    r"\|\s+(\d{1,4})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?([1-9]\d{0,9})\s+[A-Z+]+\s+(\S.*?)\s+(\d{1,9})MiB\s*\|"
+)
+
+
+class _Device(NamedTuple):
+    gpu: int
+    name: str
+    bus: str
+
+
+def _is_table(line: str) -> bool:
+    """Return whether a log with this first line consists of tables."""
+    return line.startswith("+--") or _START.match(line) is not None or _DATE.match(line) is not None
+
+
+def _table_rows(numbered: Iterator[tuple[int, str]], remarks: Remarks, interval: float | None) -> Iterator[Row]:
+    """Yield the rows of all tables. ``interval``: seconds between two tables without a date. Raises ConfigError.
+
+    The processes of a device are unknown until its table lists one, because a container hides those of others.
+    Processes without an amount of memory are ignored.
+    """
+    at: float | None = None
+    tables = 0
+    device: _Device | None = None
+    buses: dict[int, str] = {}
+    for number, line in numbered:
+        if match := _DATE.match(line):
+            at = _date(match)
+        elif _START.match(line):
+            at = interval * tables if at is None and interval is not None else at
+            if at is None:
+                raise ConfigError(
+                    f"{remarks.name}, line {number}: a table without a date before it; pass the seconds between two"
+                    " tables with --interval N"
+                )
+            started, at, device = at, None, None
+            tables += 1
+        elif not tables:
+            continue
+        elif match := _DEVICE_LINE.match(line):
+            device = _Device(int(match[1]), label(match[2]), label(match[3]))
+            buses[device.gpu] = device.bus
+        elif device is not None and (match := _MEMORY_LINE.match(line)):
+            load = int(match[3]) / 100 if match[3] else None
+            used, size = int(match[1]) * MIB, int(match[2]) * MIB
+            remarks.rows += 1
+            yield Row(number, started, device.bus, None, used, size, None, None, load, device.gpu, device.name)
+            device = None
+        elif (match := _PROCESS_LINE.match(line)) and int(match[1]) in buses:
+            index = int(match[1])
+            remarks.rows += 1
+            yield Row(
+                number, started, buses[index], int(match[2]), int(match[4]) * MIB, gpu=index, name=label(match[3])
+            )
+
+
+def _date(match: re.Match[str]) -> float:
+    month = MONTHS.index(match[1]) + 1
+    day, hour, minute, second, year = (int(match[group]) for group in range(2, 7))
+    try:
+        return datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
+    except ValueError as error:
+        raise ConfigError(f"{match[0]!r} is not a time: {error}") from None
+
+
+FORMAT = Format("nvidia-smi", scrolling.starts, from_rows(rows, complete=True))

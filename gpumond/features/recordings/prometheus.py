@@ -12,8 +12,8 @@ from typing import Any
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
-from gpumond.features.recordings.reader import Lines
-from gpumond.features.recordings.snapshots import Remarks, Row, label
+from gpumond.features.recordings.reader import Lines, Remarks, Row, label
+from gpumond.features.recordings.snapshots import Format, from_rows
 
 MAX_CHARACTERS = 256 * 1024**2
 METRICS: Mapping[str, tuple[str, float]] = {
@@ -44,15 +44,19 @@ METRICS: Mapping[str, tuple[str, float]] = {
     "gpu_memory_free_MiB": ("free", MIB),
     "gpu_utilization_Percentage": ("utilization", 0.01),
     "process_gpu_memory_MiB": ("used", MIB),
-    "hw_gpu_memory_usage_bytes": ("used", 1),
-    "hw_gpu_memory_limit_bytes": ("size", 1),
-    "hw_gpu_utilization_ratio": ("utilization", 1),
-    "hw.gpu.memory.usage_bytes": ("used", 1),
-    "hw.gpu.memory.limit_bytes": ("size", 1),
-    "hw.gpu.utilization_ratio": ("utilization", 1),
-    "hw.gpu.memory.usage": ("used", 1),
-    "hw.gpu.memory.limit": ("size", 1),
-    "hw.gpu.utilization": ("utilization", 1),
+    **{
+        name: (kind, 1)
+        for quantity, unit, kind in (
+            ("memory.usage", "_bytes", "used"),
+            ("memory.limit", "_bytes", "size"),
+            ("utilization", "_ratio", "utilization"),
+        )
+        for name in (
+            f"hw_gpu_{quantity.replace('.', '_')}{unit}",
+            f"hw.gpu.{quantity}{unit}",
+            f"hw.gpu.{quantity}",
+        )
+    },
 }
 """Meaning and unit of the series of gpumond, dcgm-exporter, nvidia_gpu_exporter, nvitop-exporter and OpenTelemetry.
 
@@ -83,7 +87,7 @@ class _Series:
     points: dict[float, dict[str, float]] = field(default_factory=dict)
 
 
-def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
+def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
     """Yield the rows of a response. Raises ConfigError."""
     table: dict[Key, _Series] = {}
     sources: dict[tuple[Key, str], str] = {}
@@ -190,21 +194,12 @@ def _in_order(table: Mapping[Key, _Series], remarks: Remarks) -> Iterator[Row]:
         point = series.points[at]
         if "used" in point or "live" in point:
             remarks.rows += 1
-            whole = {kind: int(value) for kind, value in point.items() if kind != "utilization"}
-            load = point.get("utilization")
-            yield Row(
-                0,
-                at,
-                device,
-                pid,
-                whole.get("used"),
-                whole.get("size"),
-                whole.get("live"),
-                whole.get("held"),
-                load if load is None or load <= 1 else None,
-                series.index,
-                series.name,
+            used, size, live, held = (
+                int(point[kind]) if kind in point else None for kind in ("used", "size", "live", "held")
             )
+            load = point.get("utilization")
+            load = load if load is None or load <= 1 else None
+            yield Row(0, at, device, pid, used, size, live, held, load, series.index, series.name)
 
 
 def _label(labels: Mapping[str, str], names: tuple[str, ...]) -> str:
@@ -220,3 +215,6 @@ def _device(labels: Mapping[str, str]) -> str:
 def _shown(key: Key) -> str:
     instance, device, pid = key
     return " ".join(part for part in (instance, device, "" if pid is None else f"pid {pid}") if part)
+
+
+FORMAT = Format("prometheus", lambda first: first[0] in "{[", from_rows(rows, complete=True))

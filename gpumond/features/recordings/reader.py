@@ -1,15 +1,23 @@
-"""Numbered lines of a log from a file or standard input, optionally gzip, in UTF-8 or UTF-16."""
+"""Reading of logs: their lines, from a file or standard input, optionally gzip, in UTF-8 or UTF-16; their rows, and the
+values in the cells.
+"""
 
 from __future__ import annotations
 
 import gzip
 import io
+import re
 import sys
 import zlib
-from collections.abc import Iterator
-from typing import BinaryIO, cast
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timezone
+from functools import lru_cache
+from math import isfinite
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 from gpumond.facts.errors import ConfigError
+from gpumond.facts.messages import clean
+from gpumond.facts.units import GIB, MIB
 
 MAX_LINE = 16 * 1024**2
 GZIP = b"\x1f\x8b"
@@ -56,6 +64,10 @@ class Lines:
             if line := line.strip("\r\n\0 "):
                 yield line
 
+    def numbered(self) -> Iterator[tuple[int, str]]:
+        """Yield the number and text of every line that is complete and not blank."""
+        return ((self.number, line) for line in self if self.whole)
+
     def remaining_text(self, limit: int) -> str:
         """Return the unread rest. Raises ConfigError if it is longer than ``limit`` characters."""
         held, self._held = "".join(self._held), []
@@ -94,3 +106,208 @@ def open_lines(path: str) -> Lines:
 
 def _buffered(stream: BinaryIO) -> io.BufferedReader:
     return stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", stream))
+
+
+MAX_MALFORMED_SHARE = 0.1
+MOST_DIGITS = 16
+"""Maximum value that is accepted as an amount of memory."""
+
+
+label = lru_cache(maxsize=4096)(clean)
+"""A name from a log, sanitised for output."""
+
+
+class Row(NamedTuple):
+    """One reading. ``pid`` is None for the whole device; ``at`` is Unix time, or seconds since the log's start.
+
+    Unknown values are None. ``gpu`` is the device's index.
+    """
+
+    line: int
+    at: float
+    device: str
+    pid: int | None = None
+    used_bytes: int | None = None
+    size_bytes: int | None = None
+    live_bytes: int | None = None
+    held_bytes: int | None = None
+    utilization_ratio: float | None = None
+    gpu: int | None = None
+    name: str = ""
+
+
+class Remarks:
+    """Messages about ignored parts of a log."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rows = 0
+        self.malformed = 0
+        self.duplicates = 0
+        self.strays = 0
+        self._first_malformed = ""
+        self._notes: dict[str, str] = {}
+
+    def skip(self, line: int, why: str) -> None:
+        """Count an unusable line. Raises ConfigError if the log does not have the expected format."""
+        self.malformed += 1
+        self._first_malformed = self._first_malformed or f"line {line}: {clean(why)}"
+        if self.malformed >= 100 and self.rows < self.malformed:
+            self.check()
+
+    def note(self, kind: str, text: str) -> None:
+        """Add a message, each text once."""
+        self._notes.setdefault(kind, text)
+
+    def check(self) -> None:
+        """Raise ConfigError if too many lines are malformed, or if none is usable."""
+        if self.malformed > MAX_MALFORMED_SHARE * (self.rows + self.malformed):
+            raise ConfigError(
+                f"{self.name}: {self.malformed} of {self.rows + self.malformed} lines are malformed, more than a tenth;"
+                f" the first is {self._first_malformed}"
+            )
+        if not self.rows:
+            raise ConfigError(f"{self.name}: the log contains no readings, only a header")
+
+    def __iter__(self) -> Iterator[str]:
+        if self.malformed:
+            yield f"{self.malformed} malformed lines are ignored; the first is {self._first_malformed}"
+        if self.duplicates:
+            yield f"{self.duplicates} lines repeat a reading of the same time; they are ignored"
+        if self.strays:
+            yield f"{self.strays} lines are far out of order in time; they are ignored"
+        yield from self._notes.values()
+
+
+class Rounds:
+    """Seconds since the start of a log without times, from the number of repetitions of the list of devices."""
+
+    def __init__(self, interval: float | None) -> None:
+        self._interval = interval or 1.0
+        self._listed: set[tuple[object, int | None]] = set()
+        self._last_index = -1
+        self._rounds = 0
+
+    def at(self, device: object, pid: int | None, index: int = 0) -> float:
+        """Return the time of a reading, which begins a round if it is listed already, or if the index decreases."""
+        if index < self._last_index or (device, pid) in self._listed:
+            self._rounds += 1
+            self._listed.clear()
+        self._last_index = index
+        self._listed.add((device, pid))
+        return self._rounds * self._interval
+
+
+T = TypeVar("T")
+
+
+def parsed(numbered: Iterable[tuple[int, T]], parse: Callable[[int, T], Row | None], remarks: Remarks) -> Iterator[Row]:
+    """Yield the rows of numbered lines. ``parse`` returns None for a line without a reading, and raises ValueError or
+    IndexError for a malformed one, which is skipped."""
+    for number, line in numbered:
+        try:
+            row = parse(number, line)
+        except (ValueError, IndexError) as error:
+            remarks.skip(number, "too few cells" if isinstance(error, IndexError) else str(error))
+            continue
+        if row is not None:
+            remarks.rows += 1
+            yield row
+
+
+UNITS = {"b": 1, "bytes": 1, "kib": 1024, "kb": 1024, "mib": MIB, "mb": MIB, "gib": GIB, "gb": GIB}
+"""Bytes of each unit. MB and GB are MiB and GiB, because the programs that write logs divide by powers of 1024."""
+UNKNOWN = ("", "-", "na", "n/a", "nan", "null", "none", "err!")
+
+
+def amount(text: str, factor: float = 1) -> int | None:
+    """Parse a number of bytes, or of ``factor`` bytes, or with a unit; None if it is unknown. Raises ValueError."""
+    if text.isdigit() and len(text) < MOST_DIGITS:
+        return int(int(text) * factor)
+    if text.lower() in UNKNOWN or text[0] == "[":
+        return None
+    number, _, unit = text.partition(" ")
+    try:
+        value = float(number) * (UNITS[unit.lower()] if unit else factor)
+    except (ValueError, KeyError):
+        value = -1.0
+    if not 0 <= value < 2**53:
+        raise ValueError(f"{text[:40]!r} is not an amount of memory")
+    return int(value)
+
+
+def used_of(used: int | None, size: int | None, free: int | None, reserved: int | None) -> int | None:
+    """Return the used bytes, if necessary from the others."""
+    return used if used is not None or size is None or free is None else max(0, size - free - (reserved or 0))
+
+
+def ratio(text: str, percent: bool = True) -> float | None:
+    """Parse a utilization in percent, or from 0 to 1; None if it is unknown."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if percent or text.endswith("%") else 1)
+    except ValueError:
+        return None
+    return value if 0 <= value <= 1 else None
+
+
+def pid_of(text: str) -> int:
+    """Parse a pid; empty for the whole device. Raises ValueError."""
+    if not text.isdecimal() or len(text) > 10 or not int(text):
+        raise ValueError(f"pid {text[:40]!r}: expected a number, or an empty cell for the whole device")
+    return int(text)
+
+
+_MINUTE_LENGTH = 16
+_ZONED = re.compile(r"([\d.,]+)\s*(?:(Z|z|UTC)|([+-])(\d\d):?(\d\d)?)?")
+_MILLISECONDS = 1e11
+"""Larger numbers are milli-, micro- or nanoseconds; as seconds this is the year 5138."""
+
+
+def moment(text: str) -> float:
+    """Parse ``2024/05/01 12:00:00.123``, ISO 8601 or a number of seconds. Raises ValueError with the remedy."""
+    if text[4:5] not in ("/", "-") or text[:1] == "-":
+        return _number(text)
+    try:
+        match = _ZONED.fullmatch(text, _MINUTE_LENGTH + 1)
+        if match is None or text[_MINUTE_LENGTH] != ":":
+            raise ValueError
+        seconds = float(match[1].replace(",", "."))
+        if not 0 <= seconds < 61:
+            raise ValueError
+        at = _minute(text[:_MINUTE_LENGTH]) + seconds
+        if match[3]:
+            offset = 60 * int(match[4]) + int(match[5] or 0)
+            at -= 60 * (offset if match[3] == "+" else -offset)
+        return at
+    except (ValueError, IndexError):
+        raise ValueError(
+            f"{text[:40]!r} is not a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds"
+        ) from None
+
+
+def day_and_time(at: float) -> str:
+    """Format a time in UTC; as seconds if the log has no dates."""
+    if at < 1e8:
+        return f"{at:.0f} s"
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+@lru_cache(maxsize=4096)
+def _minute(text: str) -> float:
+    year, month, day = int(text[:4]), int(text[5:7]), int(text[8:10])
+    if text[7] not in "/-" or text[10] not in " T" or text[13] != ":":
+        raise ValueError
+    return datetime(year, month, day, int(text[11:13]), int(text[14:16]), tzinfo=timezone.utc).timestamp()
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value) or value < 0:
+        raise ValueError(f"{text[:40]!r} is not a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds")
+    scale = 1.0
+    while value / scale > _MILLISECONDS:
+        scale *= 1000
+    return value if scale == 1 else round(value / scale, 6)

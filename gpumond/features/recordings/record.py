@@ -1,23 +1,29 @@
-"""``gpumond record``: write each snapshot of a daemon as one JSON line, or as CSV, for ``gpumond diagnose``."""
+"""``gpumond record``: write each snapshot of a daemon as one JSON line, or as CSV, for ``gpumond diagnose``; and the
+importer of these lines.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from gpumond.cli import client
+from gpumond.cli.arguments import duration
 from gpumond.cli.exits import DONE, print_error
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import seconds
 from gpumond.features.recordings.csv_log import HEADER, csv_lines
+from gpumond.features.recordings.reader import Lines, Remarks
+from gpumond.features.recordings.snapshots import Format
 
 POLLS_A_TICK = 4
 SHORTEST_SECONDS, FIRST_SECONDS, LONGEST_SECONDS = 0.02, 0.1, 0.5
@@ -29,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="duration",
+        type=duration,
+        default=float("inf"),
         metavar="DURATION",
         help="length of the recording, such as 10m (default: until Ctrl-C)",
     )
@@ -44,14 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     count = missed = 0
     last: Snapshot | None = None
     try:
-        duration = float("inf") if arguments.duration is None else seconds(arguments.duration)
-    except ValueError as error:
-        raise ConfigError(f"--for {arguments.duration!r}: {error}") from None
-    try:
         with _opened(arguments.out) as out:
             if arguments.csv and os.fstat(out.fileno()).st_size == 0:
                 out.write(HEADER.encode())
-            for snapshot in taken(arguments.url, duration):
+            for snapshot in taken(arguments.url, arguments.duration):
                 out.write(csv_lines(snapshot).encode() if arguments.csv else to_json(snapshot) + b"\n")
                 out.flush()
                 count += 1
@@ -65,12 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def taken(url: str, duration: float) -> Iterator[Snapshot]:
+def taken(url: str, for_seconds: float) -> Iterator[Snapshot]:
     """Yield every snapshot that the daemon takes from now on, once. If the daemon becomes unavailable later, wait.
 
     Raises DaemonError if there is no daemon at first.
     """
-    end = time.monotonic() + duration
+    end = time.monotonic() + for_seconds
     last: Snapshot | None = None
     pause = FIRST_SECONDS
     away = False
@@ -106,3 +110,52 @@ def _opened(path: Path | None) -> nullcontext[BinaryIO] | BinaryIO:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), "ab")
     except OSError as error:
         raise ConfigError(f"--out {path}: {error.strerror or error}") from None
+
+
+def read(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
+    """Yield the snapshots of a recording of ``gpumond record``, one in each line.
+
+    After a restart of the daemon, elapsed seconds continue from the last snapshot.
+    """
+    last: Snapshot | None = None
+    offset = 0.0
+    for line in lines:
+        try:
+            snapshot = from_json(Snapshot, line.encode())
+        except ProtocolError as error:
+            if lines.whole:
+                remarks.skip(lines.number, str(error))
+            continue
+        remarks.rows += 1
+        if last is not None:
+            if (snapshot.seq, snapshot.taken_at) == (last.seq, last.taken_at):
+                remarks.duplicates += 1
+                continue
+            if snapshot.elapsed_seconds + offset <= last.elapsed_seconds:
+                remarks.note(
+                    "back", f"line {lines.number}: the daemon was restarted; time continues from the last snapshot"
+                )
+                passed = max(1.0, snapshot.taken_at - last.taken_at)
+                offset = last.elapsed_seconds + passed - snapshot.elapsed_seconds
+        if offset:
+            snapshot = replace(snapshot, elapsed_seconds=snapshot.elapsed_seconds + offset)
+        last = snapshot
+        yield _sized(snapshot, size)
+
+
+def _sized(snapshot: Snapshot, size_bytes: int | None) -> Snapshot:
+    if size_bytes is None or all(device.size_bytes is not None for device in snapshot.devices):
+        return snapshot
+    sized = (d if d.size_bytes is not None else replace(d, size_bytes=size_bytes) for d in snapshot.devices)
+    return replace(snapshot, devices=tuple(sized))
+
+
+def _is_snapshot(line: str) -> bool:
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(body, dict) and {"seq", "elapsed_seconds"} <= body.keys()
+
+
+FORMAT = Format("gpumond", _is_snapshot, read)

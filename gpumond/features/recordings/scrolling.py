@@ -11,7 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
-from gpumond.features.recordings.snapshots import Remarks, Row, label, moment, pid_of
+from gpumond.features.recordings.reader import (
+    UNKNOWN,
+    Lines,
+    Remarks,
+    Rounds,
+    Row,
+    amount,
+    label,
+    moment,
+    parsed,
+    pid_of,
+    ratio,
+    used_of,
+)
+from gpumond.features.recordings.snapshots import Format, from_rows
 
 FIELDS: Mapping[str, str] = {
     "date": "date",
@@ -32,7 +46,6 @@ REMEDY = (
     "record with: nvidia-smi dmon -s um -o DT, nvidia-smi pmon -s um -o DT, or dcgmi dmon -e 203,250,252 -d 1000 and "
     "--interval 1"
 )
-UNKNOWN = ("-", "N/A")
 DAY_SECONDS = 86_400
 _COMMA = re.compile(r"\s*,\s*")
 _CLOCK = re.compile(r"(\d\d?):(\d\d):(\d\d(?:\.\d+)?)")
@@ -50,20 +63,7 @@ def is_dcgmi(line: str) -> bool:
 
 def rows(numbered: Iterable[tuple[int, str]], remarks: Remarks, interval: float | None) -> Iterator[Row]:
     """Yield the rows of a table. ``interval``: seconds between two readings without a time. Raises ConfigError."""
-    table = _Table(remarks, interval)
-    for number, line in numbered:
-        if line.startswith("#"):
-            if starts(line):
-                table.use(number, line)
-            continue
-        try:
-            row = table.row(number, line)
-        except (ValueError, IndexError) as error:
-            remarks.skip(number, "too few cells" if isinstance(error, IndexError) else str(error))
-            continue
-        if row is not None:
-            remarks.rows += 1
-            yield row
+    return parsed(numbered, _Table(remarks, interval).row, remarks)
 
 
 class _Table:
@@ -71,9 +71,8 @@ class _Table:
         self._remarks, self._interval = remarks, interval
         self._columns: dict[str, int] = {}
         self._entities = self._comma = False
-        self._listed: set[tuple[int, int | None]] = set()
-        self._last_device = -1
-        self._rounds = self._days = 0
+        self._rounds = Rounds(interval)
+        self._days = 0
         self._clock = 0.0
 
     def use(self, number: int, line: str) -> None:
@@ -94,7 +93,11 @@ class _Table:
             )
 
     def row(self, number: int, line: str) -> Row | None:
-        """Return the reading of a line, None if it has none. Raises ValueError or IndexError."""
+        """Return the reading of a line, None if it has none. Raises ValueError or IndexError, and ConfigError."""
+        if line.startswith("#"):
+            if starts(line):
+                self.use(number, line)
+            return None
         if self._entities:
             entity = _ENTITY.match(line)
             if entity is None or entity[1] != "GPU":
@@ -112,12 +115,11 @@ class _Table:
             raise ValueError(f"{number_of_device[:40]!r}: expected the index of a device")
         index = int(number_of_device)
         text = cells[self._columns["pid"]] if "pid" in self._columns else ""
-        pid = None if text in ("", *UNKNOWN) else pid_of(text)
-        size, used, free, reserved = (self._bytes(cells, name) for name in ("size", "used", "free", "reserved"))
-        if used is None and size is not None and free is not None:
-            used = max(0, size - free - (reserved or 0))
-        at, load = self._time(cells, index, pid), self._ratio(cells)
+        pid = None if text.lower() in UNKNOWN else pid_of(text)
+        used, size, *rest = (amount(self._cell(cells, name), MIB) for name in ("used", "size", "free", "reserved"))
+        at, load = self._time(cells, index, pid), ratio(self._cell(cells, "utilization"))
         name = " ".join(cells[self._columns["command"] :]) if pid is not None and "command" in self._columns else ""
+        used = used_of(used, size, *rest)
         return Row(number, at, f"gpu{index}", pid, used, size, None, None, load, index, label(name))
 
     def _ignore(self, number: int, line: str, is_entity: bool) -> None:
@@ -128,7 +130,7 @@ class _Table:
 
     def _time(self, cells: Sequence[str], index: int, pid: int | None) -> float:
         if "time" not in self._columns:
-            return self._counted(index, pid)
+            return self._rounds.at(index, pid, index)
         clock = cells[self._columns["time"]]
         if "date" in self._columns:
             day = cells[self._columns["date"]]
@@ -142,29 +144,17 @@ class _Table:
         self._clock = at
         return at + DAY_SECONDS * self._days
 
-    def _counted(self, index: int, pid: int | None) -> float:
-        """Return the seconds since the start, from the number of repetitions of the list of devices."""
-        if index < self._last_device or (index, pid) in self._listed:
-            self._rounds += 1
-            self._listed.clear()
-        self._last_device = index
-        self._listed.add((index, pid))
-        return self._rounds * (self._interval or 1.0)
-
-    def _cell(self, cells: Sequence[str], field: str) -> float | None:
+    def _cell(self, cells: Sequence[str], field: str) -> str:
         at = self._columns.get(field)
-        return None if at is None or cells[at] in UNKNOWN else float(cells[at])
-
-    def _bytes(self, cells: Sequence[str], field: str) -> int | None:
-        value = self._cell(cells, field)
-        if value is not None and not 0 <= value < 2**33:
-            raise ValueError(f"{field} {value:g}: expected MiB")
-        return None if value is None else int(value * MIB)
-
-    def _ratio(self, cells: Sequence[str]) -> float | None:
-        value = self._cell(cells, "utilization")
-        return None if value is None or not 0 <= value <= 100 else value / 100
+        return "" if at is None else cells[at]
 
 
 def _cells(line: str) -> list[str]:
     return _COMMA.split(line.strip()) if "," in line else line.split()
+
+
+def _dcgmi_rows(lines: Lines, remarks: Remarks, interval: float | None) -> Iterator[Row]:
+    return rows(lines.numbered(), remarks, interval)
+
+
+FORMAT = Format("dcgm", is_dcgmi, from_rows(_dcgmi_rows))

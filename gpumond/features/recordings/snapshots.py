@@ -8,19 +8,40 @@ it is another process.
 from __future__ import annotations
 
 import heapq
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from functools import lru_cache
-from math import isfinite
-from typing import NamedTuple
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.messages import clean
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+from gpumond.features.recordings.reader import Lines, Remarks, Row
+
+Reader = Callable[[Lines, Remarks, int | None, float | None], Iterator[Snapshot]]
+"""From lines, remarks, the capacity of devices without one, and the seconds between readings without times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One importer. ``detect`` is called with the first line of a log; ``read`` raises ConfigError."""
+
+    name: str
+    detect: Callable[[str], bool]
+    read: Reader
+
+
+def from_rows(rows: Callable[[Lines, Remarks, float | None], Iterator[Row]], complete: bool = False) -> Reader:
+    """Return the reader of a format with a row for each device and process, in any order.
+
+    ``complete``: every reading of a device lists all of its processes.
+    """
+
+    def read(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
+        return SnapshotBuilder(remarks, size, complete).snapshots(rows(lines, remarks, interval))
+
+    return read
+
 
 SOURCE = SourceState(name="log", up=True, responsive=True)
 NAMELESS = 2**31 - 1
@@ -43,14 +64,21 @@ class _Series:
     run: int = 0
     in_step: int = 0
     """Number of consecutive snapshots that contained it, at exactly their time."""
+    ended: bool = False
 
     def update(self, row: Row, updated_at: float) -> None:
-        passed = updated_at - self.updated_at
-        self.every = passed if self.every is None else self.every + 0.2 * (min(passed, 3 * self.every) - self.every)
+        self.every = _usual(self.every, updated_at - self.updated_at)
         self.row, self.updated_at = row, updated_at
+        self.run += self.ended
+        self.ended = False
 
     def fresh(self, now: float, usual: float | None) -> bool:
-        return now - self.updated_at <= KEPT_INTERVALS * (self.every or usual or 1.0)
+        return not self.ended and now - self.updated_at <= KEPT_INTERVALS * (self.every or usual or 1.0)
+
+
+def _usual(every: float | None, passed: float) -> float:
+    """Return the usual interval after one more, of which a long one counts as three."""
+    return passed if every is None else every + 0.2 * (min(passed, 3 * every) - every)
 
 
 @dataclass(slots=True)
@@ -70,7 +98,6 @@ class SnapshotBuilder:
         self._remarks, self._size, self._complete = remarks, size_bytes, complete
         self._devices: dict[str, _Device] = {}
         self._series: dict[Key, _Series] = {}
-        self._ended: dict[Key, _Series] = {}
         self._seq = 0
         self._started = 0.0
         self._every: float | None = None
@@ -97,19 +124,16 @@ class SnapshotBuilder:
     def _snapshot(self, elapsed: float, together: dict[Key, Row]) -> Snapshot:
         now = self._clock(elapsed)
         at = next(iter(together.values())).at
+        # the rows of this snapshot
         for key, row in together.items():
             series = self._series.get(key)
-            if series is not None:
-                series.update(row, now)
-            elif key in self._ended:
-                series = self._series[key] = self._ended.pop(key)
-                series.update(row, now)
-                series.run += 1
+            if series is None:
+                series = self._series[key] = _Series(row, now)
             else:
-                self._series[key] = _Series(row, now)
-            series = self._series[key]
+                series.update(row, now)
             series.in_step = series.in_step + 1 if row.at == at else 0
             self._describe(row)
+        # the devices in them, and others that may still be there
         listed = {device for device, _ in together}
         readings: list[DeviceReading] = []
         reports: list[AgentReport] = []
@@ -121,7 +145,8 @@ class SnapshotBuilder:
             else:
                 device.missed += 1
                 if not self._still_there(uuid, device, now):
-                    self._end(uuid, device)
+                    self._end(uuid, device, None, *(device.pids or ()))
+                    device.reading = None
                     continue
                 if device.reading is not None:
                     device.reading = replace(device.reading, missed=min(device.missed, MAX_MISSED))
@@ -140,7 +165,7 @@ class SnapshotBuilder:
 
     def _interval(self, key: Key) -> float:
         series = self._series.get(key)
-        return (series.every if series else None) or 1.0
+        return (series.every if series and not series.ended else None) or 1.0
 
     def _clock(self, elapsed: float) -> float:
         """Return the seconds during which the log was written. A gap in the log does not end a process."""
@@ -150,7 +175,7 @@ class SnapshotBuilder:
         elif self._every is not None:
             if passed > GAP_INTERVALS * self._every:
                 self._gap_seconds += passed - self._every
-            self._every += 0.2 * (min(passed, 3 * self._every) - self._every)
+            self._every = _usual(self._every, passed)
         self._started = elapsed
         return elapsed - self._gap_seconds
 
@@ -173,30 +198,26 @@ class SnapshotBuilder:
             if (uuid, pid) not in together:
                 listed = self._complete or series.in_step >= IN_STEP
                 if listed or not series.fresh(now, self._every):
-                    self._end_absent(uuid, pid, device)
+                    self._end(uuid, device, pid)
                 series.in_step = 0
 
-    def _end_absent(self, uuid: str, pid: int, device: _Device) -> None:
-        self._ended[uuid, pid] = self._series.pop((uuid, pid))
-        device.pids = (device.pids or frozenset()) - {pid}
+    def _end(self, uuid: str, device: _Device, *pids: int | None) -> None:
+        for pid in pids:
+            if (uuid, pid) in self._series:
+                self._series[uuid, pid].ended = True
+        if device.pids is not None:
+            device.pids -= set(pids)
 
     def _still_there(self, uuid: str, device: _Device, now: float) -> bool:
         keys: list[Key] = [(uuid, None), *((uuid, pid) for pid in device.pids or ())]
         return any(key in self._series and self._series[key].fresh(now, self._every) for key in keys)
 
-    def _end(self, uuid: str, device: _Device) -> None:
-        for pid in device.pids or ():
-            self._end_absent(uuid, pid, device)
-        if (uuid, None) in self._series:
-            self._ended[uuid, None] = self._series.pop((uuid, None))
-        device.reading = None
-
     def _reading(self, uuid: str, device: _Device, reports: list[AgentReport]) -> DeviceReading:
         whole = self._series.get((uuid, None))
         if whole is not None and not whole.fresh(self._started - self._gap_seconds, self._every):
             whole = None
-        own = [(pid, self._series[uuid, pid]) for pid in sorted(device.pids or ())]
-        loads = [series.row.utilization_ratio for _, series in own]
+        processes = [(pid, self._series[uuid, pid]) for pid in sorted(device.pids or ())]
+        loads = [series.row.utilization_ratio for _, series in processes]
         utilization = whole.row.utilization_ratio if whole else None
         if utilization is None:
             utilization = max((load for load in loads if load is not None), default=None)
@@ -206,15 +227,17 @@ class SnapshotBuilder:
             index=device.index,
             name=device.name,
             size_bytes=device.size_bytes,
-            used_bytes=self._used(whole, own),
-            processes=None if device.pids is None else tuple(_process(pid, series) for pid, series in own),
+            used_bytes=self._used(whole, processes),
+            processes=None if device.pids is None else tuple(_process(pid, series) for pid, series in processes),
             sensors=_sensors(utilization),
         )
 
-    def _used(self, whole: _Series | None, own: list[tuple[int, _Series]]) -> int | None:
+    def _used(self, whole: _Series | None, processes: list[tuple[int, _Series]]) -> int | None:
         if whole is not None and whole.row.used_bytes is not None:
             return whole.row.used_bytes
-        known = [used for _, series in own if (used := series.row.used_bytes or series.row.held_bytes) is not None]
+        known = [
+            used for _, series in processes if (used := series.row.used_bytes or series.row.held_bytes) is not None
+        ]
         if not known and whole is not None and whole.row.live_bytes is not None:
             self._remarks.note("pool", "the log has no used memory of a device: the memory of its allocator is used")
             return max(whole.row.live_bytes, whole.row.held_bytes or 0)
@@ -225,7 +248,7 @@ class SnapshotBuilder:
     def _reports(self, uuid: str, device: _Device, reports: list[AgentReport]) -> None:
         for pid in (None, *sorted(device.pids or ())):
             series = self._series.get((uuid, pid))
-            if series is not None and series.row.live_bytes is not None:
+            if series is not None and not series.ended and series.row.live_bytes is not None:
                 reports.append(_report(uuid, NAMELESS if pid is None else pid, series))
 
 
@@ -268,140 +291,6 @@ def _report(uuid: str, pid: int, series: _Series) -> AgentReport:
 @lru_cache(maxsize=1024)
 def _sensors(utilization: float | None) -> Sensors:
     return Sensors(gpu_utilization_ratio=utilization)
-
-
-MAX_MALFORMED_SHARE = 0.1
-MOST_DIGITS = 16
-"""Maximum value that is accepted as an amount of memory."""
-
-
-label = lru_cache(maxsize=4096)(clean)
-"""A name from a log, sanitised for output."""
-
-
-class Row(NamedTuple):
-    """One reading. ``pid`` is None for the whole device; ``at`` is Unix time, or seconds since the log's start.
-
-    Unknown values are None. ``gpu`` is the device's index.
-    """
-
-    line: int
-    at: float
-    device: str
-    pid: int | None = None
-    used_bytes: int | None = None
-    size_bytes: int | None = None
-    live_bytes: int | None = None
-    held_bytes: int | None = None
-    utilization_ratio: float | None = None
-    gpu: int | None = None
-    name: str = ""
-
-
-class Remarks:
-    """Messages about ignored parts of a log."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.rows = 0
-        self.malformed = 0
-        self.duplicates = 0
-        self.strays = 0
-        self._first_malformed = ""
-        self._notes: dict[str, str] = {}
-
-    def skip(self, line: int, why: str) -> None:
-        """Count an unusable line. Raises ConfigError if the log does not have the expected format."""
-        self.malformed += 1
-        self._first_malformed = self._first_malformed or f"line {line}: {clean(why)}"
-        if self.malformed >= 100 and self.rows < self.malformed:
-            self.check()
-
-    def note(self, kind: str, text: str) -> None:
-        """Add a message, each text once."""
-        self._notes.setdefault(kind, text)
-
-    def check(self) -> None:
-        """Raise ConfigError if too many lines are malformed, or if none is usable."""
-        if self.malformed > MAX_MALFORMED_SHARE * (self.rows + self.malformed):
-            raise ConfigError(
-                f"{self.name}: {self.malformed} of {self.rows + self.malformed} lines are malformed, more than a tenth;"
-                f" the first is {self._first_malformed}"
-            )
-        if not self.rows:
-            raise ConfigError(f"{self.name}: the log contains no readings, only a header")
-
-    def __iter__(self) -> Iterator[str]:
-        if self.malformed:
-            yield f"{self.malformed} malformed lines are ignored; the first is {self._first_malformed}"
-        if self.duplicates:
-            yield f"{self.duplicates} lines repeat a reading of the same time; they are ignored"
-        if self.strays:
-            yield f"{self.strays} lines are far out of order in time; they are ignored"
-        yield from self._notes.values()
-
-
-def pid_of(text: str) -> int:
-    """Parse a pid; empty for the whole device. Raises ValueError."""
-    if not text.isdecimal() or len(text) > 10 or not int(text):
-        raise ValueError(f"pid {text[:40]!r}: expected a number, or an empty cell for the whole device")
-    return int(text)
-
-
-_MINUTE_LENGTH = 16
-_ZONED = re.compile(r"([\d.,]+)\s*(?:(Z|z|UTC)|([+-])(\d\d):?(\d\d)?)?")
-_MILLISECONDS = 1e11
-"""Larger numbers are milli-, micro- or nanoseconds; as seconds this is the year 5138."""
-
-
-def moment(text: str) -> float:
-    """Parse ``2024/05/01 12:00:00.123``, ISO 8601 or a number of seconds. Raises ValueError with the remedy."""
-    if text[4:5] not in ("/", "-") or text[:1] == "-":
-        return _number(text)
-    try:
-        match = _ZONED.fullmatch(text, _MINUTE_LENGTH + 1)
-        if match is None or text[_MINUTE_LENGTH] != ":":
-            raise ValueError
-        seconds = float(match[1].replace(",", "."))
-        if not 0 <= seconds < 61:
-            raise ValueError
-        at = _minute(text[:_MINUTE_LENGTH]) + seconds
-        if match[3]:
-            offset = 60 * int(match[4]) + int(match[5] or 0)
-            at -= 60 * (offset if match[3] == "+" else -offset)
-        return at
-    except (ValueError, IndexError):
-        raise ValueError(
-            f"{text[:40]!r} is not a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds"
-        ) from None
-
-
-def day_and_time(at: float) -> str:
-    """Format a time in UTC; as seconds if the log has no dates."""
-    if at < 1e8:
-        return f"{at:.0f} s"
-    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-
-
-@lru_cache(maxsize=4096)
-def _minute(text: str) -> float:
-    year, month, day = int(text[:4]), int(text[5:7]), int(text[8:10])
-    if text[7] not in "/-" or text[10] not in " T" or text[13] != ":":
-        raise ValueError
-    return datetime(year, month, day, int(text[11:13]), int(text[14:16]), tzinfo=timezone.utc).timestamp()
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not isfinite(value) or value < 0:
-        raise ValueError(f"{text[:40]!r} is not a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds")
-    scale = 1.0
-    while value / scale > _MILLISECONDS:
-        scale *= 1000
-    return value if scale == 1 else round(value / scale, 6)
 
 
 WINDOW_SECONDS = 5.0

@@ -9,7 +9,6 @@ notation; ``_`` is unknown, and from ``stale`` on, or after its last value, the 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import urllib.parse
@@ -22,9 +21,10 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE, FAILED
+from gpumond.cli.exits import DONE, FAILED, print_answer
 from gpumond.config.loading import load, read_yaml
 from gpumond.config.models import Seconds, Strict
+from gpumond.config.settings import Settings
 from gpumond.facts.alerts import Activities
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Alert
@@ -36,58 +36,124 @@ from gpumond.quantities.subjects import Hidden, Subjects
 from gpumond.quantities.table import Unit, readable
 from gpumond.view.text import table
 
+COMMANDS = {
+    "check": "check the rules of a configuration file, and list the active rules",
+    "test": "run tests of rules: series, times, expected alerts (docs/reference/rules.md)",
+    "list": "list the daemon's rules, with their origin and overrides",
+    "override": "replace fields of a built-in rule of the daemon",
+    "restore": "delete the override of a built-in rule",
+    "test-receiver": "make the daemon send a test message to a receiver",
+}
+ROUTE = "/api/v1/rules"
+HEADER = ("RULE", "ORIGIN", "FIRES WHEN", ">FOR", "SEVERITY", "OVERRIDDEN")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
-    check = what.add_parser("check", help="check the rules of a configuration file, and list the active rules")
+    commands = {name: what.add_parser(name, help=summary) for name, summary in COMMANDS.items()}
+    check, test, _, override, restore, receiver = commands.values()
     check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file of rules")
     check.add_argument("--json", action="store_true", help="print the active rules as JSON")
-    test = what.add_parser("test", help="run tests of rules: series, times, expected alerts (docs/reference/rules.md)")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file of tests")
-    add_override_arguments(what)
-    receiver = what.add_parser("test-receiver", help="make the daemon send a test message to a receiver")
+    for each in (override, restore):
+        each.add_argument("name", metavar="NAME", help="a built-in rule")
+    override.add_argument("--level", metavar="LEVEL", help="level of above or below, such as 0.9, 90%% or 1GiB")
+    override.add_argument("--for", metavar="DURATION", help="duration before it fires, such as 5m")
+    override.add_argument("--severity", metavar="WORD", help="label severity, such as info, warning or critical")
+    state = override.add_mutually_exclusive_group()
+    state.add_argument("--enable", dest="enabled", action="store_true", default=None, help="evaluate the rule")
+    state.add_argument("--disable", dest="enabled", action="store_false", default=None, help="do not evaluate the rule")
     receiver.add_argument("name", metavar="NAME", help="a receiver of the configuration file")
-    client.add_arguments(receiver)
+    for name in ("list", "override", "restore", "test-receiver"):
+        client.add_arguments(commands[name])
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.what in ACTIONS:
-        return run_override(arguments)
-    if arguments.what == "test-receiver":
-        return _test_receiver(arguments)
-    return _check(arguments) if arguments.what == "check" else _test(arguments.file)
+    actions = {"check": _check, "test": _test, "list": _list, "test-receiver": _test_receiver}
+    return actions.get(arguments.what, _change)(arguments)
 
 
 def _test_receiver(arguments: argparse.Namespace) -> int:
     name = urllib.parse.quote(arguments.name, safe="")
     result = client.post(arguments.url, f"/api/v1/receivers/{name}/test", {}, timeout=30)
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-    else:
+
+    def text() -> str:
         status = "" if result["status"] is None else f" with status {result['status']}"
-        after = f"{status} after {result['duration_seconds']:.2f} s"
-        refusal = f"did not accept the message: {result['reason']}: {result['detail']}"
-        print(f"{arguments.name} " + (f"accepted the message{after}" if result["accepted"] else refusal))
+        if result["accepted"]:
+            return f"{arguments.name} accepted the message{status} after {result['duration_seconds']:.2f} s"
+        return f"{arguments.name} did not accept the message: {result['reason']}: {result['detail']}"
+
+    print_answer(arguments, result, text)
     return DONE if result["accepted"] else FAILED
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    entries = client.get(arguments.url, ROUTE)
+    print_answer(arguments, entries, lambda: table(HEADER, map(_row, entries)))
+    return DONE
+
+
+def _change(arguments: argparse.Namespace) -> int:
+    """Override fields of a rule, which the daemon checks, or restore it."""
+    route = f"{ROUTE}/{urllib.parse.quote(arguments.name, safe='')}"
+    if arguments.what == "override":
+        given = {name: getattr(arguments, name) for name in ("level", "for", "severity", "enabled")}
+        fields = {name: value for name, value in given.items() if value is not None}
+        entry = client.put(arguments.url, f"{route}/override", fields)
+    else:
+        client.delete(arguments.url, f"{route}/override")
+        entry = client.get(arguments.url, route)
+    print_answer(arguments, entry, lambda: table(HEADER, [_row(entry)]))
+    return DONE
+
+
+def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of one rule as the daemon describes it."""
+    rule = entry["rule"]
+    scope, value, side = rule["scope"], rule["value"], "above" if "above" in rule else "below"
+    unit = UNITS.get(scope, {}).get(value, "count")
+    return (
+        entry["name"],
+        entry["origin"],
+        f"{scope} {value} {side} {readable(unit, rule[side])}" if entry["enabled"] else "disabled",
+        _text("for", unit, rule.get("for", 0.0)),
+        rule.get("labels", {}).get("severity", ""),
+        ", ".join(_overrides(entry["overrides"], unit)),
+    )
+
+
+def _overrides(fields: Mapping[str, Mapping[str, Any]], unit: Unit) -> Iterator[str]:
+    for name, field in fields.items():
+        value, default = (_text(name, unit, field[key]) for key in ("value", "default"))
+        yield f"{name} {value} ({field['origin']}; default {default})"
+
+
+def _text(name: str, unit: Unit, value: Any) -> str:
+    if name == "level":
+        return readable(unit, value)
+    return f"{value:g} s" if name == "for" else str(value).lower()
 
 
 def _check(arguments: argparse.Namespace) -> int:
     settings = load(arguments.file, environ={})
     rules = settings.active_rules()
-    if arguments.json:
-        print(json.dumps([written(rule) for rule in rules], indent=2))
-        return DONE
-    own, overrides = {rule.name for rule in settings.rules}, settings.rule_overrides
-    print(f"{arguments.file}: rules in the file: {len(own)}, active rules: {len(rules)}")
+    print_answer(
+        arguments, [written(rule) for rule in rules], lambda: "\n".join(_checked(arguments.file, settings, rules))
+    )
+    return DONE
+
+
+def _checked(file: Path, settings: Settings, rules: Sequence[Rule]) -> Iterator[str]:
+    in_file, overrides = {rule.name for rule in settings.rules}, settings.rule_overrides
+    yield f"{file}: rules in the file: {len(in_file)}, active rules: {len(rules)}"
     for rule in rules:
-        origin = "" if rule.name in own else " (built in)"
+        origin = "" if rule.name in in_file else " (built in)"
         if rule.name in overrides:
             origin = f" (built in; the file overrides {', '.join(overrides[rule.name])})"
-        print(f"  {rule.name}{origin}: {_sentence(rule)}")
+        yield f"  {rule.name}{origin}: {_sentence(rule)}"
     for name, fields in overrides.items():
         if not fields.get("enabled", True):
-            print(f"  {name} (built in): disabled in the file")
-    return DONE
+            yield f"  {name} (built in): disabled in the file"
 
 
 def _sentence(rule: Rule) -> str:
@@ -97,9 +163,9 @@ def _sentence(rule: Rule) -> str:
     return f"{rule.scope} {rule.value} {side} {readable(UNITS[rule.scope][rule.value], level or 0.0)}{held}{whom}"
 
 
-def _test(files: list[Path]) -> int:
+def _test(arguments: argparse.Namespace) -> int:
     failed = False
-    for file in files:
+    for file in arguments.file:
         count, failures = run_file(file)
         failed = failed or bool(failures)
         print(f"{file}: {count - len(failures)} of {count} expectations met")
@@ -316,77 +382,3 @@ def _samples(text: str) -> Iterator[Sample]:
             yield from (float(run[1]) + slope * number for number in range(times + 1))
         else:
             raise ValueError(f"values {word!r}: expected numbers, 0.5x10, 0+0.1x8, _, _x5 or stale")
-
-
-ACTIONS = ("list", "override", "restore")
-ROUTE = "/api/v1/rules"
-HEADER = ("RULE", "ORIGIN", "FIRES WHEN", ">FOR", "SEVERITY", "OVERRIDDEN")
-
-
-def add_override_arguments(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    entries = what.add_parser("list", help="list the daemon's rules, with their origin and overrides")
-    override = what.add_parser("override", help="replace fields of a built-in rule of the daemon")
-    override.add_argument("name", metavar="NAME", help="a built-in rule")
-    override.add_argument("--level", metavar="LEVEL", help="level of above or below, such as 0.9, 90%% or 1GiB")
-    override.add_argument("--for", dest="duration", metavar="DURATION", help="duration before it fires, such as 5m")
-    override.add_argument("--severity", metavar="WORD", help="label severity, such as info, warning or critical")
-    state = override.add_mutually_exclusive_group()
-    state.add_argument("--enable", dest="enabled", action="store_true", default=None, help="evaluate the rule")
-    state.add_argument("--disable", dest="enabled", action="store_false", default=None, help="do not evaluate the rule")
-    restore = what.add_parser("restore", help="delete the override of a built-in rule")
-    restore.add_argument("name", metavar="NAME", help="a built-in rule")
-    for each in (entries, override, restore):
-        client.add_arguments(each)
-
-
-def run_override(arguments: argparse.Namespace) -> int:
-    if arguments.what == "list":
-        entries = client.get(arguments.url, ROUTE)
-        print(json.dumps(entries, indent=2) if arguments.json else table(HEADER, map(row, entries)))
-        return DONE
-    route = f"{ROUTE}/{urllib.parse.quote(arguments.name, safe='')}"
-    if arguments.what == "override":
-        entry = client.put(arguments.url, f"{route}/override", _fields(arguments))
-    else:
-        client.delete(arguments.url, f"{route}/override")
-        entry = client.get(arguments.url, route)
-    print(json.dumps(entry, indent=2) if arguments.json else table(HEADER, [row(entry)]))
-    return DONE
-
-
-def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields that are given; the daemon checks them."""
-    given = {
-        "level": arguments.level,
-        "for": arguments.duration,
-        "severity": arguments.severity,
-        "enabled": arguments.enabled,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def row(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of one rule as the daemon describes it."""
-    rule = entry["rule"]
-    scope, value, side = rule["scope"], rule["value"], "above" if "above" in rule else "below"
-    unit = UNITS.get(scope, {}).get(value, "count")
-    return (
-        entry["name"],
-        entry["origin"],
-        f"{scope} {value} {side} {readable(unit, rule[side])}" if entry["enabled"] else "disabled",
-        _text("for", unit, rule.get("for", 0.0)),
-        rule.get("labels", {}).get("severity", ""),
-        ", ".join(_overrides(entry["overrides"], unit)),
-    )
-
-
-def _overrides(fields: Mapping[str, Mapping[str, Any]], unit: Unit) -> Iterator[str]:
-    for name, field in fields.items():
-        value, default = (_text(name, unit, field[key]) for key in ("value", "default"))
-        yield f"{name} {value} ({field['origin']}; default {default})"
-
-
-def _text(name: str, unit: Unit, value: Any) -> str:
-    if name == "level":
-        return readable(unit, value)
-    return f"{value:g} s" if name == "for" else str(value).lower()

@@ -16,7 +16,7 @@ from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegi
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.serve import examples
 from gpumond.serve.auth import user
-from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
+from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, require_rules
 from gpumond.serve.limits import MAX_PREVIEWS
 from gpumond.serve.problems import problem, responses
 
@@ -41,10 +41,6 @@ IfMatch = Annotated[str | None, Header(description="The expected ETag of the rul
 
 def _registry(request: Request) -> RuleRegistry:
     return kernel_of(request).get(RuleRegistry)
-
-
-def etag_of(if_match: str | None) -> str | None:
-    return None if if_match in (None, "*") else if_match.strip().removeprefix("W/").strip('"')
 
 
 def entry_response(entry: RuleEntry, status: int = 200) -> Response:

@@ -2,7 +2,7 @@
 
 import sys
 
-from gpumond.agent.allocators.torch import classes as torch_classes
+from gpumond.agent.allocators import torch_classes
 from gpumond.agent.retention import RetentionSearch
 
 

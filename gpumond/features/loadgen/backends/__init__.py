@@ -1,31 +1,32 @@
-"""Engines that execute plans in real time. To add one: write ``engines/NAME.py`` with ``engine(settings)``
-and add it to ``ENGINES``. A library is imported when its engine is opened, not before.
+"""Backends that execute plans in real time.
+
+To add one, write a module ``NAME`` here with a subclass of `LoadBackend`, and add it to ``BACKENDS``. A library is
+imported when its backend is opened, not before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
 
 from gpumond.facts.errors import GpumondError
+from gpumond.feature import resolve
 
-ENGINES: Mapping[str, str] = {
-    "sim": "a simulated device; no GPU required",
-    "cupy": "CuPy's memory pool, or cudaMalloc with --raw",
-    "torch": "PyTorch's caching allocator",
-}
+BACKENDS: Mapping[str, str] = {"sim": "SimBackend", "cupy": "CupyBackend", "torch": "TorchBackend"}
+"""Name and class of each: on a simulated device, in CuPy's pool or with cudaMalloc, in PyTorch's caching allocator."""
 
 
 class AllocationRefused(GpumondError):
-    """The engine cannot execute the plan; nothing was allocated. The message states the cause and the remedy."""
+    """The backend cannot execute the plan; nothing was allocated. The message states the cause and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """Settings of engines. ``sim_directory``: that of the simulated device. ``raw``: allocate outside CuPy's pool."""
+class BackendSettings:
+    """Settings of backends. ``sim_directory``: that of the simulated device. ``raw``: allocate outside CuPy's pool."""
 
     device: int = 0
     sim_directory: Path | None = None
@@ -42,33 +43,108 @@ class Room:
     free_bytes: int
 
 
-class LoadEngine(Protocol):
-    """An engine. Blocks are identified by the plan's numbers. All calls are from one thread.
+class LoadBackend(ABC):
+    """A backend. Blocks are identified by the plan's numbers. All calls are from one thread."""
 
-    ``allocate`` raises MemoryError when the device is full or the limit is reached; it then changes nothing.
-    """
+    has_contents = False
+    """Blocks can be written and checked."""
+    makes_orphans = False
+    scratch_bytes = 0
+    """Part of the limit that the backend needs itself."""
 
-    name: str
-    has_contents: bool
-    makes_orphans: bool
-    scratch_bytes: int
-    """Part of the limit that the engine needs itself."""
+    def __init__(self, settings: BackendSettings) -> None:
+        self._settings = settings
 
-    def open(self) -> Room: ...  # raises AllocationRefused, ConfigError
-    def limit(self, size_bytes: int) -> None: ...  # upper limit of allocations, caches included
-    def allocate(self, block: int, size_bytes: int, outside: bool) -> None: ...
+    @abstractmethod
+    def open(self) -> Room:
+        """Attach to the device. Raises AllocationRefused, ConfigError."""
+
+    @abstractmethod
+    def limit(self, size_bytes: int) -> None:
+        """Set the upper limit of allocations, caches included."""
+
+    @abstractmethod
+    def allocate(self, block: int, size_bytes: int, outside: bool) -> None:
+        """Allocate a block. Raises MemoryError when the device is full or the limit is reached, and changes nothing."""
+
+    @abstractmethod
     def free(self, block: int) -> None: ...
-    def busy(self, ratio: float) -> None: ...
-    def flush(self) -> int: ...  # returns bytes released to the device
+
+    @abstractmethod
+    def busy(self, ratio: float) -> None:
+        """Keep the device busy for this share of the time."""
+
+    @abstractmethod
+    def flush(self) -> int:
+        """Return the cache to the device. Returns the bytes released."""
+
+    @abstractmethod
     def live_bytes(self) -> int: ...
+
+    @abstractmethod
     def held_bytes(self) -> int: ...
-    def write(self, block: int) -> None: ...  # fills a block with its own pattern; only if has_contents
-    def wrong_words(self, block: int) -> int: ...  # number of 8-byte words that differ from the pattern
-    def abandon(
-        self,
-    ) -> Path: ...  # leaves all blocks without an owner until that file is removed; only if makes_orphans
-    def close(self) -> None: ...  # frees all blocks
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free all blocks."""
+
+    def write(self, block: int) -> None:
+        """Fill a block with its own pattern; only with ``has_contents``."""
+        raise NotImplementedError
+
+    def wrong_words(self, block: int) -> int:
+        """Return the number of 8-byte words that differ from the pattern; only with ``has_contents``."""
+        raise NotImplementedError
+
+    def abandon(self) -> Path:
+        """Leave all blocks without an owner until the returned file is removed; only with ``makes_orphans``."""
+        raise NotImplementedError
 
 
-def engine(name: str, settings: EngineSettings) -> LoadEngine:
-    return cast("LoadEngine", import_module(f"gpumond.features.loadgen.backends.{name}").engine(settings))
+def backend(name: str, settings: BackendSettings) -> LoadBackend:
+    made: LoadBackend = resolve(f"gpumond.features.loadgen.backends.{name}:{BACKENDS[name]}")(settings)
+    return made
+
+
+SLICE_SECONDS = 0.02
+"""Length of one period of work; utilisation counters sample a sixth of a second or more."""
+
+
+class Burner:
+    """The thread. ``work(amount)`` keeps the device busy for a time that grows with the amount, and blocks."""
+
+    def __init__(self, work: Callable[[int], None]) -> None:
+        self._work = work
+        self._ratio = 0.0
+        self._change = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def set(self, ratio: float) -> None:
+        self._ratio = ratio
+        if ratio > 0 and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="gpumond-loadgen", daemon=True)
+            self._thread.start()
+        self._change.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._change.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        amount = 1000
+        while not self._stopping:
+            ratio = self._ratio
+            if ratio <= 0:
+                self._change.wait()
+                self._change.clear()
+                continue
+            started = time.perf_counter()
+            self._work(amount)
+            took = max(1e-6, time.perf_counter() - started)
+            amount = max(1, int(amount * min(2.0, max(0.5, SLICE_SECONDS / took))))
+            self._change.wait(took * (1 / ratio - 1))
+            self._change.clear()

@@ -1,14 +1,12 @@
-"""Engine that allocates through CuPy's memory pool or cudaMalloc. Kernels keep the device busy."""
+"""Backend that allocates through CuPy's memory pool or cudaMalloc. Kernels keep the device busy."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.facts.errors import ConfigError
-from gpumond.features.loadgen.backends import AllocationRefused, EngineSettings, Room
-from gpumond.features.loadgen.backends.burner import Burner
+from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, Burner, LoadBackend, Room
 
 KERNELS = r"""
 extern "C" __global__ void spin(long long cycles) {
@@ -32,14 +30,12 @@ CYCLES = 1000
 """One unit of the burner's work."""
 
 
-class CupyEngine:
-    name = "cupy"
+class CupyBackend(LoadBackend):
     has_contents = True
-    makes_orphans = False
     scratch_bytes = 1 << 20
 
-    def __init__(self, settings: EngineSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: BackendSettings) -> None:
+        super().__init__(settings)
         self._limit_bytes: int | None = None
         self._blocks: dict[int, Any] = {}
         self._outside: dict[int, tuple[Any, int]] = {}
@@ -53,7 +49,7 @@ class CupyEngine:
         try:
             import cupy
         except ImportError as error:
-            raise ConfigError(f"the cupy engine needs CuPy ({error}): pip install 'gpumond[cupy]'") from None
+            raise ConfigError(f"the cupy backend needs CuPy ({error}): pip install 'gpumond[cupy]'") from None
         runtime = cupy.cuda.runtime
         device = self._settings.device
         try:
@@ -113,9 +109,6 @@ class CupyEngine:
         self._kernel("check")((GRID,), (THREADS,), (pointer, self._number(count), self._number(block), self._wrong))
         return int(self._wrong[0])
 
-    def abandon(self) -> Path:
-        raise NotImplementedError
-
     def close(self) -> None:
         self._burner.stop()
         self._blocks.clear()
@@ -157,7 +150,3 @@ class CupyEngine:
                     self._kernel("spin")((1,), (1,), (self._cupy.int64(amount * CYCLES),))
             for stream in self._streams:
                 stream.synchronize()
-
-
-def engine(settings: EngineSettings) -> CupyEngine:
-    return CupyEngine(settings)

@@ -1,26 +1,22 @@
-"""Engine that allocates on a simulated device (gpumond.sim), whose memory has no contents."""
+"""Backend that allocates on a simulated device (gpumond.sim), whose memory has no contents."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.sensors import Sensors
-from gpumond.features.loadgen.backends import AllocationRefused, EngineSettings, Room
+from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, LoadBackend, Room
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import Context, Damaged, OutOfMemory, SimDevice
-from gpumond.sim.programs import BUSY_CELSIUS, BUSY_WATTS
 
 
-class SimEngine:
-    name = "sim"
-    has_contents = False
+class SimBackend(LoadBackend):
     makes_orphans = True
-    scratch_bytes = 0
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: BackendSettings) -> None:
+        super().__init__(settings)
         if settings.sim_directory is None:
-            raise ConfigError("the sim engine requires a simulated device: pass `--card DIRECTORY`")
+            raise ConfigError("the sim backend requires a simulated device: pass `--card DIRECTORY`")
         self._device = SimDevice(settings.sim_directory)
         self._allocator: CachingAllocator | None = None
         self._context: Context | None = None
@@ -63,28 +59,16 @@ class SimEngine:
             self._share_limit()
 
     def busy(self, ratio: float) -> None:
-        self._attached().publish(
-            Sensors(
-                gpu_utilization_ratio=ratio,
-                gpu_temperature_celsius=ratio * BUSY_CELSIUS,
-                power_watts=ratio * BUSY_WATTS,
-            )
-        )
+        self._attached().busy(ratio)
 
     def flush(self) -> int:
         return self._pool().empty_cache()
 
     def live_bytes(self) -> int:
-        return self._pool().statistics().live_bytes + sum(self._outside.values())
+        return self._pool().live_bytes + sum(self._outside.values())
 
     def held_bytes(self) -> int:
-        return self._pool().statistics().held_bytes + sum(self._outside.values())
-
-    def write(self, block: int) -> None:
-        raise NotImplementedError
-
-    def wrong_words(self, block: int) -> int:
-        raise NotImplementedError
+        return self._pool().held_bytes + sum(self._outside.values())
 
     def abandon(self) -> Path:
         return self._attached().abandon()
@@ -108,7 +92,3 @@ class SimEngine:
     def _attached(self) -> Context:
         assert self._context is not None
         return self._context
-
-
-def engine(settings: EngineSettings) -> SimEngine:
-    return SimEngine(settings)

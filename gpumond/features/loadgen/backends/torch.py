@@ -1,14 +1,12 @@
-"""Engine that allocates through PyTorch's caching allocator, including blocks that a plan places outside it."""
+"""Backend that allocates through PyTorch's caching allocator, including blocks that a plan places outside it."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.facts.errors import ConfigError
-from gpumond.features.loadgen.backends import AllocationRefused, EngineSettings, Room
-from gpumond.features.loadgen.backends.burner import Burner
+from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, Burner, LoadBackend, Room
 
 CHECKED_WORDS = 1 << 20
 """Words compared at once, because a comparison allocates memory."""
@@ -17,14 +15,12 @@ WORKING_NUMBERS = 1 << 22
 """Words for 16 MiB: one operation on them takes longer than its launch."""
 
 
-class TorchEngine:
-    name = "torch"
+class TorchBackend(LoadBackend):
     has_contents = True
-    makes_orphans = False
     scratch_bytes = 32 << 20
 
-    def __init__(self, settings: EngineSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: BackendSettings) -> None:
+        super().__init__(settings)
         self._blocks: dict[int, Any] = {}
         self._torch: Any = None
         self._device: Any = None
@@ -36,11 +32,11 @@ class TorchEngine:
         try:
             import torch
         except ImportError as error:
-            raise ConfigError(f"the torch engine needs PyTorch ({error}): pip install torch") from None
+            raise ConfigError(f"the torch backend needs PyTorch ({error}): pip install torch") from None
         device = self._settings.device
         if not torch.cuda.is_available():
             raise AllocationRefused(
-                "PyTorch finds no CUDA device; run `gpumond doctor` for details, or use --engine sim, which needs none"
+                "PyTorch finds no CUDA device; run `gpumond doctor` for details, or use --backend sim, which needs none"
             )
         if device >= torch.cuda.device_count():
             raise AllocationRefused(f"there is no device {device}: use --device 0 to {torch.cuda.device_count() - 1}")
@@ -88,9 +84,6 @@ class TorchEngine:
     def wrong_words(self, block: int) -> int:
         return sum(int((piece != block).sum()) for piece in self._words(block).split(CHECKED_WORDS))
 
-    def abandon(self) -> Path:
-        raise NotImplementedError
-
     def close(self) -> None:
         self._burner.stop()
         self._working = None
@@ -108,7 +101,3 @@ class TorchEngine:
         for _ in range(max(1, amount // 100)):
             self._working.sin_()
         self._torch.cuda.synchronize(self._device)
-
-
-def engine(settings: EngineSettings) -> TorchEngine:
-    return TorchEngine(settings)

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
-from gpumond.commands.top import page
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.features.fleet.commands.machines import chosen, listed, make_client, make_prometheus
-from gpumond.features.fleet.connection import Client, run_each
+from gpumond.features.fleet.connection import Client
+from gpumond.features.fleet.discovery import read_frames, selected
 from gpumond.features.fleet.machines import Machine
 from gpumond.view.frame import CheckedFrame
 from gpumond.view.lines import colours_of
 from gpumond.view.machine import View, merged, view
 from gpumond.view.rows import plain
+from gpumond.view.tables import page
 from gpumond.view.text import safe
 
 MAX_MACHINES = 64
@@ -49,12 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    client = make_client(arguments)
     if arguments.json and not arguments.once:
         raise ConfigError("--json requires --once")
     if not arguments.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("standard input or output is not a terminal; for scripts, use --once")
-    machines = chosen(arguments, asyncio.run(listed(arguments, client, make_prometheus(arguments))).all)
+    client, machines = asyncio.run(selected(arguments))
     if len(machines) > MAX_MACHINES:
         raise ConfigError(f"{len(machines)} machines are listed; select at most {MAX_MACHINES} with --machine")
     if not machines:
@@ -78,14 +77,7 @@ def _show(client: Client, machines: Sequence[Machine]) -> None:
 
 
 async def _print_once(arguments: argparse.Namespace, client: Client, machines: Sequence[Machine]) -> int:
-    async def read(machine: Machine) -> tuple[Any, View] | DaemonError:
-        try:
-            frame = await client.frame(machine)
-        except DaemonError as error:
-            return error
-        return frame, view(frame)
-
-    answers = await run_each(machines, read, arguments.parallel)
+    answers = await read_frames(client, machines, lambda _, frame: (frame, view(frame)), arguments.parallel)
     read_each = [*zip(machines, answers, strict=True)]
     missing = [(machine, answer) for machine, answer in read_each if isinstance(answer, DaemonError)]
     if arguments.json:

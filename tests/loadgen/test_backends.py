@@ -1,4 +1,4 @@
-"""`gpumond load` on stand-ins of CuPy and PyTorch, which count the allocations on their device."""
+"""`gpumond loadgen` on stand-ins of CuPy and PyTorch, which count the allocations on their device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 STANDINS = Path(__file__).parent / "standins"
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
-both = pytest.mark.parametrize("engine", ["cupy", "torch"])
+both = pytest.mark.parametrize("backend", ["cupy", "torch"])
 
 
 class StandinDevice:
@@ -29,7 +29,7 @@ class StandinDevice:
         self.environ = os.environ | own | environ
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "gpumond", "load", *arguments]
+        command = [sys.executable, "-m", "gpumond", "loadgen", *arguments]
         return subprocess.Popen(command, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def load(self, *arguments: str) -> tuple[int, str, str]:
@@ -50,9 +50,9 @@ class StandinDevice:
 
 @both
 @pytest.mark.parametrize("scenario", ["leak-linear", "leak-compile-cache", "fragmentation", "flush-storm", "autotune"])
-def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(tmp_path: Path, engine: str, scenario: str):
+def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(tmp_path: Path, backend: str, scenario: str):
     device = StandinDevice(tmp_path)
-    summary = device.summary_of(scenario, "--engine", engine, "--max", "1GiB", "--duration", "1s", "--speed", "2000")
+    summary = device.summary_of(scenario, "--backend", backend, "--max", "1GiB", "--duration", "1s", "--speed", "2000")
     facts = device.facts()
     assert summary["outcome"] == "done"
     assert 200 * MIB < facts["peak"] <= 1024 * MIB
@@ -63,7 +63,7 @@ def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(tmp_path: Path, e
 
 def test_raw_scenario_allocates_outside_the_pool(tmp_path: Path):
     device = StandinDevice(tmp_path)
-    options = ("--engine", "cupy", "--raw", "--streams", "3", "--fill", "25%", "--duration", "1s", "--speed", "2000")
+    options = ("--backend", "cupy", "--raw", "--streams", "3", "--fill", "25%", "--duration", "1s", "--speed", "2000")
     summary = device.summary_of("leak-linear", *options)
     assert summary["peak_held_bytes"] == summary["peak_live_bytes"]
     facts = device.facts()
@@ -75,16 +75,16 @@ def test_raw_scenario_allocates_outside_the_pool(tmp_path: Path):
 
 
 @both
-def test_busy_scenario_runs_kernels(tmp_path: Path, engine: str):
+def test_busy_scenario_runs_kernels(tmp_path: Path, backend: str):
     device = StandinDevice(tmp_path)
-    device.summary_of("steady", "--engine", engine, "--duration", "1s", "--speed", "200", "--max", "500MiB")
+    device.summary_of("steady", "--backend", backend, "--duration", "1s", "--speed", "200", "--max", "500MiB")
     assert device.facts()["worked"] > 0
 
 
 @both
-def test_full_device_ends_the_load_in_order(tmp_path: Path, engine: str):
+def test_full_device_ends_the_load_in_order(tmp_path: Path, backend: str):
     device = StandinDevice(tmp_path)
-    options = ("--engine", engine, "--rate", "4GiB", "--speed", "4000", "--max", "1GiB")
+    options = ("--backend", backend, "--rate", "4GiB", "--speed", "4000", "--max", "1GiB")
     summary = device.summary_of("leak-linear", *options)
     assert summary["outcome"] == "full"
     assert summary["detail"]
@@ -94,9 +94,9 @@ def test_full_device_ends_the_load_in_order(tmp_path: Path, engine: str):
 
 
 @both
-def test_device_with_too_little_free_memory_is_refused_before_allocation(tmp_path: Path, engine: str):
+def test_device_with_too_little_free_memory_is_refused_before_allocation(tmp_path: Path, backend: str):
     device = StandinDevice(tmp_path, STANDIN_OTHERS_MIB="7000")
-    status, out, err = device.load("preallocated", "--engine", engine)
+    status, out, err = device.load("preallocated", "--backend", backend)
     assert (status, out) == (1, "")
     assert "1.2 GiB of 8.0 GiB free" in err
     assert "--fill" in err
@@ -104,25 +104,25 @@ def test_device_with_too_little_free_memory_is_refused_before_allocation(tmp_pat
 
 
 @both
-def test_machine_without_a_device_is_refused(tmp_path: Path, engine: str):
-    status, _, err = StandinDevice(tmp_path, STANDIN_SIZE_MIB="0").load("steady", "--engine", engine)
+def test_machine_without_a_device_is_refused(tmp_path: Path, backend: str):
+    status, _, err = StandinDevice(tmp_path, STANDIN_SIZE_MIB="0").load("steady", "--backend", backend)
     assert status == 1
     assert "gpumond doctor" in err
     assert "Traceback" not in err
 
 
 @both
-def test_unknown_device_is_refused(tmp_path: Path, engine: str):
-    status, _, err = StandinDevice(tmp_path).load("steady", "--engine", engine, "--device", "3")
+def test_unknown_device_is_refused(tmp_path: Path, backend: str):
+    status, _, err = StandinDevice(tmp_path).load("steady", "--backend", backend, "--device", "3")
     assert status == 1
     assert "there is no device 3: use --device 0 to 0" in err
 
 
 @both
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_signal_during_the_run_frees_everything(tmp_path: Path, engine: str, by: signal.Signals):
+def test_signal_during_the_run_frees_everything(tmp_path: Path, backend: str, by: signal.Signals):
     device = StandinDevice(tmp_path)
-    with device.start("steady", "--engine", engine, "--max", "1GiB", "--speed", "50", "--json") as process:
+    with device.start("steady", "--backend", backend, "--max", "1GiB", "--speed", "50", "--json") as process:
         time.sleep(1.5)
         process.send_signal(by)
         out, err = process.communicate(timeout=60)
@@ -136,8 +136,8 @@ def test_signal_during_the_run_frees_everything(tmp_path: Path, engine: str, by:
 
 
 @both
-def test_stress_verifies_what_it_wrote(tmp_path: Path, engine: str):
-    options = ("stress", "--engine", engine, "--fill", "90%", "--duration", "1s", "--speed", "60")
+def test_stress_verifies_what_it_wrote(tmp_path: Path, backend: str):
+    options = ("stress", "--backend", backend, "--fill", "90%", "--duration", "1s", "--speed", "60")
     good = StandinDevice(tmp_path)
     summary = good.summary_of(*options)
     assert summary["wrong_words"] == 0
@@ -150,28 +150,28 @@ def test_stress_verifies_what_it_wrote(tmp_path: Path, engine: str):
 
 
 @both
-def test_orphan_is_refused_on_a_real_driver(tmp_path: Path, engine: str):
+def test_orphan_is_refused_on_a_real_driver(tmp_path: Path, backend: str):
     device = StandinDevice(tmp_path)
-    status, _, err = device.load("orphan", "--engine", engine)
+    status, _, err = device.load("orphan", "--backend", backend)
     assert status == 1
     assert "a driver frees the memory of a killed program" in err
     assert err.count("gpumond: ") == 1
 
 
 @both
-def test_crash_scenario_kills_a_child_and_starts_another(tmp_path: Path, engine: str):
+def test_crash_scenario_kills_a_child_and_starts_another(tmp_path: Path, backend: str):
     options = ("--times", "3", "--duration", "4s", "--speed", "1200", "--max", "1GiB")
-    summary = StandinDevice(tmp_path).summary_of("crash", "--engine", engine, *options)
+    summary = StandinDevice(tmp_path).summary_of("crash", "--backend", backend, *options)
     assert (summary["lives"], summary["outcome"]) == (3, "crash")
     assert summary["truth"]["kind"] == "crash-loop"
     assert summary["peak_live_bytes"] > 900 * MIB
 
 
 @both
-def test_missing_library_is_named_with_the_remedy(tmp_path: Path, engine: str):
-    (tmp_path / f"{engine}.py").write_text(f"raise ModuleNotFoundError('No module named {engine}', name={engine!r})")
+def test_missing_library_is_named_with_the_remedy(tmp_path: Path, backend: str):
+    (tmp_path / f"{backend}.py").write_text(f"raise ModuleNotFoundError('No module named {backend}', name={backend!r})")
     device = StandinDevice(tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    status, _, err = device.load("steady", "--engine", engine)
+    status, _, err = device.load("steady", "--backend", backend)
     assert status == 2
     assert "pip install" in err
     assert "Traceback" not in err

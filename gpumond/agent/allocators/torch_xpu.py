@@ -18,8 +18,9 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.torch.formulas import current
-from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.agent.allocators.mempools import cached
+from gpumond.agent.allocators.torch_formulas import current
+from gpumond.facts.pools import PoolUsage, StepResult
 
 
 class XpuAdapter(AllocatorAdapter):
@@ -30,9 +31,6 @@ class XpuAdapter(AllocatorAdapter):
         self._uuids: dict[int, str | None] = {}
         if graph := getattr(torch.xpu, "XPUGraph", None):  # 2.11
             cuda.watch_captures(graph)
-
-    def framework(self) -> str:
-        return f"torch {self._torch.__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read the devices. Tiles that PyTorch shows as separate devices make one pool, since they are one device."""
@@ -45,7 +43,7 @@ class XpuAdapter(AllocatorAdapter):
             uuid = self._uuid(ordinal) if held else None
             if uuid is not None:
                 pools.setdefault(uuid, []).append((live, held))
-        return tuple(_usage(uuid, *map(sum, zip(*parts, strict=True))) for uuid, parts in pools.items())
+        return tuple(cached("torch", uuid, *map(sum, zip(*parts, strict=True))) for uuid, parts in pools.items())
 
     def check(self) -> None:
         if not self._xpu.is_initialized():
@@ -82,18 +80,6 @@ def adapter() -> XpuAdapter | None:
     """Return None for a build without XPU, which has the module all the same."""
     torch = sys.modules["torch"]
     return XpuAdapter(torch) if getattr(torch._C, "_has_xpu", False) else None
-
-
-def _usage(uuid: str, live: int, held: int) -> PoolUsage:
-    cached = max(0, held - live)
-    return PoolUsage(
-        allocator="torch",
-        device_uuid=uuid,
-        live_bytes=live,
-        held_bytes=held,
-        reclaimable=Reclaimable(0, cached, cached, "interval"),
-        stranded_bytes=0,
-    )
 
 
 INTEL = 0x8086

@@ -9,19 +9,13 @@ import gc
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpumond.agent.allocators import (
-    AllocatorAdapter,
-    Finishable,
-    FlushRefused,
-    MainThreadBound,
-    RetentionReporting,
-    capture_guards,
-)
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, capture_guards
 from gpumond.agent.pending_calls import Busy, run
+from gpumond.agent.settings import Hook
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
 from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Held, Outcome, PoolUsage, Reclaimable, StepResult
 
@@ -39,9 +33,6 @@ UNPREDICTABLE = frozenset(("gc", "workspaces", "plans"))
 
 REFUSED = "refused: "
 """Beginning of the detail of a step that was not carried out because it was unsafe."""
-
-Hook = tuple[Callable[[], "int | None"], "int | Callable[[], int | None] | None"]
-"""A function of the program that frees memory, and an estimate of the bytes: a number, a function, or None."""
 
 
 class Permissions(NamedTuple):
@@ -115,6 +106,60 @@ class StrandedEstimate:
         )
 
 
+THRASH_SECONDS = 10.0
+THRASH_RATIO = 0.5
+"""Part of the released bytes that, taken from the driver again within `THRASH_SECONDS`, counts as thrash."""
+
+PoolKey = tuple[str, str]
+"""Allocator and device UUID."""
+
+
+class Release(NamedTuple):
+    """A pool just after a flush."""
+
+    after: PoolUsage
+    released_bytes: int
+    until: float
+
+    def taken_again(self, pool: PoolUsage) -> bool:
+        allocated = pool.device_allocations is None or pool.device_allocations != self.after.device_allocations
+        return allocated and pool.held_bytes - self.after.held_bytes >= THRASH_RATIO * self.released_bytes
+
+
+class Thrash:
+    """Counts flushes without benefit: the program allocates the released memory again at once. The counts grow from the
+    start of the process, as do all counters of a report.
+    """
+
+    def __init__(self) -> None:
+        self._releases: dict[PoolKey, Release] = {}
+        self._counts: dict[PoolKey, int] = {}
+
+    def flushed(self, changes: Iterable[PoolChange], now: float) -> None:
+        for change in changes:
+            released = change.before.held_bytes - change.after.held_bytes
+            if released > 0:
+                self._releases[_pool_key(change.after)] = Release(change.after, released, now + THRASH_SECONDS)
+
+    def counted(self, pools: Sequence[PoolUsage], now: float) -> Iterable[PoolUsage]:
+        """Return the pools, each with its number of thrashes."""
+        return self._counted(pools, now) if self._releases or self._counts else pools
+
+    def _counted(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
+        for pool in pools:
+            name = _pool_key(pool)
+            release = self._releases.get(name)
+            if release is not None and (now > release.until or release.taken_again(pool)):
+                del self._releases[name]
+                if now <= release.until:
+                    self._counts[name] = self._counts.get(name, 0) + 1
+            yield replace(pool, thrashes=self._counts[name]) if name in self._counts else pool
+
+
+def _pool_key(pool: PoolUsage) -> PoolKey:
+    return pool.allocator, pool.device_uuid
+
+
 def carry_out(
     command: FlushCommand,
     adapter: AllocatorAdapter,
@@ -132,8 +177,7 @@ def carry_out(
     try:
         return _carry_out(command, adapter, hooks, permissions, stranded, hook_bytes, deadline)
     finally:
-        if isinstance(adapter, Finishable):
-            adapter.finish()
+        adapter.finish()
 
 
 def _carry_out(
@@ -148,9 +192,7 @@ def _carry_out(
     adapter.check()
     if _obstacle(deadline) == "deferred":
         return FlushResult(command.id, "deferred", SUSPENDED)
-    pools = adapter.read(exact=True)
-    retained = adapter.retained_bytes() if isinstance(adapter, RetentionReporting) else None
-    before = stranded.adjusted(pools, retained)
+    before = stranded.adjusted(adapter.read(exact=True), adapter.retained_bytes())
     if command.dry_run:
         return FlushResult(command.id, "planned", "", planned(before, command.steps, hook_bytes))
     done: list[StepResult] = []
@@ -247,7 +289,7 @@ def _run_step(
             return (_collect(adapter),)
         if step == "hooks":
             return (_call(adapter, hooks),) if hooks else ()
-        if isinstance(adapter, MainThreadBound) and step in adapter.main_thread_steps:
+        if step in adapter.main_thread_steps:
             return _in_main_thread(step, adapter, permissions)
         return adapter.flush((step,))
     except (FlushRefused, Busy) as refusal:

@@ -1,1 +1,0 @@
-"""PyTorch's allocators: CUDA and ROCm, and XPU."""
