@@ -165,15 +165,35 @@ from tools.docs.verdicts import document
 assert "| `failing-memory` | a row of the memory" in document()
 """
 
-ROUTE = """
-from contextlib import nullcontext
+FEATURE = """
+import asyncio, contextlib, io, sys
+from types import SimpleNamespace
 from fastapi.testclient import TestClient
-from gpumond import __version__
-from gpumond.features import routers
+from gpumond.commands.main import main
+from gpumond.features import FEATURES, routers
+from gpumond.feature import resolve
+from gpumond.kernel import Tick
+from gpumond.quantities.window import RuleWindow
+from gpumond.facts.frame import Frame, Ledger
 from gpumond.serve.app import create_app
-app = create_app(None, None, nullcontext, routers=routers())
-assert TestClient(app).get("/api/v1/version").json() == {"version": __version__}
-assert "/api/v1/version" in app.openapi()["paths"]
+from gpumond.testing import make_device, make_snapshot
+
+(feature,) = [feature for feature in FEATURES if feature.name == "peaks"]
+services = {}
+kernel = SimpleNamespace(provide=services.__setitem__, get=services.__getitem__)
+part = resolve(feature.parts[0])(kernel)
+for used in (1, 3, 2):
+    snapshot = make_snapshot(make_device("GPU-0", used_bytes=used))
+    part.act(Tick(frame=Frame(snapshot, Ledger(())), window=RuleWindow()))
+
+app = create_app(None, None, contextlib.nullcontext, routers=routers())
+app.state.kernel = kernel
+assert TestClient(app).get("/api/v1/peaks").json() == {"GPU-0": 3}
+with contextlib.redirect_stdout(io.StringIO()) as text:
+    main(["--help"])
+assert "show the most bytes in use on each device" in text.getvalue()
+with contextlib.suppress(SystemExit):
+    main(["peaks", "--help"])
 """
 
 
@@ -189,7 +209,7 @@ assert "/api/v1/version" in app.openapi()["paths"]
         ("Add a metric", METRIC),
         ("Add a value of rules", VALUE),
         ("Add a verdict", VERDICT),
-        ("Add a route", ROUTE),
+        ("Add a feature", FEATURE),
     ],
 )
 def test_example_applies_and_works(tmp_path: Path, section: str, program: str):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumond.facts.frame import Alert
-
-Labels = tuple[tuple[str, str], ...]
+from gpumond.facts.rule import Labels
 
 Kind = Literal["raised", "resolved"]
 

@@ -10,8 +10,8 @@ import pytest
 
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import Heartbeat, KeptAlert, Labels, Notice
-from gpumond.facts.rule import Action, Rule
+from gpumond.facts.persisted import Heartbeat, KeptAlert, Notice
+from gpumond.facts.rule import Action, Labels, Rule
 from gpumond.features.alerts.actions import ANNOTATION
 from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.store.audit import AuditEntry

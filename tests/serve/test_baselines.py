@@ -49,7 +49,7 @@ def with_api(path: Path, work: Callable[[BaselinesApi], Awaitable[T]]) -> T:
         store = Store(path / "gpumond.db")
         await store.open()
         baselines = BaselineService(store)
-        app = serving(SimpleNamespace(baselines=baselines))
+        app = serving(SimpleNamespace(get=lambda kind: baselines))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             try:

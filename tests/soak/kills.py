@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.facts.messages import Hello, Report, encode, to_json
-from gpumond.facts.persisted import Labels
+from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import Reading
 from gpumond.host.machine import start_ticks
 from gpumond.store import rows

@@ -17,10 +17,10 @@ from gpumond.facts.alerts import Activities, ended, kept, resume
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, empty_receipt, receipt_without_bytes
 from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import Heartbeat, KeptAlert, Labels, Notice
+from gpumond.facts.persisted import Heartbeat, KeptAlert, Notice
 from gpumond.facts.pools import ENGINE_STEP, Receipt
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Rule
+from gpumond.facts.rule import Labels, Rule
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.features.alerts.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
 from gpumond.store.audit import AuditEntry

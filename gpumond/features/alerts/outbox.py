@@ -25,7 +25,8 @@ from typing import Protocol
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import Labels, Notice
+from gpumond.facts.persisted import Notice
+from gpumond.facts.rule import Labels
 from gpumond.features.alerts.receivers import Notifier, Rejected, Retry
 
 log = logging.getLogger(__name__)

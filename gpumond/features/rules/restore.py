@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpumond.facts.alerts import Activities, same_process
-from gpumond.facts.persisted import Labels
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.rule import Labels
 
 GRACE_SECONDS = 600.0
 VERDICT_GRACE_SECONDS = 7200.0

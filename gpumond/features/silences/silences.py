@@ -16,7 +16,7 @@ from pydantic_core import SchemaError
 
 from gpumond.facts.errors import ConfigError, NoSuchSilence, TooManySilences
 from gpumond.facts.frame import Alert
-from gpumond.facts.persisted import Labels
+from gpumond.facts.rule import Labels
 from gpumond.facts.silence import Matcher, Silence, State
 from gpumond.facts.units import DAY_SECONDS, human
 from gpumond.kernel import Silencing
