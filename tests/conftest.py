@@ -44,6 +44,7 @@ LONG = (
     "tests/serve/test_openapi_fuzz.py",
     "tests/daemon/test_daemon.py",
     "tests/agent/test_fork.py",
+    "tests/engines/test_flush.py",
     "tests/integration/",
     "tests/isolation/",
     "tests/grafana/",
