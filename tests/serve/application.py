@@ -142,9 +142,15 @@ def application() -> FastAPI:
     return create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
 
 
-def ask(view: View, path: str, method: str = "GET", **options: Any) -> httpx.Response:
+def serving(view: Any, tokens: Tokens | None = None) -> FastAPI:
+    """Return the application with this view, until the next call."""
     app = application()
-    app.state = state_of(view, Tokens("secret"))
+    app.state = state_of(view, tokens or Tokens("secret"))
+    return app
+
+
+def ask(view: View, path: str, method: str = "GET", **options: Any) -> httpx.Response:
+    app = serving(view)
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

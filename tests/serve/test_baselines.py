@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +14,12 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.features import routers
 from gpumond.features.baselines.recordings import BaselineService, baseline_table
 from gpumond.features.baselines.statistics import Comparison, compare
-from gpumond.serve.app import create_app
-from gpumond.serve.auth import Tokens
 from gpumond.store.store import Store
 from gpumond.testing import GIB
 from tests.helpers.training import training
+from tests.serve.application import serving
 
 T = TypeVar("T")
 TOKEN = {"Authorization": "Bearer secret"}
@@ -49,16 +46,11 @@ class BaselinesApi:
 
 
 def with_api(path: Path, work: Callable[[BaselinesApi], Awaitable[T]]) -> T:
-    @asynccontextmanager
-    async def no_lifespan() -> AsyncIterator[None]:
-        yield
-
     async def run() -> T:
         store = Store(path / "gpumond.db")
         await store.open()
         baselines = BaselineService(store)
-        view = SimpleNamespace(get=lambda kind: baselines)
-        app = create_app(view, Tokens("secret"), no_lifespan, routers=routers())  # type: ignore[arg-type]
+        app = serving(SimpleNamespace(get=lambda kind: baselines))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             try:

@@ -9,12 +9,10 @@ import httpx
 import pytest
 
 from gpumond.config.tokens import Token, digest
-from gpumond.features import routers
 from gpumond.features.quotas.registry import quota_table
 from gpumond.features.quotas.settings import QuotaConfig
-from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
-from tests.serve.application import TOKEN, View, ask, no_lifespan
+from tests.serve.application import TOKEN, View, ask, serving
 from tests.serve.guarded import PeerMiddleware
 
 GIB = 1 << 30
@@ -95,7 +93,7 @@ def test_sizes_are_texts_or_integers(size: object, size_bytes: int):
 def test_unprivileged_users_and_scopes_are_refused_by_name():
     view = View()
     tokens = Tokens("secret", others=lambda: (Token("ci", frozenset({"flush"}), digest("flusher")),))
-    app = create_app(view, tokens, no_lifespan, routers=routers())
+    app = serving(view, tokens)
 
     async def send(uid: int | None, headers: dict[str, str], method: str) -> httpx.Response:
         transport = httpx.ASGITransport(app=PeerMiddleware(app, uid, "127.0.0.1"))

@@ -9,13 +9,10 @@ import httpx
 import pytest
 
 from gpumond.facts.rule import Rule
-from gpumond.features import routers
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.preview import Preview
 from gpumond.features.rules.registry import rule_table
-from gpumond.serve.app import create_app
-from gpumond.serve.auth import Tokens
-from tests.serve.application import HOG, TOKEN, View, ask, no_lifespan
+from tests.serve.application import HOG, TOKEN, View, ask, serving
 from tests.serve.guarded import PeerMiddleware
 
 
@@ -171,7 +168,7 @@ class SlowPreviewView(View):
 def test_previews_are_limited_to_two_and_one_per_user():
     async def run() -> None:
         view = SlowPreviewView()
-        app = create_app(view, Tokens("secret"), no_lifespan, routers=routers())
+        app = serving(view)
 
         def preview(uid: int | None, client: str = "127.0.0.1") -> asyncio.Task[httpx.Response]:
             async def send() -> httpx.Response:
