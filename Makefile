@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run demo test soak check bench-check docs site packages clean
+.PHONY: run demo test quick soak check bench-check docs site packages clean
 
 run: $(VENV)/.installed  ## the daemon on this machine's GPUs; without any, the demo
 	@if $(BIN)/python -c 'from gpumond.commands.serve import choose_source; choose_source("auto")' 2>/dev/null; \
@@ -14,6 +14,11 @@ demo: $(VENV)/.installed  ## the daemon on a simulated device with programs on i
 
 test: $(VENV)/.installed  ## every test that this machine can run; it says which it skips, and why
 	$(BIN)/python -m pytest -q -rs -n 4 --dist loadfile --no-loadscope-reorder -m "not gpu and not soak"
+
+QUICK := facts tick diagnosis flush baselines metrics recordings config top alerts rules simulator
+
+quick: $(VENV)/.installed  ## tests of what is computed, without processes and browser, in less than a minute
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not gpu and not soak and not slow" $(QUICK:%=tests/%)
 
 soak: $(VENV)/.installed  ## what takes too long, or too many ports, for every change
 	$(BIN)/python -m pytest -q -rs -m soak

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -43,6 +44,7 @@ LONG = (
     "tests/serve/test_openapi_fuzz.py",
     "tests/daemon/test_daemon.py",
     "tests/agent/test_fork.py",
+    "tests/engines/test_flush.py",
     "tests/integration/",
     "tests/isolation/",
     "tests/grafana/",
@@ -60,24 +62,65 @@ PACKAGES = {
 }
 """Debian's packages of programs, where they have another name."""
 
+OPTIONAL = {
+    *("alertmanager", "amtool", "buildah", "cc", "chromium", "debootstrap", "fish", "gcc", "google-chrome", "man"),
+    *("newuidmap", "node", "npm", "openssl", "podman", "prometheus", "prometheus-alertmanager", "promtool", "rpmbuild"),
+    *("runc", "systemd-analyze", "systemd-nspawn", "valgrind", "zsh"),
+}
+"""Programs that a machine may lack. A test that starts one has a mark `needs` or `skipif`."""
+
 COMPILED = {"nvml_library": "cc", "library": "cc"}
 """Fixtures that compile a library."""
 
 
+STARTING = {"serve", *COMPILED}
+"""Fixtures that start processes."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the files that take longest, and skip tests whose programs are not installed."""
+    """Start with the files that take longest, and skip tests whose programs are not installed.
+
+    Tests that start a process through a fixture or a program are marked as slow.
+    """
 
     def place(item: pytest.Item) -> int:
         return next((i for i, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG))
 
     items.sort(key=place)  # no worker finishes long after the others
     for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        for name in fixtures & COMPILED.keys():
+            item.add_marker(pytest.mark.needs(COMPILED[name]))
         needed = {program for mark in item.iter_markers("needs") for program in mark.args}
-        needed |= {COMPILED[name] for name in getattr(item, "fixturenames", ()) if name in COMPILED}
+        if needed or fixtures & STARTING:
+            item.add_marker("slow")
         absent = sorted(program for program in needed if shutil.which(program) is None)
         if absent:
             packages = ", ".join(sorted({PACKAGES.get(program, program) for program in absent}))
             item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(absent)} (Debian: {packages})"))
+
+
+running: list[pytest.Item] = []
+"""The test that this process is running, or none."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    running.append(item)
+    yield
+    running.pop()
+
+
+def check_program(event: str, arguments: tuple[Any, ...]) -> None:
+    """Fail a test that starts an optional program and would fail on a machine without it."""
+    if event == "subprocess.Popen" and running and Path(os.fsdecode(arguments[0] or "")).name in OPTIONAL:
+        item = running[-1]
+        if not any(mark.name in ("needs", "skipif") for mark in item.iter_markers()):
+            raise AssertionError(f"{item.nodeid} starts {arguments[0]!r} without a mark that says so")
+
+
+sys.addaudithook(check_program)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

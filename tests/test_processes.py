@@ -22,6 +22,10 @@ def started():
 def test_that_needs_a_program(started):
     pass
 
+def test_that_does_not_say_what_it_needs():
+    with pytest.raises(AssertionError, match="starts 'promtool' without a mark"):
+        subprocess.run(["promtool", "--version"])
+
 def test_that_leaves_a_process():
     subprocess.Popen(["setsid", "sh", "-c", "sleep 602 & echo $! > pid"]).wait()
 """
@@ -45,7 +49,7 @@ def test_absent_program_skips_before_a_start_and_a_left_process_fails_and_ends(t
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
     pid = int((tmp_path / "pid").read_text())
     assert "no-such-program" in done.stdout
-    assert "1 passed, 1 skipped" in done.stdout
+    assert "2 passed, 1 skipped" in done.stdout
     assert "1 error" in done.stdout
     assert f"processes were left: {pid} sleep 602" in done.stdout
     until(lambda: not running(pid))

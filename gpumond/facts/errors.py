@@ -9,10 +9,9 @@
   - NoSuchDevice        the name matches no device: HTTP 404
   - AmbiguousDevice     the name matches several devices: HTTP 422
   - StoreUnavailable    a change cannot be stored, so it was not made: HTTP 503, or 507 on a full disk
-  - NoSuchRule          the store has no rule with that name
-  - RuleChanged         the rule has changed since the caller read it: HTTP 412
-  - RuleConflict        the rule is read-only or exists already: HTTP 409
-  - NoSuchQuota, QuotaChanged, QuotaConflict   the same for quotas
+  - NoSuchDefinition    no rule or quota has that name: HTTP 404
+  - DefinitionChanged   the rule or quota has changed since the caller read it: HTTP 412
+  - DefinitionConflict  the rule or quota is read-only or exists already: HTTP 409
   - NoSuchAdmission     the caller has no request for memory with that id: HTTP 404
   - TooManyAdmissions   the limit of requests for memory is reached: HTTP 429
   - NoSuchBaseline      no baseline has that name, or there is nothing to compare it with: HTTP 404
@@ -209,28 +208,16 @@ class StoreUnavailable(GpumondError):
         self.full = full
 
 
-class NoSuchRule(GpumondError):
-    """The store has no rule with that name."""
+class NoSuchDefinition(GpumondError):
+    """No rule or quota has that name."""
 
 
-class RuleChanged(GpumondError):
-    """The rule's current etag differs from the one in the request."""
+class DefinitionChanged(GpumondError):
+    """The current etag of the rule or quota differs from the one in the request."""
 
 
-class RuleConflict(GpumondError):
-    """The rule is read-only or exists already; the message ends with the remedy."""
-
-
-class NoSuchQuota(GpumondError):
-    """No quota has that name."""
-
-
-class QuotaChanged(GpumondError):
-    """The quota's current etag differs from the one in the request."""
-
-
-class QuotaConflict(GpumondError):
-    """The quota is read-only, or there are too many; the message ends with the remedy."""
+class DefinitionConflict(GpumondError):
+    """The rule or quota is read-only or exists already, or there are too many; the message ends with the remedy."""
 
 
 class NoSuchAdmission(GpumondError):

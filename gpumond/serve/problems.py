@@ -21,20 +21,17 @@ from gpumond.facts.errors import (
     AmbiguousDevice,
     ConfigError,
     CoolingDown,
+    DefinitionChanged,
+    DefinitionConflict,
     FlushError,
     GpumondError,
     NoSuchAdmission,
     NoSuchBaseline,
+    NoSuchDefinition,
     NoSuchDevice,
-    NoSuchQuota,
     NoSuchReceiver,
-    NoSuchRule,
     NoSuchSilence,
     NoSuchTarget,
-    QuotaChanged,
-    QuotaConflict,
-    RuleChanged,
-    RuleConflict,
     StoreUnavailable,
     TooManyAdmissions,
     TooManyBaselines,
@@ -70,12 +67,9 @@ STATUS: dict[type[GpumondError], int] = {
     AmbiguousDevice: 422,
     AlreadyUnderWay: 409,
     CoolingDown: 429,
-    NoSuchRule: 404,
-    RuleConflict: 409,
-    RuleChanged: 412,
-    NoSuchQuota: 404,
-    QuotaConflict: 409,
-    QuotaChanged: 412,
+    NoSuchDefinition: 404,
+    DefinitionConflict: 409,
+    DefinitionChanged: 412,
     NoSuchAdmission: 404,
     TooManyAdmissions: 429,
     ConfigError: 422,
@@ -143,14 +137,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(NoSuchDevice)
     @app.exception_handler(AmbiguousDevice)
-    @app.exception_handler(NoSuchRule)
-    @app.exception_handler(RuleConflict)
-    @app.exception_handler(RuleChanged)
+    @app.exception_handler(NoSuchDefinition)
+    @app.exception_handler(DefinitionConflict)
+    @app.exception_handler(DefinitionChanged)
     @app.exception_handler(NoSuchAdmission)
     @app.exception_handler(TooManyAdmissions)
-    @app.exception_handler(NoSuchQuota)
-    @app.exception_handler(QuotaConflict)
-    @app.exception_handler(QuotaChanged)
     @app.exception_handler(ConfigError)
     @app.exception_handler(NoSuchBaseline)
     @app.exception_handler(TooManyBaselines)

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.host.peer import counted_name
-from gpumond.store.audit_ends import NAME, Ends, read
-from gpumond.store.database import LOCK_SECONDS, lossless
+from gpumond.store.database import ENDS_NAME, LOCK_SECONDS, Ends, lossless, read_ends
 
 GENESIS = "0" * 64
 TRIM = "trim"
@@ -145,7 +144,7 @@ def newest(db: sqlite3.Connection, limit: int, users: bool = True) -> list[Audit
 def verify_audit(path: Path) -> list[str]:
     """Return a sentence for each thing that is wrong with the audit in a store's file. Works while a daemon runs."""
     problems: list[str] = []
-    recorded = read(path)  # before the entries: a daemon may add some meanwhile
+    recorded = read_ends(path)  # before the entries: a daemon may add some meanwhile
     try:
         db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)
         try:
@@ -311,7 +310,7 @@ def _missing_at_end(db: sqlite3.Connection, chain: str, seq: int, own_hash: str)
     row = db.execute(f"SELECT hash FROM {table} WHERE {own} AND seq = ?", (*values, seq)).fetchone()
     first, last = _ends(db, chain)
     if row and row[0] != own_hash:
-        return f"entry {seq} is not the one that was recorded in {NAME}"
+        return f"entry {seq} is not the one that was recorded in {ENDS_NAME}"
     if row is None and (last == 0 or seq >= first):
         return f"entries {last + 1} to {seq} are missing at the end"
     return None

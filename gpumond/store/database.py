@@ -1,8 +1,14 @@
-"""SQLite file of the store: open, check, lock, rename if it is corrupt. For one thread."""
+"""SQLite file of the store: open, check, lock, rename if it is corrupt. For one thread.
+
+The newest entry of each chain of the audit is also in a file next to it, which shows whether entries were removed from
+the end of the audit. This does not protect against an attacker who can change that file as well: for that, keep the
+newest hash on another machine.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import sqlite3
@@ -10,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import closing, contextmanager, suppress
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +24,6 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from gpumond.facts.alerts import Heartbeat
-from gpumond.store import audit_ends
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,7 +77,12 @@ SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsu
 """Parts of SQLite's messages about a damaged file."""
 MAX_VERSION = 1000
 """Highest ``user_version`` of a newer gpumond; a greater one is damage."""
-FILES = ("-wal", "-shm", audit_ends.SUFFIX, "")
+Ends = dict[str, tuple[int, str]]
+"""By chain: number and hash of its newest entry"""
+ENDS_NAME = "gpumond.db-audit"
+ENDS_SUFFIX = "-audit"
+MAX_ENDS_BYTES = 1 << 20
+FILES = ("-wal", "-shm", ENDS_SUFFIX, "")
 
 
 class Database:
@@ -84,14 +95,14 @@ class Database:
     def __init__(
         self,
         path: Path,
-        opened: Callable[[sqlite3.Connection, audit_ends.Ends], None],
+        opened: Callable[[sqlite3.Connection, Ends], None],
         replaced: Callable[[sqlite3.Connection, str, str], None],
         newest_ends: Callable[[sqlite3.Connection], Iterable[tuple[str, int, str]]],
     ) -> None:
         self.path = path
         self.before: Heartbeat | None = None
         self._opened, self._replaced, self._newest_ends = opened, replaced, newest_ends
-        self._ends: audit_ends.Ends = {}
+        self._ends: Ends = {}
         self._damage: sqlite3.DatabaseError | None = None
         self._db: sqlite3.Connection | None = None
         self._inode: int | None = None
@@ -152,7 +163,7 @@ class Database:
                 self._damage = None
                 self._db = self._connect()
             self._inode = _inode(self.path)
-            self._ends = audit_ends.read(self.path)
+            self._ends = read_ends(self.path)
             with _decoded():
                 self._opened(self._db, self._ends)
                 if aside:
@@ -164,7 +175,7 @@ class Database:
         newest = {chain: (seq, own_hash) for chain, seq, own_hash in self._newest_ends(db)}
         if self._ends != (longer := self._ends | newest):
             self._ends = longer
-            audit_ends.write(self.path, longer)
+            write_ends(self.path, longer)
 
     def _connect(self) -> sqlite3.Connection:
         prepare(self.path.parent)
@@ -215,6 +226,35 @@ class Database:
                 own.rename(own.with_name(aside + ending))
         log.error("the store %s is corrupt (%s): renamed to %s, and a new one is created", self.path, error, aside)
         return aside
+
+
+def read_ends(store: Path) -> Ends:
+    """Read the file; empty if it does not exist or was not written completely."""
+    try:
+        descriptor = os.open(f"{store}{ENDS_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            content, _, checksum = file.read(MAX_ENDS_BYTES).strip().partition(b"\n")
+        if sha256(content).hexdigest().encode() != checksum:
+            return {}
+        return {str(chain): (int(seq), str(own_hash)) for chain, (seq, own_hash) in json.loads(content).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def write_ends(store: Path, ends: Ends) -> None:
+    """Write the file without sync: after a power loss it may be older than the store, or incomplete, and never
+    newer.
+    """
+    content = json.dumps(ends, separators=(",", ":")).encode()
+    text = content + b"\n" + sha256(content).hexdigest().encode() + b"\n"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with suppress(OSError):
+        descriptor = os.open(f"{store}{ENDS_SUFFIX}", flags, 0o600)
+        try:
+            os.pwrite(descriptor, text, 0)
+            os.ftruncate(descriptor, len(text))
+        finally:
+            os.close(descriptor)
 
 
 def prepare(directory: Path) -> None:

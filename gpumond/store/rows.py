@@ -8,10 +8,9 @@ from dataclasses import asdict, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpumond.facts.alerts import KeptAlert, Kind, Notice
+from gpumond.facts.alerts import Kind, Notice
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.frame import Alert
-from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import Fault
 from gpumond.store.audit import canonical
 from gpumond.tick.history import Coarse
@@ -66,35 +65,15 @@ def text(value: object) -> str:
     return value
 
 
-def alert(body: object) -> Alert:
-    """Each of these raises ValueError for what is not such a value as JSON in UTF-8; keys that this version does not
-    know are left out, since a newer one may have written them."""
-    return from_text(Alert, body)
-
-
-def kept_alert(body: object) -> KeptAlert:
-    return from_text(KeptAlert, body)
-
-
-def receipt(body: object) -> Receipt:
-    return from_text(Receipt, body)
-
-
-def coarse(body: object) -> Coarse:
-    return from_text(Coarse, body)
-
-
 def notice(receiver: object, seq: object, kind: object, body: object) -> Notice:
     key = _adapter(tuple[str, int, Kind]).validate_python((receiver, seq, kind))
-    return Notice(key[0], key[1], key[2], alert(body))
-
-
-def rule_body(body: object) -> dict[str, Any]:
-    return from_text(dict[str, Any], body)
+    return Notice(key[0], key[1], key[2], from_text(Alert, body))
 
 
 def from_text(kind: type[T], body: object) -> T:
-    """Decode JSON. Raises ValueError if it is not a value of this type."""
+    """Decode JSON in UTF-8. Raises ValueError if it is not a value of this type; keys that this version does not know
+    are left out, since a newer one may have written them.
+    """
     value: T = _adapter(kind).validate_json(body)  # type: ignore[arg-type]  # it raises ValueError for other values
     return value
 

@@ -9,32 +9,26 @@ again every few seconds; the daemon continues without it.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from hashlib import sha256
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpumond.facts.alerts import Heartbeat, KeptAlert, Notice
 from gpumond.facts.errors import StoreUnavailable
-from gpumond.facts.frame import Alert, Silence
+from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import Fault
-from gpumond.features.baselines.statistics import Baseline
 from gpumond.host.peer import counted_name
-from gpumond.store import audit as audit_table, audit_ends, baseline_table, rows as decode, rule_table, silence_table
-from gpumond.store.admission_rows import AdmissionRows
+from gpumond.store import audit as audit_table
 from gpumond.store.audit import AuditEntry, canonical, verify_audit as verify_audit
-from gpumond.store.baseline_table import Side
-from gpumond.store.database import Database, Worker
-from gpumond.store.quota_rows import QuotaRows
+from gpumond.store.database import Database, Ends, Worker
 from gpumond.store.retention import Bounds as Bounds, remove_excess, remove_old, same_clock
-from gpumond.store.rows import Rows, coarse_text, text, to_text
+from gpumond.store.rows import Rows, coarse_text, from_text, notice, text, to_text
 from gpumond.tick.history import Coarse
 
 log = logging.getLogger(__name__)
@@ -72,9 +66,7 @@ class Store:
         self._trimmed = clock()
         self._thread = Worker("gpumond-store")
         self._database = Database(path, self._opened, self._replaced, audit_table.newest_ends)
-        self._rows = Rows()
-        self.quota_rows = QuotaRows(self._run, self._record, self._rows)
-        self.admission_rows = AdmissionRows(self._run, self._rows)
+        self.rows = Rows()
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -106,71 +98,22 @@ class Store:
             Fault("store", "corrupt", None, f"{name} could not be read and was renamed in {self.path.parent}")
             for name in self._set_aside
         ]
-        faults += self._rows.faults()
+        faults += self.rows.faults()
         if not self.writable and self.trouble:
             faults.append(Fault("store", "not_writable", None, self.trouble))
         return tuple(faults)
 
-    async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Return etag and body of each rule, by name."""
-        return dict(self._rows.read("rules", await self._run(rule_table.rules), rule_table.rule))
-
-    async def overrides(self) -> dict[str, dict[str, Any]]:
-        """Return the replaced fields of each overridden rule, by name."""
-        rows = await self._run(rule_table.overrides)
-        return dict(self._rows.read("rule_overrides", rows, rule_table.override))
-
     def left_out(self, table: str, rows: int) -> None:
         """Report further rows that could be read but not used."""
-        self._rows.left_out(table, self._rows.count(table) + rows)
-
-    async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
-        """Store a rule and return its etag. Raises RuleChanged if ``if_match`` is given and is not the present etag."""
-        text = canonical(body)
-        etag = sha256(text.encode()).hexdigest()[:16]
-
-        def put(db: sqlite3.Connection) -> str:
-            replaced = rule_table.put(db, name, etag, text, if_match)
-            action = "rule.replace" if replaced else "rule.create"
-            self._record(db, actor, action, {"name": name, "body": json.loads(text)})
-            return etag
-
-        return await self._run(put)
-
-    async def delete_rule(self, name: str, actor: str, if_match: str | None = None) -> None:
-        """Delete a rule. Raises NoSuchRule or RuleChanged."""
-
-        def delete(db: sqlite3.Connection) -> None:
-            rule_table.delete(db, name, if_match)
-            self._record(db, actor, "rule.delete", {"name": name})
-
-        await self._run(delete)
-
-    async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None:
-        """Store the replaced fields of a rule."""
-
-        def put(db: sqlite3.Connection) -> None:
-            rule_table.put_override(db, name, canonical(fields))
-            self._record(db, actor, "rule.override", {"name": name, "body": dict(fields)})
-
-        await self._run(put)
-
-    async def delete_override(self, name: str, actor: str) -> None:
-        """Delete the override of a rule. Raises NoSuchRule."""
-
-        def delete(db: sqlite3.Connection) -> None:
-            rule_table.delete_override(db, name)
-            self._record(db, actor, "rule.restore", {"name": name})
-
-        await self._run(delete)
+        self.rows.left_out(table, self.rows.count(table) + rows)
 
     async def audit(self, actor: str, action: str, detail: Any) -> None:
         """Add an audit entry; ``detail`` is any JSON value."""
-        await self._run(lambda db: self._record(db, actor, action, detail))
+        await self.run(lambda db: self.record(db, actor, action, detail))
 
     async def audit_entries(self, limit: int = 1000, users: bool = True) -> list[AuditEntry]:
         """Return the newest entries, oldest first; without those of ``users`` only the administrators'."""
-        return await self._run(lambda db: audit_table.newest(db, limit, users))
+        return await self.run(lambda db: audit_table.newest(db, limit, users))
 
     async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
         rows = [(receipt.started_at, to_text(receipt), counted_name(receipt.requested_by)) for receipt in receipts]
@@ -179,13 +122,13 @@ class Store:
             db.executemany("INSERT INTO receipts (at, body, owner) VALUES (?, ?, ?)", rows)
             remove_excess(db, self.bounds)
 
-        await self._run(add)
+        await self.run(add)
 
     async def receipts(self, limit: int = 1000) -> list[Receipt]:
         """Return the newest receipts, oldest first."""
         query = "SELECT body FROM receipts ORDER BY seq DESC LIMIT ?"
-        rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
-        return self._rows.read("receipts", reversed(rows), decode.receipt)
+        rows = await self.run(lambda db: db.execute(query, (limit,)).fetchall())
+        return self.rows.read("receipts", reversed(rows), partial(from_text, Receipt))
 
     def keep(
         self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
@@ -212,14 +155,14 @@ class Store:
 
     async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]:
         """Return the stored alerts, and the last activity of the daemon that stored them."""
-        rows = await self._run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
-        return self._rows.read("alerts", rows, decode.kept_alert), self._database.before
+        rows = await self.run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
+        return self.rows.read("alerts", rows, partial(from_text, KeptAlert)), self._database.before
 
     async def past_alerts(self, limit: int = 1000) -> list[Alert]:
         """Return the newest alerts that have ended, oldest first."""
         query = "SELECT body FROM past_alerts ORDER BY seq DESC LIMIT ?"
-        rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
-        return self._rows.read("past_alerts", reversed(rows), decode.alert)
+        rows = await self.run(lambda db: db.execute(query, (limit,)).fetchall())
+        return self.rows.read("past_alerts", reversed(rows), partial(from_text, Alert))
 
     async def keep_history(self, history: Iterable[Coarse]) -> None:
         """Store the history, replacing the previous one."""
@@ -228,44 +171,11 @@ class Store:
             db.execute("DELETE FROM history")
             db.executemany("INSERT INTO history VALUES (?)", ((coarse_text(series),) for series in history))
 
-        await self._run(keep)
+        await self.run(keep)
 
     async def history(self) -> list[Coarse]:
-        rows = await self._run(lambda db: db.execute("SELECT body FROM history").fetchall())
-        return self._rows.read("history", rows, decode.coarse)
-
-    async def baselines_have_room(self) -> bool:
-        return await self._run(baseline_table.has_room)
-
-    async def put_baseline(self, side: Side, baseline: Baseline) -> None:
-        await self._run(lambda db: baseline_table.put(db, side, baseline))
-
-    async def baselines(self, side: Side, name: str | None = None) -> list[Baseline]:
-        rows = await self._run(lambda db: baseline_table.rows(db, side, name))
-        return self._rows.read("baselines", rows, baseline_table.baseline)
-
-    async def delete_baseline(self, name: str, actor: str) -> bool:
-        """Delete a baseline. Returns False if there was none."""
-
-        def delete(db: sqlite3.Connection) -> bool:
-            found = baseline_table.delete(db, name)
-            if found:
-                self._record(db, actor, "baseline.delete", {"name": name})
-            return found
-
-        return await self._run(delete)
-
-    async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None:
-        """Store a silence, delete those with the ids ``removed``, and write the audit entry."""
-
-        def put(db: sqlite3.Connection) -> None:
-            silence_table.put(db, silence, removed)
-            self._record(db, actor, action, asdict(silence))
-
-        await self._run(put)
-
-    async def silences(self) -> list[Silence]:
-        return self._rows.read("silences", await self._run(silence_table.rows), silence_table.silence)
+        rows = await self.run(lambda db: db.execute("SELECT body FROM history").fetchall())
+        return self.rows.read("history", rows, partial(from_text, Coarse))
 
     async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
@@ -279,7 +189,7 @@ class Store:
                 elif accepted:
                     db.execute("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", (*key, to_text(each.alert)))
 
-        await self._run(deliver)
+        await self.run(deliver)
 
     async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notice], list[tuple[str, Alert]]]:
         """Return queued notifications in order, and the firing alerts that each receiver knows; other
@@ -296,13 +206,13 @@ class Store:
                 db.execute("SELECT receiver, alert FROM told").fetchall(),
             )
 
-        notices, known = await self._run(load)
+        notices, known = await self.run(load)
         return (
-            self._rows.read("notices", notices, decode.notice),
-            self._rows.read("told", known, lambda receiver, body: (text(receiver), decode.alert(body))),
+            self.rows.read("notices", notices, notice),
+            self.rows.read("told", known, lambda receiver, body: (text(receiver), from_text(Alert, body))),
         )
 
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await self._settle(self._submit(work))
 
     def _submit(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[tuple[T, bool]]:
@@ -333,7 +243,7 @@ class Store:
             return self._database.set_aside()
 
         try:
-            self._set_aside = await self._run(beat)
+            self._set_aside = await self.run(beat)
         except StoreUnavailable:
             pass  # the store has logged it
 
@@ -360,20 +270,20 @@ class Store:
             remove_excess(db, self.bounds)
 
         try:
-            await self._run(trim)
+            await self.run(trim)
         except StoreUnavailable:
             pass  # the store has logged it
 
-    def _record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
+    def record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
         chain = audit_table.append(db, actor, action, detail)
         remove_excess(db, self.bounds, chain)
 
-    def _opened(self, db: sqlite3.Connection, recorded: audit_ends.Ends) -> None:
+    def _opened(self, db: sqlite3.Connection, recorded: Ends) -> None:
         for problem in audit_table.note_missing(db, recorded):
             log.error("the audit of the store %s is not complete: %s", self.path, problem)
 
     def _replaced(self, db: sqlite3.Connection, aside: str, reason: str) -> None:
-        self._record(db, "gpumond", "store.set-aside", {"file": aside, "reason": reason})
+        self.record(db, "gpumond", "store.set-aside", {"file": aside, "reason": reason})
 
 
 def _owner(alert: Alert) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.errors import ConfigError, GpumondError, NoSuchSilence, StoreUnavailable, TooManySilences
+from gpumond.facts.errors import ConfigError, GpumondError, NoSuchSilence, TooManySilences
 from gpumond.facts.frame import Alert, Matcher, Silence
-from gpumond.features.silences.silences import KEEP_ENDED, KEEP_ENDED_SECONDS, MAX_SILENCES, Silences
+from gpumond.features.silences.silences import KEEP_ENDED, KEEP_ENDED_SECONDS, MAX_SILENCES, Silences, silence_table
+from tests.helpers.memory_store import MemoryStore
 
 ALERT = Alert(
     rule="leak",
@@ -23,32 +23,14 @@ ALERT = Alert(
 )
 
 
-class SilencesInMemory:
-    """Store of silences. ``full`` makes it refuse changes."""
-
-    def __init__(self, *silences: Silence) -> None:
-        self.stored = {silence.id: silence for silence in silences}
-        self.actions: list[tuple[str, str]] = []
-        self.full = False
-
-    async def silences(self) -> list[Silence]:
-        return list(self.stored.values())
-
-    async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None:
-        if self.full:
-            raise StoreUnavailable("the disk is full", full=True)
-        self.stored[silence.id] = silence
-        for id in removed:
-            del self.stored[id]
-        self.actions.append((actor, action))
-
-
 class Registry:
     """Silences over a store in memory, with a clock that the test sets."""
 
     def __init__(self, *stored: Silence) -> None:
         self.now = 1000.0
-        self.store = SilencesInMemory(*stored)
+        self.store = MemoryStore()
+        for silence in stored:
+            asyncio.run(silence_table(self.store).put(silence.id, silence))
         self.silences = Silences(self.store, lambda: self.now)
 
     def add(
@@ -115,7 +97,7 @@ def test_unusable_matchers_are_refused(matchers: tuple[str, ...], complaint: str
     with pytest.raises(ConfigError) as refused:
         registry.add(*matchers)
     assert complaint in str(refused.value)
-    assert not registry.store.stored
+    assert not registry.store.names("silences")
 
 
 def test_expression_with_exponential_backtracking_is_matched_in_linear_time():
@@ -211,7 +193,7 @@ def test_expired_silence_ends_at_once_and_stays_listed():
         registry.expire(silence.id)
     assert not registry.silenced()
     assert [(each.id, each.ends_at) for each in registry.silences.all()] == [(active.id, 1000.0), (pending.id, 1000.0)]
-    assert [action for _, action in registry.store.actions] == ["silence.create"] * 2 + ["silence.expire"] * 2
+    assert [action for _, action, _ in registry.store.audited] == ["silence.create"] * 2 + ["silence.expire"] * 2
     with pytest.raises(NoSuchSilence):
         registry.expire("0" * 16)
 
@@ -232,11 +214,11 @@ def test_ended_silences_are_removed_when_they_are_too_many_or_too_old():
     registry.expire(other.id)
     for _ in range(KEEP_ENDED + 20):
         registry.expire(registry.add().id)
-    assert len(registry.store.stored) == KEEP_ENDED + 1
-    assert other.id in registry.store.stored
+    assert len(registry.store.names("silences")) == KEEP_ENDED + 1
+    assert other.id in registry.store.names("silences")
     registry.now += KEEP_ENDED_SECONDS + 1
     last = registry.add()
-    assert list(registry.store.stored) == [last.id]
+    assert registry.store.names("silences") == [last.id]
     assert registry.silences.all() == [last]
 
 

@@ -17,7 +17,9 @@ from gpumond.config.web_file import read_web
 from gpumond.facts.errors import ConfigError
 from gpumond.features.alerts.receivers import Retry
 from gpumond.features.alerts.receivers.http_client import secret
-from tests.helpers.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, gpumond_here, until
+
+pytestmark = pytest.mark.slow
 
 UNUSABLE = {
     "deep": "[" * 20_000,
@@ -34,8 +36,7 @@ UNUSABLE = {
 
 
 def check(file: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpumond", "check-config", str(file)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return gpumond_here("check-config", str(file))
 
 
 @pytest.mark.parametrize("text", UNUSABLE.values(), ids=UNUSABLE)

@@ -16,6 +16,8 @@ from gpumond.config.loading import COPY, load
 from gpumond.facts.errors import ConfigError
 from tests.helpers.running import RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 VALID = "flush_cooldown: 7s\nrules:\n  - {name: own, scope: device, value: used_bytes, above: 1GiB}\n"
 INVALID = "flush_cooldown: 7s\nreceivers:\n  - {name: hook, type: webhook, url: secret-of-the-receiver}\n"
 SUCCESSFUL = "gpumond_config_last_reload_successful"

@@ -30,6 +30,8 @@ from tests.helpers.curves import (
     steps_of,
 )
 
+pytestmark = pytest.mark.slow
+
 QUIET = 4 * MIB
 
 

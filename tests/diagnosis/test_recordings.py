@@ -13,6 +13,8 @@ import pytest
 
 from gpumond.facts.verdicts import PROBLEMS
 
+pytestmark = pytest.mark.slow
+
 RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings"
 MAX_BYTES = 1 << 20
 

@@ -33,6 +33,8 @@ from tests.helpers.curves import (
     steps_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def leaking_snapshots(minutes: float = 60) -> Iterator[Snapshot]:
     return by_process(noisy(leaking(64 * MIB, onset=20), 16 * MIB), steps_of(minutes))

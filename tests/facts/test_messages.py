@@ -84,6 +84,7 @@ leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(["v", "type", "workload", "pools", "id", "steps", "outcome"]), trees))
 def test_arbitrary_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
     body |= {"v": 1, "type": "report"}
@@ -94,6 +95,7 @@ def test_arbitrary_json_is_a_message_or_a_protocol_error(body: dict[str, object]
     assert isinstance(message, messages.Report)
 
 
+@pytest.mark.slow
 def test_mutated_messages_decode_or_raise_protocol_errors():
     rng = random.Random(7)
     encoded_messages = [messages.encode(message) for message in MESSAGES]

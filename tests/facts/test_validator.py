@@ -45,6 +45,7 @@ def test_byte_counts_are_integers_within_the_size_of_a_device(amount: object):
         validator.decode(messages.to_json(body))
 
 
+@pytest.mark.slow
 def test_both_decoders_agree_on_mutated_messages():
     rng = random.Random(11)
     encoded_messages = [messages.encode(message) for message in MESSAGES]

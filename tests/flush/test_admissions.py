@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.alerts import KeptAdmission
-from gpumond.facts.errors import CoolingDown, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
+from gpumond.facts.errors import CoolingDown, NoSuchAdmission, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.quota import Lending
@@ -27,6 +25,7 @@ from gpumond.features.quotas.admissions import (
 )
 from gpumond.serve.examples import DEVICE, GIB, REPORT, SNAPSHOT
 from tests.helpers.agent_server import in_event_loop
+from tests.helpers.memory_store import MemoryStore
 
 RESEARCH = 1000
 
@@ -36,33 +35,18 @@ def with_free(gib: int) -> Snapshot:
     return replace(SNAPSHOT, devices=(replace(DEVICE, free_bytes=gib * GIB),), reports=(REPORT,))
 
 
-class MemoryStore:
-    """Requests in the store, and the number of transactions."""
-
-    def __init__(self, kept: Sequence[KeptAdmission]) -> None:
-        self.kept, self.transactions, self.full = list(kept), 0, False
-
-    async def admissions(self) -> list[KeptAdmission]:
-        return self.kept
-
-    async def keep_admissions(self, admissions: Sequence[KeptAdmission]) -> None:
-        if self.full:
-            raise StoreUnavailable("the disk is full")
-        self.kept, self.transactions = list(admissions), self.transactions + 1
-
-
 class World:
     """Requests with a clock, a store, and flushes that only count."""
 
-    def __init__(self, lending: Lending = "user", kept: Sequence[KeptAdmission] = (), now: float = 0.0) -> None:
+    def __init__(self, lending: Lending = "user", store: MemoryStore | None = None, now: float = 0.0) -> None:
         self.now, self.lending, self.alive, self.refuses = now, lending, True, False
         self.flushed: list[tuple[int | None, str]] = []
-        self.store = MemoryStore(kept)
+        self.store = store or MemoryStore()
         self.admissions = Admissions(self.flush, lambda: self.lending, self.find, lambda: self.now, self.store)
 
     async def restarted(self) -> World:
         """Return the requests of the next daemon, restored from the store."""
-        world = World(self.lending, self.store.kept, self.now)
+        world = World(self.lending, self.store, self.now)
         await world.admissions.load()
         return world
 
@@ -277,17 +261,17 @@ async def test_requests_are_stored_only_when_they_change_and_never_before_they_a
     world.ask(8)
     await world.admissions.keep()
     await world.tick(10)
-    assert world.store.transactions == 0
+    assert world.store.changes == 0
     await world.admissions.load()
     asked = world.ask(20)
     for _ in range(3):
         await world.admissions.keep()
         await world.tick(10)
-    assert (world.store.transactions, len(world.store.kept)) == (1, 2)
+    assert (world.store.changes, len(world.store.names("admissions"))) == (1, 2)
     world.admissions.cancel(asked.id, "uid:1000")
     world.now = GRANT_SECONDS
     await world.tick(10)
-    assert (world.store.transactions, world.store.kept) == (2, [])
+    assert (world.store.changes, world.store.names("admissions")) == (2, [])
 
 
 @in_event_loop
@@ -296,10 +280,10 @@ async def test_requests_are_granted_without_a_store_and_stored_later():
     world.store.full = True
     asked = world.ask(8)
     await world.admissions.keep()
-    assert (world.state(asked), world.store.kept) == ("granted", [])
+    assert (world.state(asked), world.store.names("admissions")) == ("granted", [])
     world.store.full = False
     await world.tick(10)
-    assert [each.id for each in world.store.kept] == [asked.id]
+    assert world.store.names("admissions") == [asked.id]
 
 
 @in_event_loop

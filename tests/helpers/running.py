@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -155,3 +157,16 @@ class RunningDaemon:
 def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpumond", *arguments]
     return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+
+
+def gpumond_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, without the start of one. An exception of the command is one of the test."""
+    from gpumond.commands.main import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            status = main(arguments)
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+    return subprocess.CompletedProcess(("gpumond", *arguments), status, out.getvalue(), err.getvalue())

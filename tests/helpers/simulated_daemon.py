@@ -17,7 +17,7 @@ from typing import Protocol
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
 from gpumond.facts.alerts import Heartbeat
-from gpumond.facts.errors import NoSuchRule, StoreUnavailable
+from gpumond.facts.errors import NoSuchDefinition, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.process import ProcessKey
@@ -180,7 +180,7 @@ class SimulatedDaemon:
             else:
                 body = {"name": name, "scope": "process", "value": "used_bytes", "above": level}
                 await self.daemon.kernel.get(RuleRegistry).put(RuleConfig.model_validate(body).rule(), "soak")
-        except NoSuchRule:
+        except NoSuchDefinition:
             pass
         except StoreUnavailable:
             self.refused_edits += 1

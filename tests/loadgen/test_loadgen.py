@@ -13,7 +13,7 @@ import pytest
 from gpumond.features.loadgen.plan import SCENARIOS
 from gpumond.sim.device import MIB, SimDevice
 from tests.helpers.holding import holder
-from tests.helpers.running import until
+from tests.helpers.running import gpumond_here, until
 from tests.loadgen.loads import CONTEXT, SIZE, load, running
 
 
@@ -175,8 +175,9 @@ def test_summary_has_the_actions_and_the_truth(device: SimDevice):
     ],
 )
 def test_wrong_use_is_one_line_with_the_remedy(arguments: tuple[str, ...], message: str):
-    status, out, err = load(None, *arguments)
-    assert (status, out) == (2, "")
+    done = gpumond_here("loadgen", *arguments)
+    out, err = done.stdout, done.stderr
+    assert (done.returncode, out) == (2, "")
     assert message in err
     assert len([line for line in err.splitlines() if line.startswith(("gpumond: ", "gpumond loadgen: error: "))]) == 1
     assert "Traceback" not in err

@@ -14,6 +14,7 @@ from gpumond.devices.child.supervisor import DEADLINE_SECONDS
 from gpumond.facts.messages import MAX_MESSAGE_BYTES
 from gpumond.facts.program import OOMS, SCOPES
 from gpumond.features.alerts.outbox import QUEUE_LIMIT
+from gpumond.features.baselines.recordings import MAX_BASELINES
 from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
 from gpumond.features.flush.hook import REMEMBERED
 from gpumond.features.flush.hook_routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
@@ -46,7 +47,6 @@ from gpumond.serve.limits import (
 from gpumond.serve.listener import HEAD_SECONDS
 from gpumond.serve.live_frames import MAX_STREAMS
 from gpumond.serve.token_reviews import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
-from gpumond.store.baseline_table import MAX_BASELINES
 from gpumond.store.retention import Bounds
 from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
 from gpumond.tick.history import MAX_PROCESSES

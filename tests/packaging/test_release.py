@@ -55,6 +55,7 @@ def imaging(tmp_path: Path) -> Iterator[Mapping[str, str]]:
     engine.end()
 
 
+@pytest.mark.needs  # it uses the optional programs that are installed
 def test_release_builds_everything_and_uploads_nothing(
     tmp_path: Path, signing: Mapping[str, str], imaging: Mapping[str, str]
 ):

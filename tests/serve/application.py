@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -13,18 +13,10 @@ import httpx
 from fastapi import FastAPI
 
 from gpumond.events import EventLog
-from gpumond.facts.alerts import KeptAdmission, ended
-from gpumond.facts.errors import (
-    ConfigError,
-    FlushError,
-    NoSuchQuota,
-    NoSuchRule,
-    QuotaChanged,
-    RuleChanged,
-    StoreUnavailable,
-)
+from gpumond.facts.alerts import ended
+from gpumond.facts.errors import ConfigError, FlushError
 from gpumond.facts.flush import FlushOutcome, FlushRequest
-from gpumond.facts.frame import Alert, Frame, Silence
+from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.pools import Receipt
 from gpumond.facts.rule import Rule
@@ -47,6 +39,7 @@ from gpumond.serve.examples import ALERT, AUDIT_ENTRY, RECEIPT, SNAPSHOT
 from gpumond.store.audit import AuditEntry
 from gpumond.testing import TickState, advance
 from gpumond.tick.history import History
+from tests.helpers.memory_store import MemoryStore
 
 FRAME = advance(TickState(), BUILT_IN, SNAPSHOT).frame
 
@@ -54,84 +47,9 @@ FRAME = advance(TickState(), BUILT_IN, SNAPSHOT).frame
 TOKEN = {"Authorization": "Bearer secret"}
 
 
-class MemoryStore:
-    """In-memory store."""
-
-    def __init__(self) -> None:
-        self.stored: dict[str, tuple[str, dict[str, Any]]] = {}
-        self.stored_quotas: dict[str, tuple[str, dict[str, Any]]] = {}
-        self.stored_overrides: dict[str, dict[str, Any]] = {}
-        self.stored_admissions: list[KeptAdmission] = []
-        self.audited: list[tuple[str, str, Any]] = []
-        self.full = False
-
-    async def audit(self, actor: str, action: str, detail: Any) -> None:
-        if self.full:
-            raise StoreUnavailable("the disk is full", full=True)
-        self.audited.append((actor, action, detail))
-
+class AuditedStore(MemoryStore):
     async def audit_entries(self, limit: int = 0, users: bool = True) -> list[AuditEntry]:
         return [AUDIT_ENTRY][:limit]
-
-    async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        return self.stored
-
-    async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
-        self._may_change(name, if_match)
-        self.stored[name] = (f"{len(self.stored)}-{hash(str(body))}", dict(body))
-        return self.stored[name][0]
-
-    async def delete_rule(self, name: str, actor: str, if_match: str | None = None) -> None:
-        if name not in self.stored:
-            raise NoSuchRule(f"no rule {name}")
-        self._may_change(name, if_match)
-        del self.stored[name]
-
-    async def quotas(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        return self.stored_quotas
-
-    async def put_quota(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
-        if self.full:
-            raise StoreUnavailable("the disk is full", full=True)
-        if if_match is not None and if_match != self.stored_quotas.get(name, ("",))[0]:
-            raise QuotaChanged(f"{name} has changed")
-        self.stored_quotas[name] = (f"{len(self.stored_quotas)}-{hash(str(body))}", dict(body))
-        return self.stored_quotas[name][0]
-
-    async def delete_quota(self, name: str, actor: str, if_match: str | None = None) -> None:
-        if name not in self.stored_quotas:
-            raise NoSuchQuota(f"no quota {name}")
-        del self.stored_quotas[name]
-
-    async def overrides(self) -> dict[str, dict[str, Any]]:
-        return self.stored_overrides
-
-    async def admissions(self) -> list[KeptAdmission]:
-        return self.stored_admissions
-
-    async def keep_admissions(self, admissions: Sequence[KeptAdmission]) -> None:
-        self.stored_admissions = list(admissions)
-
-    async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None:
-        self._may_change(name, None)
-        self.stored_overrides[name] = dict(fields)
-
-    async def delete_override(self, name: str, actor: str) -> None:
-        self._may_change(name, None)
-        del self.stored_overrides[name]
-
-    async def silences(self) -> list[Silence]:
-        return []
-
-    async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None:
-        if self.full:
-            raise StoreUnavailable("the disk is full", full=True)
-
-    def _may_change(self, name: str, if_match: str | None) -> None:
-        if self.full:
-            raise StoreUnavailable("the disk is full", full=True)
-        if if_match is not None and if_match != self.stored.get(name, ("",))[0]:
-            raise RuleChanged(f"{name} has changed")
 
 
 class View:
@@ -143,7 +61,7 @@ class View:
     ) -> None:
         self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
         self.history = history or History()
-        self.store, self.commands = MemoryStore(), self
+        self.store, self.commands = AuditedStore(), self
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
         self.quotas = QuotaRegistry((), self.store)
         self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0, self.store)
@@ -224,9 +142,15 @@ def application() -> FastAPI:
     return create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
 
 
-def ask(view: View, path: str, method: str = "GET", **options: Any) -> httpx.Response:
+def serving(view: Any, tokens: Tokens | None = None) -> FastAPI:
+    """Return the application with this view, until the next call."""
     app = application()
-    app.state = state_of(view, Tokens("secret"))
+    app.state = state_of(view, tokens or Tokens("secret"))
+    return app
+
+
+def ask(view: View, path: str, method: str = "GET", **options: Any) -> httpx.Response:
+    app = serving(view)
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

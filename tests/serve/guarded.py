@@ -66,7 +66,7 @@ class GuardedApi:
         return self.ask("POST", "/api/v1/flushes", uid, headers=headers, json=FLUSH, **options)
 
     def unchanged(self) -> bool:
-        return not self.view.flush_requests and not self.view.agent_requests and not self.view.store.stored
+        return not self.view.flush_requests and not self.view.agent_requests and not self.view.store.names("rules")
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -32,10 +32,10 @@ def test_change_is_stored_before_it_is_answered():
     view = View()
     asyncio.run(view.admissions.load())
     granted = request(view).json()
-    assert (granted["state"], [each.id for each in view.store.stored_admissions]) == ("granted", [granted["id"]])
+    assert (granted["state"], view.store.names("admissions")) == ("granted", [granted["id"]])
     assert ask(view, f"{PATH}/{granted['id']}", "PUT", headers=TOKEN).json() == granted
     assert ask(view, f"{PATH}/{granted['id']}", "DELETE", headers=TOKEN).status_code == 204
-    assert view.store.stored_admissions == []
+    assert view.store.names("admissions") == []
 
 
 @pytest.mark.parametrize("before", [None, frame()])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -14,14 +14,12 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.features import routers
-from gpumond.features.baselines.recordings import BaselineService
+from gpumond.features.baselines.recordings import BaselineService, baseline_table
 from gpumond.features.baselines.statistics import Comparison, compare
-from gpumond.serve.app import create_app
-from gpumond.serve.auth import Tokens
 from gpumond.store.store import Store
 from gpumond.testing import GIB
 from tests.helpers.training import training
+from tests.serve.application import serving
 
 T = TypeVar("T")
 TOKEN = {"Authorization": "Bearer secret"}
@@ -48,15 +46,11 @@ class BaselinesApi:
 
 
 def with_api(path: Path, work: Callable[[BaselinesApi], Awaitable[T]]) -> T:
-    @asynccontextmanager
-    async def no_lifespan() -> AsyncIterator[None]:
-        yield
-
     async def run() -> T:
         store = Store(path / "gpumond.db")
         await store.open()
         baselines = BaselineService(store)
-        app = create_app(SimpleNamespace(get=lambda kind: baselines), Tokens("secret"), no_lifespan, routers=routers())  # type: ignore[arg-type]
+        app = serving(SimpleNamespace(get=lambda kind: baselines))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             try:
@@ -166,9 +160,10 @@ def test_number_of_baselines_is_limited(tmp_path: Path):
     async def work(api: BaselinesApi) -> int:
         await api.ask("PUT", "/n", {"for_seconds": 1})
         await api.measure("/n", GIB, seconds=1)
-        (baseline,) = await api.store.baselines("before")
+        table = baseline_table(api.store, "before")
+        (row,) = await table.rows()
         for number in range(200):
-            await api.store.put_baseline("before", type(baseline)(f"n{number}", None, 0, 0, 0, True))
+            await table.put(f"n{number}", replace(row.value, name=f"n{number}"))
         return (await api.ask("PUT", "/one-more", {"for_seconds": 1})).status_code
 
     assert with_api(tmp_path, work) == 409

@@ -6,13 +6,10 @@ import asyncio
 
 from gpumond.events import EventLog
 from gpumond.facts.frame import Frame, Ledger
-from gpumond.features import routers
 from gpumond.serve import events as route
-from gpumond.serve.app import create_app
-from gpumond.serve.auth import Tokens
 from gpumond.serve.live_frames import MAX_STREAMS
 from gpumond.testing import make_report, make_snapshot
-from tests.serve.application import View, ask, no_lifespan
+from tests.serve.application import View, ask, serving
 from tests.serve.event_reader import Reader
 
 
@@ -23,7 +20,7 @@ def frame_with_agents(*pids: int) -> Frame:
 def test_reader_receives_events_from_its_connection_on():
     async def run() -> None:
         view = View()
-        app = create_app(view, Tokens("secret"), no_lifespan, routers=routers())
+        app = serving(view)
         view.events.publish(frame_with_agents(1), (), ())
         reader = Reader(app, accept="text/event-stream")
         await reader.wait(lambda text: text == "retry: 3000\n\n")
@@ -51,7 +48,7 @@ def test_returning_reader_receives_missed_events_and_notice_of_gaps():
     async def run() -> None:
         view = View()
         view.events = EventLog(1.0, kept=3)
-        app = create_app(view, Tokens("secret"), no_lifespan, routers=routers())
+        app = serving(view)
         published = view.events.publish(frame_with_agents(1, 2, 3, 4, 5), (), ())
         reader = Reader(app, last_event_id=str(published[3].id))
         await reader.wait(lambda text: "data:" in text)
@@ -92,7 +89,7 @@ def test_idle_stream_has_heartbeats():
 def test_stuck_reader_is_disconnected_and_blocks_no_other():
     async def run() -> None:
         view = View()
-        app = create_app(view, Tokens("secret"), no_lifespan, routers=routers())
+        app = serving(view)
         app.state.slow_seconds = 0.05
         slow, quick = Reader(app), Reader(app)
         await slow.wait(lambda text: "retry" in text)
@@ -110,7 +107,7 @@ def test_stuck_reader_is_disconnected_and_blocks_no_other():
 
 def test_streams_of_one_user_exclude_no_other_user():
     async def run() -> None:
-        app = create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
+        app = serving(View())
         honest = Reader(app, "uid:1001")
         await honest.wait(lambda text: "retry" in text)
         greedy = [Reader(app, "uid:1000") for _ in range(MAX_STREAMS - 1)]
@@ -131,7 +128,7 @@ def test_streams_of_one_user_exclude_no_other_user():
 
 def test_streams_serve_a_hundred_viewers_of_one_address():
     async def run() -> None:
-        app = create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
+        app = serving(View())
         readers = [Reader(app) for _ in range(100)]
         for reader in readers:
             await reader.wait(lambda text: "retry" in text)

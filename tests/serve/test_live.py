@@ -15,14 +15,11 @@ import pytest
 
 from gpumond.facts.frame import Frame
 from gpumond.facts.whole_frame import WholeFrame
-from gpumond.features import routers
-from gpumond.serve.app import create_app
-from gpumond.serve.auth import Tokens
 from gpumond.serve.live_frames import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
 from gpumond.serve.whole_frame import whole_frame
 from gpumond.testing import make_report, make_snapshot
 from gpumond.tick.ledger import attribute
-from tests.serve.application import View, ask, no_lifespan
+from tests.serve.application import View, ask, serving
 from tests.serve.event_reader import Reader
 from tests.serve.live_frames import as_json, changes_as_json, random_frame, random_wholes
 
@@ -130,7 +127,7 @@ Scene = Callable[[LiveView, Callable[..., Reader], LiveFrames], Coroutine[Any, A
 def with_readers(scene: Scene, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
     async def run() -> None:
         view = LiveView()
-        app = create_app(view, Tokens("secret"), no_lifespan, routers=routers())
+        app = serving(view)
         app.state.live = LiveFrames(view, heartbeat_seconds)
         task = asyncio.create_task(app.state.live.run())
         readers: list[Reader] = []

@@ -10,10 +10,10 @@ import pytest
 from gpumond.serve.examples import AUDIT_ENTRY
 from gpumond.serve.resources import ENTRIES_AT_ONCE
 from gpumond.store.audit import AuditEntry
-from tests.serve.application import MemoryStore, View, ask
+from tests.serve.application import AuditedStore, View, ask
 
 
-class LongAudit(MemoryStore):
+class LongAudit(AuditedStore):
     async def audit_entries(self, limit: int = 0, users: bool = True) -> list[AuditEntry]:
         return [replace(AUDIT_ENTRY, seq=number) for number in range(limit)]
 

@@ -9,6 +9,7 @@ import pytest
 
 from gpumond.facts.rule import Rule
 from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.registry import override_table
 from tests.serve.application import HOG, TOKEN, View, ask
 
 FULL = next(rule for rule in BUILT_IN if rule.name == "device-nearly-full")
@@ -106,7 +107,7 @@ def test_only_built_in_rules_have_overrides():
     ):
         answer = put(view, {"level": 1}, name)
         assert (answer.status_code, hint in answer.json()["detail"]) == (status, True)
-    assert view.store.stored_overrides == {}
+    assert view.store.names("rule_overrides") == []
 
 
 def test_if_match_of_another_version_changes_nothing():
@@ -143,7 +144,7 @@ def test_overrides_require_a_token():
     view = View()
     assert ask(view, "/api/v1/rules/leak/override", "PUT", json={"level": 1}).status_code == 401
     assert ask(view, "/api/v1/rules/leak/override", "DELETE").status_code == 401
-    assert view.store.stored_overrides == {}
+    assert view.store.names("rule_overrides") == []
 
 
 def test_override_that_cannot_be_stored_is_not_in_effect():
@@ -155,7 +156,8 @@ def test_override_that_cannot_be_stored_is_not_in_effect():
 
 def test_stored_override_that_cannot_be_read_is_left_out_and_named():
     view = View()
-    view.store.stored_overrides = {"leak": {"mood": 1}, "device-nearly-full": {"level": 0.9}, "former": {"level": 1}}
+    for name, fields in (("leak", {"mood": 1}), ("device-nearly-full", {"level": 0.9}), ("former", {"level": 1})):
+        asyncio.run(override_table(view.store).put(name, fields))
     (wrong,) = asyncio.run(view.rulebook.load())
     assert wrong.startswith("override of leak: ")
     rule = in_effect(view)

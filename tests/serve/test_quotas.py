@@ -9,11 +9,10 @@ import httpx
 import pytest
 
 from gpumond.config.tokens import Token, digest
-from gpumond.features import routers
+from gpumond.features.quotas.registry import quota_table
 from gpumond.features.quotas.settings import QuotaConfig
-from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
-from tests.serve.application import TOKEN, View, ask, no_lifespan
+from tests.serve.application import TOKEN, View, ask, serving
 from tests.serve.guarded import PeerMiddleware
 
 GIB = 1 << 30
@@ -94,7 +93,7 @@ def test_sizes_are_texts_or_integers(size: object, size_bytes: int):
 def test_unprivileged_users_and_scopes_are_refused_by_name():
     view = View()
     tokens = Tokens("secret", others=lambda: (Token("ci", frozenset({"flush"}), digest("flusher")),))
-    app = create_app(view, tokens, no_lifespan, routers=routers())
+    app = serving(view, tokens)
 
     async def send(uid: int | None, headers: dict[str, str], method: str) -> httpx.Response:
         transport = httpx.ASGITransport(app=PeerMiddleware(app, uid, "127.0.0.1"))
@@ -118,7 +117,8 @@ def test_quota_that_cannot_be_stored_is_not_in_effect():
 
 def test_stored_quota_that_cannot_be_read_is_skipped_and_named():
     view = View()
-    view.store.stored_quotas = {"team": ("1", TEAM), "later": ("2", TEAM | {"name": "later", "colour": "red"})}
+    for quota in (TEAM, TEAM | {"name": "later", "colour": "red"}):
+        asyncio.run(quota_table(view.store).put(quota["name"], quota))
     (wrong,) = asyncio.run(view.quotas.load())
     assert wrong.startswith("later: ")
     assert [entry.name for entry in view.quotas.entries()] == ["team"]

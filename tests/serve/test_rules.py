@@ -9,12 +9,10 @@ import httpx
 import pytest
 
 from gpumond.facts.rule import Rule
-from gpumond.features import routers
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.preview import Preview
-from gpumond.serve.app import create_app
-from gpumond.serve.auth import Tokens
-from tests.serve.application import HOG, TOKEN, View, ask, no_lifespan
+from gpumond.features.rules.registry import rule_table
+from tests.serve.application import HOG, TOKEN, View, ask, serving
 from tests.serve.guarded import PeerMiddleware
 
 
@@ -116,7 +114,7 @@ def test_rules_without_token_are_unchanged():
     assert ask(view, "/api/v1/rules/hog", "PUT", json=HOG).status_code == 401
     assert ask(view, "/api/v1/rules/hog", "DELETE").status_code == 401
     assert ask(view, "/-/reload", "POST").status_code == 401
-    assert not view.store.stored
+    assert not view.store.names("rules")
 
 
 def test_rule_that_cannot_be_stored_is_not_in_effect():
@@ -145,7 +143,8 @@ def test_reload_states_why_the_configuration_is_invalid():
 
 def test_stored_rule_that_cannot_be_read_is_left_out_and_named():
     view = View()
-    view.store.stored = {"hog": ("1", HOG), "later": ("2", HOG | {"name": "later", "scope": "galaxy"})}
+    for rule in (HOG, HOG | {"name": "later", "scope": "galaxy"}):
+        asyncio.run(rule_table(view.store).put(rule["name"], rule))
     (wrong,) = asyncio.run(view.rulebook.load())
     assert wrong.startswith("later: ")
     assert names(view)[-1] == "hog"
@@ -169,7 +168,7 @@ class SlowPreviewView(View):
 def test_previews_are_limited_to_two_and_one_per_user():
     async def run() -> None:
         view = SlowPreviewView()
-        app = create_app(view, Tokens("secret"), no_lifespan, routers=routers())
+        app = serving(view)
 
         def preview(uid: int | None, client: str = "127.0.0.1") -> asyncio.Task[httpx.Response]:
             async def send() -> httpx.Response:

@@ -8,11 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gpumond.features import routers
-from gpumond.serve.app import create_app
-from gpumond.serve.auth import Tokens
 from gpumond.serve.limits import SILENCES_PER_MINUTE
-from tests.serve.application import TOKEN, View, ask, no_lifespan
+from tests.serve.application import TOKEN, View, ask, serving
 
 RULE = {"name": "rule", "operator": "=", "value": "leak"}
 BODY: dict[str, Any] = {"matchers": [RULE], "for_seconds": 60, "reason": "known"}
@@ -87,7 +84,7 @@ def test_silence_that_cannot_be_stored_is_not_in_effect():
 
 
 def test_changes_of_one_caller_are_limited():
-    app = create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
+    app = serving(View())
 
     async def run() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app)

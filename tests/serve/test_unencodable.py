@@ -15,6 +15,7 @@ import pytest
 from gpumond.facts.alerts import KeptAlert, Notice
 from gpumond.facts.frame import Alert
 from gpumond.facts.text import require_encodable
+from gpumond.features.rules.registry import rule_table
 from gpumond.store.store import Store
 from tests.helpers.opened_store import with_store
 from tests.helpers.running import RunningDaemon, until
@@ -106,8 +107,8 @@ def test_unreadable_rows_of_older_versions_are_skipped_with_a_fault(serve: Serve
     )
 
     async def keep(store: Store) -> None:
-        await store.put_rule("pwn", RULE | {"name": "pwn", "labels": {"a": LONE_SURROGATE}}, "token")
-        await store.put_rule("good", RULE | {"name": "good"}, "token")
+        await rule_table(store).put("pwn", RULE | {"name": "pwn", "labels": {"a": LONE_SURROGATE}}, "token")
+        await rule_table(store).put("good", RULE | {"name": "good"}, "token")
         await store.keep([KeptAlert((), alert, 1.0)], [Notice("log", 1, "raised", alert)], [alert])
 
     with_store(path, keep)

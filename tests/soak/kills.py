@@ -19,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpumond.facts.frame import Alert
 from gpumond.facts.messages import Hello, Report, encode, to_json
 from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import Reading
 from gpumond.host.machine import start_ticks
-from gpumond.store import rows
+from gpumond.store.rows import from_text
 from gpumond.store.store import verify_audit
 from tests.helpers.simulated_program import Process
 from tests.helpers.world import TICK_SECONDS, World
@@ -183,7 +184,7 @@ class CheckedReceiver:
 
     def check(self, now: float, notifications: list[dict[str, Any]]) -> None:
         for message in notifications or [{"raised": [], "resolved": []}]:
-            raised, resolved = ([rows.alert(text) for text in message[kind]] for kind in ("raised", "resolved"))
+            raised, resolved = ([from_text(Alert, text) for text in message[kind]] for kind in ("raised", "resolved"))
             new = [alert for alert in raised if alert.labels not in self._firing]
             self._firing |= {alert.labels for alert in new}
             over = [alert for alert in resolved if alert.labels in self._firing]

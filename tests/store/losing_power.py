@@ -12,6 +12,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gpumond.features.rules.registry import rule_table
 from gpumond.store.store import Store, verify_audit
 from tests.helpers.opened_store import with_store
 from tests.helpers.running import RunningDaemon
@@ -159,7 +160,7 @@ async def _read(store: Store) -> tuple[StoreContent, list[str]]:
     faults = [fault.detail for fault in store.faults()]
     if faults:
         return ({}, []), faults
-    rules = {name: body["above"] for name, (_, body) in (await store.rules()).items()}
+    rules = {row.name: row.value["above"] for row in await rule_table(store).rows()}
     entries = [entry.detail for entry in await store.audit_entries(-1) if entry.action.startswith("rule.")]
     return (rules, [Edit(detail["name"], _above(detail)) for detail in entries]), []
 

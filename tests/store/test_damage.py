@@ -17,10 +17,14 @@ from gpumond.facts.alerts import KeptAdmission, KeptAlert, Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Matcher, Silence
 from gpumond.features.alerts.dispatcher import AlertDispatcher
+from gpumond.features.baselines.recordings import baseline_table
 from gpumond.features.baselines.statistics import Baseline
+from gpumond.features.quotas.admissions import admission_table
+from gpumond.features.quotas.registry import quota_table
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.registry import RuleRegistry
+from gpumond.features.rules.registry import RuleRegistry, override_table, rule_table
 from gpumond.features.rules.settings import written
+from gpumond.features.silences.silences import silence_table
 from gpumond.store.history import HistoryPersistence
 from gpumond.store.store import Store, verify_audit
 from gpumond.tick.history import TIERS, Coarse, History
@@ -74,8 +78,8 @@ TABLES = {
 async def fill(store: Store) -> None:
     for number in range(3):
         name = f"rule-{number}"
-        await store.put_rule(name, written(replace(BUILT_IN[0], name=name)), "token")
-        await store.put_override(BUILT_IN[number].name, {"level": number}, "token")
+        await rule_table(store).put(name, written(replace(BUILT_IN[0], name=name)), "token")
+        await override_table(store).put(BUILT_IN[number].name, {"level": number}, "token")
         await store.audit("uid:4711", "flush.request", {"number": number})
         await store.audit("rule:full", "action", {"labels": [["alertname", f"full-{number}"]]})
         alert = replace(ALERT, labels=(("alertname", f"full-{number}"),))
@@ -83,15 +87,16 @@ async def fill(store: Store) -> None:
         await store.keep([KeptAlert((), alert, 5.0)] * 3, notices, [over("a")])
         await store.delivered(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
-        await store.put_silence(replace(SILENCE, id=f"{number:016}"), (), "token", "silence.create")
+        silence = replace(SILENCE, id=f"{number:016}")
+        await silence_table(store).put(silence.id, silence, "token")
         quota = {"name": name, "match": {"workload": "*"}, "soft": number + 1}
-        await store.quota_rows.put_quota(name, quota, "token")
-        await store.put_baseline("before", Baseline(name, None, 1.0, 10.0, 10.0, True, ()))
+        await quota_table(store).put(name, quota, "token")
+        await baseline_table(store, "before").put(name, Baseline(name, None, 1.0, 10.0, 10.0, True, ()))
     series = Coarse(
         device_uuid="GPU-a", pid=None, start_ticks=None, born_at=1.0, records=((None,) * 5,) * len(TIERS), blocks=()
     )
     await store.keep_history([series] * 3)
-    await store.admission_rows.keep_admissions([replace(ADMISSION, id=f"{number:032}") for number in range(3)])
+    await admission_table(store).replace([replace(ADMISSION, id=f"{number:032}") for number in range(3)])
 
 
 class SilentOutbox:
@@ -128,10 +133,10 @@ async def start(store: Store) -> dict[str, int]:
     await read("audit", lambda: store.audit_entries(users=False))
     await read("user_audit", store.audit_entries)
     found["user_audit"] -= found["audit"]
-    await read("silences", store.silences)
-    await read("quotas", store.quota_rows.quotas)
-    await read("admissions", store.admission_rows.admissions)
-    await read("baselines", lambda: store.baselines("before"))
+    await read("silences", silence_table(store).rows)
+    await read("quotas", quota_table(store).rows)
+    await read("admissions", admission_table(store).rows)
+    await read("baselines", baseline_table(store, "before").rows)
     book = RuleRegistry(BUILT_IN, (), store)
     await read("wrong", book.load)
     found["rules"] = len([entry for entry in book.entries() if entry.origin == "api"])
@@ -223,5 +228,5 @@ async def works(store: Store) -> None:
 
 
 async def change(store: Store) -> None:
-    await store.put_rule("after", written(BUILT_IN[0]), "token")
+    await rule_table(store).put("after", written(BUILT_IN[0]), "token")
     await store.audit("uid:4711", "flush.request", {})

@@ -12,31 +12,34 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.alerts import Heartbeat, KeptAlert, resume
-from gpumond.facts.errors import NoSuchRule, RuleChanged
+from gpumond.facts.errors import DefinitionChanged
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
+from gpumond.features.rules.registry import override_table, rule_table
 from gpumond.store.database import STEPS
 from gpumond.store.rows import to_text
 from gpumond.store.store import Store, verify_audit
+from gpumond.store.table import Row
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
 
 def test_rule_survives_a_restart_with_its_etag(path: Path):
-    etag = with_store(path, lambda store: store.put_rule("full", {"above": 0.9}, "token"))
-    assert with_store(path, lambda store: store.rules()) == {"full": (etag, {"above": 0.9})}
+    etag = with_store(path, lambda store: rule_table(store).put("full", {"above": 0.9}, "token"))
+    assert with_store(path, lambda store: rule_table(store).rows()) == [Row("full", {"above": 0.9}, etag)]
 
 
 def test_override_survives_a_restart_and_is_in_the_audit(path: Path):
     async def work(store: Store) -> None:
-        await store.put_override("leak", {"level": 1.0}, "token")
-        await store.put_override("leak", {"for": 60.0, "enabled": False}, "token")
-        await store.put_override("idle-holder", {"severity": "warning"}, "token")
-        await store.delete_override("idle-holder", "token")
-        with pytest.raises(NoSuchRule):
-            await store.delete_override("idle-holder", "token")
+        await override_table(store).put("leak", {"level": 1.0}, "token")
+        await override_table(store).put("leak", {"for": 60.0, "enabled": False}, "token")
+        await override_table(store).put("idle-holder", {"severity": "warning"}, "token")
+        await override_table(store).delete("idle-holder", "token")
+        assert not await override_table(store).delete("idle-holder", "token")
 
     with_store(path, work)
-    assert with_store(path, lambda store: store.overrides()) == {"leak": {"for": 60.0, "enabled": False}}
+    assert with_store(path, lambda store: override_table(store).rows()) == [
+        Row("leak", {"for": 60.0, "enabled": False})
+    ]
     actions = [entry.action for entry in with_store(path, lambda store: store.audit_entries())]
     assert actions == ["rule.override"] * 3 + ["rule.restore"]
 
@@ -49,15 +52,14 @@ def test_store_is_readable_by_its_user_only(path: Path):
 
 def test_change_of_another_version_is_refused(path: Path):
     async def work(store: Store) -> None:
-        etag = await store.put_rule("full", {"above": 0.9}, "token")
-        newer = await store.put_rule("full", {"above": 0.8}, "token", if_match=etag)
-        with pytest.raises(RuleChanged):
-            await store.put_rule("full", {"above": 0.7}, "token", if_match=etag)
-        with pytest.raises(RuleChanged):
-            await store.delete_rule("full", "token", if_match=etag)
-        await store.delete_rule("full", "token", if_match=newer)
-        with pytest.raises(NoSuchRule):
-            await store.delete_rule("full", "token")
+        etag = await rule_table(store).put("full", {"above": 0.9}, "token")
+        newer = await rule_table(store).put("full", {"above": 0.8}, "token", if_match=etag)
+        with pytest.raises(DefinitionChanged):
+            await rule_table(store).put("full", {"above": 0.7}, "token", if_match=etag)
+        with pytest.raises(DefinitionChanged):
+            await rule_table(store).delete("full", "token", if_match=etag)
+        await rule_table(store).delete("full", "token", if_match=newer)
+        assert not await rule_table(store).delete("full", "token")
         assert [entry.action for entry in await store.audit_entries()] == ["rule.create", "rule.replace", "rule.delete"]
 
     with_store(path, work)
@@ -107,14 +109,15 @@ def test_store_of_the_first_version_is_upgraded(path: Path):
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from gpumond.store import Store
+from gpumond.features.rules.registry import rule_table
+from gpumond.store.store import Store
 async def main():
     store = Store(Path(sys.argv[1]))
     await store.open()
     number = 0
     while True:
         number += 1
-        await store.put_rule(f"rule{number % 50}", {"number": number}, "token")
+        await rule_table(store).put(f"rule{number % 50}", {"number": number}, "token")
         print(number, flush=True)
 asyncio.run(main())
 """

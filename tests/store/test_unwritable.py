@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.errors import StoreUnavailable
+from gpumond.features.rules.registry import rule_table
 from gpumond.store.store import Store, verify_audit
 from tests.helpers.opened_store import with_store
 
@@ -35,7 +36,7 @@ def test_corrupt_file_is_set_aside_with_a_fault_and_never_overwritten(path: Path
 def test_damaged_page_is_detected_at_the_next_start(path: Path):
     async def fill(store: Store) -> None:
         for number in range(200):
-            await store.put_rule(f"rule{number}", {"text": "x" * 500}, "token")
+            await rule_table(store).put(f"rule{number}", {"text": "x" * 500}, "token")
 
     with_store(path, fill)
     with path.open("r+b") as file:
@@ -95,17 +96,17 @@ def limited(size: int) -> Iterator[None]:
 
 def test_unwritable_changes_are_refused_until_the_store_recovers(path: Path):
     async def work(store: Store) -> None:
-        await store.put_rule("kept", {}, "token")
+        await rule_table(store).put("kept", {}, "token")
         with limited(path.stat().st_size):
             with pytest.raises(StoreUnavailable):
-                await store.put_rule("big", {"text": "x" * 1_000_000}, "token")
+                await rule_table(store).put("big", {"text": "x" * 1_000_000}, "token")
             assert not store.writable
-            acknowledged = set(await store.rules())
+            acknowledged = {row.name for row in await rule_table(store).rows()}
             assert not store.writable, "it is read, which says nothing about writing"
         while not store.writable:
             await asyncio.sleep(0.01)
-        assert set(await store.rules()) == acknowledged >= {"kept"}
-        await store.put_rule("after", {}, "token")
+        assert {row.name for row in await rule_table(store).rows()} == acknowledged >= {"kept"}
+        await rule_table(store).put("after", {}, "token")
 
     with_store(path, work, beat_seconds=0.02)
     assert verify_audit(path) == []
@@ -140,17 +141,17 @@ def fill(directory: Path) -> Path:
 
 def test_full_disk_is_named_and_free_space_resolves_it(small_disk: Path):
     async def work(store: Store) -> None:
-        await store.put_rule("kept", {}, "token")
+        await rule_table(store).put("kept", {}, "token")
         ballast = fill(small_disk)
         with pytest.raises(StoreUnavailable) as refused:
-            await store.put_rule("lost", {"text": "x" * 200_000}, "token")
+            await rule_table(store).put("lost", {"text": "x" * 200_000}, "token")
         assert refused.value.full
         assert not store.writable
         ballast.unlink()
         while not store.writable:
             await asyncio.sleep(0.01)
-        assert set(await store.rules()) == {"kept"}
-        await store.put_rule("after", {}, "token")
+        assert {row.name for row in await rule_table(store).rows()} == {"kept"}
+        await rule_table(store).put("after", {}, "token")
 
     with_store(small_disk / "gpumond.db", work, beat_seconds=0.02)
     assert verify_audit(small_disk / "gpumond.db") == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from gpumond.store.audit import GENESIS, entry_hash
 from gpumond.store.store import Store, verify_audit
 from tests.helpers.opened_store import with_store
+from tests.helpers.running import gpumond_here
 
 ENTRIES = 5
 
@@ -25,8 +25,7 @@ async def fill(store: Store) -> None:
 
 
 def verify(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpumond", "audit", "verify", "--state-dir", str(path.parent)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return gpumond_here("audit", "verify", "--state-dir", str(path.parent))
 
 
 def execute(path: Path, *statements: str) -> None:

@@ -112,6 +112,7 @@ class Schedule:
                 self.programs[str(flushed.process.pid)].cached = 0
 
 
+@pytest.mark.slow
 def test_eight_programs_never_overcommit_the_device_and_never_starve():
     for seed in range(SCHEDULES):
         schedule = Schedule(seed)

@@ -17,6 +17,8 @@ from tests.helpers.running import until
 from tests.helpers.screens import Session, top
 from tests.helpers.stubs import receipt
 
+pytestmark = pytest.mark.slow
+
 PROMISE = {"low": 12 * GIB, "likely": 12 * GIB, "high": 12 * GIB}
 PLANNED = receipt("planned", pid=10, allocator="torch", expected=PROMISE, released_bytes=0, duration_seconds=0.5)
 PLAN = {"id": "1", "receipts": [PLANNED], "released_bytes": 0}

@@ -14,6 +14,8 @@ from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame
 from tests.helpers.running import until
 from tests.helpers.screens import top
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("alpha", "beta", "gamma")
 LARGE = (100, 40)
 

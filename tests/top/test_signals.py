@@ -22,6 +22,8 @@ from tests.helpers.frames import fake_daemon, make_frame
 from tests.helpers.running import until
 from tests.helpers.screens import top
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def program(**options: Any) -> Iterator[subprocess.Popen[bytes]]:

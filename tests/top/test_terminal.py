@@ -22,6 +22,8 @@ from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.screens import TOP, terminal
 
+pytestmark = pytest.mark.slow
+
 BLOCKED = ("pydantic", "fastapi", "uvicorn", "yaml", "prometheus_client", "textual", "rich")
 
 

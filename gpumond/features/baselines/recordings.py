@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -20,18 +21,23 @@ from gpumond.features.baselines.statistics import (
     WorkloadMeasures,
     compare,
 )
+from gpumond.store.table import Actions, Table, Transactions
 
 Side = Literal["before", "after"]
 
+MAX_BASELINES = 100
+MAX_BYTES = 8 * 1024**2
 
-class BaselineStore(Protocol):
+
+class BaselineStore(Transactions, Protocol):
     """Methods of the store that are used; each raises StoreUnavailable."""
 
     async def audit(self, actor: str, action: str, detail: object) -> None: ...
-    async def baselines_have_room(self) -> bool: ...
-    async def put_baseline(self, side: Side, baseline: Baseline) -> None: ...
-    async def baselines(self, side: Side, name: str | None = None) -> list[Baseline]: ...
-    async def delete_baseline(self, name: str, actor: str) -> bool: ...
+
+
+def baseline_table(store: Transactions, side: Side) -> Table[Baseline]:
+    """Return the store's table of baselines, or of the last measurement that was compared with each."""
+    return Table(store, "baselines", Baseline, part=("side", side), actions=Actions(delete="baseline.delete"))
 
 
 class BaselineService:
@@ -39,6 +45,7 @@ class BaselineService:
 
     def __init__(self, store: BaselineStore) -> None:
         self._store = store
+        self._tables: Mapping[Side, Table[Baseline]] = {side: baseline_table(store, side) for side in _SIDES}
         self._recordings: dict[tuple[str, Side], BaselineRecorder] = {}
         self._saving: asyncio.Task[None] | None = None
 
@@ -62,7 +69,8 @@ class BaselineService:
 
     async def record(self, name: str, for_seconds: float, workload: str | None, by: str) -> None:
         """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, TooManyBaselines."""
-        if not await self._store.baselines_have_room():
+        rows, size_bytes = await self._tables["before"].size()
+        if rows >= 2 * MAX_BASELINES or size_bytes >= MAX_BYTES:
             raise TooManyBaselines("there are too many baselines; delete one that is no longer needed")
         detail = {"name": name, "for_seconds": for_seconds, "workload": workload}
         await self._store.audit(by, "baseline.record", detail)
@@ -76,7 +84,7 @@ class BaselineService:
 
     async def all(self) -> list[Baseline]:
         """Return all baselines; those in progress are not complete."""
-        kept = {each.name: each for each in await self._store.baselines("before")}
+        kept = {row.name: row.value for row in await self._tables["before"].rows()}
         recordings = {name: _unsaved(each) for (name, side), each in self._recordings.items() if side == "before"}
         return [baseline for _, baseline in sorted((kept | recordings).items())]
 
@@ -96,14 +104,14 @@ class BaselineService:
     async def delete(self, name: str, by: str) -> None:
         """Delete a baseline. Raises NoSuchBaseline."""
         stopped = [self._recordings.pop((name, side), None) for side in _SIDES]
-        if not await self._store.delete_baseline(name, by) and not any(stopped):
+        if not await self._tables["before"].delete(name, by) and not any(stopped):
             raise _none("before", name)
 
     async def _kept(self, side: Side, name: str) -> Baseline:
-        kept = await self._store.baselines(side, name)
-        if not kept:
+        rows = await self._tables[side].rows(name)
+        if not rows:
             raise _none(side, name)
-        return kept[0]
+        return rows[0].value
 
     async def _save_quietly(self) -> None:
         try:
@@ -114,12 +122,13 @@ class BaselineService:
     async def _save(self) -> None:
         for (name, side), recording in list(self._recordings.items()):
             if recording.complete:
-                await self._store.put_baseline(side, recording.baseline())
+                outdated = (name,) if side == "before" else ()  # what was compared with the previous baseline
+                await self._tables[side].put(name, recording.baseline(), removed=outdated)
                 now = self._recordings.get((name, side))
                 if now is recording:
                     del self._recordings[name, side]
                 elif now is None:  # it was deleted meanwhile
-                    await self._store.delete_baseline(name, "gpumond")
+                    await self._tables["before"].delete(name, "gpumond")
 
 
 _SIDES: tuple[Side, Side] = ("before", "after")

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from math import isfinite
+from typing import Literal
 
 from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
@@ -34,6 +35,7 @@ from gpumond.features.quotas.queue import (
     rooms,
 )
 from gpumond.host.peer import counted_name
+from gpumond.store.table import Table, Transactions
 
 log = logging.getLogger(__name__)
 
@@ -107,11 +109,13 @@ class _Pause:
     seconds: float = PAUSE_SECONDS
 
 
-class AdmissionStore(Protocol):
-    """Methods of the store that are used; each raises StoreUnavailable."""
+def admission_table(store: Transactions) -> Table[KeptAdmission]:
+    """Return the store's table of requests."""
+    return Table(store, "admissions", KeptAdmission, key="id", valid=_is_request)
 
-    async def admissions(self) -> list[KeptAdmission]: ...
-    async def keep_admissions(self, admissions: Sequence[KeptAdmission]) -> None: ...
+
+def _is_request(kept: KeptAdmission) -> bool:
+    return kept.need_bytes >= 1 and all(map(isfinite, (kept.grant_seconds, kept.deadline or 0.0)))
 
 
 class Admissions:
@@ -127,10 +131,10 @@ class Admissions:
         lending: Callable[[], Lending],
         find: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],
-        store: AdmissionStore,
+        store: Transactions,
     ) -> None:
         self._flush, self._lending, self._find, self._clock = flush, lending, find, clock
-        self._store = store
+        self._table = admission_table(store)
         self.loaded = False
         self._writing = asyncio.Lock()
         self._kept: Queue | None = None
@@ -150,7 +154,8 @@ class Admissions:
         now = self._clock()
         entries: dict[str, _Entry] = {}
         grants: list[Grant] = []
-        for each in await self._store.admissions():
+        for row in await self._table.rows():
+            each = row.value
             process = None if each.pid is None else ProcessKey(each.pid, each.start_ticks)
             request = WaitingRequest(
                 id=each.id,
@@ -183,7 +188,7 @@ class Admissions:
             queue = self._queue
             if self.loaded and queue != self._kept:
                 try:
-                    await self._store.keep_admissions(self._requests())
+                    await self._table.replace(self._requests())
                 except StoreUnavailable:
                     return  # the store has logged it; the next tick tries again
                 self._kept = queue

@@ -18,7 +18,7 @@ class QuotasPart(Part):
     table = "quotas"
 
     def __init__(self, kernel: Kernel) -> None:
-        self.registry = QuotaRegistry(kernel.settings.quotas, kernel.store.quota_rows)
+        self.registry = QuotaRegistry(kernel.settings.quotas, kernel.store)
         self._limits = QuotaLimits(kernel.commands.set_limit)
         kernel.provide(QuotaRegistry, self.registry)
 
@@ -52,7 +52,7 @@ class AdmissionsPart(Part):
             lambda: kernel.settings.lending,
             find_process,
             kernel.clock.monotonic,
-            kernel.store.admission_rows,
+            kernel.store,
         )
         kernel.provide(Admissions, self.admissions)
 

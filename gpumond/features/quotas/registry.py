@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal
 
-from gpumond.facts.errors import NoSuchQuota, QuotaConflict
 from gpumond.facts.quota import Quota, QuotaTable
+from gpumond.store.registry import Registered, Registry
+from gpumond.store.table import Actions, Table, Transactions, etag_of
 
 QuotaOrigin = Literal["file", "api"]
 
 MAX_QUOTAS = 200
 
 
-class QuotaStore(Protocol):
-    async def quotas(self) -> dict[str, tuple[str, dict[str, Any]]]: ...
-    async def put_quota(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str: ...
-    async def delete_quota(self, name: str, actor: str, if_match: str | None = None) -> None: ...
+def quota_table(store: Transactions) -> Table[dict[str, Any]]:
+    """Return the store's table of quotas, each in the format of the configuration file."""
+    return Table(
+        store,
+        "quotas",
+        dict[str, Any],
+        etag=True,
+        valid=lambda quota: "name" in quota,
+        actions=Actions("quota.create", "quota.replace", "quota.delete"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,100 +37,41 @@ class QuotaEntry:
     quota: dict[str, Any] = field(hash=False)
 
 
-class Registered(NamedTuple):
-    entry: QuotaEntry
-    quota: Quota
-
-
-class QuotaRegistry:
+class QuotaRegistry(Registry[Quota, QuotaEntry]):
     """``table`` contains the quotas in effect; it is replaced as a whole."""
 
-    def __init__(self, file: Iterable[Quota], store: QuotaStore) -> None:
-        self._store = store
-        self._lock = asyncio.Lock()
-        self._stored: dict[str, Registered] = {}
-        self.loaded = False
+    noun, limit = "quota", MAX_QUOTAS
+
+    def __init__(self, file: Iterable[Quota], store: Transactions) -> None:
+        super().__init__(quota_table(store))
         self.configure(file)
 
     def configure(self, file: Iterable[Quota]) -> None:
         """Set the configuration's quotas. They take precedence over API quotas of the same name."""
-        self._file = {quota.name: Registered(_entry(quota, "file"), quota) for quota in file}
+        fixed: dict[str, Registered[Quota, QuotaEntry]] = {}
+        for quota in file:
+            body = self._body(quota)
+            fixed[quota.name] = Registered(quota, QuotaEntry(quota.name, "file", etag_of(body), body))
+        self._fixed = fixed
         self._rebuild()
 
-    async def load(self) -> list[str]:
-        """Load the stored quotas. Returns those that this version cannot read; they remain in the store."""
-        invalid: list[str] = []
-        stored: dict[str, Registered] = {}
-        for name, (etag, body) in (await self._store.quotas()).items():
-            try:
-                quota = _checked(body)
-            except ValueError as error:
-                invalid.append(f"{name}: {' '.join(str(error).split())}")
-            else:
-                stored[name] = Registered(QuotaEntry(name, "api", etag, body), quota)
-        self._stored, self.loaded = stored, True
-        self._rebuild()
-        return invalid
+    def _value(self, body: Mapping[str, Any]) -> Quota:
+        from gpumond.features.quotas.settings import QuotaConfig  # it imports pydantic; most stores have no quota
 
-    def entries(self) -> list[QuotaEntry]:
-        return [each.entry for each in self._registered.values()]
+        return QuotaConfig.model_validate(body).quota()
 
-    def get(self, name: str) -> QuotaEntry:
-        """Return the quota. Raises NoSuchQuota."""
-        if name not in self._registered:
-            raise NoSuchQuota(f"no quota has the name {name}")
-        return self._registered[name].entry
+    def _body(self, quota: Quota) -> dict[str, Any]:
+        match = {name: getattr(quota, name) for name in ("workload", "user", "container", "namespace")}
+        limits = {"soft": quota.soft_bytes, "limit": quota.limit_bytes, "reserve": quota.reserve_bytes}
+        return {"name": quota.name, "match": _known(match)} | _known(limits)
 
-    async def put(self, quota: Quota, actor: str, if_match: str | None = None) -> QuotaEntry:
-        """Create or replace a quota. Raises QuotaConflict, QuotaChanged, StoreUnavailable."""
-        name, body = quota.name, written(quota)
-        async with self._lock:
-            self._check_writable(name)
-            if name not in self._stored and len(self._stored) >= MAX_QUOTAS:
-                raise QuotaConflict(f"the limit of {MAX_QUOTAS} quotas is reached; delete one first")
-            etag = await self._store.put_quota(name, body, actor, if_match)
-            entry = QuotaEntry(name, "api", etag, body)
-            self._stored = {**self._stored, name: Registered(entry, quota)}
-            self._rebuild()
-            return entry
-
-    async def delete(self, name: str, actor: str, if_match: str | None = None) -> None:
-        """Delete a quota. Raises NoSuchQuota, QuotaConflict, QuotaChanged, StoreUnavailable."""
-        async with self._lock:
-            self._check_writable(name)
-            await self._store.delete_quota(name, actor, if_match)
-            self._stored = {other: each for other, each in self._stored.items() if other != name}
-            self._rebuild()
-
-    def _check_writable(self, name: str) -> None:
-        if name in self._file:
-            raise QuotaConflict(f"{name} is defined in the configuration file; change it there, then POST /-/reload")
+    def _entry(self, name: str, etag: str, body: dict[str, Any]) -> QuotaEntry:
+        return QuotaEntry(name, "api", etag, body)
 
     def _rebuild(self) -> None:
-        stored = {name: each for name, each in self._stored.items() if name not in self._file}
-        self._registered = {**self._file, **stored}
-        self.table = QuotaTable([each.quota for each in self._registered.values()])
-
-
-def written(quota: Quota) -> dict[str, Any]:
-    """Return the quota with the keys of `quotas.QuotaConfig`, sizes in bytes."""
-    match = {name: getattr(quota, name) for name in ("workload", "user", "container", "namespace")}
-    limits = {"soft": quota.soft_bytes, "limit": quota.limit_bytes, "reserve": quota.reserve_bytes}
-    return {"name": quota.name, "match": _known(match)} | _known(limits)
+        super()._rebuild()
+        self.table = QuotaTable([registered.value for registered in self._registered.values()])
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _checked(body: Mapping[str, Any]) -> Quota:
-    """Return a stored quota. Raises ValueError if this version cannot read it."""
-    from gpumond.features.quotas.settings import QuotaConfig  # it imports pydantic, and most stores contain no quota
-
-    return QuotaConfig.model_validate(body).quota()
-
-
-def _entry(quota: Quota, origin: QuotaOrigin) -> QuotaEntry:
-    body = written(quota)
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return QuotaEntry(quota.name, origin, hashlib.sha256(text.encode()).hexdigest()[:16], body)

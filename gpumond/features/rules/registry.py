@@ -6,33 +6,33 @@ in the file and over the API; the store keeps the latter.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any
 
-from gpumond.facts.errors import ConfigError, NoSuchRule, RuleChanged, RuleConflict
+from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition
 from gpumond.facts.rule import Overrides, Rule, overridden, own_fields
 from gpumond.features.rules.settings import written
 from gpumond.kernel import Rules
-
-Origin = Literal["built-in", "file", "api"]
-
+from gpumond.store.registry import Origin, Registered, Registry
+from gpumond.store.table import Actions, Table, Transactions, etag_of
 
 MAX_RULES = 500
 NO_OVERRIDES: Overrides = MappingProxyType({})
 
 
-class RuleStore(Protocol):
-    async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]: ...
-    async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str: ...
-    async def delete_rule(self, name: str, actor: str, if_match: str | None = None) -> None: ...
-    async def overrides(self) -> dict[str, dict[str, Any]]: ...
-    async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None: ...
-    async def delete_override(self, name: str, actor: str) -> None: ...
+def rule_table(store: Transactions) -> Table[dict[str, Any]]:
+    """Return the store's table of rules, each in the format of the configuration file."""
+    return Table(
+        store, "rules", dict[str, Any], etag=True, actions=Actions("rule.create", "rule.replace", "rule.delete")
+    )
+
+
+def override_table(store: Transactions) -> Table[dict[str, Any]]:
+    """Return the store's table of the replaced fields of each overridden rule."""
+    actions = Actions("rule.override", "rule.override", "rule.restore")
+    return Table(store, "rule_overrides", dict[str, Any], actions=actions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +59,22 @@ class RuleEntry:
     overrides: dict[str, OverriddenField] = field(default_factory=dict, hash=False)
 
 
-class Registered(NamedTuple):
-    entry: RuleEntry
-    rule: Rule
-
-
-class RuleRegistry(Rules):
+class RuleRegistry(Registry[Rule, RuleEntry], Rules):
     """Registry of rules. ``rules`` is the current tuple; it is replaced as a whole, never changed in place."""
+
+    noun, limit = "rule", MAX_RULES
 
     def __init__(
         self,
         built_in: Iterable[Rule],
         file: Iterable[Rule],
-        store: RuleStore,
+        store: Transactions,
         receivers: Iterable[str] = (),
         overrides: Overrides = NO_OVERRIDES,
     ) -> None:
-        self._store = store
-        self._lock = asyncio.Lock()
-        self._stored: dict[str, Registered] = {}
+        super().__init__(rule_table(store))
+        self._overrides = override_table(store)
         self._stored_overrides: dict[str, dict[str, Any]] = {}
-        self.loaded = False
         self.configure(built_in, file, receivers, overrides)
 
     @property
@@ -106,111 +101,81 @@ class RuleRegistry(Rules):
         """
         invalid: list[str] = []
         overrides: dict[str, dict[str, Any]] = {}
-        for name, body in (await self._store.overrides()).items():
+        for row in await self._overrides.rows():
             try:
-                overrides[name] = _checked_override(body)
+                overrides[row.name] = _checked_override(row.value)
             except ValueError as error:
-                invalid.append(f"override of {name}: {' '.join(str(error).split())}")
-        stored: dict[str, Registered] = {}
-        for name, (etag, body) in (await self._store.rules()).items():
-            try:
-                rule = _checked(body)
-            except ValueError as error:
-                invalid.append(f"{name}: {' '.join(str(error).split())}")
-            else:
-                stored[name] = Registered(RuleEntry(name, "api", etag, body), rule)
-        self._stored, self._stored_overrides, self.loaded = stored, overrides, True
-        self._rebuild()
-        return invalid
-
-    def entries(self) -> list[RuleEntry]:
-        return [each.entry for each in self._registered.values()]
-
-    def get(self, name: str) -> RuleEntry:
-        """Return the rule. Raises NoSuchRule."""
-        if name not in self._registered:
-            raise NoSuchRule(f"no rule has the name {name}")
-        return self._registered[name].entry
+                invalid.append(f"override of {row.name}: {' '.join(str(error).split())}")
+        self._stored_overrides = overrides
+        return invalid + await super().load()
 
     async def put(self, rule: Rule, actor: str, if_match: str | None = None, new: bool = False) -> RuleEntry:
-        """Create or replace a rule. Raises RuleConflict (also if ``new`` and the rule exists), RuleChanged,
-        ConfigError."""
-        name, body = rule.name, written(rule)
+        """Create or replace a rule. Raises ConfigError, and what `Registry.put` raises."""
         for receiver in rule.receivers:
             if receiver not in self._receivers:
                 known = ", ".join(self._receivers) or "none"
                 raise ConfigError(f"unknown receiver {receiver!r}; the configured receivers are {known}")
-        async with self._lock:
-            self._check_writable(name)
-            if new and name in self._stored:
-                raise RuleConflict(f"the rule {name} already exists; use PUT to replace it")
-            if name not in self._stored and len(self._stored) >= MAX_RULES:
-                raise RuleConflict(f"the limit of {MAX_RULES} rules is reached; delete one first")
-            etag = await self._store.put_rule(name, body, actor, if_match)
-            entry = RuleEntry(name, "api", etag, body)
-            self._stored = {**self._stored, name: Registered(entry, rule)}
-            self._rebuild()
-            return entry
-
-    async def delete(self, name: str, actor: str, if_match: str | None = None) -> None:
-        """Delete a rule. Raises NoSuchRule, RuleConflict, RuleChanged."""
-        async with self._lock:
-            self._check_writable(name)
-            await self._store.delete_rule(name, actor, if_match)
-            self._stored = {other: each for other, each in self._stored.items() if other != name}
-            self._rebuild()
+        return await super().put(rule, actor, if_match, new)
 
     async def override(self, name: str, fields: dict[str, Any], actor: str, if_match: str | None = None) -> RuleEntry:
         """Replace fields of a built-in rule, instead of those that were replaced before.
 
-        Raises NoSuchRule, RuleConflict, RuleChanged.
+        Raises NoSuchDefinition, DefinitionConflict, DefinitionChanged.
         """
         async with self._lock:
             entry = self.get(name)
             if entry.origin != "built-in":
                 place = "in the configuration file" if entry.origin == "file" else f"with PUT /api/v1/rules/{name}"
-                raise RuleConflict(f"{name} is not a built-in rule; change it {place}")
+                raise DefinitionConflict(f"{name} is not a built-in rule; change it {place}")
             if taken := [field for field in fields if field in self._file_overrides.get(name, {})]:
-                raise RuleConflict(
+                raise DefinitionConflict(
                     f"{name}: the configuration file overrides {', '.join(taken)}; change it there, then POST /-/reload"
                 )
             _require(entry, if_match)
-            await self._store.put_override(name, fields, actor)
+            await self._overrides.put(name, fields, actor)
             self._stored_overrides = {**self._stored_overrides, name: fields}
             self._rebuild()
             return self._registered[name].entry
 
     async def restore(self, name: str, actor: str, if_match: str | None = None) -> None:
-        """Delete the override of a rule over the API. Raises NoSuchRule, RuleChanged."""
+        """Delete the override of a rule over the API. Raises NoSuchDefinition, DefinitionChanged."""
         async with self._lock:
             if name not in self._stored_overrides:
-                raise NoSuchRule(f"{name} is not overridden over the API")
+                raise NoSuchDefinition(f"{name} is not overridden over the API")
             if name in self._registered:
                 _require(self.get(name), if_match)
-            await self._store.delete_override(name, actor)
-            self._stored_overrides = {other: own for other, own in self._stored_overrides.items() if other != name}
+            await self._overrides.delete(name, actor)
+            self._stored_overrides = {
+                other: fields for other, fields in self._stored_overrides.items() if other != name
+            }
             self._rebuild()
 
     def _check_writable(self, name: str) -> None:
-        fixed = self._fixed.get(name)
-        if fixed is None:
-            return
-        if fixed.entry.origin == "file":
-            raise RuleConflict(f"{name} is defined in the configuration file; change it there, then POST /-/reload")
-        raise RuleConflict(
-            f"{name} is built in; PUT /api/v1/rules/{name}/override replaces its level, for or severity, or disables "
-            "it; define a rule of that name in the configuration file to replace it, or add it to disabled_rules, then "
-            "POST /-/reload"
-        )
+        if name in self._built_in:
+            raise DefinitionConflict(
+                f"{name} is built in; PUT /api/v1/rules/{name}/override replaces its level, for or severity, or "
+                "disables it; define a rule of that name in the configuration file to replace it, or add it to "
+                "disabled_rules, then POST /-/reload"
+            )
+        super()._check_writable(name)
+
+    def _value(self, body: Mapping[str, Any]) -> Rule:
+        from gpumond.features.rules.settings import RuleConfig  # it imports pydantic, and most stores contain no rule
+
+        return RuleConfig.model_validate(body).rule()
+
+    def _body(self, rule: Rule) -> dict[str, Any]:
+        return written(rule)
+
+    def _entry(self, name: str, etag: str, body: dict[str, Any]) -> RuleEntry:
+        return RuleEntry(name, "api", etag, body)
 
     def _rebuild(self) -> None:
-        built_in = {name: self._overridden(rule) for name, rule in self._built_in.items()}
-        self._fixed = {**built_in, **self._file}
-        stored = {name: each for name, each in self._stored.items() if name not in self._fixed}
-        self._registered = {**self._fixed, **stored}
-        self._rules = tuple(each.rule for each in self._registered.values() if each.entry.enabled)
+        self._fixed = {name: self._overridden(rule) for name, rule in self._built_in.items()} | self._file
+        super()._rebuild()
+        self._rules = tuple(each.value for each in self._registered.values() if each.entry.enabled)
 
-    def _overridden(self, rule: Rule) -> Registered:
+    def _overridden(self, rule: Rule) -> Registered[Rule, RuleEntry]:
         """Return the entry of a built-in rule with its overrides, field by field; those of the file take precedence."""
         own = own_fields(rule)
         origins: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
@@ -228,18 +193,11 @@ class RuleRegistry(Rules):
 
 def _require(entry: RuleEntry, if_match: str | None) -> None:
     if if_match is not None and if_match != entry.etag:
-        raise RuleChanged(f"rule {entry.name} has changed: its ETag is {entry.etag}")
-
-
-def _checked(body: Mapping[str, Any]) -> Rule:
-    """Return a stored rule. Raises ValueError if this version cannot read it."""
-    from gpumond.features.rules.settings import RuleConfig  # it imports pydantic, and most stores contain no rule
-
-    return RuleConfig.model_validate(body).rule()
+        raise DefinitionChanged(f"rule {entry.name} has changed: its ETag is {entry.etag}")
 
 
 def _checked_override(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored fields of an override, as `_checked` does."""
+    """Return the stored fields of an override. Raises ValueError if this version cannot read them."""
     from gpumond.features.rules.settings import OverrideConfig
 
     return OverrideConfig.model_validate(body).fields()
@@ -250,9 +208,7 @@ def _registered(
     origin: Origin,
     enabled: bool = True,
     overrides: Mapping[str, OverriddenField] = MappingProxyType({}),
-) -> Registered:
+) -> Registered[Rule, RuleEntry]:
     body = written(rule)
     described = [body, {name: asdict(each) for name, each in overrides.items()}] if overrides else body
-    text = json.dumps(described, sort_keys=True, separators=(",", ":"))
-    etag = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Registered(RuleEntry(rule.name, origin, etag, body, enabled, dict(overrides)), rule)
+    return Registered(rule, RuleEntry(rule.name, origin, etag_of(described), body, enabled, dict(overrides)))

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, NamedTuple, Protocol
+from math import isfinite
+from typing import Annotated, NamedTuple
 
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
@@ -19,6 +20,7 @@ from gpumond.facts.frame import Alert, Matcher, Silence, State
 from gpumond.facts.rule import Labels
 from gpumond.facts.units import DAY_SECONDS, human
 from gpumond.kernel import Silencing
+from gpumond.store.table import Actions, Table, Transactions
 
 MAX_SILENCES = 100
 """Silences of one creator that have not ended."""
@@ -41,18 +43,21 @@ class Test(NamedTuple):
     compiled_bytes: int = 0
 
 
-class SilenceStore(Protocol):
-    """The methods of the store that the registry calls; each raises StoreUnavailable."""
+def silence_table(store: Transactions) -> Table[Silence]:
+    """Return the store's table of silences. The only change of a silence is its end."""
+    actions = Actions(create="silence.create", replace="silence.expire")
+    return Table(store, "silences", Silence, key="id", valid=_has_times, actions=actions)
 
-    async def silences(self) -> list[Silence]: ...
-    async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None: ...
+
+def _has_times(silence: Silence) -> bool:
+    return all(map(isfinite, (silence.starts_at, silence.ends_at, silence.created_at)))
 
 
 class Silences(Silencing):
     """Registry of silences. ``clock`` returns unix seconds."""
 
-    def __init__(self, store: SilenceStore, clock: Callable[[], float] = time.time) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: Transactions, clock: Callable[[], float] = time.time) -> None:
+        self._table, self._clock = silence_table(store), clock
         self._lock = asyncio.Lock()
         self._silences: dict[str, Silence] = {}
         self._tests: dict[str, Test] = {}
@@ -63,7 +68,8 @@ class Silences(Silencing):
         """Load the stored silences. Returns those that this version cannot use; they remain in the store."""
         invalid: list[str] = []
         self._tests, self._silences = {}, {}
-        for silence in await self._store.silences():
+        for row in await self._table.rows():
+            silence = row.value
             try:
                 if silence.state(self._clock()) != "ended":
                     self._tests[silence.id] = self._test(silence.matchers, silence.created_by)
@@ -130,7 +136,7 @@ class Silences(Silencing):
         async with self._lock:
             if sum(each.created_by == by for each in self.current()) >= MAX_SILENCES:
                 raise TooManySilences(f"the limit of {MAX_SILENCES} silences by {by} is reached; delete one first")
-            await self._put(silence, by, "silence.create", self._test(matchers, by))
+            await self._put(silence, by, self._test(matchers, by))
         return silence
 
     async def expire(self, id: str, by: str) -> None:
@@ -139,7 +145,7 @@ class Silences(Silencing):
             silence, now = self.get(id), self._clock()
             if silence.state(now) != "ended":
                 over = replace(silence, starts_at=min(silence.starts_at, now), ends_at=now)
-                await self._put(over, by, "silence.expire")
+                await self._put(over, by)
 
     def silencing(self, alert: Alert) -> tuple[str, ...]:
         """Return the ids of the active silences that match an alert."""
@@ -181,9 +187,9 @@ class Silences(Silencing):
             )
         return _test(matchers, size)
 
-    async def _put(self, silence: Silence, by: str, action: str, test: Test | None = None) -> None:
+    async def _put(self, silence: Silence, by: str, test: Test | None = None) -> None:
         removed = set(self._excess(silence.created_by))
-        await self._store.put_silence(silence, sorted(removed), by, action)
+        await self._table.put(silence.id, silence, by, removed=sorted(removed))
         if test is not None:
             self._tests[silence.id] = test
         self._use({id: each for id, each in self._silences.items() if id not in removed} | {silence.id: silence})

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpumond.devices.child.pipe import ReadResponse
 from gpumond.facts.snapshot import DeviceReading
 from tests.devices.nvml.child import NvmlChild, by_uuid
 from tests.devices.nvml.functions import (
@@ -68,39 +72,61 @@ def expected(healthy: dict[str, Any], function: str, code: int) -> dict[str, Any
     return healthy | UNKNOWN[function]
 
 
-@pytest.mark.parametrize("function", [*IDENTITY, *UNKNOWN])
-def test_failing_function_makes_only_its_fields_unknown(driver: FakeDriver, function: str) -> None:
-    """There is no crash and no wrong value: unknown values are None with a fault, or None if not supported."""
-    driver.devices = machine(2, [1, 2, 3, 4])
+@pytest.fixture(scope="module")
+def driver_of_all(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
+    driver = FakeDriver(tmp_path_factory.mktemp("driver"), nvml_library, machine(2, [1, 2, 3, 4]))
     driver.devices[0].mig_mode = 1
+    return driver
+
+
+@pytest.fixture(scope="module")
+def child_of_all(driver_of_all: FakeDriver) -> Iterator[NvmlChild]:
+    """One process for all functions, because its start takes longer than a test."""
+    with NvmlChild(driver_of_all.env) as child:
+        yield child
+
+
+TIMES = count(100.0, 100.0)
+
+
+def answer_after(driver: FakeDriver, child: NvmlChild, function: str = "", code: int = 0) -> ReadResponse:
+    """Start the source again, without state of an earlier code, and return its first answer; the function fails."""
+    at = next(TIMES)
+    driver.heal()
+    driver.fail("nvmlDeviceGetCount_v2", code=1)
     driver.write()
-    at = 0.0
-    with NvmlChild(driver.env) as child:
-        healthy = {uuid: flat(device) for uuid, device in by_uuid(child.read(at)).items()}
-        for code in CODES:
-            at += 100
-            driver.heal()
-            driver.fail("nvmlDeviceGetCount_v2", code=1)
-            driver.write()
-            child.answer(at)  # the source starts again, without state of the previous code
-            driver.heal()
-            driver.fail(function, code=code)
-            driver.write()
-            answer = child.answer(at)
-            if code in DRIVER_GONE:
-                assert answer.reading is None, code
-                continue
-            assert answer.reading is not None, (code, answer)
-            devices = by_uuid(answer.reading)
-            if function in IDENTITY:
-                assert not devices, code
-                assert answer.reading.faults, code
-            elif code in LOST:
-                assert all(flat(device) == healthy[uuid] for uuid, device in devices.items()), code
-                assert len(devices) + len(answer.reading.faults) == 2, code
-            else:
-                assert {u: flat(d) for u, d in devices.items()} == {
-                    u: expected(healthy[u], function, code) for u in healthy
-                }, code
-                nothing_there = function in (ACTIVITY, "nvmlDeviceGetMigDeviceHandleByIndex") and code == NOT_FOUND
-                assert bool(answer.reading.faults) == (code not in UNSUPPORTED and not nothing_there), code
+    child.answer(at)
+    driver.heal()
+    if function:
+        driver.fail(function, code=code)
+    driver.write()
+    return child.answer(at)
+
+
+@pytest.mark.parametrize("function", [*IDENTITY, *UNKNOWN])
+def test_failing_function_makes_only_its_fields_unknown(
+    driver_of_all: FakeDriver, child_of_all: NvmlChild, function: str
+) -> None:
+    """There is no crash and no wrong value: unknown values are None with a fault, or None if not supported."""
+    before = answer_after(driver_of_all, child_of_all).reading
+    assert before is not None
+    healthy = {uuid: flat(device) for uuid, device in by_uuid(before).items()}
+    for code in CODES:
+        answer = answer_after(driver_of_all, child_of_all, function, code)
+        if code in DRIVER_GONE:
+            assert answer.reading is None, code
+            continue
+        assert answer.reading is not None, (code, answer)
+        devices = by_uuid(answer.reading)
+        if function in IDENTITY:
+            assert not devices, code
+            assert answer.reading.faults, code
+        elif code in LOST:
+            assert all(flat(device) == healthy[uuid] for uuid, device in devices.items()), code
+            assert len(devices) + len(answer.reading.faults) == 2, code
+        else:
+            assert {u: flat(d) for u, d in devices.items()} == {
+                u: expected(healthy[u], function, code) for u in healthy
+            }, code
+            nothing_there = function in (ACTIVITY, "nvmlDeviceGetMigDeviceHandleByIndex") and code == NOT_FOUND
+            assert bool(answer.reading.faults) == (code not in UNSUPPORTED and not nothing_there), code
