@@ -29,7 +29,7 @@ from gpumond.host.event_loop import background
 from gpumond.host.logs import RateLimitFilter
 from gpumond.host.machine import http_connections, http_connections_of_user, raise_limit
 from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token
-from gpumond.serve.app import create_app
+from gpumond.serve.api import Api
 from gpumond.serve.auth import Tokens
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.http import HttpProtocol
@@ -88,7 +88,7 @@ async def serve(
         tokens = Tokens(write_token(own), others=others, reviews=reviews)
         config = uvicorn.Config(
             Guard(
-                create_app(daemon.kernel, tokens, daemon.running, routers=routers()),
+                Api(daemon.kernel, tokens, daemon.running, routers),
                 tokens,
                 _policy(settings, web, daemon.kernel.telemetry.http_rejected),
             ),

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from gpumond.page.files import HEADERS
 from gpumond.page.runbooks import INTRODUCTION, SECTIONS
-from gpumond.serve.problems import problem
+from gpumond.serve.answers import problem
 
 Schema = Mapping[str, Any]
 

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpumond.config.web import Web
+from gpumond.serve.answers import LIVENESS, READINESS, problem
 from gpumond.serve.auth import SESSIONS, Passwords, Tokens, admit, authenticate, failed, header, user
 from gpumond.serve.http import Unsent, in_pieces, without_body
 from gpumond.serve.limits import (
@@ -30,8 +31,6 @@ from gpumond.serve.limits import (
     limited,
     too_large,
 )
-from gpumond.serve.operations import LIVENESS, READINESS
-from gpumond.serve.problems import refusal
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ALWAYS_OPEN = (*LIVENESS, *READINESS)
@@ -92,7 +91,7 @@ class Guard:
             release_slot = await self._slot(scope)
         except HTTPException as error:
             self._policy.rejected(REASONS.get(error.status_code, "other"))
-            await refusal(error.status_code, str(error.detail), error.headers).send(send)
+            await problem(error.status_code, str(error.detail), error.headers)(scope, receive, send)
             return
 
         async def send_and_release(message: Message) -> None:

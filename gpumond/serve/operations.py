@@ -9,16 +9,15 @@ from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gpumond.config.models import Encodable
-from gpumond.facts.text import accepts
 from gpumond.kernel import Operations
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
+from gpumond.serve import answers
+from gpumond.serve.answers import problem
 from gpumond.serve.dependencies import bearer, kernel_of, require_token
-from gpumond.serve.problems import problem, responses
+from gpumond.serve.problems import responses
 
 router = APIRouter(tags=["operation"])
-LIVENESS = ("/-/healthy", "/healthz")
-READINESS = ("/-/ready", "/readyz")
 
 
 @router.get("/metrics", response_class=PlainTextResponse, summary="Metrics in Prometheus text format or OpenMetrics")
@@ -31,17 +30,14 @@ async def metrics(
     ``collect[]=device``: only the metrics of devices; repeatable, with ``process`` and ``daemon``.
     """
     accept, accept_encoding = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))
-    page = await kernel_of(request).metrics(accept, compat, frozenset(collect or ALL_GROUPS))
-    headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
-    if accepts(accept_encoding, "gzip"):
-        return Response(page.compressed, headers=headers | {"Content-Encoding": "gzip"})
-    return Response(page.plain, headers=headers)
+    groups = frozenset(collect or ALL_GROUPS)
+    return await answers.metrics(kernel_of(request), accept, accept_encoding, compat, groups)
 
 
 @router.get("/healthz", response_class=PlainTextResponse, include_in_schema=False)
 @router.get("/-/healthy", response_class=PlainTextResponse, summary="Liveness of the daemon; independent of the GPUs")
 async def healthy() -> Response:
-    return PlainTextResponse("gpumond is healthy\n")
+    return answers.healthy()
 
 
 @router.get("/readyz", response_class=PlainTextResponse, include_in_schema=False)
@@ -49,13 +45,7 @@ async def healthy() -> Response:
     "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Readiness: devices can be read"
 )
 async def ready(request: Request) -> Response:
-    frame = kernel_of(request).frame
-    if frame is None:
-        return problem(503, "the first reading is in progress")
-    source = frame.snapshot.source
-    if not source.up:
-        return problem(503, f"cannot read devices: {source.reason}: {source.detail}")
-    return PlainTextResponse("gpumond is ready\n")
+    return answers.ready(kernel_of(request).frame)
 
 
 @router.post(

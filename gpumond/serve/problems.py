@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from http import HTTPStatus
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -14,7 +12,6 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
-from starlette.types import Send
 
 from gpumond.facts.errors import (
     AlreadyUnderWay,
@@ -37,29 +34,7 @@ from gpumond.facts.errors import (
     TooManyBaselines,
     TooManySilences,
 )
-
-INTERNAL_ERROR = "internal error of gpumond; see its log for details"
-TEXT = {"Content-Type": "text/plain; charset=utf-8"}
-
-
-class Answer(NamedTuple):
-    body: bytes
-    status: int = 200
-    headers: Mapping[str, str] = TEXT
-
-    async def send(self, send: Send) -> None:
-        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
-        headers.append((b"content-length", b"%d" % len(self.body)))
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body})
-
-
-def refusal(status: int, detail: str, headers: Mapping[str, str] | None = None, **members: Any) -> Answer:
-    """Return an RFC 9457 problem document."""
-    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail, **members}
-    text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Answer(text.encode(), status, {**(headers or {}), "Content-Type": "application/problem+json"})
-
+from gpumond.serve.answers import INTERNAL_ERROR, problem
 
 STATUS: dict[type[GpumondError], int] = {
     NoSuchTarget: 404,
@@ -88,14 +63,6 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str
-
-
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, **members: Any) -> Response:
-    return response(refusal(status, detail, headers, **members))
-
-
-def response(answer: Answer) -> Response:
-    return Response(answer.body, answer.status, answer.headers)
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

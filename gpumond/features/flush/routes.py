@@ -17,9 +17,10 @@ from gpumond.features.flush.part import FlushPart
 from gpumond.host.peer import counted_name
 from gpumond.kernel import Flushes
 from gpumond.serve import examples
+from gpumond.serve.answers import problem
 from gpumond.serve.auth import Caller, Tokens, admit
 from gpumond.serve.dependencies import bearer, kernel_of, require_flush
-from gpumond.serve.problems import problem, responses
+from gpumond.serve.problems import responses
 from gpumond.serve.resources import answer_list
 
 MANY_SECONDS = 60.0

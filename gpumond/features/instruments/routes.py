@@ -16,8 +16,9 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 from gpumond.serve import examples
+from gpumond.serve.answers import problem
 from gpumond.serve.dependencies import bearer, kernel_of, require_token
-from gpumond.serve.problems import problem, responses
+from gpumond.serve.problems import responses
 
 router = APIRouter(prefix="/api/v1", tags=["agents"])
 LIMITS: TypeAdapter[list[AppliedLimit]] = TypeAdapter(list[AppliedLimit])

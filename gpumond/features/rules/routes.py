@@ -15,10 +15,11 @@ from gpumond.features.rules.preview import Preview
 from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.serve import examples
+from gpumond.serve.answers import problem
 from gpumond.serve.auth import user
 from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, require_rules
 from gpumond.serve.limits import MAX_PREVIEWS
-from gpumond.serve.problems import problem, responses
+from gpumond.serve.problems import responses
 
 router = APIRouter(prefix="/api/v1", tags=["rules"])
 

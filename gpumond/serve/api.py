@@ -1,0 +1,85 @@
+"""The ASGI application of the daemon. It imports FastAPI and the routes when one of them is first requested.
+
+Their import takes a second, in which a daemon reads no device. Metrics without parameters and probes are answered
+before it, by the functions that their routes call.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gpumond.host.event_loop import background
+from gpumond.kernel import Kernel
+from gpumond.serve import answers
+from gpumond.serve.auth import Tokens, header
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+
+class Api:
+    """``lifespan`` starts and stops the daemon. ``routers`` imports those of the features."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        tokens: Tokens,
+        lifespan: Callable[[], AbstractAsyncContextManager[None]],
+        routers: Callable[[], Iterable[APIRouter]] = tuple,
+    ) -> None:
+        self._kernel, self._tokens, self._lifespan, self._routers = kernel, tokens, lifespan, routers
+        self._app: ASGIApp | None = None
+        self._tasks = AsyncExitStack()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif self._app is None and (answer := await self._answer(scope)) is not None:
+            await answer(scope, receive, send)
+        else:
+            app = await self._application()
+            await app(scope, receive, send)
+
+    async def _answer(self, scope: Scope) -> Response | None:
+        """Answer a probe or a scrape without parameters. Returns None for any other request."""
+        path = scope["path"]
+        if scope["method"] != "GET" or scope["query_string"]:
+            return None
+        if path in answers.LIVENESS:
+            return answers.healthy()
+        if path in answers.READINESS:
+            return answers.ready(self._kernel.frame)
+        if path == answers.METRICS:
+            accept, encoding = (header(scope["headers"], name) for name in (b"accept", b"accept-encoding"))
+            return await answers.metrics(self._kernel, accept, encoding)
+        return None
+
+    async def _application(self) -> ASGIApp:
+        """Return the application of FastAPI. Its first import blocks the event loop for about a second."""
+        if self._app is None:
+            from gpumond.serve.app import create_app, state_of
+
+            state = state_of(self._kernel, self._tokens)
+            self._app = create_app(self._kernel, self._tokens, nullcontext, state, self._routers())
+            await self._tasks.enter_async_context(background(state.live.run()))
+        return self._app
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Run the daemon from the message of the start to that of the shutdown."""
+        phase = "startup"
+        await receive()
+        try:
+            async with self._lifespan(), self._tasks:
+                await send({"type": "lifespan.startup.complete"})
+                phase = "shutdown"
+                await receive()
+        except BaseException:
+            await send({"type": f"lifespan.{phase}.failed", "message": traceback.format_exc()})
+            raise
+        await send({"type": "lifespan.shutdown.complete"})
