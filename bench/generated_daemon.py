@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import uvicorn
-from gpumond.serve.view import Kernel
 
 from bench.live import Machine
 from gpumond.events import EventLog
 from gpumond.features import routers
 from gpumond.host.event_loop import background
+from gpumond.kernel import Kernel
 from gpumond.serve.app import create_app
 from gpumond.serve.auth import Tokens
 
@@ -31,6 +31,7 @@ class GeneratedView:
     def __init__(self, machine: Machine) -> None:
         self._machine, self._published = machine, asyncio.Event()
         self.frame, self.events = machine.frame(), EventLog(1.0)
+        self.answers: dict[str, bytes] = {}
 
     async def await_frame(self, seconds: float) -> bool:
         try:
@@ -42,7 +43,7 @@ class GeneratedView:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(1)
-            self.frame = self._machine.frame()
+            self.frame, self.answers = self._machine.frame(), {}
             self._published.set()
             self._published = asyncio.Event()
 

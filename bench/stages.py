@@ -114,7 +114,6 @@ def run_daemon(arguments: list[str]) -> int:
         )
 
     subprocess.Popen = popen  # type: ignore[assignment, misc]
-    cli._load("serve")  # what the start imports before its process of the driver
     clocks = Clocks()
     signal.signal(signal.SIGURG, lambda *_: clocks.write("main"))
     from gpumond.devices.child.supervisor import Child

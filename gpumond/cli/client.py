@@ -29,7 +29,17 @@ from gpumond.facts.messages import SERVICE_SOCKET, default_socket
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.host import http
 from gpumond.host.files import read_secret
-from gpumond.host.http import Connection, Request, check_token, connection_to, exchange, is_loopback, response_to, trust
+from gpumond.host.http import (
+    LOCAL_HOSTS,
+    Connection,
+    Request,
+    check_token,
+    connection_to,
+    exchange,
+    is_loopback,
+    response_to,
+    trust,
+)
 from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_of
 
 DEFAULT_URL = "http://127.0.0.1:9917"
@@ -299,7 +309,7 @@ def _token(url: str) -> tuple[str, str]:
     """
     if token := os.environ.get("GPUMOND_TOKEN", "").strip():
         return check_token(token, "$GPUMOND_TOKEN"), "$GPUMOND_TOKEN"
-    if not is_loopback(urlsplit(url).hostname):
+    if urlsplit(url).hostname not in LOCAL_HOSTS:
         return "", ""
     for directory in runtime_directories():
         file = directory / "token"

@@ -158,6 +158,10 @@ def target_of(url: SplitResult, path: str = "") -> str:
     return f"{target}?{url.query}" if url.query else target
 
 
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+"""Names of the address at which a daemon listens on its own machine; the rest of 127.0.0.0/8 may be anything."""
+
+
 def is_loopback(host: str | None) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host or "").is_loopback

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from gpumond.facts.errors import DaemonError, GpumondError
 from gpumond.facts.units import duration
-from gpumond.host.http import is_loopback
+from gpumond.host.http import LOCAL_HOSTS
 from gpumond.view.frame import CheckedFrame
 from gpumond.view.machine import View, merged, view
 from gpumond.view.notices import FrameNotice
@@ -121,7 +121,7 @@ class Connection:
     def __init__(self, daemon: DaemonClient, name: str) -> None:
         self.daemon, self.name = daemon, name
         parts = urlsplit(daemon.url)
-        self.local = parts.scheme == "unix" or is_loopback(parts.hostname)
+        self.local = parts.scheme == "unix" or parts.hostname in LOCAL_HOSTS
         self.state = ConnectionState(time.monotonic())
         self.view: View | None = None
         self.asking = False

@@ -17,7 +17,7 @@ from gpumond.testing import make_snapshot
 def make_kernel() -> Kernel:
     store = SimpleNamespace(path=Path("gpumond.db"), audit=None)
     edges = SimpleNamespace(
-        collector=None, agents=None, store=store, telemetry=Telemetry(), clock=Clock(), faults={}, services={}
+        devices=None, agents=None, store=store, telemetry=Telemetry(), clock=Clock(), faults={}, services={}
     )
     return Kernel(Settings(), cast("Edges", edges))
 

@@ -10,7 +10,7 @@ from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import AgentReport, ProcessQuota, Snapshot
-from gpumond.features.quotas.quotas import PROGRAMS_AT_ONCE, RETRY_SECONDS, SENT_PER_HOUR, DueLimit, QuotaLimits
+from gpumond.features.quotas.quotas import PROGRAMS_AT_ONCE, RETRY_SECONDS, SENT_PER_HOUR, QuotaLimits
 from gpumond.serve.examples import REPORT, SNAPSHOT
 from tests.helpers.agent_server import in_event_loop
 
@@ -35,15 +35,15 @@ async def settled() -> None:
 async def test_programs_that_do_not_answer_delay_no_other_user():
     sent: list[int] = []
 
-    async def set_limit(due: DueLimit) -> AgentResponse | None:
-        sent.append(due.report.pid)
-        if due.report.uid == 1:
+    async def set_limit(report: AgentReport, limit_bytes: int | None, quota: str) -> AgentResponse | None:
+        sent.append(report.pid)
+        if report.uid == 1:
             await asyncio.Event().wait()
         return None
 
     limits = QuotaLimits(set_limit)
     silent = [program(pid, 1) for pid in range(1, PROGRAMS_AT_ONCE + 5)]
-    await limits.execute(snapshot(*silent, program(100, 2)))
+    limits.execute(snapshot(*silent, program(100, 2)))
     await settled()
     assert len(sent) == PROGRAMS_AT_ONCE + 1
     assert 100 in sent
@@ -54,15 +54,15 @@ async def test_programs_that_do_not_answer_delay_no_other_user():
 async def test_limits_of_one_users_programs_are_sent_at_a_limited_rate():
     sent: list[int] = []
 
-    async def set_limit(due: DueLimit) -> AgentResponse | None:
-        sent.append(due.report.uid)
+    async def set_limit(report: AgentReport, limit_bytes: int | None, quota: str) -> AgentResponse | None:
+        sent.append(report.uid)
         return AgentResponse("id", "", (AppliedLimit("torch", None, 40, True),))
 
     limits = QuotaLimits(set_limit)
     for number in range(2 * SENT_PER_HOUR):
-        await limits.execute(snapshot(program(number + 1, 1)))
+        limits.execute(snapshot(program(number + 1, 1)))
         await settled()
-    await limits.execute(snapshot(program(1000, 2)))
+    limits.execute(snapshot(program(1000, 2)))
     await settled()
     assert sent == [1] * SENT_PER_HOUR + [2]
     await limits.close()
@@ -72,13 +72,13 @@ async def test_limits_of_one_users_programs_are_sent_at_a_limited_rate():
 async def test_limit_that_cannot_be_recorded_is_due_again():
     tried: list[int] = []
 
-    async def set_limit(due: DueLimit) -> AgentResponse | None:
-        tried.append(due.report.pid)
+    async def set_limit(report: AgentReport, limit_bytes: int | None, quota: str) -> AgentResponse | None:
+        tried.append(report.pid)
         raise StoreUnavailable("the disk is full")
 
     limits = QuotaLimits(set_limit)
     for at in (0.0, 1.0, RETRY_SECONDS):
-        await limits.execute(snapshot(program(1, 1), at=at))
+        limits.execute(snapshot(program(1, 1), at=at))
         await settled()
     assert tried == [1, 1]
     await limits.close()

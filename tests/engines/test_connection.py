@@ -167,6 +167,7 @@ def test_certificate_is_verified(server: Server, tmp_path: Path, trusted: bool):
         assert server.requests == []
 
 
+@pytest.mark.needs("openssl")
 def test_server_with_tls_is_named(server: Server, tmp_path: Path):
     directory = certificates.make(tmp_path / "tls")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

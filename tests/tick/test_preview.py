@@ -82,11 +82,6 @@ def test_frame_before_the_first_reading_is_not_kept():
     assert [alert.resolved_at for alert in preview(RULE, hour.moments()).fired] == [None]
 
 
-def test_preview_yields_between_programs_and_samples():
-    moments = [pack(make_frame(number, reports=4 * 4).snapshot, ()) for number in range(3)]
-    assert sum(1 for _ in preview(RULE, moments)) > 3 * 4
-
-
 def test_newest_alerts_are_kept_and_the_others_counted():
     rule = Rule(name="held", scope="process", value="used_bytes", above=0, for_seconds=0.0)
     moments = []
