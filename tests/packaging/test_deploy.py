@@ -263,7 +263,7 @@ def test_periodic_tests_pass_options_that_the_load_generator_accepts():
     for words in (command.replace("%%", "%").replace("%i", "0").split(), container["args"]):
         assert words[0] == "loadgen"
         given = parser.parse_args(words[1:])
-        assert (given.scenario, given.backend, given.duration, given.fill) == ("stress", "cupy", "10m", "80%")
+        assert (given.scenario, given.backend, given.duration, given.fill) == ("stress", "cupy", 600.0, 0.8)
     assert "StateDirectory=gpumond-stress\n" in unit
     assert " --report /var/lib/gpumond-stress/device-%i.jsonl" in unit
     assert Path(container["args"][-1]).parent.as_posix() in [each["mountPath"] for each in container["volumeMounts"]]
