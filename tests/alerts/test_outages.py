@@ -19,6 +19,8 @@ from tests.alerts.deliveries import FIRED, QUICK, RESOLVED, DeliveryCounts, Reco
 from tests.helpers import certificates
 from tests.helpers.alert_listener import OK, Answer, Listener, answer, drip, failure, stall
 
+pytestmark = pytest.mark.slow
+
 TEN_MIB = 10 << 20
 
 

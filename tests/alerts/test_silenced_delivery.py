@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -13,6 +14,8 @@ from gpumond.facts.frame import Alert
 from gpumond.features.alerts.outbox import Outbox
 from gpumond.store.store import Store
 from tests.alerts.deliveries import Delivery, DeliveryCounts, Recorder
+
+pytestmark = pytest.mark.slow
 
 
 def name_of(alert: Alert) -> str:
