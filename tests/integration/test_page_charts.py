@@ -89,8 +89,13 @@ def test_chart_is_zoomed_and_its_crosshair_is_that_of_all_charts(session: PageSe
     page.locator(".device .plot:not([data-range='900'])").wait_for()
     plot.dblclick()
     drawn(session, "900")
-    page.mouse.wheel(0, -100)
-    page.locator(".device .plot:not([data-range='900'])").wait_for()
+
+    def zoomed() -> bool:
+        plot.hover()  # again, if a new verdict has moved the plot
+        page.mouse.wheel(0, -100)
+        return plot.get_attribute("data-range") != "900"
+
+    until(zoomed, every=0.2)
 
 
 def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
