@@ -24,7 +24,7 @@ DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "grafana/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-TOUR = ROOT / "docs/explanation/code-tour.md"
+TOUR = ROOT / "docs/contributing/code-tour.md"
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PLACE = re.compile(r"`((?:gpumond|tests|bench)/[\w/]+\.py):([\w.]+)`")
@@ -72,7 +72,7 @@ def test_site_builds_without_a_warning(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "explanation/code-tour.html").exists()
+    assert (tmp_path / "contributing/code-tour.html").exists()
 
 
 @pytest.mark.parametrize("page", ["configuration", "plugins", "responses", "verdicts"])

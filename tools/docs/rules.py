@@ -28,7 +28,7 @@ subject.
 Write rules in the configuration file below `rules:`, or send them in JSON to `POST /api/v1/rules`. A rule in the file
 with the name of a built-in rule replaces it; `disabled_rules: [name]` disables one. Over the API both are read-only.
 `rule_overrides`, `PUT /api/v1/rules/NAME/override` and `gpumond rules override` replace
-[single fields of a built-in rule](../how-to/override-rules.md).
+[single fields of a built-in rule](../how-to/rules.md#override-a-built-in-rule).
 
 | key | meaning |
 |---|---|
