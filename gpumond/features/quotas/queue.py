@@ -129,8 +129,8 @@ def decide(
     for room in rooms:
         available = available_bytes(room, grants, allocated)
         if available is not None and available < 0 and room.reserved_bytes:
-            users = room.flushable_users
-            flushable = [each for each in room.neighbors if users is None or each.uid in users]
+            allowed = room.flushable_users
+            flushable = [each for each in room.neighbors if allowed is None or each.uid in allowed]
             plans[room.uuid] = reclaim_plan(flushable, min(-available, room.reserved_bytes), available)
         able: list[str] = []
         stopped: set[str] = set()
