@@ -27,7 +27,7 @@ RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/gpumon
  && install -d -o gpumond -g gpumond -m 0700 /var/lib/gpumond
 COPY --from=build /opt/gpumond /opt/gpumond
 ENV PATH=/opt/gpumond/bin:$PATH \
-    GPUMOND_SOURCE=every \
+    GPUMOND_SOURCE=all \
     GPUMOND_SOCKET=/run/gpumond/agent.sock \
     GPUMOND_RUNTIME_DIR=/tmp/gpumond \
     GPUMOND_STATE_DIR=/var/lib/gpumond \

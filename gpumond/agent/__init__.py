@@ -1,6 +1,6 @@
 """The agent: reports this program's GPU allocators to gpumond's daemon, and flushes them on its request.
 
-It imports no library that the program has not imported, initialises nothing, and creates no CUDA context. Its functions
+It imports no library that the program has not imported, initializes nothing, and creates no CUDA context. Its functions
 raise only for wrong arguments. Without a daemon, `flush` and `report` work all the same, and nothing is logged.
 """
 
@@ -199,7 +199,7 @@ def retry_on_oom(  # noqa: F811
 
 
 def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLimit, ...]:
-    """Set a soft quota for each of the program's own allocators on each device; None removes it. Returns the results.
+    """Limit each of the program's own allocators on each device; None removes the limit. Returns the results.
 
     ``device``: a UUID, the program's own device number, or None for all devices in use. PyTorch and CuPy can be
     limited; the result of another allocator contains the reason.

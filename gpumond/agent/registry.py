@@ -279,7 +279,7 @@ def check_limit(limit_bytes: object, device: object) -> None:
 
 
 def apply_limit(limit_bytes: int | None, device: str | int | None, quota: str = "") -> tuple[AppliedLimit, ...]:
-    """Set a soft quota at each allocator, and return the results. Never raises.
+    """Set a limit at each allocator, and return the results. Never raises.
 
     Above it, allocators flush, then raise their out-of-memory error, as if the device were smaller. It applies to this
     process only, and frees nothing by itself. ``quota``: the quota that requires the limit, or, without

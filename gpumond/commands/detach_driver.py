@@ -1,4 +1,4 @@
-"""``gpumond release --for SECONDS``: release the driver for maintenance."""
+"""``gpumond detach-driver --for SECONDS``: release the driver for maintenance."""
 
 from __future__ import annotations
 

@@ -148,11 +148,11 @@ COMMANDS = (
         ),
     ),
     Command(
-        name="release",
+        name="detach-driver",
         module="gpumond.commands.detach_driver",
         help="release the driver for maintenance",
         group="Daemon",
-        examples=("gpumond release --for 10m",),
+        examples=("gpumond detach-driver --for 10m",),
     ),
     Command(
         name="run",

@@ -125,4 +125,4 @@ def choose_source(name: str, sys: str = "/sys") -> str:
     if name != "auto":
         return name
     found = detected(sys)
-    return found[0].name if len(found) == 1 else "every"
+    return found[0].name if len(found) == 1 else "all"

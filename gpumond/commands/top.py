@@ -14,7 +14,7 @@ from gpumond.cli.arguments import address
 from gpumond.cli.exits import DONE, WRONG_USE
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame
-from gpumond.view.lines import colours_of
+from gpumond.view.lines import colors_of
 from gpumond.view.machine import merged, of_device, view
 from gpumond.view.tables import page
 
@@ -75,7 +75,7 @@ def _show(daemons: list[Daemon], device: str | None) -> int:
     from gpumond.top.terminal import Terminal
 
     terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
-    Top(daemons, terminal, colours_of(os.environ), device).run()
+    Top(daemons, terminal, colors_of(os.environ), device).run()
     return DONE
 
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import LOOPBACK, Settings, host_of
 from gpumond.devices import SOURCES
-from gpumond.facts.quota import Lending
+from gpumond.facts.quota import ReclaimPolicy
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
 from gpumond.features.alerts.receivers.log import Log
 from gpumond.features.alerts.receivers.receiver_type import ReceiverType
@@ -35,15 +35,15 @@ class LogConfig(ReceiverType):
 
     type: Literal["log"] = "log"
 
-    def notifier(self) -> Log:
+    def receiver(self) -> Log:
         return Log(self.name)
 
 
-Receiver = LogConfig | Webhook | Alertmanager
+ReceiverConfig = LogConfig | Webhook | Alertmanager
 """All types of receivers."""
 
 RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
-    each.model_fields["type"].default: each for each in get_args(Receiver)
+    each.model_fields["type"].default: each for each in get_args(ReceiverConfig)
 }
 
 Models = Mapping[str, type[BaseModel]]
@@ -79,7 +79,7 @@ class SettingsConfig(Strict):
     source: Annotated[str, AfterValidator(known_source)] = Field(
         "auto",
         description="the [source](plugins.md#sources-of-devices) of device readings; `auto` selects the drivers that "
-        "are present at the start, `every` also uses drivers that are loaded later",
+        "are present at the start, `all` also uses drivers that are loaded later",
     )
     listen: str = Field(
         "127.0.0.1:9917",
@@ -147,12 +147,12 @@ class SettingsConfig(Strict):
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},
         description="[overrides](../how-to/rules.md#override-a-built-in-rule) of single fields of built-in rules: "
-        "`level`, `for`, `severity`, `enabled`, by the name of the rule",
+        "`threshold`, `for`, `severity`, `enabled`, by the name of the rule",
     )
     rules: tuple[RuleConfig, ...] = Field(
         (), description="[rules](rules.md#write-a-rule); a rule with the name of a built-in rule replaces it"
     )
-    receivers: tuple[Annotated[Receiver, Field(discriminator="type")], ...] = Field(
+    receivers: tuple[Annotated[ReceiverConfig, Field(discriminator="type")], ...] = Field(
         (LogConfig(name="log"),), description="[receivers](../how-to/notifications.md) of alerts"
     )
     engines: tuple[EngineConfig, ...] = Field(
@@ -160,7 +160,7 @@ class SettingsConfig(Strict):
     )
 
     quotas: tuple[QuotaConfig, ...] = Field((), description="[quotas](../how-to/quotas.md) of processes")
-    lending: Lending = Field(
+    reclaim: ReclaimPolicy = Field(
         "user",
         description="programs that the daemon flushes when another one "
         "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): "
@@ -235,7 +235,7 @@ class SettingsConfig(Strict):
         built = {
             "rule_overrides": {name: override.fields() for name, override in self.rule_overrides.items()},
             "rules": tuple(rule.rule() for rule in self.rules),
-            "receivers": tuple(receiver.notifier() for receiver in self.receivers),
+            "receivers": tuple(receiver.receiver() for receiver in self.receivers),
             "quotas": tuple(quota.quota() for quota in self.quotas),
         }
         return Settings(**plain | built)

@@ -12,9 +12,9 @@ from pathlib import Path
 from gpumond.config.web import Web
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
-from gpumond.facts.quota import Lending, Quota
+from gpumond.facts.quota import Quota, ReclaimPolicy
 from gpumond.facts.rule import Overrides, Rule, overridden
-from gpumond.features.alerts.receivers import Notifier
+from gpumond.features.alerts.receivers import Receiver
 from gpumond.features.alerts.receivers.log import Log
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.rules.built_in import BUILT_IN
@@ -32,7 +32,7 @@ RELOADED = (
     "receivers",
     "engines",
     "quotas",
-    "lending",
+    "reclaim",
     "allow_end_requests",
     "hook_dry_run",
 )
@@ -66,10 +66,10 @@ class Settings:
     disabled_rules: tuple[str, ...] = ()
     rule_overrides: Overrides = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
-    receivers: tuple[Notifier, ...] = (Log("log"),)
+    receivers: tuple[Receiver, ...] = (Log("log"),)
     engines: tuple[EngineConfig, ...] = ()
     quotas: tuple[Quota, ...] = ()
-    lending: Lending = "user"
+    reclaim: ReclaimPolicy = "user"
     allow_end_requests: bool = False
     hook_dry_run: bool = False
 

@@ -56,7 +56,7 @@ class SourceSpec:
     """One source. ``implementation``: the import string of its class.
 
     ``detector``: the import string of a function that returns True if this machine has such devices, from the path of
-    /sys, and raises SourceUnavailable if the driver is installed and cannot be used. With one, ``auto`` and ``every``
+    /sys, and raises SourceUnavailable if the driver is installed and cannot be used. With one, ``auto`` and ``all``
     use the source. ``requires``: a module outside the standard library that the source imports.
     """
 
@@ -102,7 +102,7 @@ SOURCES = (
         "gpumond.devices.drm.devices:detect",
     ),
     SourceSpec(
-        "every", "gpumond.devices.composite:CompositeSource", "devices of all drivers, including those loaded later"
+        "all", "gpumond.devices.composite:CompositeSource", "devices of all drivers, including those loaded later"
     ),
     SourceSpec("sim", "gpumond.devices.sim:SimSource", "simulated devices, as in `gpumond demo`"),
 )

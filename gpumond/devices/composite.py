@@ -19,7 +19,7 @@ RETRY_SECONDS = 30.0
 
 
 class CompositeSource:
-    name = "every"
+    name = "all"
 
     def __init__(
         self,

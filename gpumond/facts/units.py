@@ -1,4 +1,4 @@
-"""Durations, levels and sizes in readable form: ``90s``, ``80%``, ``1GiB``. No I/O."""
+"""Durations, thresholds and sizes in readable form: ``90s``, ``80%``, ``1GiB``. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MINUTE_SECONDS, HOUR_SECONDS, DAY_SECONDS = 60.0, 3600.0, 86400.0
 _DURATION = re.compile(r"\d+(?:\.\d+)?|(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 _SECONDS: dict[str | None, float] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
-_LEVEL = re.compile(r"(-?\d+(?:\.\d+)?)\s*(%|B|[KMGT]iB|[kMGT]B)?")
+_AMOUNT = re.compile(r"(-?\d+(?:\.\d+)?)\s*(%|B|[KMGT]iB|[kMGT]B)?")
 _FACTORS: dict[str | None, float] = {
     "B": 1,
     **{f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")},
@@ -28,13 +28,21 @@ def seconds(value: object) -> float:
     return _finite(sum(float(number) * _SECONDS[unit or None] for number, unit in _PART.findall(match[0])))
 
 
-def level(value: object) -> float:
+def threshold(value: object) -> float:
     """Convert ``0.8``, ``80%`` (0.8) or ``1GiB`` (bytes) to a number. Raises ValueError."""
-    match = _LEVEL.fullmatch(str(value).strip())
+    match = _AMOUNT.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
         raise ValueError("expected a number, a share such as 80% or a size such as 1GiB")
     number = float(match[1])
     return _finite(number / 100 if match[2] == "%" else number * _FACTORS[match[2]])
+
+
+def byte_size(value: object) -> int:
+    """Convert ``80GiB``, ``512MiB`` or a number of bytes to bytes. Raises ValueError."""
+    match = _AMOUNT.fullmatch(str(value).strip())
+    if match is None or match[2] == "%" or isinstance(value, bool):
+        raise ValueError("expected a size such as 80GiB")
+    return int(_finite(float(match[1]) * _FACTORS[match[2]]))
 
 
 def _finite(number: float) -> float:

@@ -22,7 +22,7 @@ VerdictName = Literal[
     "orphan",
     "idle-holder",
     "crash",
-    "release",
+    "memory-freed",
     "crash-loop",
 ]
 
@@ -125,12 +125,12 @@ KINDS = (
     VerdictKind(
         name="crash",
         meaning="a life ended by an unhandled out-of-memory error, or within three minutes of a failed allocation, an "
-        "XID error, or growth of a device that is 97 % full; active for 15 minutes",
+        "Xid error, or growth of a device that is 97 % full; active for 15 minutes",
         evidence="bytes",
         remedy="read the program's log; look for Xid in dmesg",
     ),
     VerdictKind(
-        name="release",
+        name="memory-freed",
         meaning="a process that continues freed most of its memory; on a device without a process list, most of the "
         "memory became free at once; active for a minute",
         evidence="bytes",

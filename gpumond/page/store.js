@@ -40,7 +40,7 @@ export const processKey = ({ pid, start_ticks }) => `${pid},${start_ticks}`;
 const shapes = new Set(ORDINARY);
 /** True if the verdict is of an ordinary shape of a memory curve. */
 export const ordinary = (verdict) => shapes.has(verdict.kind);
-const notes = new Set(["growing", "release"]);
+const notes = new Set(["growing", "memory-freed"]);
 /** True if the verdict indicates no problem. */
 export const isNote = (verdict) => notes.has(verdict.kind);
 export const label = (device) => `GPU ${device.index}`;

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Protocol
 
 from gpumond.facts.errors import StoreUnavailable
-from gpumond.tick.history import Coarse, History
+from gpumond.tick.history import CoarseSeries, History
 
 EVERY_SECONDS = 300.0
 SERIES_A_TICK = 4
@@ -18,15 +18,15 @@ SERIES_A_TICK = 4
 class HistoryStore(Protocol):
     """Methods of the store that are used; each raises StoreUnavailable."""
 
-    async def keep_history(self, history: Iterable[Coarse]) -> None: ...
-    async def history(self) -> list[Coarse]: ...
+    async def keep_history(self, history: Iterable[CoarseSeries]) -> None: ...
+    async def history(self) -> list[CoarseSeries]: ...
 
 
 class HistoryPersistence:
     def __init__(self, store: HistoryStore) -> None:
         self._store = store
-        self._under_way: Iterator[Coarse] | None = None
-        self._gathered: list[Coarse] = []
+        self._under_way: Iterator[CoarseSeries] | None = None
+        self._gathered: list[CoarseSeries] = []
         self._due = EVERY_SECONDS
         self._writing: asyncio.Future[None] | None = None
 
@@ -55,7 +55,7 @@ class HistoryPersistence:
             await self._writing
         await self._write(tuple(history.coarse()))
 
-    async def _write(self, series: tuple[Coarse, ...]) -> None:
+    async def _write(self, series: tuple[CoarseSeries, ...]) -> None:
         try:
             await self._store.keep_history(series)
         except StoreUnavailable:

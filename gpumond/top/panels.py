@@ -89,7 +89,7 @@ SHARES = (
     ("stranded", "an allocator keeps it in partly used segments; a flush cannot release it"),
     ("overhead", "context, libraries, NCCL, imported memory, caches without an adapter"),
     ("opaque", "parts unknown: no agent, or a pool without a count"),
-    ("unclaimed", "used memory that no process accounts for; it may be managed memory"),
+    ("unattributed", "used memory that no process accounts for; it may be managed memory"),
 )
 KEY = 24
 

@@ -1,4 +1,4 @@
-"""Bars and stacked charts drawn with characters, and the colours of the shares. No I/O."""
+"""Bars and stacked charts drawn with characters, and the colors of the shares. No I/O."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FILLS: Mapping[str, str] = {
     "stranded": "x",
     "overhead": "=",
     "opaque": "?",
-    "unclaimed": "!",
+    "unattributed": "!",
     "reserved": "-",
     "free": ".",
 }
-"""The character of each share on terminals without colour."""
+"""The character of each share on terminals without color."""
 
 COLOURS: Mapping[str, str] = {
     "live": "#1857B8",
@@ -26,17 +26,17 @@ COLOURS: Mapping[str, str] = {
     "stranded": "#FFB71E",
     "overhead": "#9972E6",
     "opaque": "#855A6C",
-    "unclaimed": "#E9660B",
+    "unattributed": "#E9660B",
     "free": "#DDE1E6",
 }
 """The same in the terminal and in Grafana, and on the page where their contrast with its ground is at least 3 : 1.
 
 Any two differ by at least 0.12 in OKLab, both unchanged and as simulated for protanopia, deuteranopia and tritanopia
-(Machado 2009). No view relies on colour alone: each share is shown with its name and bytes.
+(Machado 2009). No view relies on color alone: each share is shown with its name and bytes.
 """
 
 FREE_ON_DARK = "#2E343D"
-"""Colour of ``free`` on a dark background, where it is the background of the bar."""
+"""Color of ``free`` on a dark background, where it is the background of the bar."""
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 

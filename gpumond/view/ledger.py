@@ -37,12 +37,12 @@ def device_block(
 
 def flush_estimate(view: View) -> str:
     """Describe the memory that a flush of all programs would release; empty if it is unknown."""
-    if view.returnable_bytes is None:
+    if view.reclaimable_bytes is None:
         return ""
     more = (
         f"; programs that do not allow a flush cache another {human(view.refused_bytes)}" if view.refused_bytes else ""
     )
-    what = f"about {human(view.returnable_bytes)}" if view.returnable_bytes else "nothing"
+    what = f"about {human(view.reclaimable_bytes)}" if view.reclaimable_bytes else "nothing"
     return f"a flush of all programs would release {what}{more}"
 
 
@@ -65,7 +65,7 @@ def _style(device: DeviceRow, chosen: str | None) -> str:
 
 
 def _on_one_line(device: DeviceRow, width: int, column: int, monochrome: bool, chosen: str | None) -> Line:
-    """Return index, name, bar, memory, utilisation, temperature and power of a device on one line."""
+    """Return index, name, bar, memory, utilization, temperature and power of a device on one line."""
     index = Piece(fitted(device.label, column, right=True), _style(device, chosen))
     name = Piece(f" {fitted(_short(device.name or device.uuid), NAME)} ")
     if device.used_bytes is None:

@@ -1,6 +1,6 @@
 """Conversion of a frame from ``GET /api/v1/frame`` to a view. Pure.
 
-All numbers of a view are from one frame. Text from programs is sanitised here, once, for all terminal output.
+All numbers of a view are from one frame. Text from programs is sanitized here, once, for all terminal output.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from gpumond.view.frame import frame_of
 from gpumond.view.notices import FrameNotice, alerts, notices, once, stuck, verdicts
-from gpumond.view.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, returnable
+from gpumond.view.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, reclaimable
 
 PLACE_END = "|"
 """The end of the place of a daemon in a UUID of a merged view. No driver uses it in a UUID."""
@@ -19,7 +19,7 @@ PLACE_END = "|"
 @dataclass(frozen=True, slots=True)
 class View:
     """Rows and notices of one frame. ``notices`` concern the readings themselves (faults, conditions, a source that is
-    down), ``stuck`` processes that block memory. ``returnable_bytes`` is what a flush of all programs would release;
+    down), ``stuck`` processes that block memory. ``reclaimable_bytes`` is what a flush of all programs would release;
     None without agents.
     """
 
@@ -35,7 +35,7 @@ class View:
     verdicts: tuple[FrameNotice, ...]
     stuck: tuple[FrameNotice, ...]
     agents: int
-    returnable_bytes: int | None
+    reclaimable_bytes: int | None
     refused_bytes: int
 
 
@@ -60,7 +60,7 @@ def view(answer: object) -> View:
             FrameNotice("warn", plain(e.what), plain(e.remedy, 400), e.kind) for e in stuck(frame["processes"])
         ),
         agents=len(snapshot["reports"]),
-        returnable_bytes=returnable(lines, refusing),
+        reclaimable_bytes=reclaimable(lines, refusing),
         refused_bytes=sum(line["used_bytes"] for line in cached(lines) if process_of(line) in refusing),
     )
 
@@ -70,7 +70,7 @@ def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:
     return next((device for device in view.devices if device.uuid == uuid), None) if view else None
 
 
-def neighbour(view: View, uuid: str | None, step: int) -> str | None:
+def neighbor(view: View, uuid: str | None, step: int) -> str | None:
     """Return the device ``step`` places after the selected one. All devices (None) are one place in the order."""
     places: list[str | None] = [None, *(device.uuid for device in view.devices)]
     at = places.index(uuid) if uuid in places else 0
@@ -110,7 +110,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
     ``place_of``: two daemons can state the same, as those of simulated devices do.
     """
     all_views = [_named(place, name, each) for place, (name, each) in enumerate(views) if each is not None]
-    known = [each.returnable_bytes for each in all_views if each.returnable_bytes is not None]
+    known = [each.reclaimable_bytes for each in all_views if each.reclaimable_bytes is not None]
     return View(
         seq=max((each.seq for each in all_views), default=0),
         taken_at=max((each.taken_at for each in all_views), default=0.0),
@@ -124,7 +124,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
         verdicts=tuple(notice for each in all_views for notice in each.verdicts),
         stuck=tuple(notice for each in all_views for notice in each.stuck),
         agents=sum(each.agents for each in all_views),
-        returnable_bytes=sum(known) if known else None,
+        reclaimable_bytes=sum(known) if known else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
     )
 

@@ -99,7 +99,7 @@ def verdicts(verdicts: Iterable[Mapping[str, Any]]) -> Iterator[FrameNotice]:
         return float("inf") if left is None else left, verdict["since"]
 
     for verdict in sorted((each for each in verdicts if each["kind"] not in SHAPES), key=urgency):
-        level: Level = "note" if verdict["kind"] in ("growing", "release") else "warn"
+        level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
         kind = plain(verdict["kind"], 40)
         yield FrameNotice(level, kind, plain(verdict["summary"], 400), kind)
 

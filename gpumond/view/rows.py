@@ -26,7 +26,7 @@ ProcessLife = tuple[str, ProcessKey]
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One device. ``shares`` is empty and ``returnable_bytes`` None if its memory is unknown.
+    """One device. ``shares`` is empty and ``reclaimable_bytes`` None if its memory is unknown.
 
     ``state`` is empty without a problem.
     """
@@ -43,7 +43,7 @@ class DeviceRow:
     overcount_bytes: int
     shares: Mapping[str, int]
     unmapped_bytes: int
-    returnable_bytes: int | None
+    reclaimable_bytes: int | None
     state: str
     busy_ratio: float | None
     celsius: float | None
@@ -115,7 +115,7 @@ def process_of(value: Mapping[str, Any]) -> ProcessKey | None:
     return process_key(value["pid"], value.get("start_ticks"))
 
 
-def returnable(lines: Iterable[Mapping[str, Any]], refusing: Collection[ProcessKey | None]) -> int | None:
+def reclaimable(lines: Iterable[Mapping[str, Any]], refusing: Collection[ProcessKey | None]) -> int | None:
     """Return the bytes that a flush would release, processes that refuse excluded. None if no cache is reported."""
     held = cached(lines)
     return sum(line["used_bytes"] for line in held if process_of(line) not in refusing) if held else None
@@ -152,7 +152,7 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
             overcount_bytes=overcounts.get(device["uuid"], 0),
             shares=_sums(lines),
             unmapped_bytes=unmapped[device["uuid"]],
-            returnable_bytes=returnable(lines, refusing),
+            reclaimable_bytes=reclaimable(lines, refusing),
             state=_device_state(device),
             busy_ratio=sensors["gpu_utilization_ratio"],
             celsius=sensors["gpu_temperature_celsius"],
@@ -259,7 +259,7 @@ def quota_sentence(quota: Mapping[str, Any] | None) -> str | None:
     """Return the limits that quotas require, each with its quota; None without one."""
     if quota is None:
         return None
-    kinds = (("soft limit", "soft"), ("limit", "limit"), ("reserve", "reserve"))
+    kinds = (("soft limit", "soft_limit"), ("limit", "limit"), ("reserve", "reserve"))
     sizes = ((name, quota[f"{kind}_bytes"], quota[f"{kind}_quota"]) for name, kind in kinds)
     return ", ".join(f"{name} {human(size)} ({owner})" for name, size, owner in sizes if size is not None)
 

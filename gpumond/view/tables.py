@@ -12,7 +12,7 @@ from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.bars import FILLS, bar
 from gpumond.view.engines import kv_cache_bytes
 from gpumond.view.ledger import device_lines, flush_estimate
-from gpumond.view.lines import ansi, colours_of, plain_text
+from gpumond.view.lines import ansi, colors_of, plain_text
 from gpumond.view.machine import View
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import HOLDINGS, DeviceRow
@@ -25,7 +25,7 @@ def device_table(content: View, verbose: bool = False, width: int | None = None,
     It has UUID and PCI address if ``verbose``, and a bar of the shares if ``bars``. ``width``: that of the terminal,
     which the table fits.
     """
-    bar_header, shares = [">MEMORY"] if bars else [], ("cached", "stranded", "unclaimed")
+    bar_header, shares = [">MEMORY"] if bars else [], ("cached", "stranded", "unattributed")
     header = ["GPU", "NAME", *bar_header, ">SIZE", ">USED", *(f">{share.upper()}" for share in shares), "STATE"]
     rows = [
         [
@@ -148,7 +148,7 @@ def notes(content: View) -> Iterator[str]:
     """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty."""
     yield _lines("", content.notices)
     yield _lines("", content.stuck)
-    if content.returnable_bytes:
+    if content.reclaimable_bytes:
         yield f"{flush_estimate(content)}: gpumond flush --all"
     if content.processes and not content.agents:
         yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
@@ -167,10 +167,10 @@ def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:
 
 def page(content: View) -> str:
     """Return devices, processes and notices as text."""
-    colours = colours_of(os.environ) if sys.stdout.isatty() else "none"
+    colors = colors_of(os.environ) if sys.stdout.isatty() else "none"
     width = output_width() or 80
-    lines = device_lines(content, width, sys.maxsize, monochrome=colours == "none")
-    devices = "\n".join(plain_text(line) if colours == "none" else ansi(line, colours) for line in lines)
+    lines = device_lines(content, width, sys.maxsize, monochrome=colors == "none")
+    devices = "\n".join(plain_text(line) if colors == "none" else ansi(line, colors) for line in lines)
     return "\n\n".join(
         section for section in (devices, process_table(content, output_width()), *notes(content)) if section
     )
@@ -179,7 +179,7 @@ def page(content: View) -> str:
 BAR = 20
 
 
-DEVICE_HIDEABLE = (">UNCLAIMED", ">STRANDED", ">CACHED", ">MEMORY")
+DEVICE_HIDEABLE = (">UNATTRIBUTED", ">STRANDED", ">CACHED", ">MEMORY")
 
 
 PROCESS_HIDEABLE = (">OPAQUE", ">OVERHEAD", ">LIVE", "USER", ">STRANDED")

@@ -66,7 +66,7 @@ def typed(keys: str) -> str:
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("gpumond rel", "release"),
+        ("gpumond det", "detach-driver"),
         ("gpumond flush --wo", "--workload"),
         ("gpumond baseline com", "compare"),
     ],

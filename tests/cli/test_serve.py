@@ -41,5 +41,5 @@ def test_devices_of_all_vendors_are_served(tmp_path: Path):
         with pytest.raises(SourceUnavailable, match="gpumond demo"):
             choose_source("auto", str(tmp_path))
     else:
-        assert choose_source("auto", str(tree.root)) == "every"
+        assert choose_source("auto", str(tree.root)) == "all"
         assert choose_source("auto", str(tmp_path)) == "nvml"

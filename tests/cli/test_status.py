@@ -25,7 +25,7 @@ def test_verdict_is_followed_by_its_remedy():
         device_uuid="GPU-a",
         pid=11,
         start_ticks=100,
-        kind="release",
+        kind="memory-freed",
         since=1.0,
         summary="serve (pid 11) freed 2.0 GiB of GPU 0",
     )

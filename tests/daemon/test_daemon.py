@@ -133,7 +133,7 @@ def test_release_ends_the_driver_process_until_it_expires(serve: Serve, driver: 
     daemon = start(serve, driver, "--interval", "0.2")
     held = subprocess.run(["pgrep", "-P", str(daemon.process.pid)], capture_output=True, text=True).stdout.split()
     assert len(held) == 1
-    assert daemon.run("release", "--for", "3s").returncode == 0
+    assert daemon.run("detach-driver", "--for", "3s").returncode == 0
     assert not subprocess.run(["pgrep", "-P", str(daemon.process.pid)], capture_output=True).stdout
     until(lambda: daemon.value("gpumond_driver_down_reason", reason="released"))
     until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="0") is None)

@@ -171,7 +171,7 @@ def test_lower_limit_of_the_program_remains_and_a_higher_one_does_not(start: Ser
 
 
 def test_program_that_does_not_allow_limits_has_only_the_alert(start: Serve, tmp_path: Path):
-    daemon = start(TEAM | {"limit": "600MiB", "soft": "400MiB"})
+    daemon = start(TEAM | {"limit": "600MiB", "soft_limit": "400MiB"})
     with running(daemon, tmp_path, allow=False) as process:
         own = {"pid": str(process.pid), "uuid": UUID}
         until(lambda: daemon.value("gpumond_process_soft_limit_bytes", **own) == 400 * MIB)
@@ -194,7 +194,7 @@ def test_program_that_does_not_allow_limits_has_only_the_alert(start: Serve, tmp
 
 def test_status_shows_the_limit(start: Serve, tmp_path: Path):
     match = TEAM["match"] | {"user": str(os.getuid())}
-    daemon = start(TEAM | {"match": match, "soft": "250MiB", "reserve": "100MiB"})
+    daemon = start(TEAM | {"match": match, "soft_limit": "250MiB", "reserve": "100MiB"})
     with running(daemon, tmp_path) as process:
         has_limit(daemon, process, 300)
         until(lambda: daemon.get("processes"))  # the driver may be read only after the agent has reported

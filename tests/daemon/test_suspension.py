@@ -34,7 +34,7 @@ while True:
     time.sleep(0.05)
 """
 LIVE, CACHED = 300 * MIB, 100 * MIB
-WRONG = ("release", "crash", "crash-loop", "leak", "orphan")
+WRONG = ("memory-freed", "crash", "crash-loop", "leak", "orphan")
 
 
 @pytest.fixture

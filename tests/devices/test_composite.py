@@ -74,7 +74,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_source_is_registered():
-    assert load("every").name == "every"
+    assert load("all").name == "all"
 
 
 def test_devices_of_all_vendors_have_distinct_indices(machine: Machine):
@@ -145,7 +145,7 @@ def test_removed_driver_requests_a_new_process(machine: Machine):
 
 def test_missing_source_does_not_affect_devices_of_others(machine: Machine):
     """Its fault has no device: a removed AMD device is forgotten, but not an NVIDIA device whose driver is unloaded."""
-    up = SourceState(name="every", up=True, responsive=True)
+    up = SourceState(name="all", up=True, responsive=True)
     nvidia, amd, intel = (
         replace(device, source=source)
         for source, devices in (("nvml", machine.nvml.devices), ("drm", machine.drm.devices))

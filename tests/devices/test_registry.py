@@ -21,7 +21,7 @@ def test_source_of_each_record_has_its_name_and_is_configurable(spec: SourceSpec
 
 
 def test_unknown_source_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="'nvlm': expected one of auto, nvml, drm, every, sim"):
+    with pytest.raises(ConfigError, match="'nvlm': expected one of auto, nvml, drm, all, sim"):
         load(environ={"GPUMOND_SOURCE": "nvlm"})
 
 

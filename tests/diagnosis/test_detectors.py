@@ -90,7 +90,7 @@ def test_orphan_begins_a_minute_after_the_program_has_ended(
     assert 11 * MINUTE <= orphan[0] <= 11 * MINUTE + 2
     assert orphan[1].pid == pid
     assert words in orphan[1].summary
-    assert "release" not in kinds(found)
+    assert "memory-freed" not in kinds(found)
 
 
 def test_orphan_next_to_a_busy_program_takes_longer():
@@ -99,7 +99,7 @@ def test_orphan_next_to_a_busy_program_takes_longer():
 
 
 @pytest.mark.parametrize("busy", [None, 0.3])
-def test_orphan_requires_known_utilisation_and_constant_memory(busy: float | None):
+def test_orphan_requires_known_utilization_and_constant_memory(busy: float | None):
     def snapshots() -> Iterator[Snapshot]:
         for moment in steps_of(20):
             moving = (moment % 40) * 20 * MIB if busy else 0
@@ -155,8 +155,8 @@ def snapshots_of_an_end(before: float, **fields: object) -> list[tuple[float, Ve
 def test_crash_when_the_device_was_full_and_no_verdict_otherwise():
     crash, ended = snapshots_of_an_end(0.999 * SIZE), snapshots_of_an_end(40 * GIB)
     assert at(crash, "crash") == 600.0
-    assert "release" not in kinds(crash)
-    assert not kinds(ended) & {"crash", "release"}
+    assert "memory-freed" not in kinds(crash)
+    assert not kinds(ended) & {"crash", "memory-freed"}
 
 
 def test_release_by_an_existing_process_does_not_report_its_end():
@@ -166,19 +166,19 @@ def test_release_by_an_existing_process_does_not_report_its_end():
             pools = (make_pool(live=size),) if size else ()
             yield at_moment(moment, of_device(size, ()), reports=(make_report(10, pools),))
 
-    (release,) = [verdict for _, verdict in onsets(snapshots()) if verdict.kind == "release"]
+    (release,) = [verdict for _, verdict in onsets(snapshots()) if verdict.kind == "memory-freed"]
     assert release.summary == "train (pid 10) freed 40.0 GiB of GPU 0"
     assert dict(release.evidence)["released_bytes"] == 40 * GIB
 
 
 def test_release_without_a_process_list_names_no_process():
     found = onsets(by_device(lambda moment: 40 * GIB if moment < 600 else 0, steps_of(12)))
-    assert next(v.summary for _, v in found if v.kind == "release") == "40.0 GiB of GPU 0 became free at once"
+    assert next(v.summary for _, v in found if v.kind == "memory-freed") == "40.0 GiB of GPU 0 became free at once"
 
 
 def test_crash_after_an_xid_error():
     found = snapshots_of_an_end(40 * GIB, xids=(XidErrors("GPU-a", 31, 1, 1e9 + 600),))
-    assert "after an XID error" in next(verdict.summary for _, verdict in found if verdict.kind == "crash")
+    assert "after an Xid error" in next(verdict.summary for _, verdict in found if verdict.kind == "crash")
 
 
 def test_crash_after_a_failed_allocation():
@@ -225,7 +225,7 @@ def snapshots_of_an_end_after_an_oom(ending: Ending | None, full: bool) -> list[
 )
 def test_crash_depends_on_the_reported_ending_first(ending: Ending | None, full: bool, kind: set[str]):
     found = snapshots_of_an_end_after_an_oom(ending, full)
-    assert kinds(found) & {"crash", "release"} == kind
+    assert kinds(found) & {"crash", "memory-freed"} == kind
     for summary in (verdict.summary for _, verdict in found if verdict.kind == "crash"):
         assert ("probably" in summary) == (ending != "out-of-memory")
 
@@ -237,12 +237,12 @@ def test_crash_is_not_caused_by_a_handled_error(ending: Ending | None):
             if moment >= 600:
                 yield at_moment(moment, of_device(0, ()))
                 continue
-            program = Program(oom_retries=int(moment > 560), oom_rescues=int(moment > 580))
+            program = Program(oom_retries=int(moment > 560), oom_recovered=int(moment > 580))
             report = make_report(10, (make_pool(live=20 * GIB, ooms=int(moment > 560)),), program=program)
             ends = (ProgramEnd(10, 100, ending),) if ending and moment == 590 else ()
             yield at_moment(moment, of_device(21 * GIB, (make_process(10, 21 * GIB),)), reports=(report,), ends=ends)
 
-    assert not kinds(onsets(snapshots())) & {"crash", "release"}
+    assert not kinds(onsets(snapshots())) & {"crash", "memory-freed"}
 
 
 @pytest.mark.parametrize("grows_at", [0.0, 500.0, None])

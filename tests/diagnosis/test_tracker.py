@@ -98,7 +98,7 @@ def test_collector_outage_makes_no_verdict_and_hides_none(begin: int):
     gap = [at for at in steps_of(150, 5.0) if not begin * MINUTE < at < (begin + 45) * MINUTE]
     found = onsets(by_process(noisy(leaking(64 * MIB, onset=20), 16 * MIB), gap))
     assert "leak" in kinds(found)
-    assert not kinds(found) & {"crash", "release", "orphan"}
+    assert not kinds(found) & {"crash", "memory-freed", "orphan"}
     quiet = onsets(by_process(noisy(lambda at: 20 * GIB, 16 * MIB), gap))
     assert kinds(quiet) <= {"warm-up", "steady"}
 
@@ -117,7 +117,7 @@ def test_device_without_answer_ends_no_life():
                 yield snapshot
 
     found = onsets(snapshots())
-    assert "release" not in kinds(found)
+    assert "memory-freed" not in kinds(found)
     assert [verdict.kind for _, verdict in found].count("leak") == 1
 
 

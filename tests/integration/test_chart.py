@@ -259,7 +259,7 @@ def test_changed_configuration_changes_the_pods():
 def test_configuration_is_valid_for_gpumond(tmp_path: Path):
     (config,) = [entry["data"]["gpumond.yaml"] for entry in objects("everything else") if "data" in entry]
     (tmp_path / "gpumond.yaml").write_text(config)
-    settings = load(tmp_path / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917", "GPUMOND_SOURCE": "every"})
+    settings = load(tmp_path / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917", "GPUMOND_SOURCE": "all"})
     assert [rule.name for rule in settings.rules] == ["full"]
     assert settings.interval == 2
 

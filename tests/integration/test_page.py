@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
-SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
+SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unattributed")
 
 
 def frame_and_texts(session: PageSession, *selectors: str) -> tuple[Any, list[list[str]]]:
@@ -263,7 +263,7 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
             return pids
 
         # A notice or a verdict that appears above the table would move the rows away from the pointer.
-        above = "#notices, .pair, section[aria-labelledby=devices-title]"
+        above = "#notices, .pair, section[aria-labeledby=devices-title]"
         session.page.evaluate(
             "above => document.querySelectorAll(above).forEach(each => (each.style.display = 'none'))", above
         )
@@ -325,7 +325,7 @@ def test_page_signs_in_with_the_code_in_its_address(browser: Browser, demo: Runn
 def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     frame = session.page.request.get(f"{session.page.url}api/v1/frame").json()
     process = next(each for each in frame["processes"] if each["workload"] == "training")
-    quota = {f"{kind}_{part}": None for kind in ("soft", "limit", "reserve") for part in ("bytes", "quota")}
+    quota = {f"{kind}_{part}": None for kind in ("soft_limit", "limit", "reserve") for part in ("bytes", "quota")}
     quota |= {"limit_bytes": 8 * GIB, "limit_quota": "research", "reserve_bytes": 6 * GIB, "reserve_quota": "floor"}
     process.update(quota=quota, limit_bytes=8 * GIB, reserve_shortage_bytes=GIB)
     show_frame(session, frame)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.view.lines import Piece, ansi, cells, clipped, colours_of, cut, fitted, plain_text, width_of, wrapped
+from gpumond.view.lines import Piece, ansi, cells, clipped, colors_of, cut, fitted, plain_text, width_of, wrapped
 from gpumond.view.text import table_lines as table
 
 LINES = st.lists(st.builds(Piece, st.text(st.sampled_from("ab 漢…é"), max_size=12)), max_size=5)
@@ -42,7 +42,7 @@ def test_cut_counts_columns(text: str, width: int, expected: str):
     assert cut(text, width) == expected
 
 
-def test_styles_and_colours_of_a_line():
+def test_styles_and_colors_of_a_line():
     line = [Piece("a"), Piece("b", "bold"), Piece("c", ground="live"), Piece("d", ground="live", ink="cached")]
     assert ansi(line, "none") == "a\x1b[1mb\x1b[0mcd"
     assert ansi(line, "true").endswith("\x1b[48;2;24;87;184mc\x1b[0m\x1b[48;2;24;87;184;38;2;63;186;169md\x1b[0m")
@@ -50,7 +50,7 @@ def test_styles_and_colours_of_a_line():
 
 
 @pytest.mark.parametrize(
-    ("environ", "colours"),
+    ("environ", "colors"),
     [
         ({"TERM": "xterm-256color"}, "256"),
         ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, "true"),
@@ -60,8 +60,8 @@ def test_styles_and_colours_of_a_line():
         ({}, "none"),
     ],
 )
-def test_environment_states_the_colours(environ: dict[str, str], colours: str):
-    assert colours_of(environ) == colours
+def test_environment_states_the_colors(environ: dict[str, str], colors: str):
+    assert colors_of(environ) == colors
 
 
 def test_table_shortens_text_and_keeps_numbers():

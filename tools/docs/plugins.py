@@ -23,7 +23,7 @@ def document() -> str:
 def sources() -> Iterator[str]:
     yield "## Sources of devices\n"
     yield "The setting `source` is one of these names, or `auto`. `auto` selects the source whose driver is present, or"
-    yield "`every` if several are present.\n"
+    yield "`all` if several are present.\n"
     yield "| source | devices | found by `auto` |\n|---|---|---|"
     for spec in SOURCES:
         yield f"| `{spec.name}` | {spec.devices} | {'yes' if spec.detector else 'no'} |"

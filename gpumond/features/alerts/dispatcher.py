@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpumond.facts.alerts import Activities, Heartbeat, KeptAlert, Notice, ended, kept, resume
+from gpumond.facts.alerts import Activities, Heartbeat, Notice, StoredAlert, ended, kept, resume
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, empty_receipt, receipt_without_bytes
 from gpumond.facts.frame import Alert
@@ -42,10 +42,10 @@ class AlertStore(Protocol):
     async def audit(self, actor: str, action: str, detail: Any) -> None: ...
     async def audit_entries(self, *, users: bool) -> list[AuditEntry]: ...
     def keep(
-        self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert]
+        self, alerts: Iterable[StoredAlert], notices: Sequence[Notice], over: Sequence[Alert]
     ) -> Awaitable[None]: ...
     async def past_alerts(self) -> list[Alert]: ...
-    async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]: ...
+    async def kept(self) -> tuple[list[StoredAlert], Heartbeat | None]: ...
 
 
 class AlertOutbox(Protocol):

@@ -27,7 +27,7 @@ from gpumond.facts.alerts import Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.rule import Labels
-from gpumond.features.alerts.receivers import Notifier, Rejected, Retry
+from gpumond.features.alerts.receivers import Receiver, Rejected, Retry
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class Journal(Protocol):
 
 
 class Counts(Protocol):
-    def notified(self, notifier: str) -> None: ...
-    def not_notified(self, notifier: str, reason: str) -> None: ...
+    def notified(self, receiver: str) -> None: ...
+    def not_notified(self, receiver: str, reason: str) -> None: ...
 
 
 class Outbox:
@@ -60,7 +60,7 @@ class Outbox:
 
     def __init__(
         self,
-        notifiers: Iterable[Notifier],
+        receivers: Iterable[Receiver],
         journal: Journal,
         counts: Counts,
         *,
@@ -70,7 +70,7 @@ class Outbox:
         keep_resolved_seconds: float = KEEP_RESOLVED_SECONDS,
         queue_limit: int = QUEUE_LIMIT,
     ) -> None:
-        self._notifiers, self._journal, self._wants = tuple(notifiers), journal, wants
+        self._receivers, self._journal, self._wants = tuple(receivers), journal, wants
         self._make_queue = partial(
             ReceiverQueue,
             journal=journal,
@@ -85,11 +85,11 @@ class Outbox:
 
     async def open(self) -> None:
         """Load the queues of the previous daemon, and start to deliver."""
-        await self.configure(self._notifiers)
+        await self.configure(self._receivers)
 
-    async def configure(self, notifiers: Iterable[Notifier]) -> None:
+    async def configure(self, receivers: Iterable[Receiver]) -> None:
         """Replace the receivers. A remaining receiver keeps its queue; the queue of a removed one is deleted."""
-        given = {notifier.name: notifier for notifier in notifiers}
+        given = {receiver.name: receiver for receiver in receivers}
         for name in self._queues.keys() - given.keys():
             del self._queues[name]
             self._workers.pop(name).cancel()
@@ -138,7 +138,7 @@ class ReceiverQueue:
 
     def __init__(
         self,
-        notifier: Notifier,
+        receiver: Receiver,
         journal: Journal,
         counts: Counts,
         silenced: Callable[[Alert], bool],
@@ -148,7 +148,7 @@ class ReceiverQueue:
     ) -> None:
         self.idle = asyncio.Event()
         self.idle.set()
-        self._notifier, self._journal, self._counts, self._silenced = notifier, journal, counts, silenced
+        self._receiver, self._journal, self._counts, self._silenced = receiver, journal, counts, silenced
         self._backoff, self._keep_resolved, self._limit = backoff_seconds, keep_resolved_seconds, queue_limit
         self._queue: deque[Notice] = deque()
         self._seq = 0
@@ -161,9 +161,9 @@ class ReceiverQueue:
         self._changed = asyncio.Event()
         self._resend_at = time.monotonic()
 
-    def use(self, notifier: Notifier) -> None:
-        """Replace the notifier. Its address or secret may have changed, so the present pause ends."""
-        self._notifier = notifier
+    def use(self, receiver: Receiver) -> None:
+        """Replace the receiver. Its address or secret may have changed, so the present pause ends."""
+        self._receiver = receiver
         self._news.set()
         self._changed.set()
 
@@ -199,11 +199,11 @@ class ReceiverQueue:
     def _offer(self, kind: str, alert: Alert) -> None:
         if len(self._queue) >= self._limit:
             if not self._full:
-                log.error("receiver %s: its queue is full; further notifications wait", self._notifier.name)
-                self._counts.not_notified(self._notifier.name, "queue_full")
+                log.error("receiver %s: its queue is full; further notifications wait", self._receiver.name)
+                self._counts.not_notified(self._receiver.name, "queue_full")
             self._full = True
             return
-        self.queue_up(Notice(self._notifier.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert))
+        self.queue_up(Notice(self._receiver.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert))
 
     async def deliver_forever(self) -> None:
         failures = 0
@@ -228,7 +228,7 @@ class ReceiverQueue:
                 after, text = error.after_seconds, str(error)
                 reason = error.reason
             except Exception as error:
-                log.exception("receiver %s", self._notifier.name)
+                log.exception("receiver %s", self._receiver.name)
                 reason, text = "error", type(error).__name__
             failures += 1
             wait = max(after, self._pause(failures))
@@ -244,7 +244,7 @@ class ReceiverQueue:
         await _within(self._news.wait(), self._until_resend())
 
     def _until_resend(self) -> float | None:
-        if self._notifier.resend_seconds is None:
+        if self._receiver.resend_seconds is None:
             return None
         return max(0.0, self._resend_at - time.monotonic())
 
@@ -256,7 +256,7 @@ class ReceiverQueue:
         batch: dict[Labels, Notice] = {}
         quiet = bool(self._queue) and self._quiet(self._queue[0])
         for notice in self._queue:
-            full = len(batch) == self._notifier.batch_limit
+            full = len(batch) == self._receiver.batch_limit
             if full or notice.alert.labels in batch or self._quiet(notice) != quiet:
                 break
             batch[notice.alert.labels] = notice
@@ -273,14 +273,14 @@ class ReceiverQueue:
         if due:
             raised, resolved = self._firing_again(batch) | raised, self._resolved_again(batch) | resolved
         if raised or resolved:
-            await self._notifier.send(tuple(raised.values()), tuple(resolved.values()))
-            self._counts.notified(self._notifier.name)
+            await self._receiver.send(tuple(raised.values()), tuple(resolved.values()))
+            self._counts.notified(self._receiver.name)
         if due:
             self._sent_now()
         await self._done(batch, accepted=True)
 
     def _sent_now(self) -> None:
-        self._resend_at = time.monotonic() + (self._notifier.resend_seconds or 0.0)
+        self._resend_at = time.monotonic() + (self._receiver.resend_seconds or 0.0)
 
     def _firing_again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
         """Return the present state of known alerts that still fire and are not silenced."""
@@ -302,7 +302,7 @@ class ReceiverQueue:
                 self._resolved.pop(labels, None)
                 if accepted:
                     self._known[labels] = notice.alert
-            elif self._known.pop(labels, None) and accepted and self._notifier.resend_seconds is not None:
+            elif self._known.pop(labels, None) and accepted and self._receiver.resend_seconds is not None:
                 self._resolved[labels] = (notice.alert, time.monotonic() + self._keep_resolved)
         if len(self._queue) < self._limit // 2:
             self._full = False
@@ -326,14 +326,14 @@ class ReceiverQueue:
         least, most = self._backoff
         if any(notice.kind == "raised" for notice in self._queue):
             most = min(most, PROMPT_SECONDS)
-        if (resend := self._notifier.resend_seconds) is not None:
+        if (resend := self._receiver.resend_seconds) is not None:
             most = min(most, resend, PROMPT_SECONDS)  # the receiver drops alerts that are not sent again
         return random.uniform(least, max(least, min(most, least * 2.0 ** min(failures, 30))))
 
     def _failed(self, reason: str, text: str) -> None:
-        self._counts.notified(self._notifier.name)
-        self._counts.not_notified(self._notifier.name, reason)
-        log.warning("receiver %s: %s", self._notifier.name, text)
+        self._counts.notified(self._receiver.name)
+        self._counts.not_notified(self._receiver.name, reason)
+        log.warning("receiver %s: %s", self._receiver.name, text)
 
 
 async def _within(coming: Awaitable[object], seconds: float | None) -> None:

@@ -11,7 +11,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.dispatcher import AlertDispatcher, Dispatch
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
-from gpumond.features.alerts.receivers import Notifier
+from gpumond.features.alerts.receivers import Receiver
 from gpumond.features.alerts.receivers.test_message import ReceiverTest, send_test
 from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Tick
 from gpumond.quantities.device import short_users
@@ -21,7 +21,7 @@ from gpumond.quantities.device import short_users
 class Receivers:
     """Where notifications are sent. ``backoff_seconds``: the shortest and the longest pause before another attempt."""
 
-    of: Callable[[Settings], Sequence[Notifier]] = lambda settings: settings.receivers
+    of: Callable[[Settings], Sequence[Receiver]] = lambda settings: settings.receivers
     backoff_seconds: tuple[float, float] = BACKOFF_SECONDS
 
 
@@ -51,8 +51,8 @@ class AlertsPart(Part):
         return ()
 
     def conclude(self, tick: Tick) -> Tick:
-        snapshot, lending = tick.frame.snapshot, self._kernel.settings.lending
-        users = {} if lending == "all" else short_users(tick.window, snapshot)
+        snapshot, reclaim = tick.frame.snapshot, self._kernel.settings.reclaim
+        users = {} if reclaim == "all" else short_users(tick.window, snapshot)
         self._dispatch = self.dispatcher.decide(
             self._rules.rules, tick.frame.alerts, snapshot, tick.activities, tick.resolved, users
         )

@@ -19,7 +19,7 @@ from math import floor, inf, sqrt
 from statistics import median
 
 from gpumond.diagnosis.trend import quantile
-from gpumond.facts.units import level
+from gpumond.facts import units
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """The form of a baseline's name."""
@@ -127,7 +127,7 @@ class Threshold:
     text: str
     name: str
     above: bool
-    level: float
+    bound: float
     relative: bool
 
     def exceeded(self, found: Difference) -> bool:
@@ -137,7 +137,7 @@ class Threshold:
         change = found.difference
         if self.relative:
             change = found.ratio if found.ratio is not None else inf if change > 0 else 0.0
-        return change > self.level if self.above else change < self.level
+        return change > self.bound if self.above else change < self.bound
 
 
 class Blocks:
@@ -210,7 +210,7 @@ def threshold(text: str) -> Threshold:
             "expected a condition such as live_peak>5%, used_typical>512MiB or retries_rate>0; "
             f"measures: {', '.join(MEASURES)}"
         )
-    return Threshold(text, f"{match[1]}_{match[2]}", match[3] == ">", level(match[4]), match[4].endswith("%"))
+    return Threshold(text, f"{match[1]}_{match[2]}", match[3] == ">", units.threshold(match[4]), match[4].endswith("%"))
 
 
 def _differences(workload: str, old: WorkloadMeasures | None, new: WorkloadMeasures | None) -> Iterator[Difference]:

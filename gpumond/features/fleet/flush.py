@@ -18,7 +18,7 @@ from gpumond.cli.arguments import duration, value
 from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
-from gpumond.facts.units import counted, level
+from gpumond.facts.units import byte_size, counted
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client
 from gpumond.features.fleet.discovery import chosen, listed, make_client, make_prometheus, progress, read_frames
@@ -267,7 +267,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         parser.set_defaults(min_reclaimable=0)
     else:
         parser.add_argument(
-            "--min-reclaimable", type=value(level), metavar="SIZE", default=0, help="skip what would release less"
+            "--min-reclaimable", type=value(byte_size), metavar="SIZE", default=0, help="skip what would release less"
         )
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
     parser.add_argument("--dry-run", action="store_true", help="print the plan; change nothing")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from gpumond.cli.arguments import above_zero, duration
 from gpumond.cli.exits import DONE, NOTHING_TO_DO
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import duration as readable, level
+from gpumond.facts.units import byte_size, duration as readable
 from gpumond.features.fleet.discovery import add_prometheus, make_prometheus
 from gpumond.features.fleet.prometheus import Point, Prometheus, Sample
 from gpumond.view import html_report
@@ -44,7 +44,7 @@ LEVELS: Mapping[str, Level] = {
 
 MEASURES: Mapping[str, str] = {
     "idle_held": "gpumond_idle_held_bytes",
-    "returnable": "gpumond_returnable_bytes",
+    "idle_and_reclaimable": "gpumond_idle_and_reclaimable_bytes",
     "wasted": "gpumond_wasted_bytes",
 }
 CURVE_POINTS = 300
@@ -59,7 +59,7 @@ class Usage:
     name: str
     used: float
     idle_held: float
-    returnable: float
+    idle_and_reclaimable: float
     wasted: float
     cost: float | None = None
 
@@ -127,12 +127,12 @@ def _usage(name: str, hours: Mapping[str, float], price: Price | None) -> Usage:
 
 
 NO_NAME = "(none)"
-WASTED = "WASTED: memory of idle programs, returnable and stranded memory of the others"
+WASTED = "WASTED: memory of idle programs, reclaimable and stranded memory of the others"
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|&~@:]")
 """Characters that Markdown interprets, in links and mentions too."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of a formula in a spreadsheet."""
-FIELDS = ("used", "idle_held", "returnable", "wasted", "cost")
+FIELDS = ("used", "idle_held", "idle_and_reclaimable", "wasted", "cost")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +144,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="rows; 0 for all (default: 20)")
     parser.add_argument("--price", type=float, metavar="AMOUNT", help="price of an hour of one GPU, for the cost")
     parser.add_argument(
-        "--gpu-memory", type=above_zero(level), metavar="SIZE", help="memory of one GPU, such as 80GiB, with --price"
+        "--gpu-memory",
+        type=above_zero(byte_size),
+        metavar="SIZE",
+        help="memory of one GPU, such as 80GiB, with --price",
     )
     parser.add_argument(
         "--format", choices=("table", "csv", "markdown", "json"), default="table", help="format (default: table)"
@@ -238,9 +241,9 @@ def _page(by: str, rows: Sequence[Usage], over_time: Mapping[str, Sequence[Point
 def _cells(by: str, rows: Sequence[Usage]) -> Iterator[list[str]]:
     """Yield the header, and a line for each row."""
     priced = any(row.cost is not None for row in rows)
-    yield [by.upper(), "USED", "IDLE", "RETURNABLE", "WASTED", "OF USED", *(["COST"] if priced else [])]
+    yield [by.upper(), "USED", "IDLE", "IDLE+RECLAIMABLE", "WASTED", "OF USED", *(["COST"] if priced else [])]
     for row in rows:
-        hours = (row.used, row.idle_held, row.returnable, row.wasted)
+        hours = (row.used, row.idle_held, row.idle_and_reclaimable, row.wasted)
         share = f"{row.wasted / row.used:.0%}" if row.used else "-"
         cost = [] if row.cost is None else [f"{row.cost:.2f}"]
         yield [row.name or NO_NAME, *(f"{number:.1f}" for number in hours), share, *cost]

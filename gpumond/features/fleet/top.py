@@ -16,7 +16,7 @@ from gpumond.features.fleet.connection import Client
 from gpumond.features.fleet.discovery import read_frames, selected
 from gpumond.features.fleet.machines import Machine
 from gpumond.view.frame import CheckedFrame
-from gpumond.view.lines import colours_of
+from gpumond.view.lines import colors_of
 from gpumond.view.machine import View, merged, view
 from gpumond.view.rows import plain
 from gpumond.view.tables import page
@@ -70,7 +70,7 @@ def _show(client: Client, machines: Sequence[Machine]) -> None:
     from gpumond.top.terminal import Terminal
 
     terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
-    top = Top([MachineDaemon(client, machine) for machine in machines], terminal, colours_of(os.environ))
+    top = Top([MachineDaemon(client, machine) for machine in machines], terminal, colors_of(os.environ))
     for connection, machine in zip(top.connections, machines, strict=True):
         connection.name = plain(machine.name, NAME_WIDTH)
     top.run()

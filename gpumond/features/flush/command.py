@@ -13,7 +13,7 @@ from gpumond.cli.arguments import add_target, duration
 from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
-from gpumond.facts.units import level
+from gpumond.facts.units import byte_size
 from gpumond.view.frame import receipts_of
 from gpumond.view.text import size, table
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("gpumond: --wake requires --step engine, and no other step", file=sys.stderr)
         return WRONG_USE
     try:
-        least = int(level(arguments.min_reclaimable))
+        least = byte_size(arguments.min_reclaimable)
     except ValueError as error:
         print(f"gpumond: --min-reclaimable {arguments.min_reclaimable!r}: {error}", file=sys.stderr)
         return WRONG_USE

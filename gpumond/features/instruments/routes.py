@@ -30,7 +30,7 @@ MAX_RECORD_SECONDS = 600.0
 
 
 class LimitBody(Encodable):
-    """Soft quota of a program.
+    """Limit of a program.
 
     ``limit_bytes``: null removes the limit. ``device``: an index, a UUID or a prefix of one, or a PCI address; null for
     all devices that the program uses.
@@ -92,7 +92,7 @@ PROBLEMS = (401, 403, 404, 409, 422, 503, 504, 507)
 
 @router.post(
     "/agents/{pid}/limit",
-    summary="Set a soft quota in a program that allows it",
+    summary="Set the limit of a program that allows it",
     dependencies=[Depends(bearer)],
     **examples.described(list[AppliedLimit], [examples.APPLIED_LIMIT], *PROBLEMS),
 )

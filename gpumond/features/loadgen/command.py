@@ -21,7 +21,7 @@ from gpumond.agent.settings import workload_name
 from gpumond.cli.arguments import above_zero, duration, value
 from gpumond.cli.exits import DONE, FAILED
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.units import level
+from gpumond.facts.units import byte_size, threshold
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings, backend
 from gpumond.features.loadgen.plan import COMMON, TABLE, Plan, find, plan
 from gpumond.features.loadgen.report import Report, account, failure, summary
@@ -31,7 +31,7 @@ from gpumond.sim.device import Spec, create, simulated_devices
 from gpumond.view.text import size
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbours", "programs")
+OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbors", "programs")
 """Options about the observation or about additional programs. Backends do not use them."""
 
 OWN = ("duration", "fill")
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="maximum share of the device to use (default: 80%%; backend sim: all of a device created for the run)",
     )
     parser.add_argument(
-        "--max", type=above_zero(level), metavar="SIZE", help="maximum amount of memory to use, such as 8GiB"
+        "--max", type=above_zero(byte_size), metavar="SIZE", help="maximum amount of memory to use, such as 8GiB"
     )
     parser.add_argument("--raw", action="store_true", help="backend cupy: use cudaMalloc instead of the pool")
     parser.add_argument(
@@ -166,7 +166,7 @@ def _limits(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
 
 
 def _share(text: str) -> float:
-    share = level(text)
+    share = threshold(text)
     if not 0 < share <= 1:
         raise ValueError("expected a share above 0 and up to 100%, such as 50%")
     return share

@@ -18,9 +18,9 @@ from gpumond.features.loadgen.script import (
     Ending,
     LevelStep,
     Option,
+    RandomWalk,
     Script,
     Truth,
-    Wander,
     every,
     host,
     noise,
@@ -280,7 +280,7 @@ def fragmentation(script: Script) -> None:
 
 
 def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
-    """Allocate two neighbours of one segment. Returns their size and both blocks."""
+    """Allocate two neighbors of one segment. Returns their size and both blocks."""
     script.free(at, script.allocate(at, 2 * size))
     return size, script.allocate(at, size), script.allocate(at, size)
 
@@ -315,7 +315,7 @@ def orphan(script: Script) -> None:
     "crash",
     shape=("    |‾|       ", "    / |    /‾|", "---'  |___/  |"),
     options=(Option("times", "number", "1 or 4", "number of crashes", 1, 20),),
-    neighbours=False,
+    neighbors=False,
 )
 def crash(script: Script) -> None:
     """Memory runs out and the program crashes, once or in a loop of restarts."""
@@ -354,7 +354,7 @@ def crash(script: Script) -> None:
     "pressure",
     shape=(" .----------", " |          ", "/           "),
     options=(Option("fill", "share", "90 %", "share of the device", 0.01, 0.99),),
-    neighbours=False,
+    neighbors=False,
 )
 def stress(script: Script) -> None:
     """Fill the device and hold the memory. Backends whose memory has contents write and verify a pattern."""
@@ -379,7 +379,7 @@ def stress(script: Script) -> None:
     "",
     shape=(" |\\ |\\|\\  |\\", " | \\|   \\|  ", "/           "),
     options=(Option("period", "duration", "2 s", "time between two flushes", 0.05),),
-    neighbours=False,
+    neighbors=False,
 )
 def flush_storm(script: Script) -> None:
     """Allocate and free continuously, with repeated flushes."""
@@ -455,7 +455,7 @@ def preallocated(script: Script) -> None:
     program = script.program("load")
     script.fill(5.0, 0.1 * script.size_bytes, 15.0)
     script.allocate(25.0, (share - 0.1) * script.size_bytes - GIB)
-    load = Wander(script.random("load"), 0.25, WANDER_SECONDS)
+    load = RandomWalk(script.random("load"), 0.25, WANDER_SECONDS)
     for at in every(30.0, script.duration, 10.0):
         script.busy(at, 0.4 + load.after(10.0), program)
 
@@ -555,7 +555,7 @@ def fleet(script: Script) -> None:
     swing = script.number("step", 4 * GIB)
     noon = script.dice.uniform(0, 24) * HOUR_SECONDS
     shared = script.random("shared load")
-    load = Wander(shared, 0.5 * GIB, 20 * MINUTE_SECONDS)
+    load = RandomWalk(shared, 0.5 * GIB, 20 * MINUTE_SECONDS)
     jump, jump_ends, course = 0.0, 0.0, []
     for at in every(60.0, end, 30.0):
         if at > jump_ends and shared.random() < 30.0 / HOUR_SECONDS:

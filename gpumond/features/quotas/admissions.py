@@ -17,7 +17,7 @@ from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.quota import Lending
+from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.features.quotas.queue import (
@@ -119,7 +119,7 @@ def _is_request(kept: KeptAdmission) -> bool:
 
 
 class Admissions:
-    """Requests of one daemon. ``lending`` returns the current setting; ``find`` a process by its pid, with its uid.
+    """Requests of one daemon. ``reclaim`` returns the current setting; ``find`` a process by its pid, with its uid.
 
     ``clock`` returns seconds of the machine's monotonic clock, which continue when the daemon restarts. After a change,
     call `keep` before the requester is answered.
@@ -128,12 +128,12 @@ class Admissions:
     def __init__(
         self,
         flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
-        lending: Callable[[], Lending],
+        reclaim: Callable[[], ReclaimPolicy],
         find: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],
         store: Transactions,
     ) -> None:
-        self._flush, self._lending, self._find, self._clock = flush, lending, find, clock
+        self._flush, self._reclaim, self._find, self._clock = flush, reclaim, find, clock
         self._table = admission_table(store)
         self.loaded = False
         self._writing = asyncio.Lock()
@@ -242,7 +242,7 @@ class Admissions:
             device_uuid=device.uuid,
             need_bytes=need_bytes,
             grant_seconds=self._grant_seconds(user, PROCESS_GRANT_SECONDS if process else GRANT_SECONDS),
-            uid=uid if self._lending() == "user" else None,
+            uid=uid if self._reclaim() == "user" else None,
             user=user,
         )
         started = Started(process, owner_uid, device.uuid, need_bytes)
@@ -284,7 +284,7 @@ class Admissions:
             for key, found in self._decision.plans.items():
                 own = key in self._entries
                 if found.flushes and (not own or (key in self._decision.holders and not found.missing_bytes)):
-                    self._lend(key, found)
+                    self._reclaim_for(key, found)
         else:
             self._pauses.clear()
         if self.loaded and self._queue != self._kept and (self._keeping is None or self._keeping.done()):
@@ -302,7 +302,7 @@ class Admissions:
         ended = {name for name, own in started.items() if own.process and not self._is_alive(own.process)}
         concerned = {request.device_uuid for request in self._queue.waiting} | snapshot.unused_reserves.keys()
         devices = [device for device in snapshot.devices if device.uuid in concerned]
-        own_rooms = rooms(snapshot, started, self._lending(), devices)
+        own_rooms = rooms(snapshot, started, self._reclaim(), devices)
         held, now = allocated(snapshot, started), self._clock()
         self._count_unused(held, now)
         times = {name: entry.held_from for name, entry in self._entries.items() if entry.held_from is not None}
@@ -366,7 +366,7 @@ class Admissions:
         if snapshot is None or device is None:
             return Plan(None)
         started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
-        (room,) = rooms(snapshot, started, self._lending(), (device,))
+        (room,) = rooms(snapshot, started, self._reclaim(), (device,))
         users = {each.user for each in self._queue.waiting if each.device_uuid == device.uuid}
         available = available_bytes(room, self._queue.grants, allocated(snapshot, started), request.user, users)
         claimed = sum(each.need_bytes for each in ahead)
@@ -376,7 +376,7 @@ class Admissions:
         order = in_turn(self._queue.waiting, self._queue.grants, device)
         return order[: [each.id for each in order].index(name)]
 
-    def _lend(self, key: str, found: Plan) -> None:
+    def _reclaim_for(self, key: str, found: Plan) -> None:
         device, now = self._device_of(key), self._clock()
         pause = self._pauses.setdefault(device, _Pause())
         if self._lent_to.get(device) != key:

@@ -28,7 +28,7 @@ ROUTE = "/api/v1/admissions"
 def size(text: str) -> int:
     """Return the bytes of a text such as 40GiB. Raises ConfigError."""
     try:
-        if "%" not in text and (value := int(units.level(text))) > 0:
+        if (value := units.byte_size(text)) > 0:
             return value
     except ValueError:
         pass

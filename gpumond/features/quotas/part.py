@@ -49,7 +49,7 @@ class AdmissionsPart(Part):
     def __init__(self, kernel: Kernel) -> None:
         self.admissions = Admissions(
             kernel.get(Flushes).flush,
-            lambda: kernel.settings.lending,
+            lambda: kernel.settings.reclaim,
             find_process,
             kernel.clock.monotonic,
             kernel.store,

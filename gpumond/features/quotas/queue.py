@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.quota import NO_QUOTA, Lending
+from gpumond.facts.quota import NO_QUOTA, ReclaimPolicy
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 
 
@@ -44,7 +44,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
+class Competitor:
     """A program on the device that may be flushed. ``thrashes``: how often it allocated flushed memory again."""
 
     process: ProcessKey
@@ -59,16 +59,16 @@ class Neighbour:
 class Room:
     """Memory of one device. ``free_bytes`` is None if unknown.
 
-    ``reserved_bytes``: the part of the reserves of quotas that their programs do not use. ``lenders``: the users whose
-    programs may be flushed for them; None for all users.
+    ``reserved_bytes``: the part of the reserves of quotas that their programs do not use. ``flushable_users``: the
+    users whose programs may be flushed for them; None for all users.
     """
 
     uuid: str
     size_bytes: int | None
     free_bytes: int | None
     reserved_bytes: int = 0
-    lenders: frozenset[int] | None = None
-    neighbours: tuple[Neighbour, ...] = ()
+    flushable_users: frozenset[int] | None = None
+    neighbors: tuple[Competitor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Plan:
     """The flushes after which a request fits. ``missing_bytes``: what is missing even after them; then none is due."""
 
     available_bytes: int | None
-    flushes: tuple[Neighbour, ...] = ()
+    flushes: tuple[Competitor, ...] = ()
     missing_bytes: int = 0
 
     @property
@@ -129,8 +129,9 @@ def decide(
     for room in rooms:
         available = available_bytes(room, grants, allocated)
         if available is not None and available < 0 and room.reserved_bytes:
-            lenders = [each for each in room.neighbours if room.lenders is None or each.uid in room.lenders]
-            plans[room.uuid] = lending(lenders, min(-available, room.reserved_bytes), available)
+            allowed = room.flushable_users
+            flushable = [each for each in room.neighbors if allowed is None or each.uid in allowed]
+            plans[room.uuid] = reclaim_plan(flushable, min(-available, room.reserved_bytes), available)
         able: list[str] = []
         stopped: set[str] = set()
         order = in_turn(queue.waiting, grants, room.uuid)
@@ -201,18 +202,18 @@ def plan(room: Room, request: WaitingRequest, available: int | None) -> Plan:
         return Plan(None)
     if request.need_bytes <= available:
         return Plan(available)
-    allowed = [each for each in room.neighbours if request.uid in (None, each.uid)]
-    return lending(allowed, request.need_bytes - available, available)
+    allowed = [each for each in room.neighbors if request.uid in (None, each.uid)]
+    return reclaim_plan(allowed, request.need_bytes - available, available)
 
 
-def lending(neighbours: Iterable[Neighbour], short_bytes: int, available: int) -> Plan:
+def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: int) -> Plan:
     """Return the cheapest flushes that return ``short_bytes``.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
     the largest is first, so that few programs are flushed.
     """
-    chosen: list[Neighbour] = []
-    for each in sorted(neighbours, key=_cost):
+    chosen: list[Competitor] = []
+    for each in sorted(neighbors, key=_cost):
         if short_bytes <= 0:
             break
         if each.reclaimable_bytes > 0:
@@ -221,13 +222,13 @@ def lending(neighbours: Iterable[Neighbour], short_bytes: int, available: int) -
     return Plan(available, _needed(chosen, -short_bytes), max(0, short_bytes))
 
 
-def _cost(neighbour: Neighbour) -> tuple[int, bool, int, int]:
-    return (neighbour.thrashes, not neighbour.idle_seconds, -neighbour.reclaimable_bytes, neighbour.process.pid)
+def _cost(neighbor: Competitor) -> tuple[int, bool, int, int]:
+    return (neighbor.thrashes, not neighbor.idle_seconds, -neighbor.reclaimable_bytes, neighbor.process.pid)
 
 
-def _needed(chosen: Sequence[Neighbour], spare_bytes: int) -> tuple[Neighbour, ...]:
+def _needed(chosen: Sequence[Competitor], spare_bytes: int) -> tuple[Competitor, ...]:
     """Return the flushes without those that the rest makes superfluous, the most expensive of these first."""
-    kept: list[Neighbour] = []
+    kept: list[Competitor] = []
     for each in reversed(chosen):
         if each.reclaimable_bytes <= spare_bytes:
             spare_bytes -= each.reclaimable_bytes
@@ -268,7 +269,10 @@ def members(snapshot: Snapshot, started: Mapping[str, Started]) -> dict[str, set
 
 
 def rooms(
-    snapshot: Snapshot, started: Mapping[str, Started], lending: Lending, devices: Sequence[DeviceReading] | None = None
+    snapshot: Snapshot,
+    started: Mapping[str, Started],
+    reclaim: ReclaimPolicy,
+    devices: Sequence[DeviceReading] | None = None,
 ) -> list[Room]:
     """Return the memory of each device, or of ``devices``. Without a current reading, the memory is unknown."""
     granted = {
@@ -276,11 +280,11 @@ def rooms(
         for name, keys in members(snapshot, started).items()
         for key in keys
     }
-    return [_room(each, snapshot, granted, lending) for each in (snapshot.devices if devices is None else devices)]
+    return [_room(each, snapshot, granted, reclaim) for each in (snapshot.devices if devices is None else devices)]
 
 
 def _room(
-    device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], lending: Lending
+    device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], reclaim: ReclaimPolicy
 ) -> Room:
     reserved, holders = 0, set[int]()
     for key, unused in snapshot.unused_reserves.get(device.uuid, {}).items():
@@ -300,14 +304,14 @@ def _room(
         size_bytes=device.size_bytes,
         free_bytes=device.current_free_bytes,
         reserved_bytes=min(reserved, reserved if device.size_bytes is None else device.size_bytes),
-        lenders=None if lending == "all" else frozenset(holders),
-        neighbours=() if lending == "off" else tuple(_neighbours(device, snapshot, granted)),
+        flushable_users=None if reclaim == "all" else frozenset(holders),
+        neighbors=() if reclaim == "off" else tuple(_neighbors(device, snapshot, granted)),
     )
 
 
-def _neighbours(
+def _neighbors(
     device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int]
-) -> Iterator[Neighbour]:
+) -> Iterator[Competitor]:
     for report in snapshot.reports_by_device.get(device.uuid, ()):
         if report.flush_policy == "never" or (device.uuid, report.key) in granted:
             continue
@@ -316,12 +320,12 @@ def _neighbours(
         held = snapshot.used_by(report.key, device) or 0
         reclaimable = min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
         if reclaimable > 0:
-            yield _neighbour(device, report, reclaimable, sum(pool.thrashes for pool in pools))
+            yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools))
 
 
-def _neighbour(device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int) -> Neighbour:
+def _neighbor(device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int) -> Competitor:
     process = device.processes_by_key.get(report.key)
-    return Neighbour(
+    return Competitor(
         process=report.key,
         uid=report.uid,
         workload=report.workload,

@@ -62,7 +62,7 @@ class QuotaRegistry(Registry[Quota, QuotaEntry]):
 
     def _body(self, quota: Quota) -> dict[str, Any]:
         match = {name: getattr(quota, name) for name in ("workload", "user", "container", "namespace")}
-        limits = {"soft": quota.soft_bytes, "limit": quota.limit_bytes, "reserve": quota.reserve_bytes}
+        limits = {"soft_limit": quota.soft_limit_bytes, "limit": quota.limit_bytes, "reserve": quota.reserve_bytes}
         return {"name": quota.name, "match": _known(match)} | _known(limits)
 
     def _entry(self, name: str, etag: str, body: dict[str, Any]) -> QuotaEntry:

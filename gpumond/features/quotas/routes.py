@@ -16,7 +16,12 @@ from gpumond.serve.problems import responses
 
 router = APIRouter(prefix="/api/v1", tags=["quotas"])
 
-BODY = {"name": "training", "match": {"workload": "train-*"}, "soft": 30 * examples.GIB, "limit": 40 * examples.GIB}
+BODY = {
+    "name": "training",
+    "match": {"workload": "train-*"},
+    "soft_limit": 30 * examples.GIB,
+    "limit": 40 * examples.GIB,
+}
 ENTRY = QuotaEntry("training", "api", "3b9d0c5f2a7d1e4c", BODY)
 ENTRIES, ONE = TypeAdapter(list[QuotaEntry]), TypeAdapter(QuotaEntry)
 

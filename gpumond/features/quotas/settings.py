@@ -21,7 +21,7 @@ def _size(value: object) -> object:
     if isinstance(value, str):
         if not re.fullmatch(SIZE, value):
             raise ValueError("expected a size such as 40GiB, not a share of the device or a negative number")
-        return int(units.level(value))
+        return units.byte_size(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("expected a size such as 40GiB, or an integer of bytes")
     return value
@@ -64,7 +64,7 @@ class QuotaConfig(Strict):
 
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", description="name in alerts, `status` and the audit")
     match: QuotaMatch = Field(description="the processes that the quota applies to")
-    soft: Size | None = Field(None, description="memory above which the alert `quota-exceeded` is active")
+    soft_limit: Size | None = Field(None, description="memory above which the alert `quota-exceeded` is active")
     limit: Size | None = Field(None, description="limit that the daemon sets in programs that allow it")
     reserve: Size | None = Field(
         None,
@@ -73,10 +73,10 @@ class QuotaConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> QuotaConfig:
-        if self.soft is None and self.limit is None and self.reserve is None:
-            raise ValueError("expected at least one of soft, limit and reserve")
-        if self.soft is not None and self.limit is not None and self.soft > self.limit:
-            raise ValueError("soft: expected at most the limit")
+        if self.soft_limit is None and self.limit is None and self.reserve is None:
+            raise ValueError("expected at least one of soft_limit, limit and reserve")
+        if self.soft_limit is not None and self.limit is not None and self.soft_limit > self.limit:
+            raise ValueError("soft_limit: expected at most the limit")
         if self.reserve is not None and not any(map(_names, (self.match.user, self.match.namespace))):
             raise ValueError(
                 "reserve: add match.user or match.namespace, and not *; any program can take the name of a workload"
@@ -92,7 +92,7 @@ class QuotaConfig(Strict):
             user=self.match.user,
             container=self.match.container,
             namespace=self.match.namespace,
-            soft_bytes=self.soft,
+            soft_limit_bytes=self.soft_limit,
             limit_bytes=self.limit,
             reserve_bytes=self.reserve,
         )

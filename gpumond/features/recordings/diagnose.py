@@ -18,7 +18,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import counted, duration, human, level, seconds
+from gpumond.facts.units import byte_size, counted, duration, human, seconds
 from gpumond.facts.verdicts import SHAPES
 from gpumond.features.recordings.formats import FORMATS, snapshots
 from gpumond.features.recordings.reader import Remarks, day_and_time, open_lines
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--size",
-        type=above_zero(level),
+        type=above_zero(byte_size),
         metavar="SIZE",
         help="capacity of each device, for a log without it, such as 80GiB",
     )

@@ -2,8 +2,9 @@
 
 The outbox is responsible for queues, retries and order.
 
-To add a type, write ``receivers/NAME.py`` with a subclass of `ReceiverType`, and add it to ``config.schema.Receiver``:
-its configuration, the messages about mistakes in it and docs/reference/plugins.md derive from it.
+To add a type, write ``receivers/NAME.py`` with a subclass of `ReceiverType`, and add it to
+``config.schema.ReceiverConfig``: its configuration, the messages about mistakes in it and
+docs/reference/plugins.md derive from it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gpumond.facts.frame import Alert
 BATCH_LIMIT = 64
 
 
-class Notifier(Protocol):
+class Receiver(Protocol):
     @property
     def name(self) -> str: ...
     @property

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A `Notifier` without pydantic, since it is the default."""
+    """A `Receiver` without pydantic, since it is the default."""
 
     name: str
 

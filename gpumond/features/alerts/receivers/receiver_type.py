@@ -8,11 +8,11 @@ from pydantic import Field
 
 from gpumond.config.models import Strict
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers import BATCH_LIMIT, Notifier
+from gpumond.features.alerts.receivers import BATCH_LIMIT, Receiver
 
 
 class ReceiverType(Strict):
-    """Base of the types of receivers, each a `Notifier`. Its fields are the keys of its configuration.
+    """Base of the types of receivers, each a `Receiver`. Its fields are the keys of its configuration.
 
     A subclass has a field ``type`` with its name. Addresses and secrets must not be logged; files are read at each
     send.
@@ -31,6 +31,6 @@ class ReceiverType(Strict):
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int | None:
         raise NotImplementedError
 
-    def notifier(self) -> Notifier:
+    def receiver(self) -> Receiver:
         """Return the object that sends; a type with another class for this needs no pydantic in the daemon."""
         return self

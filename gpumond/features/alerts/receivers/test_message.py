@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers import Notifier, NotSent
+from gpumond.features.alerts.receivers import NotSent, Receiver
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class ReceiverTest:
     duration_seconds: float
 
 
-async def send_test(receiver: Notifier, requested_by: str) -> ReceiverTest:
+async def send_test(receiver: Receiver, requested_by: str) -> ReceiverTest:
     """Send one alert that is marked as a test, as a notification is sent. The address is never in the result."""
     now, began = time.time(), time.monotonic()
     alert = Alert(
