@@ -31,8 +31,8 @@ def sources() -> Iterator[str]:
 
 def adapters() -> Iterator[str]:
     yield "## Adapters of allocators\n"
-    yield "[Allocators](allocators.md) describes each. The agent reads the libraries that a program has imported, and flushes"
-    yield "them in this order.\n"
+    yield "[Allocators](allocators.md) describes each. The agent reads the libraries that a program has imported, and"
+    yield "flushes them in this order.\n"
     yield "| library | packages |\n|---|---|"
     rows = (f"| `{spec.library}` | {', '.join(f'`{package}`' for package in spec.packages)} |" for spec in ADAPTERS)
     yield from dict.fromkeys(rows)

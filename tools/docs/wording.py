@@ -23,9 +23,7 @@ GROUPS = {
 }
 MOST_OF = 20
 LEAST_YOU = 8
-LEFT_OUT = re.compile(
-    r"<!--.*?-->|^ *```.*?^ *```|^ *\|.*?$|^#.*?$|^ *-{3,}$|^\.[A-Z].*?$", re.DOTALL | re.MULTILINE
-)
+LEFT_OUT = re.compile(r"<!--.*?-->|^ *```.*?^ *```|^ *\|.*?$|^#.*?$|^ *-{3,}$|^\.[A-Z].*?$", re.DOTALL | re.MULTILINE)
 ADDRESS = re.compile(r"\]\([^)]*\)")
 CODE = re.compile(r"`[^`]*`")
 
