@@ -18,6 +18,7 @@ import pytest
 from gpumond.commands.main import commands
 from gpumond.config.loading import load
 from gpumond.config.schema import SettingsConfig
+from tools.docs import wording
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -128,3 +129,9 @@ def test_code_tour_names_functions_that_exist():
     places = PLACE.findall(TOUR.read_text())
     assert len(places) >= 20
     assert [f"{path}:{name}" for path, name in places if name not in definitions(ROOT / path)] == []
+
+
+def test_words_are_counted_in_running_text_only():
+    text = "# Use of it\n\nYou'll see `a of b` of [yours](of.md).\n\n```\nof\n```\n\n| of |\n|---|\n"
+    assert wording.words(text) == ["you'll", "see", "x", "of", "yours"]
+    assert wording.row("page", text).split() == ["page", "5", "200.0", "400.0"]

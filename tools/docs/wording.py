@@ -7,7 +7,6 @@ code, headings, links' addresses and the sources of figures are not counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from tools.docs import man
@@ -34,36 +33,25 @@ def words(text: str) -> list[str]:
     return re.findall(r"[a-z]+(?:'[a-z]+)?", running.lower())
 
 
-def frequencies(text: str) -> tuple[int, float, float]:
+def row(name: str, *texts: str) -> str:
     """Return the number of words, and "of" and "you" (or "your", "you'll") per 1,000 of them."""
-    found = words(text)
+    found = [word for text in texts for word in words(text)]
     number = max(len(found), 1)
     you = sum(word.partition("'")[0] in ("you", "your", "yours") for word in found)
-    return len(found), found.count("of") * 1000 / number, you * 1000 / number
-
-
-def files(patterns: tuple[str, ...]) -> Iterator[Path]:
-    for pattern in patterns:
-        yield from sorted(ROOT.glob(pattern))
+    return f"{name:56}{len(found):>8}{found.count('of') * 1000 / number:>8.1f}{you * 1000 / number:>8.1f}"
 
 
 def document(pages: bool = False) -> str:
     """Return the table of counts by group, with a row for each page if ``pages``."""
-    rows = [("", "words", "of", "you")]
+    lines = [f"{'':56}{'words':>8}{'of':>8}{'you':>8}"]
     for group, patterns in GROUPS.items():
-        texts = {path: path.read_text() for path in files(patterns)}
-        rows.append(row(group, "\n".join(texts.values())))
+        texts = {path: path.read_text() for pattern in patterns for path in sorted(ROOT.glob(pattern))}
+        lines.append(row(group, *texts.values()))
         if pages:
-            rows += [row(f"  {path.relative_to(ROOT)}", text) for path, text in texts.items()]
-    rows.append(row("help", man.document()))
-    lines = [f"{name:44}{number:>8}{of:>8}{you:>8}" for name, number, of, you in rows]
+            lines += [row(f"  {path.relative_to(ROOT)}", text) for path, text in texts.items()]
+    lines.append(row("help", man.document()))
     lines.append(f'targets for README, tutorials, how-to guides and help: "of" <= {MOST_OF}, "you" >= {LEAST_YOU}')
     return "\n".join(lines) + "\n"
-
-
-def row(name: str, text: str) -> tuple[str, str, str, str]:
-    number, of, you = frequencies(text)
-    return name, str(number), f"{of:.1f}", f"{you:.1f}"
 
 
 if __name__ == "__main__":
