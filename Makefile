@@ -38,6 +38,7 @@ docs: $(VENV)/.installed  ## pages that derive from the code, metrics that a tes
 	$(BIN)/python -m tools.docs.man > deploy/man/gpumond.1
 	$(BIN)/python -m tests.metrics.test_metrics
 	$(BIN)/python -m tools.docs.figures
+	$(BIN)/python -m tools.docs.wording
 
 site: $(VENV)/.installed  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

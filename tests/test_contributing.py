@@ -1,4 +1,4 @@
-"""Each diff in CONTRIBUTING.md applies to this tree, and the part that it adds works."""
+"""Each diff in docs/contributing/extend.md applies to this tree, and the part that it adds works."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = dict(
-    re.findall(r"^## (Add .*?)\n(.*?)(?=^## )", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE)
-)
+EXTEND = ROOT / "docs/contributing/extend.md"
+SECTIONS = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", EXTEND.read_text(), re.DOTALL | re.MULTILINE))
 DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 SOURCE = """

@@ -18,13 +18,14 @@ import pytest
 from gpumond.commands.main import commands
 from gpumond.config.loading import load
 from gpumond.config.schema import SettingsConfig
+from tools.docs import wording
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "grafana/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-TOUR = ROOT / "docs/explanation/code-tour.md"
+TOUR = ROOT / "docs/contributing/code-tour.md"
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PLACE = re.compile(r"`((?:gpumond|tests|bench)/[\w/]+\.py):([\w.]+)`")
@@ -72,7 +73,7 @@ def test_site_builds_without_a_warning(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "explanation/code-tour.html").exists()
+    assert (tmp_path / "contributing/code-tour.html").exists()
 
 
 @pytest.mark.parametrize("page", ["configuration", "plugins", "responses", "verdicts"])
@@ -128,3 +129,9 @@ def test_code_tour_names_functions_that_exist():
     places = PLACE.findall(TOUR.read_text())
     assert len(places) >= 20
     assert [f"{path}:{name}" for path, name in places if name not in definitions(ROOT / path)] == []
+
+
+def test_words_are_counted_in_running_text_only():
+    text = "# Use of it\n\nYou'll see `a of b` of [yours](of.md).\n\n```\nof\n```\n\n| of |\n|---|\n"
+    assert wording.words(text) == ["you'll", "see", "x", "of", "yours"]
+    assert wording.row("page", text).split() == ["page", "5", "200.0", "400.0"]

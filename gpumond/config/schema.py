@@ -146,8 +146,8 @@ class SettingsConfig(Strict):
     )
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},
-        description="[overrides](../how-to/override-rules.md) of single fields of built-in rules: `threshold`, `for`, "
-        "`severity`, `enabled`, by the name of the rule",
+        description="[overrides](../how-to/rules.md#override-a-built-in-rule) of single fields of built-in rules: "
+        "`threshold`, `for`, `severity`, `enabled`, by the name of the rule",
     )
     rules: tuple[RuleConfig, ...] = Field(
         (), description="[rules](rules.md#write-a-rule); a rule with the name of a built-in rule replaces it"
@@ -162,12 +162,13 @@ class SettingsConfig(Strict):
     quotas: tuple[QuotaConfig, ...] = Field((), description="[quotas](../how-to/quotas.md) of processes")
     reclaim: ReclaimPolicy = Field(
         "user",
-        description="programs that the daemon flushes when another one [needs memory](../how-to/quotas.md#reclaim): "
+        description="programs that the daemon flushes when another one "
+        "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): "
         "those of the same `user`, `all`, or none (`off`)",
     )
     allow_end_requests: bool = Field(
         False,
-        description="permits the key `request_end` of [actions](../how-to/actions.md#end-idle-programs) to ask "
+        description="permits the key `request_end` of [actions](../how-to/rules.md#end-idle-programs) to ask "
         "programs to end",
     )
     hook_dry_run: bool = Field(

@@ -1,8 +1,8 @@
 """Metric family rendering in Prometheus text format or OpenMetrics.
 
 A page for a thousand programs has 20,000 samples, and prometheus_client takes 8 us per sample. The families of a frame
-are therefore rendered here; all others by the library. docs/decisions/008 has the figures, and the tests compare every
-line with the library's.
+are therefore rendered here; all others by the library. Decision 008 in
+docs/contributing has the figures, and the tests compare every line with the library's.
 
 Formats: prometheus.io/docs/instrumenting/exposition_formats, and OpenMetrics 1.0.
 """

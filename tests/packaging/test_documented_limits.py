@@ -64,58 +64,58 @@ def number(value: float) -> str:
 
 
 STATED = {
-    "a message of an agent": f"{MAX_MESSAGE_BYTES // KIB} KiB",
-    "agents of one user": f"{LIMITS.peers_per_uid}",
-    "agents in all": f"{LIMITS.peers}",
-    "connections without a hello message": f"{LIMITS.pending_per_uid} of one user, {LIMITS.pending} in all",
+    "an agent's message": f"{MAX_MESSAGE_BYTES // KIB} KiB",
+    "agents per user": f"{LIMITS.peers_per_uid}",
+    "agents in total": f"{LIMITS.peers}",
+    "connections without a hello message": f"{LIMITS.pending_per_uid} per user, {LIMITS.pending} in total",
     "time for a hello message; for the rest of a message": f"{LIMITS.hello_seconds:g} s, "
     f"{LIMITS.shared_hello_seconds:g} s while the user has other connections without one; {LIMITS.message_seconds:g} s",
     "age of a report; time without a message": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
-    "messages and bytes of one user": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
-    "pools of one agent": f"{MAX_POOLS}",
-    "pools of all agents of one user": f"{MAX_POOLS_OF_UID:,}, then an equal share for each agent",
-    "the record of an out-of-memory error": f"{MAX_RECORD_BYTES // KIB} KiB, {number(OOMS)} in a report; 50 ms",
-    "snapshots of one program for requests": f"one in {number(snapshots.REQUEST_SECONDS)} seconds, the newest "
+    "messages and bytes per user": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
+    "pools per agent": f"{MAX_POOLS}",
+    "pools per user": f"{MAX_POOLS_OF_UID:,}, then an equal share per agent",
+    "an out-of-memory record": f"{MAX_RECORD_BYTES // KIB} KiB, {number(OOMS)} in a report; 50 ms",
+    "snapshots per program for requests": f"one in {number(snapshots.REQUEST_SECONDS)} seconds, the newest "
     f"{number(snapshots.KEPT)}, {snapshots.MAX_BYTES // MIB} MiB each",
     "a recording (`--record`)": f"{MAX_RECORD_SECONDS / 60:g} minutes, {MAX_ENTRIES:,} entries",
-    "pools of one message": f"{MAX_REPORTED_POOLS}",
-    "scopes of one program": f"{SCOPES} names",
-    "commands that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
-    "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
-    "limits that quotas set in programs of one user": f"{SENT_PER_HOUR} an hour",
-    "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
-    "alerts of one notification of Alertmanager; starts of alerts that are remembered for each caller": f"{MAX_ALERTS}"
+    "pools per message": f"{MAX_REPORTED_POOLS}",
+    "scopes per program": f"{SCOPES} names",
+    "commands that an agent executes": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
+    "flushes per program": f"1 per {COOLDOWN_SECONDS:g} s by rules",
+    "limits that quotas set per user": f"{SENT_PER_HOUR} an hour",
+    "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
+    "alerts in one Alertmanager notification; remembered starts of alerts per caller": f"{MAX_ALERTS}"
     f", with {MAX_LABELS} labels of {MAX_LABEL:,} characters; {REMEMBERED:,}",
-    "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
-    "tokens of Kubernetes service accounts": f"{PENDING} reviews at once, of {REVIEW_SECONDS:g} s each; a result is "
+    "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
+    "Kubernetes service-account tokens": f"{PENDING} reviews at once, of {REVIEW_SECONDS:g} s each; a result is "
     f"kept for {KNOWN_SECONDS:g} s",
-    "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
+    "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} per user",
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
-    "requests on a connection that wait for an earlier answer": f"{MAX_PIPELINED}",
-    "concurrent reads of one user": f"{CONCURRENT_REQUESTS} at once, {WAITING} more wait",
-    "other requests of one user": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
-    "unread answers": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB of one user",
+    "requests on a connection that wait for an earlier response": f"{MAX_PIPELINED}",
+    "concurrent reads per user": f"{CONCURRENT_REQUESTS} at once, {WAITING} more wait",
+    "other requests per user": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
+    "unread responses": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB per user",
     "a request's head; its body": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s; {MAX_BODY_BYTES // KIB} KiB",
-    "streams of events": f"{MAX_STREAMS}",
-    "requests for memory (`gpumond run --need`)": f"{PER_OWNER} of one user, {IN_TOTAL} in all",
-    "previews of rules": f"{MAX_PREVIEWS} in progress, one of a user",
-    "series of processes": f"{PROCESSES_PER_DEVICE} processes a device",
-    "workloads with counts of flushes": f"{MAX_WORKLOADS}",
-    "series of a page": f"{MAX_SERIES:,}",
+    "event streams": f"{MAX_STREAMS}",
+    "requests for memory (`gpumond run --need`)": f"{PER_OWNER} per user, {IN_TOTAL} in total",
+    "rule previews": f"{MAX_PREVIEWS} in progress, one per user",
+    "process series": f"{PROCESSES_PER_DEVICE} processes a device",
+    "workloads with flush counters": f"{MAX_WORKLOADS}",
+    "series in a scrape": f"{MAX_SERIES:,}",
     "processes with a history": f"{MAX_PROCESSES}",
     "rules over the API": f"{MAX_RULES}",
-    "silences of one caller; ended silences of one caller": f"{silences.MAX_SILENCES}; {silences.KEEP_ENDED}, "
+    "silences per caller; ended silences per caller": f"{silences.MAX_SILENCES}; {silences.KEEP_ENDED}, "
     f"for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
-    "a silence": f"{MAX_MATCHERS} matchers, {MAX_VALUE} characters of a value, {MAX_EXPRESSION} of a regular "
-    f"expression and {silences.MAX_EXPRESSIONS} of all, {MAX_COMPILED_BYTES // MIB} MiB for a compiled one, "
+    "a silence": f"{MAX_MATCHERS} matchers, {MAX_VALUE} characters in a value, {MAX_EXPRESSION} of a regular "
+    f"expression and {silences.MAX_EXPRESSIONS} in total, {MAX_COMPILED_BYTES // MIB} MiB for a compiled one, "
     f"{silences.MAX_SECONDS / 86400:g} days",
-    "compiled regular expressions of silences": f"{silences.MAX_COMPILED_OF_CREATOR // MIB} MiB of one caller, "
-    f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in all",
-    "changes of silences by one caller; test messages": f"{SILENCES_PER_MINUTE} a minute; {RECEIVER_TESTS_PER_MINUTE}",
+    "compiled regular expressions in silences": f"{silences.MAX_COMPILED_OF_CREATOR // MIB} MiB per caller, "
+    f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in total",
+    "silence changes per caller; test messages": f"{SILENCES_PER_MINUTE} a minute; {RECEIVER_TESTS_PER_MINUTE}",
     "quotas over the API": f"{MAX_QUOTAS}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT} each",
-    "the audit (administrators; each other user); receipts; past alerts": f"{BOUNDS.max_entries:,}; "
+    "the audit log (administrators; each other user); receipts; past alerts": f"{BOUNDS.max_entries:,}; "
     f"{BOUNDS.max_entries_of_a_user:,}; {BOUNDS.max_receipts:,}; {BOUNDS.max_past_alerts:,}, "
     f"for {BOUNDS.seconds / 86400:g} days",
     "the store": f"{BOUNDS.max_bytes // MIB} MiB",

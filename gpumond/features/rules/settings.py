@@ -172,7 +172,7 @@ class RuleConfig(Strict):
 
 
 class OverrideConfig(Strict):
-    """Fields that replace those of a built-in rule; docs/how-to/override-rules.md describes them."""
+    """Fields that replace those of a built-in rule; docs/how-to/rules.md describes them."""
 
     threshold: Threshold | None = Field(default=None, description="replaces the threshold of `above` or `below`")
     for_: Seconds | None = Field(default=None, alias="for", description="replaces the duration `for`")
