@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.sensors import THROTTLE_REASONS, Sensors
-from gpumond.facts.snapshot import RELEASED, DeviceReading, Snapshot
+from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import counted
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
@@ -51,7 +51,7 @@ class _Device(NamedTuple):
     xids: Mapping[int, int]
     verdicts: Sequence[Verdict]
     verdict_values: Mapping[str, float | None]
-    released: bool
+    driver_works: bool
     recent: RuleWindow
 
     @property
@@ -69,7 +69,7 @@ def devices(context: RuleContext) -> Sequence[_Device]:
     for (uuid, _), verdicts in context.active_verdicts.items():
         verdicts_by_device[uuid] += verdicts
     short = _short(recent, snapshot)
-    released = snapshot.source.reason == RELEASED
+    source = snapshot.source
 
     def row(device: DeviceReading) -> _Device:
         uuid, known = device.uuid, device.used_bytes is not None
@@ -87,7 +87,7 @@ def devices(context: RuleContext) -> Sequence[_Device]:
             xids=xids,
             verdicts=verdicts_by_device[uuid],
             verdict_values=values(verdicts_by_device[uuid], values_without_verdict(device)),
-            released=released,
+            driver_works=source.up and source.responsive,
             recent=recent,
         )
 
@@ -137,6 +137,11 @@ def short_users(recent: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[i
         for uuid, used in ratios.items()
         if used is None or used < NEARLY_FULL
     }
+
+
+def _unreclaimable(row: _Device) -> int | None:
+    used = row.device.used_bytes
+    return None if used is None else max(0, used - (row.cached or 0))
 
 
 def _wasted(row: _Device) -> int | None:
@@ -314,7 +319,7 @@ SIZE, USED, FREE, RESERVED = (quantity.of(_device) for quantity in MEMORY)
 DEVICE = ScopeSpec(
     rows=devices,
     values=(
-        replace(DEVICE_UP.of(_device), read=lambda row: None if row.released else float(row.device.up)),
+        replace(DEVICE_UP.of(_device), read=lambda row: float(row.device.up) if row.driver_works else None),
         USED,
         FREE,
         Quantity("used_ratio", "ratio", "used bytes over size", lambda row: row.used_ratio),
@@ -329,6 +334,12 @@ DEVICE = ScopeSpec(
             "ratio",
             "reclaimable bytes over size",
             lambda row: ratio(row.cached, row.device.size_bytes),
+        ),
+        Quantity(
+            "unreclaimable_ratio",
+            "ratio",
+            "used bytes that no flush would release, over size",
+            lambda row: ratio(_unreclaimable(row), row.device.size_bytes),
         ),
         Quantity(
             "wasted_ratio",

@@ -33,7 +33,7 @@ def test_verdict_is_followed_by_its_remedy():
     assert text.splitlines() == [
         "verdict leak: train (pid 10) grows",
         f"      -> {REMEDIES['leak']}",
-        "verdict release: serve (pid 11) freed 2.0 GiB of GPU 0",
+        "verdict memory-freed: serve (pid 11) freed 2.0 GiB of GPU 0",
     ]
 
 

@@ -83,11 +83,11 @@ def test_report_has_several_formats(url: str):
     assert shown.returncode == 0, shown.stderr
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert lines[:2] == [
-        ["WORKLOAD", "USED", "IDLE", "RETURNABLE", "WASTED", "OF", "USED", "COST"],
+        ["WORKLOAD", "USED", "IDLE", "IDLE+RECLAIMABLE", "WASTED", "OF", "USED", "COST"],
         ["train", "100.0", "40.0", "40.0", "40.0", "40%", "1.00"],
     ]
     rows = [*csv.reader(io.StringIO(fleet(*command, "--format", "csv").stdout))]
-    hours = [f"{name}_gibibyte_hours" for name in ("used", "idle_held", "returnable", "wasted")]
+    hours = [f"{name}_gibibyte_hours" for name in ("used", "idle_held", "idle_and_reclaimable", "wasted")]
     assert rows[0] == ["workload", *hours, "cost"]
     assert rows[1] == ["train", "100", "40", "40", "40", "1"]
     markdown = fleet(*command, "--format", "markdown").stdout.splitlines()

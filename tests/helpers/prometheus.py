@@ -29,7 +29,8 @@ class QueryRefused(Exception):
 class Prometheus:
     """Prometheus that scrapes each second and evaluates the rules of a file.
 
-    ``jobs`` are scrape configurations, by name. ``evaluation``: the interval of the rules.
+    ``jobs`` are scrape configurations, by name. ``evaluation``: the interval of the rules. ``others``: further keys of
+    its configuration.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class Prometheus:
         jobs: Mapping[str, Mapping[str, Any]],
         rules: Path | None = None,
         evaluation: str = "1s",
+        others: Mapping[str, Any] | None = None,
     ) -> None:
         directory.mkdir()
         configs = [{"job_name": name, **job} for name, job in jobs.items()]
         config: dict[str, Any] = {
             "global": {"scrape_interval": "1s", "evaluation_interval": evaluation},
             "scrape_configs": configs,
+            **(others or {}),
         }
         if rules is not None:
             groups = [{**group, "interval": evaluation} for group in yaml.safe_load(rules.read_text())["groups"]]

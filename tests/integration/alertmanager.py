@@ -23,10 +23,10 @@ receivers: [{{name: receiver, webhook_configs: [{{url: "{url}", send_resolved: t
 
 
 class Alertmanager:
-    def __init__(self, directory: Path, receiver: Listener):
+    def __init__(self, directory: Path, receiver: Listener, config: str = ROUTES):
         self.directory, self.url = directory, f"http://127.0.0.1:{free_port()}"
         directory.mkdir()
-        (directory / "config.yaml").write_text(ROUTES.format(url=receiver.url))
+        (directory / "config.yaml").write_text(config.format(url=receiver.url))
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -38,14 +38,14 @@ def test_override_replaces_fields_and_its_deletion_restores_them():
     assert read["etag"] == made.headers["etag"].strip('"') != default["etag"]
     assert (read["origin"], read["enabled"]) == ("built-in", True)
     assert read["overrides"] == {
-        "threshold": {"origin": "api", "value": 0.9, "default": 0.8},
+        "threshold": {"origin": "api", "value": 0.9, "default": 0.97},
         "for": {"origin": "api", "value": 300.0, "default": 60.0},
         "severity": {"origin": "api", "value": "critical", "default": "warning"},
     }
     assert (read["rule"]["above"], read["rule"]["for"]) == (0.9, 300.0)
     rule = in_effect(view)
     assert rule is not None
-    assert (rule.above, rule.clear, rule.for_seconds) == (0.9, pytest.approx(0.84375), 300.0)
+    assert (rule.above, rule.clear, rule.for_seconds) == (0.9, pytest.approx(0.9 * 0.95 / 0.97), 300.0)
     assert rule.labels == (("severity", "critical"),)
     assert rule.annotations == FULL.annotations
     assert delete(view).status_code == 204

@@ -36,7 +36,7 @@ def at(second: int, elapsed: float, taken_at: float) -> Snapshot:
     jump.
     """
     full, lost = 300 <= second < 1200, 1320 <= second < 1500
-    used = (70 if full else 20) * GIB
+    used = (79 if full else 20) * GIB
     device = make_device(used_bytes=used, processes=(make_process(10, used),))
     pool = make_pool(live=18 * GIB, ooms=(second >= 60) + (second >= 1600), retries=0)
     fields = {"elapsed_seconds": elapsed, "taken_at": taken_at, "reports": (make_report(pools=(pool,)),)}

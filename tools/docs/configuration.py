@@ -48,7 +48,7 @@ interval: 1s
 retention: 90d
 disabled_rules: [idle-holder]
 rule_overrides:
-  xid-errors: {severity: critical}     # level, for, severity, enabled
+  xid-errors: {severity: critical}     # threshold, for, severity, enabled
 receivers:
   - {name: log, type: log}
   - {name: alertmanager, type: alertmanager, url: "http://127.0.0.1:9093"}
@@ -57,7 +57,7 @@ rules:
     scope: device                # device, process, pool, workload, engine, daemon
     value: used_ratio
     above: 90%                   # or below; 0.9, 90%, 40GiB
-    clear: 85%                   # optional: a firing alert resolves below this level
+    clear: 85%                   # optional: a firing alert resolves below this threshold
     for: 5m
     keep_firing_for: 1m
     match: {gpu: "0"}            # globs on labels

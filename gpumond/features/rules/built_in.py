@@ -27,11 +27,12 @@ BUILT_IN: tuple[Rule, ...] = (
     _rule(
         "device-nearly-full",
         "device",
-        "used_ratio",
+        "unreclaimable_ratio",
         "warning",
-        "GPU {gpu} ({name}): {used} of {size} used, most by {top_process}; a flush returns about {reclaimable}",
-        above=0.80,
-        clear=0.75,
+        "GPU {gpu} ({name}) is nearly full: {used} of {size} used, most by {top_process}, and a flush returns only "
+        "{reclaimable}; gpumond status shows who holds what",
+        above=0.97,
+        clear=0.95,
         for_seconds=60,
     ),
     _rule(

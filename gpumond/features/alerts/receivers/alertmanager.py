@@ -1,5 +1,8 @@
 """Alertmanager's API v2: firing alerts are sent again each minute, and expire if the daemon stops sending.
 
+The labels ``rule`` and ``machine`` are those that the shipped Prometheus rules and configuration set: Alertmanager
+recognizes an alert that Prometheus sends too.
+
 The figures are Prometheus' own: ``--rules.alert.resend-delay`` and a validity of four times that.
 """
 
@@ -40,7 +43,7 @@ class Alertmanager(HttpReceiver):
 def _entry(alert: Alert, instance: str, ends_at: float) -> dict[str, object]:
     starts_at = alert.fired_at or alert.active_at
     return {
-        "labels": {"instance": instance, **dict(alert.labels)},
+        "labels": {"instance": instance, "machine": instance, "rule": alert.rule, **dict(alert.labels)},
         "annotations": dict(alert.annotations),
         "startsAt": _time(starts_at),
         "endsAt": _time(max(starts_at, ends_at)),  # for any clock: Alertmanager rejects an end before the start
