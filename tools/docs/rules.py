@@ -97,8 +97,8 @@ def condition(rule: Rule) -> str:
 
 
 def values() -> Iterator[str]:
-    yield "\n## Values\n\nThe following sections list each scope's values. An increase in the last ten minutes is unknown, not 0, until"
-    yield "gpumond has observed ten minutes, unless the counter has increased."
+    yield "\n## Values\n\nThe following sections list each scope's values. An increase in the last ten minutes is"
+    yield "unknown, not 0, until gpumond has observed ten minutes, unless the counter has increased."
     for scope in VALUES:
         yield f"\n## Scope {scope}\n\n| value | unit | meaning |\n|---|---|---|"
         for name, meaning in VALUES[scope].items():
