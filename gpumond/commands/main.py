@@ -13,7 +13,7 @@ from itertools import groupby, takewhile
 from typing import Any, Protocol, cast
 
 from gpumond import __version__, revision
-from gpumond.cli.exits import DONE, FAILED, WRONG_USE, print_error
+from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
 from gpumond.feature import Command
 from gpumond.features import features

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE
 from gpumond.facts.units import duration
 from gpumond.facts.verdicts import SHAPES
 from gpumond.view.text import moment, table

@@ -13,9 +13,9 @@ from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import LOOPBACK, Settings, host_of
 from gpumond.devices import SOURCES
 from gpumond.facts.quota import Lending
+from gpumond.features.alerts.receivers import ReceiverType
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
 from gpumond.features.alerts.receivers.log import Log
-from gpumond.features.alerts.receivers.receiver_type import ReceiverType
 from gpumond.features.alerts.receivers.webhook import Webhook
 from gpumond.features.engines.settings import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
 from gpumond.features.quotas.settings import QuotaConfig, QuotaMatch

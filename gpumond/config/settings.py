@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from gpumond.config.web import Web
+from gpumond.config.web_file import Web
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
 from gpumond.facts.quota import Lending, Quota

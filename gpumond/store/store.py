@@ -27,8 +27,8 @@ from gpumond.host.peer import counted_name
 from gpumond.store import audit as audit_table
 from gpumond.store.audit import AuditEntry, canonical, verify_audit as verify_audit
 from gpumond.store.database import Database, Ends, Worker
-from gpumond.store.retention import Bounds as Bounds, remove_excess, remove_old, same_clock
-from gpumond.store.rows import Rows, coarse_text, from_text, notice, text, to_text
+from gpumond.store.history import Bounds as Bounds, remove_excess, remove_old, same_clock
+from gpumond.store.table import Rows, coarse_text, from_text, notice, text, to_text
 from gpumond.tick.history import Coarse
 
 log = logging.getLogger(__name__)

@@ -10,17 +10,26 @@ from gpumond.facts.errors import DaemonError
 from gpumond.top import screen
 from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
 from gpumond.top.flush import FlushPanel, FlushTarget
-from gpumond.top.history import HistoryChart, drawn, extended, read_history
-from gpumond.top.local import Lineages
-from gpumond.top.panels import HelpPanel, Panel, SignalPanel, TextPanel, described
-from gpumond.top.processes import TREE, Table, column_at, laid_out
+from gpumond.top.processes import TREE, Lineages, Table, column_at, laid_out
+from gpumond.top.screen import (
+    HelpPanel,
+    HistoryChart,
+    Panel,
+    SignalPanel,
+    TextPanel,
+    described,
+    drawn,
+    extended,
+    read_history,
+    remark_lines,
+    remarks,
+    remarks_in_full,
+)
 from gpumond.top.terminal import Mouse, Terminal
-from gpumond.view.bars import BLOCKS
-from gpumond.view.lines import Colours, Line, Piece, ansi, clipped
-from gpumond.view.machine import View, at_index, device_of, key_of, neighbour, place_of, processes_on
+from gpumond.view.frame import View, at_index, device_of, key_of, neighbour, place_of, processes_on
 from gpumond.view.notices import FrameNotice
-from gpumond.view.remarks import remark_lines, remarks, remarks_in_full
 from gpumond.view.rows import Key, ProcessLife, ProcessRow
+from gpumond.view.text import BLOCKS, Colours, Line, Piece, ansi, clipped
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3

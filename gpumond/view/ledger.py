@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpumond.facts.units import GIB, human
-from gpumond.view.bars import FILLS, bar
-from gpumond.view.lines import Line, Piece, cells, cut, fitted, width_of
-from gpumond.view.machine import View
+from gpumond.view.frame import View
 from gpumond.view.rows import DeviceRow
+from gpumond.view.text import FILLS, Line, Piece, bar, cells, cut, fitted, width_of
 
 ROWS_EACH = 9
 """A device takes one line if the screen has fewer lines than this for each device."""

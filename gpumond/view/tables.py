@@ -9,14 +9,11 @@ from typing import Any
 
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import REMEDIES
-from gpumond.view.bars import FILLS, bar
-from gpumond.view.engines import kv_cache_bytes
+from gpumond.view.frame import View
 from gpumond.view.ledger import device_lines, flush_estimate
-from gpumond.view.lines import ansi, colours_of, plain_text
-from gpumond.view.machine import View
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import HOLDINGS, DeviceRow
-from gpumond.view.text import fitting_table, output_width, safe, size
+from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes
+from gpumond.view.text import FILLS, ansi, bar, colours_of, fitting_table, output_width, plain_text, safe, size
 
 
 def device_table(content: View, verbose: bool = False, width: int | None = None, bars: bool = False) -> str:

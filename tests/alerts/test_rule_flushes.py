@@ -12,8 +12,7 @@ from gpumond.facts.alerts import Heartbeat, KeptAlert, Notice
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
 from gpumond.facts.rule import Action, Labels, Rule
-from gpumond.features.alerts.actions import ANNOTATION
-from gpumond.features.alerts.dispatcher import AlertDispatcher
+from gpumond.features.alerts.dispatcher import ANNOTATION, AlertDispatcher
 from gpumond.store.audit import AuditEntry
 from gpumond.testing import make_snapshot
 from tests.helpers.scripted_programs import ScriptedPrograms, train

@@ -16,9 +16,8 @@ import pytest
 from gpumond.config.settings import Settings
 from gpumond.config.tls import certificate_subjects
 from gpumond.facts.errors import ConfigError, DaemonError, TokenReviewError
-from gpumond.features.fleet.connection import Client, CredentialFiles, access
+from gpumond.features.fleet.connection import Client, CredentialFiles, access, machine
 from gpumond.features.fleet.flush import FLUSHES
-from gpumond.features.fleet.machines import machine
 from gpumond.serve.token_reviews import KNOWN_SECONDS, KubernetesTokenReviews, account_of, make_token_reviews
 from tests.helpers import certificates
 from tests.helpers.running import RunningDaemon, free_port

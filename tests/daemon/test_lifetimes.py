@@ -18,8 +18,7 @@ from gpumond.facts.flush import FlushRequest
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.alerts.part import Receivers
+from gpumond.features.alerts.dispatcher import AlertDispatcher, Receivers
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.event_loop import background

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.features.fleet.connection import Access, Client, CredentialFiles, access, run_each
-from gpumond.features.fleet.machines import Machine, machine
-from gpumond.features.fleet.prometheus import Prometheus
+from gpumond.features.fleet.connection import Access, Client, CredentialFiles, Machine, access, machine, run_each
+from gpumond.features.fleet.discovery import Prometheus
 from gpumond.host.http import may_receive_token
 from tests.helpers import certificates
 from tests.helpers.running import free_port

@@ -11,9 +11,8 @@ from typing import Any
 
 from gpumond.facts.remedies import remedy
 from gpumond.facts.whole_frame import StatedCondition, StatedFault
-from gpumond.features.fleet.connection import Access, Client
+from gpumond.features.fleet.connection import Access, Client, Machine, machine
 from gpumond.features.fleet.doctor import FleetFinding, by_subject, examine
-from gpumond.features.fleet.machines import Machine, machine
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.view.frame import MALFORMED
 from tests.helpers.frames import make_frame

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from gpumond.facts.engines import EngineProcess, EngineReading
-from gpumond.features.fleet.connection import Access, Client
-from gpumond.features.fleet.flush import FlushOptions, ProcessResult, carry_out, plan
-from gpumond.features.fleet.machines import Machine, machine
-from gpumond.features.fleet.selection import Criteria, PlannedFlush
+from gpumond.features.fleet.connection import Access, Client, Machine, machine
+from gpumond.features.fleet.flush import Criteria, FlushOptions, PlannedFlush, ProcessResult, carry_out, plan
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from tests.helpers.frames import make_frame
 from tests.helpers.stubs import Answer, fleet, receipt, stub, write_targets

@@ -22,7 +22,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProgramEnd, Reading, SourceState
-from gpumond.features.alerts.part import Receivers
+from gpumond.features.alerts.dispatcher import Receivers
 from gpumond.features.alerts.receivers import Retry
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig

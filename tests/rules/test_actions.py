@@ -10,7 +10,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Expected, Held, Receipt
 from gpumond.facts.rule import Action, Rule
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.actions import (
+from gpumond.features.alerts.dispatcher import (
     ANNOTATION,
     ActionTrack,
     FlushOrder,

@@ -21,13 +21,13 @@ from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.pools import Receipt
 from gpumond.facts.rule import Rule
 from gpumond.features import routers
-from gpumond.features.alerts.receivers.test_message import ReceiverTest
+from gpumond.features.alerts.dispatcher import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE
 from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
-from gpumond.features.quotas.registry import QuotaRegistry
+from gpumond.features.quotas.quotas import QuotaRegistry
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.preview import Preview, pack, preview
+from gpumond.features.rules.evaluation import Preview, pack, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
 from gpumond.metrics.dcgm import Compat

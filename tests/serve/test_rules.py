@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.facts.rule import Rule
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.preview import Preview
+from gpumond.features.rules.evaluation import Preview
 from gpumond.features.rules.registry import rule_table
 from tests.serve.application import HOG, TOKEN, View, ask, serving
 from tests.serve.guarded import PeerMiddleware

@@ -20,7 +20,7 @@ from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.features.baselines.recordings import baseline_table
 from gpumond.features.baselines.statistics import Baseline
 from gpumond.features.quotas.admissions import admission_table
-from gpumond.features.quotas.registry import quota_table
+from gpumond.features.quotas.quotas import quota_table
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.registry import RuleRegistry, override_table, rule_table
 from gpumond.features.rules.settings import written

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import ProcessQuota, Snapshot
-from gpumond.features.quotas.queue import Started, allocated, rooms
+from gpumond.features.quotas.admissions import Started, allocated, rooms
 from gpumond.serve.examples import DEVICE, GIB, POOL, PROCESS, REPORT, SNAPSHOT, UUID
 
 OTHER = replace(PROCESS, pid=10, start_ticks=5, uid=1001, used_bytes=4 * GIB)

@@ -7,7 +7,7 @@ from typing import Any
 from gpumond.facts.process import ProcessKey
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
-from gpumond.view.machine import view
+from gpumond.view.frame import view
 from tests.helpers.frames import fake_daemon, make_frame
 from tests.helpers.screens import top
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE, FAILED
+from gpumond.cli.arguments import DONE, FAILED
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import counted, duration, human
 from gpumond.view.text import moment, table

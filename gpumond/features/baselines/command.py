@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import duration, value
-from gpumond.cli.exits import DONE, FAILED, print_error
+from gpumond.cli.arguments import DONE, FAILED, duration, print_error, value
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import GIB, human

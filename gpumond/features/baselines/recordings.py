@@ -1,4 +1,4 @@
-"""Stored baselines, and recordings in progress."""
+"""Stored baselines, and recordings in progress, which follow the daemon's frames."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gpumond.features.baselines.statistics import (
     WorkloadMeasures,
     compare,
 )
+from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Actions, Table, Transactions
 
 Side = Literal["before", "after"]
@@ -269,3 +270,18 @@ def _measures(name: str, workload: _Workload) -> WorkloadMeasures:
     return WorkloadMeasures(
         name, workload.seconds, measured, retries if workload.last_retries else None, workload.flushes
     )
+
+
+class BaselinesPart(Part):
+    def __init__(self, kernel: Kernel) -> None:
+        self._service = BaselineService(kernel.store)
+        kernel.provide(BaselineService, self._service)
+
+    def act(self, tick: Tick) -> None:
+        self._service.add(tick.frame)
+
+    def flushed(self, receipt: Receipt) -> None:
+        self._service.flushed(receipt)
+
+    async def close(self) -> None:
+        await self._service.close()

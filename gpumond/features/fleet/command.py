@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gpumond.cli.exits import DONE, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO
 from gpumond.features.fleet import discovery, doctor, flush, report, status, top
 from gpumond.view.text import table
 

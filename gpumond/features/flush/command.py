@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import add_target, duration
-from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, add_target, duration, print_error
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
 from gpumond.facts.units import level

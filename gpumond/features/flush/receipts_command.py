@@ -6,7 +6,7 @@ import argparse
 import json
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE
 from gpumond.facts.pools import Receipt
 from gpumond.features.flush.command import receipt_table
 from gpumond.view.frame import checked_as

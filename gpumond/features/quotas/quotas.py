@@ -1,21 +1,96 @@
-"""Quotas of the processes of a snapshot, and the limits that are due in programs. No I/O; time is an argument."""
+"""Quotas of the processes of a snapshot: those of the configuration file, those set over the API, which the store
+keeps, and the limits that are due in programs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from gpumond.config.settings import Settings
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.messages import AgentResponse
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import AppliedLimit, PoolLimit
-from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, QuotaTable
+from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, Quota, QuotaTable
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
 from gpumond.facts.units import HOUR_SECONDS
+from gpumond.features.quotas.admissions import Admissions
+from gpumond.host.machine import find_process
 from gpumond.host.peer import person_of
+from gpumond.kernel import Flushes, Kernel, Part, Tick
 from gpumond.serve.limits import TokenBucket
+from gpumond.store.table import Actions, Registered, Registry, Table, Transactions, etag_of
+
+QuotaOrigin = Literal["file", "api"]
+
+MAX_QUOTAS = 200
+
+
+def quota_table(store: Transactions) -> Table[dict[str, Any]]:
+    """Return the store's table of quotas, each in the format of the configuration file."""
+    return Table(
+        store,
+        "quotas",
+        dict[str, Any],
+        etag=True,
+        valid=lambda quota: "name" in quota,
+        actions=Actions("quota.create", "quota.replace", "quota.delete"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaEntry:
+    """One quota in the format of the configuration file. Only those of origin ``api`` can be changed over the API."""
+
+    name: str
+    origin: QuotaOrigin
+    etag: str
+    quota: dict[str, Any] = field(hash=False)
+
+
+class QuotaRegistry(Registry[Quota, QuotaEntry]):
+    """``table`` contains the quotas in effect; it is replaced as a whole."""
+
+    noun, limit = "quota", MAX_QUOTAS
+
+    def __init__(self, file: Iterable[Quota], store: Transactions) -> None:
+        super().__init__(quota_table(store))
+        self.configure(file)
+
+    def configure(self, file: Iterable[Quota]) -> None:
+        """Set the configuration's quotas. They take precedence over API quotas of the same name."""
+        fixed: dict[str, Registered[Quota, QuotaEntry]] = {}
+        for quota in file:
+            body = self._body(quota)
+            fixed[quota.name] = Registered(quota, QuotaEntry(quota.name, "file", etag_of(body), body))
+        self._fixed = fixed
+        self._rebuild()
+
+    def _value(self, body: Mapping[str, Any]) -> Quota:
+        from gpumond.features.quotas.settings import QuotaConfig  # it imports pydantic; most stores have no quota
+
+        return QuotaConfig.model_validate(body).quota()
+
+    def _body(self, quota: Quota) -> dict[str, Any]:
+        match = {name: getattr(quota, name) for name in ("workload", "user", "container", "namespace")}
+        limits = {"soft": quota.soft_bytes, "limit": quota.limit_bytes, "reserve": quota.reserve_bytes}
+        return {"name": quota.name, "match": _known(match)} | _known(limits)
+
+    def _entry(self, name: str, etag: str, body: dict[str, Any]) -> QuotaEntry:
+        return QuotaEntry(name, "api", etag, body)
+
+    def _rebuild(self) -> None:
+        super()._rebuild()
+        self.table = QuotaTable([registered.value for registered in self._registered.values()])
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
 
 RETRY_SECONDS = 10.0
 """Time until a limit that the program does not report is sent again. It doubles with each attempt."""
@@ -191,3 +266,59 @@ class QuotaLimits:
             if sent is not None and (sent.limit_bytes, sent.quota) == (due.limit_bytes, due.quota):
                 self._sent[due.report.key] = answered(sent, limits)
         self._answers.clear()
+
+
+class QuotasPart(Part):
+    table = "quotas"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.registry = QuotaRegistry(kernel.settings.quotas, kernel.store)
+        self._limits = QuotaLimits(kernel.commands.set_limit)
+        kernel.provide(QuotaRegistry, self.registry)
+
+    @property
+    def loaded(self) -> bool:
+        return self.registry.loaded
+
+    async def load(self) -> Sequence[str]:
+        return await self.registry.load()
+
+    def observe(self, snapshot: Snapshot) -> Snapshot:
+        return replace(snapshot, quotas=assign_quotas(self.registry.table, snapshot.devices, snapshot.reports))
+
+    def act(self, tick: Tick) -> None:
+        if self.registry.loaded:  # until then, the limit of an unknown quota may be that of a stored one
+            self._limits.execute(tick.frame.snapshot)
+
+    async def configure(self, settings: Settings) -> None:
+        self.registry.configure(settings.quotas)
+
+    async def close(self) -> None:
+        await self._limits.close()
+
+
+class AdmissionsPart(Part):
+    table = "admissions"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.admissions = Admissions(
+            kernel.get(Flushes).flush,
+            lambda: kernel.settings.lending,
+            find_process,
+            kernel.clock.monotonic,
+            kernel.store,
+        )
+        kernel.provide(Admissions, self.admissions)
+
+    @property
+    def loaded(self) -> bool:
+        return self.admissions.loaded
+
+    async def load(self) -> Sequence[str]:
+        return await self.admissions.load()
+
+    def act(self, tick: Tick) -> None:
+        self.admissions.execute(tick.frame.snapshot)
+
+    async def close(self) -> None:
+        await self.admissions.close()

@@ -1,22 +1,26 @@
 """Rules in effect: the built-in rules, those of the configuration file, and those created over the API.
 
 The store keeps the last kind. The first two are read-only here, but single fields of a built-in rule can be overridden
-in the file and over the API; the store keeps the latter.
+in the file and over the API; the store keeps the latter. An hour of frames is kept for previews.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from time import time
 from types import MappingProxyType
 from typing import Any
 
-from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition
+from gpumond.config.settings import Settings
+from gpumond.facts.alerts import resume
+from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition, StoreUnavailable
 from gpumond.facts.rule import Overrides, Rule, overridden, own_fields
+from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited, evaluate, preview
 from gpumond.features.rules.settings import written
-from gpumond.kernel import Rules
-from gpumond.store.registry import Origin, Registered, Registry
-from gpumond.store.table import Actions, Table, Transactions, etag_of
+from gpumond.kernel import Kernel, Part, Rules, Tick
+from gpumond.store.table import Actions, Origin, Registered, Registry, Table, Transactions, etag_of
 
 MAX_RULES = 500
 NO_OVERRIDES: Overrides = MappingProxyType({})
@@ -212,3 +216,57 @@ def _registered(
     body = written(rule)
     described = [body, {name: asdict(each) for name, each in overrides.items()}] if overrides else body
     return Registered(rule, RuleEntry(rule.name, origin, etag_of(described), body, enabled, dict(overrides)))
+
+
+class RulesPart(Part):
+    table = "rules"
+
+    def __init__(self, kernel: Kernel) -> None:
+        settings = kernel.settings
+        self._store = kernel.store
+        self._state = RuleState()
+        self._window = PreviewWindow()
+        self.registry = RuleRegistry(
+            settings.built_in_rules(), settings.rules, kernel.store, settings.receiver_names(), settings.rule_overrides
+        )
+        self._resumed = False
+        kernel.provide(Rules, self.registry)
+        kernel.provide(RuleRegistry, self.registry)
+        kernel.provide(RulesPart, self)
+
+    @property
+    def loaded(self) -> bool:
+        return self.registry.loaded
+
+    async def load(self) -> Sequence[str]:
+        """Load the rules that were created over the API and, at the start, the alerts of the previous daemon."""
+        if not self._resumed:
+            self._resumed = True
+            try:
+                activities = resume(*await self._store.kept(), time())
+                self._state = RuleState(activities, awaited(activities))
+            except StoreUnavailable:
+                pass  # the store has logged it
+        return await self.registry.load()
+
+    def conclude(self, tick: Tick) -> Tick:
+        self._state, evaluated = evaluate(self._state, self.registry.rules, tick.frame, tick.window)
+        return replace(
+            tick,
+            frame=replace(tick.frame, alerts=evaluated.alerts),
+            raised=evaluated.raised,
+            resolved=evaluated.resolved,
+            activities=self._state.activities,
+        )
+
+    def act(self, tick: Tick) -> None:
+        self._window.add(tick.frame)
+
+    async def preview(self, rule: Rule) -> Preview:
+        """Evaluate a rule on the last hour, in a thread: a visitor may request it."""
+        return await asyncio.to_thread(preview, rule, self._window.moments())
+
+    async def configure(self, settings: Settings) -> None:
+        self.registry.configure(
+            settings.built_in_rules(), settings.rules, settings.receiver_names(), settings.rule_overrides
+        )

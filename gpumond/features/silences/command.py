@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import seconds

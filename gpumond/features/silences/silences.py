@@ -1,4 +1,4 @@
-"""Registry of silences, and the alerts that each one matches."""
+"""Silences: their registry, and the alerts of each frame that each one matches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpumond.facts.errors import ConfigError, NoSuchSilence, TooManySilences
 from gpumond.facts.frame import Alert, Matcher, Silence, State
 from gpumond.facts.rule import Labels
 from gpumond.facts.units import DAY_SECONDS, human
-from gpumond.kernel import Silencing
+from gpumond.kernel import Kernel, Part, Silencing, Tick
 from gpumond.store.table import Actions, Table, Transactions
 
 MAX_SILENCES = 100
@@ -343,3 +343,28 @@ def _bytes_of(part: str, least: int) -> int:
 
 def _invalid(reason: str) -> ConfigError:
     return ConfigError(f"not a regular expression: {reason}; expected one such as train.*")
+
+
+class SilencesPart(Part):
+    table = "silences"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._telemetry = kernel.telemetry
+        self.silences = Silences(kernel.store, kernel.clock.wall)
+        kernel.provide(Silences, self.silences)
+        kernel.provide(Silencing, self.silences)
+
+    @property
+    def loaded(self) -> bool:
+        return self.silences.loaded
+
+    async def load(self) -> Sequence[str]:
+        return await self.silences.load()
+
+    def conclude(self, tick: Tick) -> Tick:
+        frame = tick.frame
+        marked = replace(frame, alerts=self.silences.mark(frame.alerts), silences=self.silences.current())
+        return replace(tick, frame=marked)
+
+    def act(self, tick: Tick) -> None:
+        self._telemetry.count_silences(map(self.silences.state, self.silences.current()))
