@@ -21,7 +21,7 @@ from gpumond.features.alerts.dispatcher import (
     forget,
     remembered,
 )
-from gpumond.testing import GIB, make_pool, make_report
+from tests.helpers.values import GIB, make_pool, make_report
 
 LABELS = (("alertname", "waste"), ("gpu", "0"), ("uuid", "GPU-a"))
 ALERT = Alert(

@@ -37,9 +37,9 @@ from gpumond.serve.app import create_app, state_of
 from gpumond.serve.auth import Tokens
 from gpumond.serve.examples import ALERT, AUDIT_ENTRY, RECEIPT, SNAPSHOT
 from gpumond.store.audit import AuditEntry
-from gpumond.testing import TickState, advance
 from gpumond.tick.history import History
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.values import TickState, advance
 
 FRAME = advance(TickState(), BUILT_IN, SNAPSHOT).frame
 
