@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
@@ -30,16 +30,7 @@ ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engin
 """Settings that have neither a flag nor an environment variable."""
 
 
-class LogConfig(ReceiverType):
-    """The receiver of daemons without a configuration, which need no pydantic to send to it."""
-
-    type: Literal["log"] = "log"
-
-    def notifier(self) -> Log:
-        return Log(self.name)
-
-
-Receiver = LogConfig | Webhook | Alertmanager
+Receiver = Log | Webhook | Alertmanager
 """All types of receivers."""
 
 RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
@@ -153,7 +144,7 @@ class SettingsConfig(Strict):
         (), description="[rules](rules.md#write-a-rule); a rule with the name of a built-in rule replaces it"
     )
     receivers: tuple[Annotated[Receiver, Field(discriminator="type")], ...] = Field(
-        (LogConfig(name="log"),), description="[receivers](../how-to/notifications.md) of alerts"
+        (Log(name="log"),), description="[receivers](../how-to/notifications.md) of alerts"
     )
     engines: tuple[EngineConfig, ...] = Field(
         (), description="[serving engines](../how-to/engines/index.md) whose state is read and that can be flushed"
@@ -234,7 +225,6 @@ class SettingsConfig(Strict):
         built = {
             "rule_overrides": {name: override.fields() for name, override in self.rule_overrides.items()},
             "rules": tuple(rule.rule() for rule in self.rules),
-            "receivers": tuple(receiver.notifier() for receiver in self.receivers),
             "quotas": tuple(quota.quota() for quota in self.quotas),
         }
         return Settings(**plain | built)

@@ -14,7 +14,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
 from gpumond.facts.quota import Lending, Quota
 from gpumond.facts.rule import Overrides, Rule, overridden
-from gpumond.features.alerts.receivers import Notifier
+from gpumond.features.alerts.receivers import ReceiverType
 from gpumond.features.alerts.receivers.log import Log
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.rules.built_in import BUILT_IN
@@ -66,7 +66,7 @@ class Settings:
     disabled_rules: tuple[str, ...] = ()
     rule_overrides: Overrides = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
-    receivers: tuple[Notifier, ...] = (Log("log"),)
+    receivers: tuple[ReceiverType, ...] = (Log(name="log"),)
     engines: tuple[EngineConfig, ...] = ()
     quotas: tuple[Quota, ...] = ()
     lending: Lending = "user"

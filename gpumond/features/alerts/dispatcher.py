@@ -17,10 +17,10 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 from gpumond.config.settings import Settings
-from gpumond.facts.alerts import Activities, Heartbeat, KeptAlert, Notice, ended, kept, resume, same_process
+from gpumond.facts.alerts import Activities, ended, kept, resume, same_process
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FlushError, NoSuchReceiver, StoreUnavailable
 from gpumond.facts.flush import (
@@ -39,10 +39,11 @@ from gpumond.facts.rule import Action, Labels, Rule
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import HOUR_SECONDS, duration, human
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
-from gpumond.features.alerts.receivers import Notifier, NotSent
+from gpumond.features.alerts.receivers import NotSent, ReceiverType
 from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Tick
 from gpumond.quantities.device import short_users
 from gpumond.store.audit import AuditEntry
+from gpumond.store.store import Store
 
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
 THRASHED_RATIO = 0.5
@@ -370,24 +371,6 @@ PAST_ALERTS = 1000
 """Kept in memory for the API; the store keeps more."""
 
 
-class AlertStore(Protocol):
-    """The methods of the store that the dispatcher calls; each raises StoreUnavailable."""
-
-    writable: bool
-
-    async def audit(self, actor: str, action: str, detail: Any) -> None: ...
-    async def audit_entries(self, *, users: bool) -> list[AuditEntry]: ...
-    def keep(
-        self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert]
-    ) -> Awaitable[None]: ...
-    async def past_alerts(self) -> list[Alert]: ...
-    async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]: ...
-
-
-class AlertOutbox(Protocol):
-    def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert]) -> list[Notice]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
     """The consequences of one frame's alerts, before any of them takes effect."""
@@ -417,8 +400,8 @@ class AlertDispatcher:
 
     def __init__(
         self,
-        store: AlertStore,
-        outbox: AlertOutbox,
+        store: Store,
+        outbox: Outbox,
         flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
         began: float,
         request_end: Callable[[AgentReport, str], Awaitable[str]] | None = None,
@@ -460,7 +443,7 @@ class AlertDispatcher:
         short_users: Mapping[str, frozenset[int]] = {},
     ) -> Dispatch:
         """Return the consequences of one frame's alerts. Changes nothing: ``execute`` does. ``short_users``: as in
-        ``rules.actions.decide``.
+        the function `decide`.
         """
         elapsed = snapshot.elapsed_seconds
         orders, tracks = decide(
@@ -622,7 +605,7 @@ class ReceiverTest:
     duration_seconds: float
 
 
-async def send_test(receiver: Notifier, requested_by: str) -> ReceiverTest:
+async def send_test(receiver: ReceiverType, requested_by: str) -> ReceiverTest:
     """Send one alert that is marked as a test, as a notification is sent. The address is never in the result."""
     now, began = time.time(), time.monotonic()
     alert = Alert(
@@ -656,7 +639,7 @@ async def send_test(receiver: Notifier, requested_by: str) -> ReceiverTest:
 class Receivers:
     """Where notifications are sent. ``backoff_seconds``: the shortest and the longest pause before another attempt."""
 
-    of: Callable[[Settings], Sequence[Notifier]] = lambda settings: settings.receivers
+    of: Callable[[Settings], Sequence[ReceiverType]] = lambda settings: settings.receivers
     backoff_seconds: tuple[float, float] = BACKOFF_SECONDS
 
 

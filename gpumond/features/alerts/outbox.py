@@ -21,13 +21,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from gpumond.facts.alerts import Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.rule import Labels
-from gpumond.features.alerts.receivers import Notifier, Rejected, Retry
+from gpumond.features.alerts.receivers import ReceiverType, Rejected, Retry
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +42,6 @@ KEEP_RESOLVED_SECONDS = 15 * 60.0
 DRAIN_SECONDS = 0.5
 
 
-class Journal(Protocol):
-    """Persistent queue and knowledge of receivers; both methods may raise StoreUnavailable."""
-
-    async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notice], list[tuple[str, Alert]]]: ...
-    async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None: ...
-
-
-class Counts(Protocol):
-    def notified(self, notifier: str) -> None: ...
-    def not_notified(self, notifier: str, reason: str) -> None: ...
-
-
 class Outbox:
     """``wants(receiver, rule)`` returns True if a receiver is notified of a rule's alerts; ``silenced(alert)`` returns
     True while an alert is not sent.
@@ -60,9 +49,9 @@ class Outbox:
 
     def __init__(
         self,
-        notifiers: Iterable[Notifier],
-        journal: Journal,
-        counts: Counts,
+        notifiers: Iterable[ReceiverType],
+        journal: Store,
+        counts: Telemetry,
         *,
         wants: Callable[[str, str], bool] = lambda receiver, rule: True,
         silenced: Callable[[Alert], bool] = lambda alert: False,
@@ -87,7 +76,7 @@ class Outbox:
         """Load the queues of the previous daemon, and start to deliver."""
         await self.configure(self._notifiers)
 
-    async def configure(self, notifiers: Iterable[Notifier]) -> None:
+    async def configure(self, notifiers: Iterable[ReceiverType]) -> None:
         """Replace the receivers. A remaining receiver keeps its queue; the queue of a removed one is deleted."""
         given = {notifier.name: notifier for notifier in notifiers}
         for name in self._queues.keys() - given.keys():
@@ -138,9 +127,9 @@ class ReceiverQueue:
 
     def __init__(
         self,
-        notifier: Notifier,
-        journal: Journal,
-        counts: Counts,
+        notifier: ReceiverType,
+        journal: Store,
+        counts: Telemetry,
         silenced: Callable[[Alert], bool],
         backoff_seconds: tuple[float, float],
         keep_resolved_seconds: float,
@@ -161,7 +150,7 @@ class ReceiverQueue:
         self._changed = asyncio.Event()
         self._resend_at = time.monotonic()
 
-    def use(self, notifier: Notifier) -> None:
+    def use(self, notifier: ReceiverType) -> None:
         """Replace the notifier. Its address or secret may have changed, so the present pause ends."""
         self._notifier = notifier
         self._news.set()

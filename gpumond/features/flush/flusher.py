@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppres
 from dataclasses import replace
 from hashlib import sha256
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.config.settings import Settings
@@ -39,7 +39,7 @@ from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
 from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.host.peer import Identity
-from gpumond.kernel import EngineStep, Flushes, Kernel, Part
+from gpumond.kernel import EngineStep, Flushes, Kernel, Part, Programs
 from gpumond.store.table import to_text
 
 
@@ -281,19 +281,12 @@ PERSON_COOLDOWN_SECONDS = 5.0
 RECEIPTS_KEPT = 1000
 
 
-class AgentConnections(Protocol):
-    def reports(self) -> Sequence[AgentReport]: ...
-    def report(self, identity: Identity) -> AgentReport | None: ...
-    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
-    def flushing(self, identity: Identity) -> bool: ...
-
-
 class Flusher:
     """Executor of flushes, one at a time for a process; keeps their receipts."""
 
     def __init__(
         self,
-        agents: AgentConnections,
+        agents: Programs,
         read_driver: Callable[[], Awaitable[Reading | None]],
         *,
         done: Callable[[Receipt], None] = lambda receipt: None,

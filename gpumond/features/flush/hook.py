@@ -13,7 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, concerns, empty_receipt, reclaimable_bytes
@@ -22,6 +22,7 @@ from gpumond.facts.process import TICKS_PER_SECOND, ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import human
 from gpumond.store.audit import AuditEntry
+from gpumond.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +89,6 @@ class HookAnswer:
     released_bytes: int
 
 
-class AuditStore(Protocol):
-    """The methods of the store that the hook calls; each raises StoreUnavailable."""
-
-    async def audit(self, actor: str, action: str, detail: Any) -> None: ...
-    async def audit_entries(self, *, users: bool) -> list[AuditEntry]: ...
-
-
 class AlertmanagerHook:
     """Flushes for alerts, and remembers their starts. ``dry_run``: returns whether every request is a dry run.
 
@@ -104,7 +98,7 @@ class AlertmanagerHook:
     def __init__(
         self,
         flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
-        store: AuditStore,
+        store: Store,
         machine: Callable[[], Collection[str]],
         dry_run: Callable[[], bool],
     ) -> None:

@@ -217,8 +217,6 @@ def _compiled_bytes(matchers: Sequence[Matcher]) -> int:
     sizes = 0
     for number, matcher in enumerate(matchers):
         if "~" in matcher.operator:
-            # it imports pydantic
-
             with _about(number, matcher):
                 sizes += compiled_bytes(matcher.value)
     return sizes

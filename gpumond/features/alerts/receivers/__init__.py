@@ -9,7 +9,6 @@ its configuration, the messages about mistakes in it and docs/reference/plugins.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from pydantic import Field
 
@@ -18,24 +17,6 @@ from gpumond.facts.errors import GpumondError
 from gpumond.facts.frame import Alert
 
 BATCH_LIMIT = 64
-
-
-class Notifier(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def resend_seconds(self) -> float | None:
-        """Seconds after which firing alerts are sent again; None if once is enough."""
-
-    @property
-    def batch_limit(self) -> int:
-        """The most alerts of one call of ``send``."""
-
-    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int | None:
-        """Send notifications. Return the HTTP status of the answer; None if the receiver has none.
-
-        Raises Retry if another attempt may succeed, Rejected if none will.
-        """
 
 
 class NotSent(GpumondError):
@@ -62,7 +43,7 @@ class Rejected(NotSent):
 
 
 class ReceiverType(Strict):
-    """Base of the types of receivers, each a `Notifier`. Its fields are the keys of its configuration.
+    """Base of the types of receivers. Its fields are the keys of its configuration.
 
     A subclass has a field ``type`` with its name. Addresses and secrets must not be logged; files are read at each
     send.
@@ -72,15 +53,17 @@ class ReceiverType(Strict):
 
     @property
     def resend_seconds(self) -> float | None:
+        """Seconds after which firing alerts are sent again; None if once is enough."""
         return None
 
     @property
     def batch_limit(self) -> int:
+        """The most alerts of one call of ``send``."""
         return BATCH_LIMIT
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int | None:
-        raise NotImplementedError
+        """Send notifications. Return the HTTP status of the answer; None if the receiver has none.
 
-    def notifier(self) -> Notifier:
-        """Return the object that sends; a type with another class for this needs no pydantic in the daemon."""
-        return self
+        Raises Retry if another attempt may succeed, Rejected if none will.
+        """
+        raise NotImplementedError
