@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from gpumond.config.settings import Settings
+from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
 from gpumond.facts.alerts import Activities
@@ -22,16 +23,15 @@ from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
-from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Rule
-from gpumond.facts.snapshot import AgentReport, Fault, ProgramEnd, Reading, Snapshot, SourceState
-from gpumond.host.peer import Identity
+from gpumond.facts.snapshot import Fault, Reading, Snapshot
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.commands import AgentCommands
+from gpumond.programs.server import AgentServer
 from gpumond.quantities.window import RuleWindow
 from gpumond.store.store import Store
 from gpumond.tick.history import History
@@ -41,33 +41,6 @@ T = TypeVar("T")
 FLUSH_READ_SECONDS = 2.0
 FIRST_FRAME_SECONDS = 2.0
 """The longest that a scrape waits for the first frame: a page without devices would be a gap in each series."""
-
-
-class Devices(Protocol):
-    """The devices; `devices.child.supervisor.Supervisor` documents each method."""
-
-    @property
-    def state(self) -> SourceState: ...
-    def start(self) -> None: ...
-    async def read(self, wait: float) -> Reading | None: ...
-    async def release(self, seconds: float) -> bool: ...
-    async def stop(self) -> None: ...
-
-
-class Programs(Protocol):
-    """The connected agents; `programs.server.AgentServer` documents each method."""
-
-    def serve(self) -> None: ...
-    def reports(self) -> tuple[AgentReport, ...]: ...
-    def report(self, identity: Identity) -> AgentReport | None: ...
-    def silent(self) -> tuple[AgentReport, ...]: ...
-    def keep(self, suspended: Collection[ProcessKey]) -> None: ...
-    def ends(self) -> tuple[ProgramEnd, ...]: ...
-    def departed(self) -> tuple[AgentReport, ...]: ...
-    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
-    async def ask(self, identity: Identity, request: AgentRequest, seconds: float = ...) -> AgentResponse | None: ...
-    def flushing(self, identity: Identity) -> bool: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +60,8 @@ class Edges:
     programs report to them.
     """
 
-    devices: Devices
-    agents: Programs
+    devices: Supervisor
+    agents: AgentServer
     store: Store
     telemetry: Telemetry
     wake: asyncio.Event = field(default_factory=asyncio.Event)

@@ -13,7 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+from pydantic import TypeAdapter
 
 from gpumond.facts.alerts import Kind, Notice
 from gpumond.facts.errors import DefinitionChanged, DefinitionConflict, NoSuchDefinition, ProtocolError
@@ -21,10 +23,6 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import Fault
 from gpumond.store.audit import canonical
 from gpumond.tick.history import Coarse
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,7 +72,7 @@ def text(value: object) -> str:
 
 
 def notice(receiver: object, seq: object, kind: object, body: object) -> Notice:
-    key = _adapter(tuple[str, int, Kind]).validate_python((receiver, seq, kind))
+    key = adapter(tuple[str, int, Kind]).validate_python((receiver, seq, kind))
     return Notice(key[0], key[1], key[2], from_text(Alert, body))
 
 
@@ -82,15 +80,13 @@ def from_text(kind: type[T], body: object) -> T:
     """Decode JSON in UTF-8. Raises ValueError if it is not a value of this type; keys that this version does not know
     are left out, since a newer one may have written them.
     """
-    value: T = _adapter(kind).validate_json(body)  # type: ignore[arg-type]  # it raises ValueError for other values
+    value: T = adapter(kind).validate_json(body)  # type: ignore[arg-type]  # it raises ValueError for other values
     return value
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def adapter(kind: Any) -> TypeAdapter[Any]:
     """Return the decoder of a type, made at the first use: most stores contain few kinds of rows at the start."""
-    from pydantic import TypeAdapter  # a new store contains no rows at all
-
     return TypeAdapter(kind)
 
 

@@ -39,7 +39,8 @@ from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
 from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.host.peer import Identity
-from gpumond.kernel import EngineStep, Flushes, Kernel, Part, Programs
+from gpumond.kernel import EngineStep, Flushes, Kernel, Part
+from gpumond.programs.server import AgentServer
 from gpumond.store.table import to_text
 
 
@@ -286,7 +287,7 @@ class Flusher:
 
     def __init__(
         self,
-        agents: Programs,
+        agents: AgentServer,
         read_driver: Callable[[], Awaitable[Reading | None]],
         *,
         done: Callable[[Receipt], None] = lambda receipt: None,

@@ -14,7 +14,7 @@ from gpumond.facts.messages import AgentRequest
 from gpumond.facts.process import ProcessKey
 from gpumond.host.peer import Identity
 from gpumond.kernel import Kernel, Part, Tick
-from gpumond.programs.commands import AgentConnections
+from gpumond.programs.server import AgentServer
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ MAX_REMEMBERED = 4096
 class LeakInquiry:
     """Remembers the leaks for which it has sent a request."""
 
-    def __init__(self, agents: AgentConnections) -> None:
+    def __init__(self, agents: AgentServer) -> None:
         self._agents = agents
         self._asked: dict[tuple[ProcessKey, float], None] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -19,6 +19,7 @@ from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, Quota, QuotaTab
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
 from gpumond.facts.units import HOUR_SECONDS
 from gpumond.features.quotas.admissions import Admissions
+from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.host.machine import find_process
 from gpumond.host.peer import person_of
 from gpumond.kernel import Flushes, Kernel, Part, Tick
@@ -71,8 +72,6 @@ class QuotaRegistry(Registry[Quota, QuotaEntry]):
         self._rebuild()
 
     def _value(self, body: Mapping[str, Any]) -> Quota:
-        from gpumond.features.quotas.settings import QuotaConfig  # it imports pydantic; most stores have no quota
-
         return QuotaConfig.model_validate(body).quota()
 
     def _body(self, quota: Quota) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpumond.facts.alerts import Activities, Activity, ended, same_process
 from gpumond.facts.device_names import device_uuid
@@ -29,11 +29,8 @@ from gpumond.quantities.scope import Hidden, Row, Subjects
 from gpumond.quantities.table import readable
 from gpumond.quantities.verdicts import NOTHING, active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
+from gpumond.store.table import adapter
 from gpumond.tick.ledger import attribute
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
 
 GRACE_SECONDS = 600.0
 VERDICT_GRACE_SECONDS = 7200.0
@@ -276,14 +273,6 @@ KEPT_BYTES = 16 << 20
 """Maximum size of all packed moments: 120 moments of 1000 processes each take a third of it."""
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return the decoder of a type, made for the first preview."""
-    from pydantic import TypeAdapter  # a daemon keeps moments from its start, and most never read them
-
-    return TypeAdapter(kind)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """Alerts that ``fired`` between the two times, oldest first; one that still fires has no ``resolved_at``.
@@ -308,7 +297,7 @@ def pack(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> bytes:
 
 def unpack(packed: bytes) -> tuple[Snapshot, tuple[Verdict, ...]]:
     snapshot, verdicts = zlib.decompress(packed).split(b"\n")
-    return _adapter(Snapshot).validate_json(snapshot), _adapter(tuple[Verdict, ...]).validate_json(verdicts)
+    return adapter(Snapshot).validate_json(snapshot), adapter(tuple[Verdict, ...]).validate_json(verdicts)
 
 
 class PreviewWindow:

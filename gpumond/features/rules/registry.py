@@ -18,7 +18,7 @@ from gpumond.facts.alerts import resume
 from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition, StoreUnavailable
 from gpumond.facts.rule import Overrides, Rule, overridden, own_fields
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited, evaluate, preview
-from gpumond.features.rules.settings import written
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.kernel import Kernel, Part, Rules, Tick
 from gpumond.store.table import Actions, Origin, Registered, Registry, Table, Transactions, etag_of
 
@@ -164,8 +164,6 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
         super()._check_writable(name)
 
     def _value(self, body: Mapping[str, Any]) -> Rule:
-        from gpumond.features.rules.settings import RuleConfig  # it imports pydantic, and most stores contain no rule
-
         return RuleConfig.model_validate(body).rule()
 
     def _body(self, rule: Rule) -> dict[str, Any]:
@@ -202,8 +200,6 @@ def _require(entry: RuleEntry, if_match: str | None) -> None:
 
 def _checked_override(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored fields of an override. Raises ValueError if this version cannot read them."""
-    from gpumond.features.rules.settings import OverrideConfig
-
     return OverrideConfig.model_validate(body).fields()
 
 
