@@ -58,9 +58,6 @@ class Top:
         self._views: list[View | None] = [None] * len(self.connections)
         self.past: HistoryChart | None = None
         self.message = ""
-        self._drawn: tuple[HistoryChart, str, int, int] | None = None
-        self._drawn_lines: list[Line] = []
-        """The chart that was drawn last, and its arguments: the history changes once a second."""
         self._asking_past = False
         self._filtering = False
         self._ended = False
@@ -175,10 +172,7 @@ class Top:
         if subject is None or self.past is None or self.past.of != subject[0]:
             return []
         rows = rows if self.terminal.can_show(BLOCKS) else 0
-        what = (self.past, subject[1] if named else "", width, rows)
-        if self._drawn is None or self._drawn[0] is not what[0] or self._drawn[1:] != what[1:]:
-            self._drawn, self._drawn_lines = what, drawn(*what, self.monochrome)
-        return self._drawn_lines
+        return drawn(self.past, subject[1] if named else "", width, rows, self.monochrome)
 
     def _draw(self) -> None:
         self._refresh()

@@ -6,13 +6,14 @@ import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.units import human
 from gpumond.host.machine import find_process, process_start, read_head
 from gpumond.view.rows import HOLDINGS, ProcessLife, ProcessRow, plain
-from gpumond.view.text import Line, Piece, fitted
+from gpumond.view.text import Line, Piece, fitted, size
 
+Number = TypeVar("Number", int, float)
 Sortable = tuple[bool, float, str]
 
 
@@ -35,11 +36,7 @@ class TableColumn:
 
 
 def _share(name: str, rank: int) -> TableColumn:
-    return TableColumn(name, 10, rank, lambda row: _size(row.shares[name]), lambda row: row.shares[name])
-
-
-def _size(value: int | None) -> str:
-    return "-" if value is None else human(value)
+    return TableColumn(name, 10, rank, lambda row: size(row.shares[name]), lambda row: row.shares[name])
 
 
 def _ratio(value: float | None) -> str:
@@ -59,7 +56,7 @@ COLUMNS = (
     TableColumn("pid", 7, 0, lambda row: str(row.pid or ""), lambda row: row.pid),
     TableColumn("program", PROGRAM, 0, lambda row: f"{row.program} [{row.state}]" if row.state else row.program),
     TableColumn("user", 10, 7, lambda row: row.user),
-    TableColumn("used", 10, 0, lambda row: _size(row.used_bytes), lambda row: row.used_bytes),
+    TableColumn("used", 10, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
     TableColumn("busy", 5, 8, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
     TableColumn("verdict", 13, 2, lambda row: row.verdict),
@@ -132,7 +129,7 @@ def table_rows(
             if row.key in opened:
                 yield from (TableRow(member, 1) for member in groups[row.key].members)
     else:
-        yield from single(matching)
+        yield from map(TableRow, matching)
 
 
 def table_head(columns: Sequence[TableColumn], order: SortOrder) -> Line:
@@ -275,10 +272,6 @@ Lineage = Mapping[ProcessKey, Sequence[Ancestor]]
 """The ancestors of each process, its parent first; empty where they are unknown."""
 
 
-def single(rows: Iterable[ProcessRow]) -> list[TableRow]:
-    return [TableRow(row) for row in rows]
-
-
 def grouped(rows: Iterable[ProcessRow], by: str) -> list[TableRow]:
     """Return a row for each group. ``by`` is a key of ``GROUPINGS``."""
     groups: dict[str, list[ProcessRow]] = {}
@@ -304,8 +297,8 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
         user=_common((row.user for row in members), ""),
         container=_common((row.container for row in members), ""),
         busy_ratio=_total(row.busy_ratio for row in members),
-        used_bytes=_total_bytes(row.used_bytes for row in members),
-        shares={share: _total_bytes(row.shares[share] for row in members) for share in HOLDINGS},
+        used_bytes=_total(row.used_bytes for row in members),
+        shares={share: _total(row.shares[share] for row in members) for share in HOLDINGS},
         verdict=_common(verdicts, f"{len(notable)} problems" if notable else ""),
         notable=bool(notable),
         state="",
@@ -317,14 +310,9 @@ def _common(values: Iterable[str], otherwise: str) -> str:
     return found.pop() if len(found) == 1 else otherwise
 
 
-def _total(values: Iterable[float | None]) -> float | None:
+def _total(values: Iterable[Number | None]) -> Number | None:
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _total_bytes(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    return sum(known[1:], known[0]) if known else None
 
 
 def tree(rows: Sequence[ProcessRow], lineage: Lineage) -> list[TableRow]:

@@ -83,7 +83,8 @@ Detail = Mapping[str, Any]
 def sentence(action: str, detail: Any) -> str:
     """Describe an entry. One of an unknown action, or whose detail was shortened, is its action with pairs."""
     try:
-        return SENTENCES[action](detail)
+        made = SENTENCES[action]
+        return made.format(**detail) if isinstance(made, str) else made(detail)
     except (KeyError, TypeError, ValueError, AttributeError):
         return f"{action}: {described(detail)}"
 
@@ -93,10 +94,6 @@ def described(detail: Any) -> str:
     pairs = detail.items() if isinstance(detail, dict) else [("detail", detail)]
     text = ", ".join(f"{key}: {json.dumps(value).strip(QUOTE)}" for key, value in pairs)
     return text if len(text) <= PAIRS_LENGTH else f"{text[:PAIRS_LENGTH].rpartition(',')[0] or text[:PAIRS_LENGTH]}, …"
-
-
-def _named(verb: str, noun: str) -> Callable[[Detail], str]:
-    return lambda detail: f"{verb} {noun} {detail['name']}"
 
 
 def _program(detail: Detail) -> str:
@@ -117,10 +114,6 @@ def _flush(detail: Detail) -> str:
 def _receipts(detail: Detail) -> str:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in detail["outcomes"].items())
     return f"flushed {_pids(detail)}: {human(detail['released_bytes'])} released ({counts})"
-
-
-def _refused(detail: Any) -> str:
-    return f"was refused a flush: {_text(detail)}"
 
 
 def _action(detail: Detail) -> str:
@@ -151,14 +144,12 @@ def _override(detail: Detail) -> str:
     return f"overrode fields of rule {detail['name']}: {fields}"
 
 
+def _matchers(detail: Detail) -> str:
+    return " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
+
+
 def _silence(detail: Detail) -> str:
-    matchers = " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
-    return f"silenced {matchers} until {moment(detail['ends_at'])}: {detail['reason'] or 'without a reason'}"
-
-
-def _expire(detail: Detail) -> str:
-    matchers = " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
-    return f"ended the silence of {matchers}"
+    return f"silenced {_matchers(detail)} until {moment(detail['ends_at'])}: {detail['reason'] or 'without a reason'}"
 
 
 def _baseline(detail: Detail) -> str:
@@ -177,10 +168,10 @@ def _text(detail: Any) -> str:
     return detail
 
 
-SENTENCES: Mapping[str, Callable[[Any], str]] = {
+SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "flush.request": _flush,
     "flush.receipts": _receipts,
-    "flush.refused": _refused,
+    "flush.refused": lambda detail: f"was refused a flush: {_text(detail)}",
     "flush.interrupted": lambda detail: f"was interrupted: {_text(detail)}",
     "action": _action,
     "hook.flush": lambda detail: f"flushed {_pids(detail)} for the alert {detail['alert']} of Alertmanager",
@@ -191,23 +182,23 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "agent.end": lambda detail: f"asked {_program(detail)} to end",
     "agent.fetch": lambda detail: f"fetched memory snapshot {detail['snapshot']} of {_program(detail)}",
     **{f"agent.{kind}.answer": _answer for kind in ("limit", "snapshot", "classes", "retainers", "end")},
-    "rule.create": _named("created", "rule"),
-    "rule.replace": _named("replaced", "rule"),
-    "rule.delete": _named("deleted", "rule"),
+    "rule.create": "created rule {name}",
+    "rule.replace": "replaced rule {name}",
+    "rule.delete": "deleted rule {name}",
     "rule.override": _override,
-    "rule.restore": _named("restored", "rule"),
-    "quota.create": _named("created", "quota"),
-    "quota.replace": _named("replaced", "quota"),
-    "quota.delete": _named("deleted", "quota"),
+    "rule.restore": "restored rule {name}",
+    "quota.create": "created quota {name}",
+    "quota.replace": "replaced quota {name}",
+    "quota.delete": "deleted quota {name}",
     "silence.create": _silence,
-    "silence.expire": _expire,
+    "silence.expire": lambda detail: f"ended the silence of {_matchers(detail)}",
     "baseline.record": _baseline,
     "baseline.compare": lambda detail: f"compared baseline {detail['name']} for {duration(detail['for_seconds'])}",
-    "baseline.delete": _named("deleted", "baseline"),
-    "receiver.test": lambda detail: f"sent a test message to receiver {detail['receiver']}",
+    "baseline.delete": "deleted baseline {name}",
+    "receiver.test": "sent a test message to receiver {receiver}",
     "release": lambda detail: f"released the driver for {duration(detail['for_seconds'])}",
     "reload": _reload,
-    "trim": lambda detail: f"removed the entries up to {detail['through']}, which were too old or too many",
-    "audit.missing": lambda detail: f"found that entries up to {detail['through']} are missing",
-    "store.set-aside": lambda detail: f"renamed a damaged store to {detail['file']}: {detail['reason']}",
+    "trim": "removed the entries up to {through}, which were too old or too many",
+    "audit.missing": "found that entries up to {through} are missing",
+    "store.set-aside": "renamed a damaged store to {file}: {reason}",
 }

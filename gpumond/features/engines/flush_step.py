@@ -306,9 +306,8 @@ class EngineFlusher(EngineStep):
         engines: Engines,
         read_driver: Callable[[], Awaitable[Reading | None]],
         timing: Timing = Timing(),
-        proc: str = "/proc",
     ) -> None:
-        self.engines, self._read_driver, self._timing, self._proc = engines, read_driver, timing, proc
+        self.engines, self._read_driver, self._timing = engines, read_driver, timing
         self._receipts: Callable[[], Iterable[Receipt]] = tuple
         self._returned: Callable[[Receipt], Awaitable[None]] | None = None
         self._under_way: dict[str, frozenset[ProcessKey]] = {}
@@ -600,7 +599,7 @@ class EngineFlusher(EngineStep):
         return frozenset(key for key in memory.listeners | memory.processes if not self._is_alive(key))
 
     def _is_alive(self, key: ProcessKey) -> bool:
-        start = process_start(self._proc, key.pid)
+        start = process_start("/proc", key.pid)
         return start is not None and start.start_ticks == key.start_ticks and start.state not in ENDED_STATES
 
 

@@ -132,33 +132,30 @@ def _parts(name: str) -> tuple[str, str | None]:
     return (match[1].strip("[]").lower(), match[2]) if match else (name, None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CredentialFiles:
-    """``tokens``: a YAML file of tokens by machine. ``certificate`` and ``key``: those of the client."""
+def access(
+    *,
+    token: Path | None = None,
+    tokens: Path | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Access:
+    """Return tokens and trust. Raises ConfigError.
 
-    token: Path | None = None
-    tokens: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-
-
-def access(files: CredentialFiles, environ: Mapping[str, str] = os.environ) -> Access:
-    """Return tokens and trust. $GPUMOND_TOKEN is used without a token file. Raises ConfigError."""
-    named = environ.get("GPUMOND_TOKEN")
-    token = secret(files.token) if files.token else (check_token(named, "GPUMOND_TOKEN") if named else None)
-    tokens = _tokens(files.tokens) if files.tokens else {}
-    return Access(trust=client_trust(files, environ.get("GPUMOND_CA_FILE") or None), token=token, tokens=tokens)
-
-
-def client_trust(files: CredentialFiles, authorities: str | None) -> ssl.SSLContext:
-    """Return a TLS context with the client's certificate, if it has one. Raises ConfigError."""
-    context = trust(authorities)
-    if files.certificate is not None:
+    ``tokens``: a YAML file of tokens by machine. $GPUMOND_TOKEN is used without a token file. ``certificate`` and
+    ``key``: those of the client.
+    """
+    named, context = environ.get("GPUMOND_TOKEN"), trust(environ.get("GPUMOND_CA_FILE") or None)
+    if certificate is not None:
         try:
-            context.load_cert_chain(files.certificate, files.key, password="")  # no prompt for an encrypted key
+            context.load_cert_chain(certificate, key, password="")  # no prompt for an encrypted key
         except OSError as error:
-            raise ConfigError(f"--client-cert {files.certificate}: {error.strerror or error}") from None
-    return context
+            raise ConfigError(f"--client-cert {certificate}: {error.strerror or error}") from None
+    return Access(
+        trust=context,
+        token=secret(token) if token else (check_token(named, "GPUMOND_TOKEN") if named else None),
+        tokens=_tokens(tokens) if tokens else {},
+    )
 
 
 def secret(file: Path) -> str:

@@ -28,7 +28,6 @@ from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.features.fleet.connection import (
     METRICS_PATH,
     Client,
-    CredentialFiles,
     Machine,
     Machines,
     access,
@@ -224,44 +223,32 @@ DAEMONS = 'up{job=~".*gpumond.*"} or gpumond_build_info or gpumond:up'
 """The daemons in Prometheus, whatever the name of their job, as ``deploy/prometheus/gpumond.rules.yaml`` finds them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """Where the machines are listed. Of the first four at most one is set; ``prometheus`` lists them without one.
+async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prometheus | None) -> Machines:
+    """Return all machines that the options list; Prometheus lists them without another source.
 
-    ``job``: the label ``job`` of the daemons in Prometheus; None for any. ``scheme``: that of addresses without one.
+    Raises DiscoveryError, and ConfigError without a source.
     """
-
-    file: Path | None = None
-    http_sd: str | None = None
-    kubernetes: str | None = None
-    slurm: bool = False
-    prometheus: Prometheus | None = None
-    job: str | None = None
-    scheme: str = "http"
-
-
-async def discover(sources: Sources, client: Client) -> Machines:
-    """Return the machines that the source lists. Raises DiscoveryError, and ConfigError without a source."""
-    if sources.file is not None:
-        return Machines(from_file(sources.file, sources.scheme))
-    if sources.http_sd is not None:
-        groups, proven = await client.get_list(sources.http_sd)
-        found = from_groups(groups, sources.scheme, sources.http_sd)
+    scheme, kubernetes = arguments.scheme, arguments.kubernetes
+    if arguments.targets is not None:
+        return Machines(from_file(arguments.targets, scheme))
+    if arguments.http_sd is not None:
+        groups, proven = await client.get_list(arguments.http_sd)
+        found = from_groups(groups, scheme, arguments.http_sd)
         return Machines(replace(each, proven=proven) for each in found)
-    if sources.kubernetes is not None:
-        namespace, slash, service = sources.kubernetes.partition("/")
+    if kubernetes is not None:
+        namespace, slash, service = kubernetes.partition("/")
         if not (namespace and slash and service) or "/" in service:
-            raise ConfigError(f"--kubernetes {sources.kubernetes!r:.80}: expected NAMESPACE/SERVICE")
+            raise ConfigError(f"--kubernetes {kubernetes!r:.80}: expected NAMESPACE/SERVICE")
         selector = f"--selector=kubernetes.io/service-name={service}"
         command = ("kubectl", "get", "endpointslices", f"--namespace={namespace}", selector, "--output=json")
-        return Machines(from_slices(_json(_output(command), command[0]), sources.scheme))
-    if sources.slurm:
-        return Machines(from_nodes(_output(("sinfo", "-h", "-N", "-o", "%N")), sources.scheme))
-    if sources.prometheus is not None:
-        selected = DAEMONS if sources.job is None else f"up{{job={json.dumps(sources.job)}}}"
-        daemons = await sources.prometheus.query(f"group by (job, instance) ({selected})")
-        found = from_prometheus(await sources.prometheus.targets(), [each.labels for each in daemons])
-        proven = await sources.prometheus.proven()
+        return Machines(from_slices(_json(_output(command), command[0]), scheme))
+    if arguments.slurm:
+        return Machines(from_nodes(_output(("sinfo", "-h", "-N", "-o", "%N")), scheme))
+    if prometheus is not None:
+        selected = DAEMONS if arguments.job is None else f"up{{job={json.dumps(arguments.job)}}}"
+        daemons = await prometheus.query(f"group by (job, instance) ({selected})")
+        found = from_prometheus(await prometheus.targets(), [each.labels for each in daemons])
+        proven = await prometheus.proven()
         return Machines(replace(each, proven=proven) for each in found)
     raise ConfigError("no list of machines: use --targets, --http-sd, --prometheus, --kubernetes or --slurm")
 
@@ -432,13 +419,9 @@ def make_client(arguments: argparse.Namespace) -> Client:
         raise ConfigError("--parallel and --timeout must be positive")
     if arguments.client_key and not arguments.client_cert:
         raise ConfigError("--client-key requires --client-cert")
-    files = CredentialFiles(
-        token=arguments.token_file,
-        tokens=arguments.tokens,
-        certificate=arguments.client_cert,
-        key=arguments.client_key,
-    )
-    return Client(access(files), arguments.timeout)
+    token, tokens = arguments.token_file, arguments.tokens
+    credentials = access(token=token, tokens=tokens, certificate=arguments.client_cert, key=arguments.client_key)
+    return Client(credentials, arguments.timeout)
 
 
 def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
@@ -454,20 +437,6 @@ async def selected(arguments: argparse.Namespace) -> tuple[Client, list[Machine]
     """Return the client and the machines that the options select. Raises DiscoveryError, ConfigError."""
     client = make_client(arguments)
     return client, chosen(arguments, (await listed(arguments, client, make_prometheus(arguments))).all)
-
-
-async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prometheus | None) -> Machines:
-    """Return all machines that the options list. Raises DiscoveryError, ConfigError."""
-    sources = Sources(
-        file=arguments.targets,
-        http_sd=arguments.http_sd,
-        kubernetes=arguments.kubernetes,
-        slurm=arguments.slurm,
-        prometheus=prometheus,
-        job=arguments.job,
-        scheme=arguments.scheme,
-    )
-    return await discover(sources, client)
 
 
 def chosen(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:

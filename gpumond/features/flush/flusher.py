@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from hashlib import sha256
-from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -597,7 +596,7 @@ class FlushPart(Part, Flushes):
             reason = f"the daemon stopped before the flush of {request.target} ended"
             await note(requested_by, "flush.interrupted", reason)
             raise
-        counts = Counter(map(_outcome, outcome.receipts))
+        counts = Counter(receipt.outcome for receipt in outcome.receipts)
         results = ", ".join(f"{count} {name}" for name, count in counts.items())
         returned = "" if request.dry_run else f"; {human(outcome.released_bytes)} released"
         log.info("%s: %s%s", description, results, returned)
@@ -611,9 +610,6 @@ class FlushPart(Part, Flushes):
             detail = {"engine": receipt.workload, "outcome": receipt.outcome, "reason": receipt.reason}
             await self._store.audit(receipt.requested_by, "engine.returned", detail)
             await self._store.add_receipts([receipt])
-
-
-_outcome: Callable[[Receipt], str] = attrgetter("outcome")
 
 
 async def _nothing(actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:

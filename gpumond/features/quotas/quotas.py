@@ -94,7 +94,6 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
 RETRY_SECONDS = 10.0
 """Time until a limit that the program does not report is sent again. It doubles with each attempt."""
 MAX_RETRY_SECONDS = 600.0
-PROCESSES_AT_ONCE = 64
 
 
 def assign_quotas(
