@@ -209,6 +209,7 @@ def _flag(value: Any) -> bool:
 _SCALARS: dict[Any, _Check] = {int: _integer, float: _number, str: _text, bool: _flag}
 
 
+NOTICES = ("notices", "alerts", "verdicts", "stuck")
 PLACE_END = "|"
 """The end of the place of a daemon in a UUID of a merged view. No driver uses it in a UUID."""
 
@@ -314,12 +315,10 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
         interval_seconds=max((each.interval_seconds for each in all_views), default=0.0),
         source=", ".join(dict.fromkeys(each.source for each in all_views)),
         up=any(each.up for each in all_views),
-        devices=tuple(device for each in all_views for device in each.devices),
-        processes=tuple(row for each in all_views for row in each.processes),
-        notices=tuple(notice for each in all_views for notice in each.notices),
-        alerts=tuple(notice for each in all_views for notice in each.alerts),
-        verdicts=tuple(notice for each in all_views for notice in each.verdicts),
-        stuck=tuple(notice for each in all_views for notice in each.stuck),
+        **{
+            name: tuple(entry for each in all_views for entry in getattr(each, name))
+            for name in ("devices", "processes", *NOTICES)
+        },
         agents=sum(each.agents for each in all_views),
         returnable_bytes=sum(known) if known else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
@@ -333,6 +332,8 @@ def _named(place: int, name: str, view: View) -> View:
     def uuid(own: str) -> str:
         return f"{place}{PLACE_END}{own}"
 
+    notices: dict[str, Any] = {field: about(getattr(view, field)) for field in NOTICES}
+
     return replace(
         view,
         devices=tuple(
@@ -344,10 +345,7 @@ def _named(place: int, name: str, view: View) -> View:
         processes=tuple(
             replace(row, key=(uuid(row.key[0]), row.key[1]), gpu=f"{name}:{row.gpu}") for row in view.processes
         ),
-        notices=about(view.notices),
-        alerts=about(view.alerts),
-        verdicts=about(view.verdicts),
-        stuck=about(view.stuck),
+        **notices,
     )
 
 
