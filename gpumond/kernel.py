@@ -10,7 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, TypeVar, cast
 
@@ -20,7 +20,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
 from gpumond.facts.alerts import Activities
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.errors import StoreUnavailable
+from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.pools import Receipt
@@ -39,6 +39,8 @@ from gpumond.tick.history import History
 T = TypeVar("T")
 
 FLUSH_READ_SECONDS = 2.0
+FLUSHES_AT_ONCE = 16
+"""Programs that one alert flushes at the same time."""
 FIRST_FRAME_SECONDS = 2.0
 """The longest that a scrape waits for the first frame: a page without devices would be a gap in each series."""
 
@@ -94,10 +96,8 @@ class Part:
     table = ""
     """The table of the store that ``load`` reads, for the log and a fault."""
 
-    @property
-    def loaded(self) -> bool:
-        """False while rows of the store have not been read: ``load`` is then called again before a later tick."""
-        return True
+    loaded = True
+    """False while rows of the store have not been read: ``load`` is then called again before a later tick."""
 
     async def load(self) -> Sequence[str]:
         """Read what the store keeps. Return a sentence for each row that is skipped. Raises StoreUnavailable."""
@@ -145,6 +145,24 @@ class Flushes:
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
         raise NotImplementedError
+
+
+async def flush_each(
+    flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+    requests: Iterable[tuple[FlushRequest, Receipt]],
+    requested_by: str,
+) -> list[Sequence[Receipt]]:
+    """Carry out requests, a few at a time. An error of one becomes its receipt, so that the others are carried out."""
+    places = asyncio.Semaphore(FLUSHES_AT_ONCE)
+
+    async def carry_out(request: FlushRequest, refused: Receipt) -> Sequence[Receipt]:
+        async with places:
+            try:
+                return (await flush(request, requested_by)).receipts
+            except (FlushError, StoreUnavailable) as error:
+                return (replace(refused, reason=str(error)),)
+
+    return await asyncio.gather(*(carry_out(*each) for each in requests))
 
 
 class EngineStep:

@@ -297,7 +297,6 @@ class Registry(ABC, Generic[D, E]):
         self._fixed: Mapping[str, Registered[D, E]] = {}
         self._stored: Mapping[str, Registered[D, E]] = {}
         self._registered: Mapping[str, Registered[D, E]] = {}
-        self.loaded = False
 
     @abstractmethod
     def _value(self, body: Mapping[str, Any]) -> D:
@@ -327,7 +326,7 @@ class Registry(ABC, Generic[D, E]):
                 invalid.append(f"{row.name}: {' '.join(str(error).split())}")
             else:
                 stored[row.name] = Registered(value, self._entry(row.name, row.etag, row.value))
-        self._stored, self.loaded = stored, True
+        self._stored = stored
         self._rebuild()
         return invalid
 

@@ -22,7 +22,7 @@ from typing import Any
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import Activities, ended, kept, resume, same_process
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.errors import FlushError, NoSuchReceiver, StoreUnavailable
+from gpumond.facts.errors import NoSuchReceiver, StoreUnavailable
 from gpumond.facts.flush import (
     FlushOutcome,
     FlushRequest,
@@ -40,7 +40,7 @@ from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import HOUR_SECONDS, duration, human
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
 from gpumond.features.alerts.receivers import NotSent, ReceiverType
-from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Tick
+from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Tick, flush_each
 from gpumond.quantities.device import short_users
 from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
@@ -364,9 +364,6 @@ def _note(order: FlushOrder, receipts: Sequence[Receipt], problem: str) -> str:
 ACTION = "action"
 """The audit's action of a rule that is about to flush."""
 
-PROGRAMS_AT_ONCE = 16
-"""Programs of one user that one alert flushes at the same time."""
-
 PAST_ALERTS = 1000
 """Kept in memory for the API; the store keeps more."""
 
@@ -511,16 +508,12 @@ class AlertDispatcher:
         receipts: list[Receipt] = []
         asked: list[str] = []
         self._flushing[order.key] = order.alert
-        places = asyncio.Semaphore(PROGRAMS_AT_ONCE)
         try:
             if not order.action.dry_run:
                 detail = {"labels": order.alert.labels, "uid": order.uid, "pids": order.pids}
                 engines = {"engines": order.engines} if order.engines else {}
                 await self._store.audit(actor, ACTION, detail | engines)
-            flushed = await asyncio.gather(
-                *(self._flush_one(order, each, actor, places) for each in order.programs),
-                *(self._flush_engine(order, each, actor) for each in order.engines),
-            )
+            flushed = await flush_each(self._flush, _requests(order, actor), actor)
             receipts += (receipt for each in flushed for receipt in each)
             if order.action.request_end and not order.action.dry_run:
                 asked += [await self._ask_to_end(program, actor) for program in order.programs]
@@ -532,29 +525,26 @@ class AlertDispatcher:
             if order.alert.labels not in {alert.labels for alert in self._flushing.values()}:
                 (self._changed[order.alert.labels],) = annotate([order.alert], self._tracks)
 
-    async def _flush_one(
-        self, order: FlushOrder, program: AgentReport, actor: str, places: asyncio.Semaphore
-    ) -> Sequence[Receipt]:
-        """Return the receipts of one program. An error becomes a receipt, so that the other programs are flushed."""
-        target = Target(pid=program.pid, start_ticks=program.start_ticks, uid=order.uid)
-        request = FlushRequest(
-            target=target, steps=order.action.program_steps, dry_run=order.action.dry_run, by_rule=True
-        )
-        async with places:
-            try:
-                return (await self._flush(request, actor)).receipts
-            except (FlushError, StoreUnavailable) as error:
-                return (empty_receipt(program, "refused", str(error), actor, time.time()),)
-
     async def _ask_to_end(self, program: AgentReport, actor: str) -> str:
         """Ask a program to end, and return a sentence about it. Raises StoreUnavailable."""
         named = f"{program.workload or 'the program'} (pid {program.pid})"
         reason = await self._request_end(program, actor) if self._request_end else "requests to end are not available"
         return f"{named} was not asked to end: {reason}" if reason else f"{named} was asked to end"
 
-    async def _flush_engine(self, order: FlushOrder, name: str, actor: str) -> Sequence[Receipt]:
-        """Return the receipts of one serving engine."""
-        action = order.action
+    def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Future[None]]) -> None:
+        task = asyncio.ensure_future(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+def _requests(order: FlushOrder, actor: str) -> Iterator[tuple[FlushRequest, Receipt]]:
+    """Yield the request for each program and engine, and its receipt if it is refused."""
+    action, now = order.action, time.time()
+    for program in order.programs:
+        target = Target(pid=program.pid, start_ticks=program.start_ticks, uid=order.uid)
+        request = FlushRequest(target=target, steps=action.program_steps, dry_run=action.dry_run, by_rule=True)
+        yield request, empty_receipt(program, "refused", "", actor, now)
+    for name in order.engines:
         request = FlushRequest(
             target=Target(workload=name, uid=order.uid),
             steps=(ENGINE_STEP,),
@@ -562,15 +552,7 @@ class AlertDispatcher:
             dry_run=action.dry_run,
             by_rule=True,
         )
-        try:
-            return (await self._flush(request, actor)).receipts
-        except (FlushError, StoreUnavailable) as error:
-            return (receipt_without_bytes(ProcessKey(0, None), name, "refused", str(error), actor, time.time()),)
-
-    def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Future[None]]) -> None:
-        task = asyncio.ensure_future(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        yield request, receipt_without_bytes(ProcessKey(0, None), name, "refused", "", actor, now)
 
 
 def _attempt(entry: AuditEntry) -> tuple[Key, float] | None:

@@ -267,16 +267,10 @@ def _measures(name: str, workload: _Workload) -> WorkloadMeasures:
     )
 
 
-class BaselinesPart(Part):
+class BaselinesPart(BaselineService, Part):
     def __init__(self, kernel: Kernel) -> None:
-        self._service = BaselineService(kernel.store)
-        kernel.provide(BaselineService, self._service)
+        super().__init__(kernel.store)
+        kernel.provide(BaselineService, self)
 
     def act(self, tick: Tick) -> None:
-        self._service.add(tick.frame)
-
-    def flushed(self, receipt: Receipt) -> None:
-        self._service.flushed(receipt)
-
-    async def close(self) -> None:
-        await self._service.close()
+        self.add(tick.frame)

@@ -549,19 +549,15 @@ class FlushPart(Part, Flushes):
         self.hook = AlertmanagerHook(
             self.flush, kernel.store, kernel.machine_names, lambda: kernel.settings.hook_dry_run
         )
-        self._loaded = False
+        self.loaded = False
         kernel.provide(Flushes, self)
         kernel.provide(AlertmanagerHook, self.hook)
         kernel.provide(FlushPart, self)
 
-    @property
-    def loaded(self) -> bool:
-        return self._loaded
-
     async def load(self) -> Sequence[str]:
         await self.hook.resume()
         self.flusher.receipts.extend(await self._store.receipts())
-        self._loaded = True
+        self.loaded = True
         return ()
 
     def start(self) -> None:

@@ -57,12 +57,9 @@ class LeakInquiry:
             log.info("pid %d is not searched for the lines that keep its memory: %s", identity.pid, reason)
 
 
-class InstrumentsPart(Part):
+class InstrumentsPart(LeakInquiry, Part):
     def __init__(self, kernel: Kernel) -> None:
-        self._leaks = LeakInquiry(kernel.programs)
+        super().__init__(kernel.programs)
 
     def act(self, tick: Tick) -> None:
-        self._leaks.consider(tick.frame)
-
-    async def close(self) -> None:
-        await self._leaks.close()
+        self.consider(tick.frame)

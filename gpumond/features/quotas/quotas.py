@@ -270,22 +270,21 @@ class QuotasPart(Part):
     table = "quotas"
 
     def __init__(self, kernel: Kernel) -> None:
+        self.loaded = False
         self.registry = QuotaRegistry(kernel.settings.quotas, kernel.store)
         self._limits = QuotaLimits(kernel.commands.set_limit)
         kernel.provide(QuotaRegistry, self.registry)
 
-    @property
-    def loaded(self) -> bool:
-        return self.registry.loaded
-
     async def load(self) -> Sequence[str]:
-        return await self.registry.load()
+        invalid = await self.registry.load()
+        self.loaded = True
+        return invalid
 
     def observe(self, snapshot: Snapshot) -> Snapshot:
         return replace(snapshot, quotas=assign_quotas(self.registry.table, snapshot.devices, snapshot.reports))
 
     def act(self, tick: Tick) -> None:
-        if self.registry.loaded:  # until then, the limit of an unknown quota may be that of a stored one
+        if self.loaded:  # until then, the limit of an unknown quota may be that of a stored one
             self._limits.execute(tick.frame.snapshot)
 
     async def configure(self, settings: Settings) -> None:
@@ -295,28 +294,13 @@ class QuotasPart(Part):
         await self._limits.close()
 
 
-class AdmissionsPart(Part):
+class AdmissionsPart(Admissions, Part):
     table = "admissions"
 
     def __init__(self, kernel: Kernel) -> None:
-        self.admissions = Admissions(
-            kernel.get(Flushes).flush,
-            lambda: kernel.settings.lending,
-            find_process,
-            kernel.clock.monotonic,
-            kernel.store,
-        )
-        kernel.provide(Admissions, self.admissions)
-
-    @property
-    def loaded(self) -> bool:
-        return self.admissions.loaded
-
-    async def load(self) -> Sequence[str]:
-        return await self.admissions.load()
+        flush, clock = kernel.get(Flushes).flush, kernel.clock.monotonic
+        super().__init__(flush, lambda: kernel.settings.lending, find_process, clock, kernel.store)
+        kernel.provide(Admissions, self)
 
     def act(self, tick: Tick) -> None:
-        self.admissions.execute(tick.frame.snapshot)
-
-    async def close(self) -> None:
-        await self.admissions.close()
+        self.execute(tick.frame.snapshot)

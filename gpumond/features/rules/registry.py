@@ -225,14 +225,10 @@ class RulesPart(Part):
         self.registry = RuleRegistry(
             settings.built_in_rules(), settings.rules, kernel.store, settings.receiver_names(), settings.rule_overrides
         )
-        self._resumed = False
+        self.loaded = self._resumed = False
         kernel.provide(Rules, self.registry)
         kernel.provide(RuleRegistry, self.registry)
         kernel.provide(RulesPart, self)
-
-    @property
-    def loaded(self) -> bool:
-        return self.registry.loaded
 
     async def load(self) -> Sequence[str]:
         """Load the rules that were created over the API and, at the start, the alerts of the previous daemon."""
@@ -243,7 +239,9 @@ class RulesPart(Part):
                 self._state = RuleState(activities, awaited(activities))
             except StoreUnavailable:
                 pass  # the store has logged it
-        return await self.registry.load()
+        invalid = await self.registry.load()
+        self.loaded = True
+        return invalid
 
     def conclude(self, tick: Tick) -> Tick:
         self._state, evaluated = evaluate(self._state, self.registry.rules, tick.frame, tick.window)

@@ -343,26 +343,18 @@ def _invalid(reason: str) -> ConfigError:
     return ConfigError(f"not a regular expression: {reason}; expected one such as train.*")
 
 
-class SilencesPart(Part):
+class SilencesPart(Silences, Part):
     table = "silences"
 
     def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel.store, kernel.clock.wall)
         self._telemetry = kernel.telemetry
-        self.silences = Silences(kernel.store, kernel.clock.wall)
-        kernel.provide(Silences, self.silences)
-        kernel.provide(Silencing, self.silences)
-
-    @property
-    def loaded(self) -> bool:
-        return self.silences.loaded
-
-    async def load(self) -> Sequence[str]:
-        return await self.silences.load()
+        kernel.provide(Silences, self)
+        kernel.provide(Silencing, self)
 
     def conclude(self, tick: Tick) -> Tick:
         frame = tick.frame
-        marked = replace(frame, alerts=self.silences.mark(frame.alerts), silences=self.silences.current())
-        return replace(tick, frame=marked)
+        return replace(tick, frame=replace(frame, alerts=self.mark(frame.alerts), silences=self.current()))
 
     def act(self, tick: Tick) -> None:
-        self._telemetry.count_silences(map(self.silences.state, self.silences.current()))
+        self._telemetry.count_silences(map(self.state, self.current()))
