@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, get_args
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import LOOPBACK, Settings, host_of
@@ -17,10 +17,10 @@ from gpumond.features.alerts.receivers import ReceiverType
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
 from gpumond.features.alerts.receivers.log import Log
 from gpumond.features.alerts.receivers.webhook import Webhook
-from gpumond.features.engines.settings import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
-from gpumond.features.quotas.settings import QuotaConfig, QuotaMatch
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import ActionConfig, FlushConfig, OverrideConfig, RuleConfig
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig
 from gpumond.host.logs import LogFormat, LogLevel
 from gpumond.metrics.dcgm import Compat
 
@@ -36,24 +36,6 @@ Receiver = Log | Webhook | Alertmanager
 RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
     each.model_fields["type"].default: each for each in get_args(Receiver)
 }
-
-Models = Mapping[str, type[BaseModel]]
-PARTS: Mapping[str, tuple[type[BaseModel], Models]] = {
-    "rules": (RuleConfig, {"action": ActionConfig, "flush": FlushConfig}),
-    "rule_overrides": (OverrideConfig, {}),
-    "quotas": (QuotaConfig, {"match": QuotaMatch}),
-    "engines": (
-        EngineConfig,
-        {
-            "auth": AuthConfig,
-            "state": StateConfig,
-            "release": ReleaseConfig,
-            "wake": RequestConfig,
-            "RequestConfig": RequestConfig,
-        },
-    ),
-}
-"""Models of the entries of settings, and of the keys within their entries."""
 
 
 def known_source(name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED
+from gpumond.cli.arguments import DONE, FAILED, print_answer
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import counted, duration, human
 from gpumond.view.text import moment, table
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, f"/api/v1/audit?limit={arguments.limit}")
-    print(json.dumps(entries, indent=2) if arguments.json else table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries)))
+    print_answer(arguments, entries, lambda: table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries)))
     return DONE
 
 
@@ -56,10 +56,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     named = None if arguments.config or arguments.state_dir else _store_of(arguments.url)
     file = named or load(arguments.config, {"state_dir": arguments.state_dir}).store_file()
     wrong = verify_audit(file)
-    if arguments.json:
-        print(json.dumps({"file": str(file), "problems": wrong}, indent=2))
-    else:
-        print("\n".join(f"{file}: {problem}" for problem in wrong) or f"{file}: the audit log is intact")
+    text = "\n".join(f"{file}: {problem}" for problem in wrong) or f"{file}: the audit log is intact"
+    print_answer(arguments, {"file": str(file), "problems": wrong}, lambda: text)
     return FAILED if wrong else DONE
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE
+from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.pools import Receipt
 from gpumond.features.flush.command import receipt_table
 from gpumond.view.frame import checked_as
@@ -22,8 +21,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     receipts = checked_as(tuple[Receipt, ...], client.get(arguments.url, "/api/v1/receipts"), "receipts")
     found = receipts[-arguments.limit :] if arguments.limit else []
-    if arguments.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print(receipt_table(found) if found else "no flush since the start of the daemon")
+    print_answer(arguments, found, lambda: receipt_table(found) if found else "no flush since the start of the daemon")
     return DONE
