@@ -149,61 +149,41 @@ class Panel:
         self.first = max(0, self.first + lines)
 
 
-HELP: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
-    (
-        "Rows",
-        (
-            ("↑ ↓ PgUp PgDn Home End", "move the cursor"),
-            ("Enter, d", "details of a process; open or close a group"),
-            ("Space", "mark or unmark a process or a group"),
-            ("U", "unmark all"),
-            ("/, F3, F4", "filter: parts of a name, pid, user, verdict, container or pod"),
-            ("Esc", "remove filter, selection of a device and marks"),
-        ),
-    ),
-    (
-        "Order",
-        (
-            ("s, >  and  <", "sort by the next and previous column"),
-            ("r, I", "reverse the order"),
-            ("g", "group by user, workload, container, or not"),
-            ("t, F5", "tree of parents and children (processes of this machine)"),
-        ),
-    ),
-    (
-        "Devices",
-        (
-            ("← →, 0 to 9", "show one device"),
-            ("", "The chart shows the selected device, else the process under the cursor."),
-        ),
-    ),
-    (
-        "Actions, each with a confirmation",
-        (
-            ("f", "flush the marked processes, else the one under the cursor"),
-            ("F", "flush the selected device, else all programs with an agent"),
-            ("k, F9", "send a signal to your own programs: the marked ones, else the one under the cursor"),
-        ),
-    ),
-    (
-        "Other",
-        (
-            ("a", "alerts, verdicts and problems in full"),
-            ("p", "pause"),
-            ("mouse", "click a column to sort, a device or a row to select it; scroll with the wheel"),
-            ("?, h, F1", "this help"),
-            ("q, F10, Ctrl-C", "quit"),
-        ),
-    ),
-)
-SHARES = (
-    ("live", "holds tensors or arrays in use"),
-    ("cached", "an allocator keeps it for reuse; a flush releases it"),
-    ("stranded", "an allocator keeps it in partly used segments; a flush cannot release it"),
-    ("overhead", "context, libraries, NCCL, imported memory, caches without an adapter"),
-    ("opaque", "parts unknown: no agent, or a pool without a count"),
-    ("unclaimed", "used memory that no process accounts for; it may be managed memory"),
-)
+HELP = """
+Rows
+↑ ↓ PgUp PgDn Home End | move the cursor
+Enter, d | details of a process; open or close a group
+Space | mark or unmark a process or a group
+U | unmark all
+/, F3, F4 | filter: parts of a name, pid, user, verdict, container or pod
+Esc | remove filter, selection of a device and marks
+Order
+s, >  and  < | sort by the next and previous column
+r, I | reverse the order
+g | group by user, workload, container, or not
+t, F5 | tree of parents and children (processes of this machine)
+Devices
+← →, 0 to 9 | show one device
+ | The chart shows the selected device, else the process under the cursor.
+Actions, each with a confirmation
+f | flush the marked processes, else the one under the cursor
+F | flush the selected device, else all programs with an agent
+k, F9 | send a signal to your own programs: the marked ones, else the one under the cursor
+Other
+a | alerts, verdicts and problems in full
+p | pause
+mouse | click a column to sort, a device or a row to select it; scroll with the wheel
+?, h, F1 | this help
+q, F10, Ctrl-C | quit
+Shares
+live | holds tensors or arrays in use
+cached | an allocator keeps it for reuse; a flush releases it
+stranded | an allocator keeps it in partly used segments; a flush cannot release it
+overhead | context, libraries, NCCL, imported memory, caches without an adapter
+opaque | parts unknown: no agent, or a pool without a count
+unclaimed | used memory that no process accounts for; it may be managed memory
+"""
+"""Titles, and keys with their effects."""
 KEY = 24
 
 
@@ -212,13 +192,14 @@ class HelpPanel(Panel):
 
     def lines(self, width: int) -> list[Line]:
         lines: list[Line] = []
-        for title, keys in (*HELP, ("Shares", SHARES)):
-            lines += [[]] if lines else []
-            lines.append([Piece(title, "bold")])
-            for key, effect in keys:
-                first, *rest = wrapped([Piece(effect)], max(KEY, width - KEY - 2))
-                lines.append([Piece(f"  {key:<{KEY}}", "bold"), *first])
-                lines += [[Piece(" " * (KEY + 2)), *line] for line in rest]
+        for entry in HELP.strip().splitlines():
+            key, is_key, effect = entry.partition(" | ")
+            if not is_key:
+                lines += [*([[]] if lines else []), [Piece(key, "bold")]]
+                continue
+            first, *rest = wrapped([Piece(effect)], max(KEY, width - KEY - 2))
+            lines.append([Piece(f"  {key:<{KEY}}", "bold"), *first])
+            lines += [[Piece(" " * (KEY + 2)), *line] for line in rest]
         return lines
 
 

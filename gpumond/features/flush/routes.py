@@ -110,26 +110,10 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
         count_flush(request.app.state.tokens, caller)
     kernel, device = kernel_of(request), body.target.device
     uuid = None if device is None else device_named(device, kernel.frame, caller.uid)
-    wanted = body.target
-    target = Target(
-        pid=wanted.pid,
-        start_ticks=wanted.start_ticks,
-        device=uuid,
-        workload=wanted.workload,
-        all=wanted.all,
-        uid=caller.uid,
-    )
+    target = Target(**body.target.model_dump() | {"device": uuid, "uid": caller.uid})
     timeout = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
-    flush = FlushRequest(
-        target=target,
-        steps=body.steps,
-        min_reclaimable_bytes=body.min_reclaimable_bytes,
-        dry_run=body.dry_run,
-        timeout_seconds=timeout,
-        force=body.force,
-        plan=body.plan,
-        wake=body.wake,
-    )
+    fields = body.model_dump(exclude={"target", "timeout_seconds"})
+    flush = FlushRequest(target=target, timeout_seconds=timeout, **fields)
     answer = await kernel.get(Flushes).flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:
