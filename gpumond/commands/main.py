@@ -8,14 +8,13 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from itertools import groupby, takewhile
 from typing import Any, Protocol, cast
 
 from gpumond import __version__, revision
 from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
-from gpumond.feature import Command
+from gpumond.feature import Command, resolve
 from gpumond.features import features
 
 GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "Shell")
@@ -254,7 +253,7 @@ def make_parser(complete: Collection[str]) -> tuple[Parser, Mapping[str, argpars
 
 
 def _module(name: str) -> Module:
-    return cast("Module", import_module(commands()[name].module))
+    return cast("Module", resolve(commands()[name].module))
 
 
 def _missing_extra(error: ImportError) -> int:

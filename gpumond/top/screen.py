@@ -14,9 +14,9 @@ from gpumond.facts.units import duration, human
 from gpumond.top.connection import Connection, DaemonClient
 from gpumond.top.processes import SIGNALS, refusal, send
 from gpumond.view.frame import View
-from gpumond.view.ledger import device_block, flush_estimate
 from gpumond.view.notices import FrameNotice, grouped
 from gpumond.view.rows import Key, ProcessRow, plain
+from gpumond.view.tables import device_block, flush_estimate
 from gpumond.view.text import BLOCKS, Line, Piece, StackCell, block, cells, clipped, stack, width_of, wrapped
 
 SECONDS = 600

@@ -26,7 +26,7 @@ FEATURE = Feature(
         ),
         Command(
             name="receipts",
-            module="gpumond.features.flush.receipts_command",
+            module="gpumond.features.flush.command:Receipts",
             help="show the receipts of past flushes",
             group="Memory",
             examples=("gpumond receipts --limit 10",),
