@@ -12,6 +12,7 @@ import uuid
 from gpumond.facts.frame import Frame
 from gpumond.facts.messages import AgentRequest
 from gpumond.facts.process import ProcessKey
+from gpumond.host.event_loop import cancelled
 from gpumond.host.peer import Identity
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.programs.server import AgentServer
@@ -46,9 +47,7 @@ class LeakInquiry:
                 task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(self._tasks)
 
     async def _ask(self, identity: Identity) -> None:
         answer = await self._agents.ask(identity, AgentRequest(uuid.uuid4().hex, "retainers"))

@@ -179,14 +179,10 @@ def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[Pro
             continue
         failures = before.failures + 1 if before else 0
         again_at = snapshot.elapsed_seconds + min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures, 10))
-        due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota or _quota_of(report)))
+        set_by = next((limit.quota for limit in report.limits if limit.quota), "")
+        due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota or set_by))
         known[report.key] = replace(before or required, again_at=again_at, failures=failures)
     return due, known
-
-
-def _quota_of(report: AgentReport) -> str:
-    """Return the quota that has set a limit in the program."""
-    return next((limit.quota for limit in report.limits if limit.quota), "")
 
 
 def answered(sent: SentLimit, answer: Sequence[AppliedLimit]) -> SentLimit:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
+from operator import attrgetter
 from typing import Annotated, NamedTuple
 
 from pydantic import StringConstraints, TypeAdapter, ValidationError
@@ -197,7 +198,9 @@ class Silences(Silencing):
     def _excess(self, creator: str) -> Iterator[str]:
         """Yield the ended silences that are too old, and the oldest of a creator who has too many."""
         now = self._clock()
-        ended = sorted((each for each in self._silences.values() if each.state(now) == "ended"), key=_end)
+        ended = sorted(
+            (each for each in self._silences.values() if each.state(now) == "ended"), key=attrgetter("ends_at")
+        )
         own = [each for each in ended if each.created_by == creator]
         yield from (each.id for each in ended if each.ends_at < now - KEEP_ENDED_SECONDS)
         yield from (each.id for each in own[: max(0, len(own) - KEEP_ENDED + 1)])
@@ -206,10 +209,6 @@ class Silences(Silencing):
         self._silences, self._known = silences, {}
         current = {silence.id for silence in self.current()}  # the memory of an ended one is free for others
         self._tests = {id: test for id, test in self._tests.items() if id in current}
-
-
-def _end(silence: Silence) -> float:
-    return silence.ends_at
 
 
 def _compiled_bytes(matchers: Sequence[Matcher]) -> int:
