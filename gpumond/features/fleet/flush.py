@@ -548,21 +548,20 @@ async def run(arguments: argparse.Namespace) -> int:
         planned, unread = await plan(client, selected, criteria, arguments.parallel, done)
     missing += unread
     due = [each for each in planned if not each.refusal]
-    order = waves(due, arguments.max_parallel)
+    flushes = _Flushes(planned, waves(due, arguments.max_parallel), missing, criteria)
     if not arguments.json:
-        _print_plan(planned, order, missing, criteria)
-    results: list[ProcessResult] = []
+        print(flushes.plan_text(), flush=True)
     if due and not arguments.dry_run:
         if not arguments.yes and not _confirmed(criteria):
             print("gpumond: nothing was flushed; --yes confirms without a question", file=sys.stderr)
             return WRONG_USE
         with progress(len(due), "requests answered") as done:
-            results = await carry_out(client, order, options, done)
+            flushes.results = await carry_out(client, flushes.order, options, done)
         if not arguments.json:
-            print(f"\n{receipt_table(results)}")
+            print(f"\n{receipt_table(flushes.results)}")
     if arguments.json:
-        print(json.dumps(_document(planned, order, missing, results), indent=2))
-    return _exit_code(planned, missing, results, arguments.dry_run, criteria)
+        print(json.dumps(flushes.document(), indent=2))
+    return flushes.exit_code(arguments.dry_run)
 
 
 def _criteria(arguments: argparse.Namespace) -> Criteria:
@@ -607,27 +606,56 @@ def _confirmed(criteria: Criteria) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _print_plan(
-    planned: Sequence[PlannedFlush],
-    order: Sequence[Sequence[PlannedFlush]],
-    missing: Sequence[Missing],
-    criteria: Criteria,
-) -> None:
-    parts = [plan_table(planned, order)] if planned else []
-    parts.append("\n".join(safe(f"missing {each.machine}: {each.problem}") for each in missing))
-    noun = "engine" if criteria.engines else "program"
-    nothing = "woken" if criteria.wake else "flushed"
-    parts.append(_total(order, noun, criteria.wake) if order else f"no {noun} would be {nothing}")
-    print("\n\n".join(filter(None, parts)), flush=True)
+@dataclass(slots=True)
+class _Flushes:
+    """What is planned, in which order, and the results so far."""
 
+    planned: Sequence[PlannedFlush]
+    order: Sequence[Sequence[PlannedFlush]]
+    missing: Sequence[Missing]
+    criteria: Criteria
+    results: Sequence[ProcessResult] = ()
 
-def _total(order: Sequence[Sequence[PlannedFlush]], noun: str, wake: bool) -> str:
-    due = [each for wave in order for each in wave]
-    low, likely, high = (sum(getattr(each, f"{name}_bytes") for each in due) for name in ("low", "likely", "high"))
-    between = "" if low == high else f", between {size(low)} and {size(high)}"
-    machines = counted(len({each.machine.url for each in due}), "machine")
-    what = f"{counted(len(due), noun)} on {machines} in {counted(len(order), 'wave')}"
-    return f"{what} would be woken" if wake else f"a flush of {what} would release {size(likely)}{between}"
+    def plan_text(self) -> str:
+        noun = "engine" if self.criteria.engines else "program"
+        nothing = f"no {noun} would be {'woken' if self.criteria.wake else 'flushed'}"
+        missing = "\n".join(safe(f"missing {each.machine}: {each.problem}") for each in self.missing)
+        table = plan_table(self.planned, self.order) if self.planned else ""
+        return "\n\n".join(filter(None, (table, missing, self._total(noun) if self.order else nothing)))
+
+    def _total(self, noun: str) -> str:
+        due = [each for wave in self.order for each in wave]
+        low, likely, high = (sum(getattr(each, f"{name}_bytes") for each in due) for name in ("low", "likely", "high"))
+        between = "" if low == high else f", between {size(low)} and {size(high)}"
+        machines = counted(len({each.machine.url for each in due}), "machine")
+        what = f"{counted(len(due), noun)} on {machines} in {counted(len(self.order), 'wave')}"
+        if self.criteria.wake:
+            return f"{what} would be woken"
+        return f"a flush of {what} would release {size(likely)}{between}"
+
+    def document(self) -> dict[str, Any]:
+        numbers = {id(each): number for number, wave in enumerate(self.order, start=1) for each in wave}
+        sizes = ("low_bytes", "likely_bytes", "high_bytes", "refusal")
+        result = ("wave", "result", "reason", "receipts", "released_bytes")
+        return {
+            "plan": [_fields(each, *SUBJECT, *sizes) | {"wave": numbers.get(id(each))} for each in self.planned],
+            "missing": [each._asdict() for each in self.missing],
+            "results": [
+                _fields(each.planned, *SUBJECT) | {name: getattr(each, name) for name in result}
+                for each in self.results
+            ],
+            "released_bytes": sum(each.released_bytes for each in self.results),
+        }
+
+    def exit_code(self, dry_run: bool) -> int:
+        """Return FAILED after a failure, NOTHING_TO_DO if nothing was, or would be, released or woken."""
+        if self.missing or any(each.result in ("failed", "skipped") for each in self.results):
+            return FAILED
+        woken = any(receipt["outcome"] == "woken" for each in self.results for receipt in each.receipts)
+        effective = woken or any(each.released_bytes for each in self.results)
+        if dry_run:
+            effective = any(self.criteria.wake or each.high_bytes for each in self.planned if not each.refusal)
+        return DONE if effective else NOTHING_TO_DO
 
 
 def plan_table(planned: Sequence[PlannedFlush], order: Sequence[Sequence[PlannedFlush]]) -> str:
@@ -675,45 +703,8 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
         ]
 
 
-def _document(
-    planned: Sequence[PlannedFlush],
-    order: Sequence[Sequence[PlannedFlush]],
-    missing: Sequence[Missing],
-    results: Sequence[ProcessResult],
-) -> dict[str, Any]:
-    numbers = {id(each): number for number, wave in enumerate(order, start=1) for each in wave}
-    sizes = ("low_bytes", "likely_bytes", "high_bytes", "refusal")
-    return {
-        "plan": [_fields(each, *SUBJECT, *sizes) | {"wave": numbers.get(id(each))} for each in planned],
-        "missing": [each._asdict() for each in missing],
-        "results": [
-            _fields(each.planned, *SUBJECT)
-            | {name: getattr(each, name) for name in ("wave", "result", "reason", "receipts", "released_bytes")}
-            for each in results
-        ],
-        "released_bytes": sum(each.released_bytes for each in results),
-    }
-
-
 SUBJECT = ("pid", "start_ticks", "workload", "user", "engine")
 
 
 def _fields(planned: PlannedFlush, *names: str) -> dict[str, Any]:
     return {"machine": planned.machine.name} | {name: getattr(planned, name) for name in names}
-
-
-def _exit_code(
-    planned: Sequence[PlannedFlush],
-    missing: Sequence[Missing],
-    results: Sequence[ProcessResult],
-    dry_run: bool,
-    criteria: Criteria,
-) -> int:
-    """Return FAILED if a machine or program failed, NOTHING_TO_DO if nothing was, or would be, released or woken."""
-    if missing or any(each.result in ("failed", "skipped") for each in results):
-        return FAILED
-    woken = any(receipt["outcome"] == "woken" for each in results for receipt in each.receipts)
-    effective = woken or any(each.released_bytes for each in results)
-    if dry_run:
-        effective = any(criteria.wake or each.high_bytes for each in planned if not each.refusal)
-    return DONE if effective else NOTHING_TO_DO
