@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from gpumond.config.settings import Settings
 from gpumond.events import EventLog
 from gpumond.facts.alerts import ended
 from gpumond.facts.errors import ConfigError, FlushError
@@ -62,7 +63,7 @@ class View:
         self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
         self.history = history or History()
         self.store, self.commands = AuditedStore(), self
-        self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
+        self.rulebook = RuleRegistry(Settings(), self.store)
         self.quotas = QuotaRegistry((), self.store)
         self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0, self.store)
         self.hook = AlertmanagerHook(self.flush, self.store, lambda: ("node7",), lambda: False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpumond.config.settings import Settings
 from gpumond.facts.alerts import KeptAdmission, KeptAlert, Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Matcher, Silence
@@ -137,7 +138,7 @@ async def start(store: Store) -> dict[str, int]:
     await read("quotas", quota_table(store).rows)
     await read("admissions", admission_table(store).rows)
     await read("baselines", baseline_table(store, "before").rows)
-    book = RuleRegistry(BUILT_IN, (), store)
+    book = RuleRegistry(Settings(), store)
     await read("wrong", book.load)
     found["rules"] = len([entry for entry in book.entries() if entry.origin == "api"])
     found["rule_overrides"] = len([entry for entry in book.entries() if entry.overrides])

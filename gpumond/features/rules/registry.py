@@ -7,7 +7,7 @@ in the file and over the API; the store keeps the latter. An hour of frames is k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from time import time
 from types import MappingProxyType
@@ -16,14 +16,13 @@ from typing import Any
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import resume
 from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition, StoreUnavailable
-from gpumond.facts.rule import Overrides, Rule, overridden, own_fields
+from gpumond.facts.rule import Rule, overridden, own_fields
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.kernel import Kernel, Part, Rules, Tick
 from gpumond.store.table import Actions, Origin, Registered, Registry, Table, Transactions, etag_of
 
 MAX_RULES = 500
-NO_OVERRIDES: Overrides = MappingProxyType({})
 
 
 def rule_table(store: Transactions) -> Table[dict[str, Any]]:
@@ -68,34 +67,21 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
 
     noun, limit = "rule", MAX_RULES
 
-    def __init__(
-        self,
-        built_in: Iterable[Rule],
-        file: Iterable[Rule],
-        store: Transactions,
-        receivers: Iterable[str] = (),
-        overrides: Overrides = NO_OVERRIDES,
-    ) -> None:
+    def __init__(self, settings: Settings, store: Transactions) -> None:
         super().__init__(rule_table(store))
         self._overrides = override_table(store)
         self._stored_overrides: dict[str, dict[str, Any]] = {}
-        self.configure(built_in, file, receivers, overrides)
+        self.configure(settings)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         return self._rules
 
-    def configure(
-        self,
-        built_in: Iterable[Rule],
-        file: Iterable[Rule],
-        receivers: Iterable[str] = (),
-        overrides: Overrides = NO_OVERRIDES,
-    ) -> None:
+    def configure(self, settings: Settings) -> None:
         """Set the configuration's rules and overrides. They take precedence over those of the API."""
-        self._receivers, self._file_overrides = tuple(receivers), overrides
-        self._file = {rule.name: _registered(rule, "file") for rule in file}
-        self._built_in = {rule.name: rule for rule in built_in if rule.name not in self._file}
+        self._receivers, self._file_overrides = settings.receiver_names(), settings.rule_overrides
+        self._file = {rule.name: _registered(rule, "file") for rule in settings.rules}
+        self._built_in = {rule.name: rule for rule in settings.built_in_rules() if rule.name not in self._file}
         self._rebuild()
 
     async def load(self) -> list[str]:
@@ -218,13 +204,10 @@ class RulesPart(Part):
     table = "rules"
 
     def __init__(self, kernel: Kernel) -> None:
-        settings = kernel.settings
         self._store = kernel.store
         self._state = RuleState()
         self._window = PreviewWindow()
-        self.registry = RuleRegistry(
-            settings.built_in_rules(), settings.rules, kernel.store, settings.receiver_names(), settings.rule_overrides
-        )
+        self.registry = RuleRegistry(kernel.settings, kernel.store)
         self.loaded = self._resumed = False
         kernel.provide(Rules, self.registry)
         kernel.provide(RuleRegistry, self.registry)
@@ -261,6 +244,4 @@ class RulesPart(Part):
         return await asyncio.to_thread(preview, rule, self._window.moments())
 
     async def configure(self, settings: Settings) -> None:
-        self.registry.configure(
-            settings.built_in_rules(), settings.rules, settings.receiver_names(), settings.rule_overrides
-        )
+        self.registry.configure(settings)
