@@ -1,6 +1,6 @@
 """Cost of the agent for its program: import, thread, memory, one report.
 
-Torch is the stand-in of the tests with prepared statistics. PyTorch needs another 20 to 60 µs a device to compute its
+Torch is the fake of the tests with prepared statistics. PyTorch needs another 20 to 60 µs a device to compute its
 own.
 """
 
@@ -267,7 +267,7 @@ def main() -> None:
                 "modules_outside_stdlib": json.loads(run(MODULES).replace("'", '"')),
                 "memory_kib": {"bare_interpreter": bare, "program_with_what_torch_loads": loaded},
                 "torch_read_us": round(float(run(READ)), 1),
-                "torch": "a stand-in with the statistics of a real one",
+                "torch": "a fake with the statistics of a real one",
                 **report(),
                 "step_ns": round(float(run(STEP)), 0),
                 "scope_us": round(float(run(SCOPE)), 1),

@@ -80,7 +80,7 @@ def decode() -> Callable[[], object]:
 
 
 def report() -> Callable[[], object]:
-    """Read and encode the pools of PyTorch (a stand-in) on 8 devices, as an agent does for a report, 10 times."""
+    """Read and encode the pools of PyTorch (a fake) on 8 devices, as an agent does for a report, 10 times."""
     sys.path.insert(0, str(STANDINS))
     import torch
     from torch.world import ACTIVE, FREE, Segment
@@ -106,7 +106,7 @@ def report() -> Callable[[], object]:
 
 
 def reading() -> Callable[[], object]:
-    """Read 8 devices with 8 processes each from the stand-in of the driver's library."""
+    """Read 8 devices with 8 processes each from the fake of the driver's library."""
     from gpumond.devices.nvml.source import NvmlSource
 
     source = NvmlSource()

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from gpumond.facts.messages import Bye, Hello, Report, encode
+from gpumond.facts.messages import Goodbye, Hello, Report, encode
 
 CONNECTED_SECONDS = 0.03
 TIMEOUT_SECONDS = 10.0
@@ -32,7 +32,7 @@ def latencies(path: str, seconds: float) -> Iterator[float | None]:
                 connection.sendall(encode(Hello("probe")))
                 time.sleep(CONNECTED_SECONDS)
                 began = time.perf_counter()
-                connection.sendall(encode(Report()) + encode(Bye()))
+                connection.sendall(encode(Report()) + encode(Goodbye()))
                 over = connection.recv(1) == b""
                 yield time.perf_counter() - began if over else None
             except OSError:

@@ -107,7 +107,7 @@ class SwarmDaemon(RunningDaemon):
 
     def counters(self) -> dict[str, float]:
         """Return the figures that concern agents."""
-        names = ("gpumond_agent_rejects_total", "gpumond_ticks_skipped_total", "gpumond_series_dropped_total", REPORTS)
+        names = ("gpumond_agent_connections_rejected_total", "gpumond_ticks_skipped_total", "gpumond_series_dropped_total", REPORTS)
         return {
             "_".join([name, *(value for _, value in labels)]): value
             for (name, labels), value in self.series().items()

@@ -172,7 +172,7 @@ def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
     for xid in frame.snapshot.xids:
         more = xid.count - previous.get((xid.device_uuid, xid.xid), 0)
         if more > 0:
-            summary = f"{_gpu(frame, xid.device_uuid)} reported XID error {xid.xid}"
+            summary = f"{_gpu(frame, xid.device_uuid)} reported Xid error {xid.xid}"
             details: Details = (("xid", xid.xid), ("count", more), ("occurred_at", xid.last_seen_at))
             yield _draft("xid", frame.snapshot.taken_at, summary, device_uuid=xid.device_uuid, details=details)
 

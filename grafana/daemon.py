@@ -156,7 +156,7 @@ AGENTS = [
         "Agents refused",
         "Rejected connections and messages of agents per minute, by reason.",
         "short",
-        Query(a_minute("agent_rejects_total", "reason"), "{{reason}}"),
+        Query(a_minute("agent_connections_rejected_total", "reason"), "{{reason}}"),
     ),
 ]
 
@@ -187,8 +187,8 @@ DONE = [
         "Notifications",
         "Notifications sent per minute, and those that could not be delivered.",
         "short",
-        Query(a_minute("notifications_total", "notifier"), "{{notifier}}"),
-        Query(a_minute("notifications_failed_total", "notifier, reason"), "{{notifier}} failed: {{reason}}"),
+        Query(a_minute("notifications_total", "receiver"), "{{receiver}}"),
+        Query(a_minute("notifications_failed_total", "receiver, reason"), "{{receiver}} failed: {{reason}}"),
         height=9,
     ),
     listing(

@@ -66,10 +66,10 @@ GLANCE = [
         runbooks=("fragmentation",),
     ),
     figure(
-        "Unclaimed",
+        "Unattributed",
         "Used memory that is owned by no visible process.",
         "bytes",
-        f"sum({share('unclaimed', DEVICE)})",
+        f"sum({share('unattributed', DEVICE)})",
         runbooks=("orphan-memory",),
     ),
     figure(
@@ -109,7 +109,7 @@ LEDGER = [
     ),
     series(
         "By workload",
-        "Used memory by workload; no agent: programs without an agent, and unclaimed memory.",
+        "Used memory by workload; no agent: programs without an agent, and unattributed memory.",
         "bytes",
         Query(named(f"sum by (workload) (gpumond_memory_bytes{{{DEVICE}}})"), "{{workload}}"),
         height=11,
@@ -267,9 +267,9 @@ HEALTH = [
         {"0": "no", "1": "held down"},
     ),
     listing(
-        "XID errors",
+        "Xid errors",
         "Errors that the driver has reported since the daemon started, by number.",
-        (Column("xid", "XID"),),
+        (Column("xid", "Xid"),),
         Query(f"max by (xid) ({of('xid_errors_total')})", "Count"),
         Query(f"max by (xid) ({of('xid_last_seen_timestamp_seconds')}) * 1000", "Last seen", "dateTimeFromNow"),
         sort="Last seen",
@@ -308,10 +308,10 @@ HEALTH = [
 ]
 
 XIDS = Marks(
-    "XID error",
+    "Xid error",
     "red",
     f"{of('xid_last_seen_timestamp_seconds')} * 1000",
-    "XID {{xid}}",
+    "Xid {{xid}}",
     value_is_time=True,
 )
 

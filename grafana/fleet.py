@@ -95,7 +95,7 @@ GLANCE = [
     ),
     figure(
         "Wasted, last hour",
-        "GiB-hours of the last hour that were cached, stranded, unclaimed, or held by idle programs.",
+        "GiB-hours of the last hour that were cached, stranded, unattributed, or held by idle programs.",
         "suffix: GiB h",
         f"sum({of_machines('wasted_gibibyte_hours:sum1h')})",
         runbooks=("reclaimable-waste",),
@@ -136,11 +136,11 @@ OVER_TIME = [
     ),
     series(
         "Unused memory over time",
-        "Wasted: cached, stranded, unclaimed, or held by idle programs. Returnable: memory that a flush or the end of "
+        "Wasted: cached, stranded, unattributed, or held by idle programs. Returnable: memory that a flush or the end of "
         "idle programs would release.",
         "bytes",
         Query(f"sum({of_machines('wasted_bytes:sum')})", "wasted"),
-        Query(f"sum({of_machines('returnable_bytes:sum')})", "returnable"),
+        Query(f"sum({of_machines('reclaimable_bytes:sum')})", "returnable"),
         Query(f"sum({of_machines('idle_held_bytes:sum')})", "idle-held"),
         width=16,
         runbooks=("reclaimable-waste", "idle-holder"),
@@ -201,7 +201,7 @@ RANKED = [
         "The ten devices of which a flush would release the largest part.",
         "percentunit",
         Query(f"topk(10, {of_devices('cached')})", "{{instance}} GPU {{gpu}}"),
-        colour=COLOURS["cached"],
+        color=COLOURS["cached"],
         most=1,
         link=TO_DEVICE,
         runbooks=("reclaimable-waste",),
@@ -212,7 +212,7 @@ RANKED = [
         "fragmentation.",
         "percentunit",
         Query(f"topk(10, {of_devices('stranded')})", "{{instance}} GPU {{gpu}}"),
-        colour=COLOURS["stranded"],
+        color=COLOURS["stranded"],
         most=1,
         link=TO_DEVICE,
         runbooks=("fragmentation",),
@@ -227,7 +227,7 @@ RANKED = [
     ),
     ranking(
         "Largest workloads",
-        "The ten workloads that use most memory, on all machines; no agent: programs without an agent, and unclaimed "
+        "The ten workloads that use most memory, on all machines; no agent: programs without an agent, and unattributed "
         "memory.",
         "bytes",
         Query(
@@ -242,7 +242,7 @@ RANKED = [
         "percentunit",
         Query(f"bottomk(10, {of_machines('agent_coverage:ratio')})", "{{instance}}"),
         levels=((0.5, WARNING), (0.9, GOOD)),
-        colour=BAD,
+        color=BAD,
         most=1,
         link=TO_MACHINE,
     ),
@@ -270,7 +270,7 @@ WASTE = [
         Query(_most("cached_bytes:sum"), "Cached", "bytes"),
         Query(_most("stranded_bytes:sum"), "Stranded", "bytes"),
         Query(_most("idle_held_bytes:sum"), "Idle-held", "bytes"),
-        Query(_most("returnable_bytes:sum"), "Returnable", "bytes"),
+        Query(_most("reclaimable_bytes:sum"), "Returnable", "bytes"),
         Query(_most("wasted_gibibyte_hours:sum1h"), "Wasted, last hour", "suffix: GiB h"),
         sort="Wasted, last hour",
         runbooks=("reclaimable-waste", "idle-holder"),
@@ -283,9 +283,9 @@ WASTE = [
         Query(f"sum by (instance) ({USED})", "Used", "bytes"),
         *(
             Query(f"sum by (instance) ({of_share(name, FLEET)})", name.capitalize(), "bytes")
-            for name in ("cached", "stranded", "unclaimed")
+            for name in ("cached", "stranded", "unattributed")
         ),
-        Query(f"sum by (instance) ({of_machines('returnable_bytes:sum')})", "Returnable", "bytes"),
+        Query(f"sum by (instance) ({of_machines('reclaimable_bytes:sum')})", "Returnable", "bytes"),
         Query(f"sum by (instance) ({of_machines('agent_coverage:ratio')})", "Agents", "percentunit"),
         Query(f"sum by (instance) ({LEAKS})", "Leaks"),
         Query(f'sum by (instance) (gpumond_alerts{{{FLEET}, phase="firing"}})', "Firing"),

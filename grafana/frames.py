@@ -23,14 +23,14 @@ Row = tuple[str, Sequence[Panel]]
 class Marks(Builder[model.AnnotationQuery]):
     """Events of Prometheus as marks on every curve."""
 
-    def __init__(self, name: str, colour: str, expression: str, text: str, *, value_is_time: bool = False) -> None:
+    def __init__(self, name: str, color: str, expression: str, text: str, *, value_is_time: bool = False) -> None:
         more: dict[str, object] = {
             "step": "15s",
             "titleFormat": name,
             "textFormat": text,
             "useValueForTime": value_is_time,
         }
-        self._query = _PrometheusMarks(more, name=name, datasource=DATASOURCE, icon_color=colour, expr=expression)
+        self._query = _PrometheusMarks(more, name=name, datasource=DATASOURCE, icon_color=color, expr=expression)
 
     def build(self) -> model.AnnotationQuery:
         return self._query
@@ -47,10 +47,10 @@ class _PrometheusMarks(model.AnnotationQuery):
         return super().to_json() | self._more
 
 
-def happened(name: str, colour: str, kind: str) -> Marks:
+def happened(name: str, color: str, kind: str) -> Marks:
     """Events of machines."""
     events = f'gpumond_events_total{{{FLEET}, kind="{kind}"}}'
-    return Marks(name, colour, f"sum by (instance) (increase({events}[$__rate_interval])) > 0", "{{instance}}")
+    return Marks(name, color, f"sum by (instance) (increase({events}[$__rate_interval])) > 0", "{{instance}}")
 
 
 def flushes(scope: str, pools: str = "") -> Marks:

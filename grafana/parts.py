@@ -28,7 +28,7 @@ Panel = lines.Panel | stat.Panel | bargauge.Panel | table.Panel | statetimeline.
 
 DATASOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 NEUTRAL = "text"
-"""Grafana's own name for the colour of text, dark on light and light on dark."""
+"""Grafana's own name for the color of text, dark on light and light on dark."""
 
 GOOD, WARNING, BAD = "green", "orange", "red"
 FULL = ((0.8, WARNING), (0.95, BAD))
@@ -86,18 +86,18 @@ def page_of(machine: str) -> str:
 
 
 def thresholds(levels: Levels, below: str) -> dashboard.ThresholdsConfig:
-    steps = [model.Threshold(None, below), *(model.Threshold(value, colour) for value, colour in levels)]
+    steps = [model.Threshold(None, below), *(model.Threshold(value, color) for value, color in levels)]
     return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps)
 
 
-def _colour(name: str, colour: str, *more: model.DynamicConfigValue) -> tuple[str, list[model.DynamicConfigValue]]:
-    fixed = model.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
+def _color(name: str, color: str, *more: model.DynamicConfigValue) -> tuple[str, list[model.DynamicConfigValue]]:
+    fixed = model.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})
     return name, [fixed, *more]
 
 
 def _as_line(name: str, dash: Sequence[float] = ()) -> tuple[str, list[model.DynamicConfigValue]]:
     style = {"fill": "dash", "dash": list(dash)} if dash else {"fill": "solid"}
-    return _colour(
+    return _color(
         name,
         NEUTRAL,
         model.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "lines"}),
@@ -138,7 +138,7 @@ def figure(
 ) -> Panel:
     """One number, as it is now, or unknown: the last one of a curve may be old. ``text``: words for numbers.
 
-    No number is negative; what is unknown has the colour of what is less than all levels, which means nothing.
+    No number is negative; what is unknown has the color of what is less than all levels, which means nothing.
     """
     if levels:
         levels = ((0, below or GOOD), *levels)
@@ -180,14 +180,14 @@ def series(
 ) -> Panel:
     """Curves, or ``bars``. ``limits`` names those to stay below, dashed; ``least`` and ``most`` bound the axis.
 
-    ``shades``: the colour of all series, where red and green of the palette would seem to be a judgement.
+    ``shades``: the color of all series, where red and green of the palette would seem to be a judgement.
     """
     panel = lines.Panel().unit(unit).targets(_targets(queries, at_once=False))
     panel = panel.show_points(options.VisibilityMode.NEVER).legend(_legend()).tooltip(_tooltip())
-    colours = dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC)
+    colors = dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC)
     if shades:
-        colours = dashboard.FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(shades)
-    panel = panel.color_scheme(colours)
+        colors = dashboard.FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(shades)
+    panel = panel.color_scheme(colors)
     if bars:
         panel = panel.draw_style(options.GraphDrawStyle.BARS).fill_opacity(60)
     elif stacked:
@@ -217,7 +217,7 @@ def ledger(
     width: int = 16,
     runbooks: Sequence[str] = (),
 ) -> Panel:
-    """The shares as a stacked area, each in its colour; ``levels`` as lines: the last one dashed.
+    """The shares as a stacked area, each in its color; ``levels`` as lines: the last one dashed.
 
     ``of_share``: returns the series of a share in a scope.
     """
@@ -227,7 +227,7 @@ def ledger(
     panel = panel.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL).group("A"))
     panel = panel.legend(_table_of_values()).tooltip(_tooltip())
     for name in shares:
-        panel = panel.override_by_name(*_colour(name, COLOURS[name]))
+        panel = panel.override_by_name(*_color(name, COLOURS[name]))
     for number, level in enumerate(levels, 1):
         panel = panel.override_by_name(*_as_line(level.legend, (10, 10) if number == len(levels) else ()))
     return _dressed(panel, title, about, width, 11, runbooks)
@@ -254,14 +254,14 @@ def ranking(
     query: Query,
     *,
     levels: Levels = (),
-    colour: str = GOOD,
+    color: str = GOOD,
     most: float | None = None,
     link: str = "",
     runbooks: Sequence[str] = (),
 ) -> Panel:
     """The largest, as bars. ``link``: where a bar leads to."""
     panel = bargauge.Panel().unit(unit).min(0).targets(_targets([query], at_once=True))
-    panel = panel.thresholds(thresholds(levels, colour))
+    panel = panel.thresholds(thresholds(levels, color))
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel = panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
     panel = panel.orientation(options.VizOrientation.HORIZONTAL).display_mode(options.BarGaugeDisplayMode.BASIC)

@@ -12,7 +12,7 @@ TARGET = "cluster, job, instance"
 """Labels of a target of Prometheus. Metrics that have no cluster have an empty one."""
 PROCESS = f"{TARGET}, pid"
 
-SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
+SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unattributed")
 """From the ground up, as they are stacked."""
 
 

@@ -76,7 +76,7 @@ LIFE = [
         "allocators, summed over all pools.",
         WORKLOAD,
         Query(f"sum(gpumond_pool_peak_live_bytes{{{WORKLOAD}}})", "peak of live"),
-        shares=SHARES[:-1],  # unclaimed memory belongs to no workload
+        shares=SHARES[:-1],  # unattributed memory belongs to no workload
         runbooks=("leak", "fragmentation", "reclaimable-waste"),
     ),
     series(

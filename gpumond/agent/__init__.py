@@ -1,6 +1,6 @@
 """The agent: reports this program's GPU allocators to gpumond's daemon, and flushes them on its request.
 
-It imports no library that the program has not imported, initialises nothing, and creates no CUDA context. Its functions
+It imports no library that the program has not imported, initializes nothing, and creates no CUDA context. Its functions
 raise only for wrong arguments. Without a daemon, `flush` and `report` work all the same, and nothing is logged.
 """
 

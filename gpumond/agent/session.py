@@ -26,7 +26,7 @@ from gpumond.facts.messages import (
     SERVICE_SOCKET,
     AgentRequest,
     AgentResponse,
-    Bye,
+    Goodbye,
     Cancel,
     FlushCommand,
     FlushResult,
@@ -146,7 +146,7 @@ class Session:
             self._transport.send(FlushResult(name, "deferred", "the daemon cancelled the flush; nothing was done"))
 
     def close(self, exiting: bool) -> None:
-        """Send a last report and a Bye, which states how the program ends if it is ``exiting``."""
+        """Send a last report and a Goodbye, which states how the program ends if it is ``exiting``."""
         self._handler.cancel_recording()
         self._report_at, self._closing = 0.0, True
         try:
@@ -154,7 +154,7 @@ class Session:
         except Exception:  # the program and its libraries are about to end
             pass
         self._transport.push(0.0)
-        self._transport.send(Bye(ending() if exiting else None))
+        self._transport.send(Goodbye(ending() if exiting else None))
         self._transport.push(0.0)
         self._transport.renew()
 

@@ -1,4 +1,4 @@
-"""The agent's thread: its lifetime, and its behaviour at fork, exec, signals and exit.
+"""The agent's thread: its lifetime, and its behavior at fork, exec, signals and exit.
 
 Its work is in session.py, which the thread imports after `GRACE_SECONDS`. A program that has ended by then, or a child
 that has called exec, has only created one thread and one pipe.

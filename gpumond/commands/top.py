@@ -14,7 +14,7 @@ from gpumond.cli.arguments import DONE, WRONG_USE, address
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, of_device, view
 from gpumond.view.tables import page
-from gpumond.view.text import colours_of
+from gpumond.view.text import colors_of
 
 
 class Daemon:
@@ -73,7 +73,7 @@ def _show(daemons: list[Daemon], device: str | None) -> int:
     from gpumond.top.terminal import Terminal
 
     terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
-    Top(daemons, terminal, colours_of(os.environ), device).run()
+    Top(daemons, terminal, colors_of(os.environ), device).run()
     return DONE
 
 

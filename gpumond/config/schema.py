@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import LOOPBACK, Settings, host_of
 from gpumond.devices import SOURCES
-from gpumond.facts.quota import Lending
+from gpumond.facts.quota import ReclaimPolicy
 from gpumond.features.alerts.receivers import ReceiverType
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
 from gpumond.features.alerts.receivers.log import Log
@@ -30,11 +30,11 @@ ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engin
 """Settings that have neither a flag nor an environment variable."""
 
 
-Receiver = Log | Webhook | Alertmanager
+ReceiverConfig = Log | Webhook | Alertmanager
 """All types of receivers."""
 
 RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
-    each.model_fields["type"].default: each for each in get_args(Receiver)
+    each.model_fields["type"].default: each for each in get_args(ReceiverConfig)
 }
 
 
@@ -119,13 +119,13 @@ class SettingsConfig(Strict):
     )
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},
-        description="[overrides](../how-to/override-rules.md) of single fields of built-in rules: `level`, `for`, "
+        description="[overrides](../how-to/override-rules.md) of single fields of built-in rules: `threshold`, `for`, "
         "`severity`, `enabled`, by the name of the rule",
     )
     rules: tuple[RuleConfig, ...] = Field(
         (), description="[rules](rules.md#write-a-rule); a rule with the name of a built-in rule replaces it"
     )
-    receivers: tuple[Annotated[Receiver, Field(discriminator="type")], ...] = Field(
+    receivers: tuple[Annotated[ReceiverConfig, Field(discriminator="type")], ...] = Field(
         (Log(name="log"),), description="[receivers](../how-to/notifications.md) of alerts"
     )
     engines: tuple[EngineConfig, ...] = Field(
@@ -133,9 +133,9 @@ class SettingsConfig(Strict):
     )
 
     quotas: tuple[QuotaConfig, ...] = Field((), description="[quotas](../how-to/quotas.md) of processes")
-    lending: Lending = Field(
+    reclaim: ReclaimPolicy = Field(
         "user",
-        description="programs that the daemon flushes when another one [needs memory](../how-to/quotas.md#lending): "
+        description="programs that the daemon flushes when another one [needs memory](../how-to/quotas.md#reclaim): "
         "those of the same `user`, `all`, or none (`off`)",
     )
     allow_end_requests: bool = Field(

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpumond.config.web_file import Web, read_web
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
-from gpumond.facts.quota import Lending, Quota
+from gpumond.facts.quota import ReclaimPolicy, Quota
 from gpumond.facts.rule import Overrides, Rule, overridden
 from gpumond.features.alerts.receivers import ReceiverType
 from gpumond.features.alerts.receivers.log import Log
@@ -32,7 +32,7 @@ RELOADED = (
     "receivers",
     "engines",
     "quotas",
-    "lending",
+    "reclaim",
     "allow_end_requests",
     "hook_dry_run",
 )
@@ -69,7 +69,7 @@ class Settings:
     receivers: tuple[ReceiverType, ...] = (Log(name="log"),)
     engines: tuple[EngineConfig, ...] = ()
     quotas: tuple[Quota, ...] = ()
-    lending: Lending = "user"
+    reclaim: ReclaimPolicy = "user"
     allow_end_requests: bool = False
     hook_dry_run: bool = False
 

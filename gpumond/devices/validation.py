@@ -29,7 +29,7 @@ MAX_DETAILS = 4
 """Number of impossible entries of a list that the fault names."""
 
 
-class Tally:
+class FaultCounter:
     """Faults of one reading: one per device and kind, regardless of the number of values."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Tally:
         before, details = self._details.get((uuid, kind), (0, []))
         self._details[uuid, kind] = (before + count, [*details, detail])
 
-    def extend(self, other: Tally) -> None:
+    def extend(self, other: FaultCounter) -> None:
         for (uuid, kind), (count, details) in other._details.items():
             self.add(uuid, kind, ", ".join(details), count)
 
@@ -67,7 +67,7 @@ class MemoryCounts(NamedTuple):
     reserved_bytes: int | None = None
 
 
-def memory(tally: Tally, uuid: str, counts: MemoryCounts) -> MemoryCounts:
+def memory(tally: FaultCounter, uuid: str, counts: MemoryCounts) -> MemoryCounts:
     size = counts.size_bytes
     if not size:
         return MemoryCounts()  # some drivers return 0 for "not supported"
@@ -95,7 +95,7 @@ class Usage:
     kinds: tuple[str, ...]
 
 
-def usages(tally: Tally, uuid: str, listed: Iterable[Listed], limit: int, pid_max: int) -> dict[int, Usage] | None:
+def usages(tally: FaultCounter, uuid: str, listed: Iterable[Listed], limit: int, pid_max: int) -> dict[int, Usage] | None:
     """Return the usage per pid. Of several lists the larger count applies; counts of several instances are added.
 
     ``limit`` is the size of the device. Returns None if the list is not trustworthy.

@@ -52,7 +52,7 @@ NEARLY_FULL = 0.97
 NEARLY_FULL_RISE = 20 * MIB
 """Growth of a nearly full device: PyTorch requests this size for allocations from 1 MiB."""
 CRASH_SECONDS = 180.0
-"""An end within this time after a nearly full device grew, an allocation failed or an XID error occurred is a crash.
+"""An end within this time after a nearly full device grew, an allocation failed or an Xid error occurred is a crash.
 The end of a program that has filled its device for longer, as a serving engine does, is none.
 """
 LOOP_CRASHES = 3
@@ -112,7 +112,7 @@ class Peaks:
         if ooms > self._ooms:
             self.failed_at = now if self._ooms >= 0 else self.failed_at
             self._ooms = ooms
-        rescues = report.program.oom_rescues
+        rescues = report.program.oom_recovered
         if rescues > self._rescues >= 0:
             self.failed_at = self._never  # `retry_on_oom` succeeded: the errors before it did not end the program
         self._rescues = rescues
@@ -195,7 +195,7 @@ def flat(before: Flat | None, value: float, now: float) -> Flat:
 
 
 def orphaned(flat_period: Flat, now: float, busy: float | None, idle_seconds: float, size: float | None) -> bool:
-    """Return True for constant memory without an owner; False where the utilisation is unknown."""
+    """Return True for constant memory without an owner; False where the utilization is unknown."""
     if busy is None or flat_period.value < max(ORPHAN_BYTES, ORPHAN_RATIO * (size or 0.0)):
         return False
     if min(idle_seconds, now - flat_period.since) > ORPHAN_SECONDS:
@@ -245,7 +245,7 @@ def cause(ending: Ending | None, oom_at: float, now: float, filled_at: float, xi
     if now - oom_at <= CRASH_SECONDS:
         return "after an allocation failed"
     if now - xid_at <= CRASH_SECONDS:
-        return "after an XID error"
+        return "after an Xid error"
     if now - filled_at <= CRASH_SECONDS:
         return "when the device had become nearly full"
     return ""

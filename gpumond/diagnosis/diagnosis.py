@@ -24,7 +24,7 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.process import IDLE_SECONDS
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import SHAPES, VerdictName
-from gpumond.tick.history import FIVE_MINUTES, HELD, MAX, MINUTE, UNCLAIMED, USED, History, SeriesKey
+from gpumond.tick.history import FIVE_MINUTES, HELD, MAX, MINUTE, UNATTRIBUTED, USED, History, SeriesKey
 
 RECENT_MINUTES = 15
 MIN_RELEASE_RATIO = 0.02
@@ -32,7 +32,7 @@ MIN_RELEASE_RATIO = 0.02
 RELEASE_SECONDS = 60.0
 CRASH_SECONDS = 900.0
 """Seconds for which these verdicts remain active."""
-UNCLAIMED_RATIO = 0.02
+UNATTRIBUTED_RATIO = 0.02
 """A device is classified as a whole if more than this share of it has no visible owner."""
 RETRIED_SECONDS = 600.0
 MAX_DISAGREEMENTS = 3
@@ -153,8 +153,8 @@ class Diagnosis:
     def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
         if device.processes is None or tracked.leak is not None:
             return True
-        unclaimed = tracked.series.column(MINUTE, UNCLAIMED, count=1)
-        return bool(unclaimed) and unclaimed[-1] >= UNCLAIMED_RATIO * (device.size_bytes or inf)
+        unattributed = tracked.series.column(MINUTE, UNATTRIBUTED, count=1)
+        return bool(unattributed) and unattributed[-1] >= UNATTRIBUTED_RATIO * (device.size_bytes or inf)
 
     def _leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
         if tracked.leak is not None:
@@ -242,7 +242,7 @@ class Diagnosis:
         process = device.processes_by_key.get(tracked.process) if tracked.process else None
         seconds = self._idle_seconds(tracked, device, process)
         newest = (
-            tracked.series.column(MINUTE, what, count=1)[-1] for what in ((USED, HELD) if tracked.pid else (UNCLAIMED,))
+            tracked.series.column(MINUTE, what, count=1)[-1] for what in ((USED, HELD) if tracked.pid else (UNATTRIBUTED,))
         )
         held = next((value for value in newest if isfinite(value)), tracked.used)
         if seconds < IDLE_SECONDS or not device.size_bytes or held < detectors.IDLE_RATIO * device.size_bytes:
@@ -257,7 +257,7 @@ class Diagnosis:
         )
 
     def _idle_seconds(self, tracked: TrackedSeries, device: DeviceReading, process: ProcessUsage | None) -> float:
-        """Return the idle time from the reading, else from the device's utilisation: seconds of this clock, 0
+        """Return the idle time from the reading, else from the device's utilization: seconds of this clock, 0
         if unknown.
         """
         reported = idle_seconds(device, process) if process is not None else device.idle_seconds
@@ -285,9 +285,9 @@ class Diagnosis:
     def _check_orphans(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         if device.processes is None:
             return
-        unclaimed = self._tracker.unclaimed.get(device.uuid, 0.0)
-        if unclaimed >= detectors.ORPHAN_BYTES or "orphan" in tracked.verdicts:
-            self._check_orphan(tracked, device, unclaimed, None)
+        unattributed = self._tracker.unattributed.get(device.uuid, 0.0)
+        if unattributed >= detectors.ORPHAN_BYTES or "orphan" in tracked.verdicts:
+            self._check_orphan(tracked, device, unattributed, None)
         else:
             self._flat.pop(tracked.key, None)
         for process in device.processes:
@@ -310,7 +310,7 @@ class Diagnosis:
         holder = messages.program(holders[0].comm or "", holders[0].pid, "") if len(holders) == 1 else ""
         who = "" if process is None else messages.program(process.comm or tracked.name, process.pid, "")
         programs = sum("holder" not in one.kinds and one.state not in DEAD for one in device.processes or ())
-        evidence = (("unclaimed_bytes" if process is None else "held_bytes", size), ("unchanged_seconds", seconds))
+        evidence = (("unattributed_bytes" if process is None else "held_bytes", size), ("unchanged_seconds", seconds))
         since = self._since(tracked, "orphan", flat_period.since)
         tracked.verdicts["orphan"] = tracked.verdict(
             "orphan", since, evidence, messages.orphan(_label(device), size, seconds, who, holder, programs)

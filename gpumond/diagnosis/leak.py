@@ -42,7 +42,7 @@ OUTSIDE = -1
 
 SIGNIFICANT_Z = 2.33
 BUSIER_RATIO = 0.03
-"""Minimum rise of the utilisation over the window, as a ratio."""
+"""Minimum rise of the utilization over the window, as a ratio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +354,7 @@ def _in_many_steps(window: Sequence[float], growth: float, max_rise_ratio: float
 
 
 def load_rises(device: Series, tier: int, blocks: int) -> bool:
-    """Return True if the device's utilisation rises: growth with the load is not yet a leak."""
+    """Return True if the device's utilization rises: growth with the load is not yet a leak."""
     use = device.column(tier, UTILIZATION, MEDIAN, blocks)
     if len(use) < blocks or any(ratio != ratio for ratio in use):
         return False
@@ -436,7 +436,7 @@ def _in_stairs(changes: list[float]) -> bool:
 
 
 def _nearest(times: Sequence[float], use: Sequence[float], at: float) -> float | None:
-    """Return the utilisation at the nearest time, since series close their minutes at different times."""
+    """Return the utilization at the nearest time, since series close their minutes at different times."""
     after = bisect_left(times, at)
     found = min((after - 1, after), key=lambda i: abs(times[i] - at) if 0 <= i < len(times) else inf)
     if not 0 <= found < len(times) or abs(times[found] - at) > 60 or not isfinite(use[found]):

@@ -227,7 +227,7 @@ def _refused(
     if len(use) > 1 and all(ratio == ratio for ratio in use):
         yield RefusedKind(
             "load",
-            "rise of the device's utilisation in the meantime",
+            "rise of the device's utilization in the meantime",
             sen(range(len(use)), use) * len(use),
         )
 

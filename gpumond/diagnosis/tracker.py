@@ -17,7 +17,7 @@ from gpumond.facts.program import Ending
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, outermost
-from gpumond.tick.history import LIVE, UNCLAIMED, USED, History, ProcessSeriesKey, Series, SeriesKey
+from gpumond.tick.history import LIVE, UNATTRIBUTED, USED, History, ProcessSeriesKey, Series, SeriesKey
 
 FALL_RATIO = 0.10
 OWN_FALL_RATIO = 0.5
@@ -94,7 +94,7 @@ class TrackedSeries:
     @property
     def main(self) -> int:
         """Index of the most reliable signal."""
-        return UNCLAIMED if self.process is None else LIVE if self.counted else USED
+        return UNATTRIBUTED if self.process is None else LIVE if self.counted else USED
 
     def restart(self, now: float) -> None:
         """Discard the earlier curve, as for another process."""
@@ -154,7 +154,7 @@ class Tracker:
         self.due: list[tuple[TrackedSeries, int]] = []
         """Series of which blocks closed with the last snapshot, and the number of these tiers."""
         self.falls: list[Fall] = []
-        self.unclaimed: dict[str, float] = {}
+        self.unattributed: dict[str, float] = {}
         """By device, where its processes are listed."""
         self.idle_at: dict[str, float] = {}
         """By device: time since which nothing runs on it."""
@@ -206,19 +206,19 @@ class Tracker:
         if now - tracked.sampled_at > IDLE_GAP_SECONDS * history.pace:
             self.idle_at.pop(uuid, None)
         tracked.sampled_at = now
-        unclaimed = float(max(0, used - known - managed))
+        unattributed = float(max(0, used - known - managed))
         if device.processes is None:
-            self._record_fall(tracked, unclaimed, size)
-            self.unclaimed.pop(uuid, None)
+            self._record_fall(tracked, unattributed, size)
+            self.unattributed.pop(uuid, None)
         else:
-            self.unclaimed[uuid] = unclaimed
-        tracked.used = unclaimed
+            self.unattributed[uuid] = unattributed
+        tracked.used = unattributed
         busy = device.sensors.gpu_utilization_ratio
         if busy == 0:
             self.idle_at.setdefault(uuid, now)
         else:
             self.idle_at.pop(uuid, None)
-        closed = tracked.series.add((now, used, all_live, all_held, nan if busy is None else busy, unclaimed))
+        closed = tracked.series.add((now, used, all_live, all_held, nan if busy is None else busy, unattributed))
         if closed:
             self.due.append((tracked, closed))
 
@@ -296,7 +296,7 @@ class Tracker:
         uuid, process = tracked.key
         if process is None:
             self.history.forget(uuid)
-            self.unclaimed.pop(uuid, None)
+            self.unattributed.pop(uuid, None)
             self.idle_at.pop(uuid, None)
             self._used.pop(uuid, None)
         else:

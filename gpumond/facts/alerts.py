@@ -14,7 +14,7 @@ Kind = Literal["raised", "resolved"]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAlert:
+class StoredAlert:
     """One alert and the labels of its subject. ``*_monotonic`` are times of the clock of the daemon that stored it."""
 
     subject: Labels
@@ -97,17 +97,17 @@ def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
 OUTAGE_TOLERANCE_SECONDS = 3600.0
 
 
-def kept(activities: Mapping[str, Activities], began: float) -> Iterator[KeptAlert]:
+def kept(activities: Mapping[str, Activities], began: float) -> Iterator[StoredAlert]:
     """Yield the alerts to be stored; ``began`` is the monotonic time at which elapsed time was 0."""
     for active in activities.values():
         for labels, activity in active.items():
             cleared = activity.cleared_elapsed
-            yield KeptAlert(
+            yield StoredAlert(
                 labels, activity.alert, began + activity.active_elapsed, None if cleared is None else began + cleared
             )
 
 
-def resume(alerts: Iterable[KeptAlert], alive: Heartbeat | None, now: float) -> dict[str, dict[Labels, Activity]]:
+def resume(alerts: Iterable[StoredAlert], alive: Heartbeat | None, now: float) -> dict[str, dict[Labels, Activity]]:
     """Return the alerts as of the previous daemon's last activity, with elapsed time starting at 0 again."""
     if alive is None or now - alive.at > OUTAGE_TOLERANCE_SECONDS:
         return {}

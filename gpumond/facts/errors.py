@@ -5,7 +5,7 @@
   - SourceUnavailable   no driver, no permission: the daemon retries, `/-/ready` answers 503
   - ProtocolError       a peer sent a malformed message: its connection is closed and counted
   - FlushError          a flush cannot start; its subclasses are the HTTP answers
-    · NoSuchTarget, AlreadyUnderWay, CoolingDown
+    · NoSuchTarget, FlushInProgress, CooldownActive
   - NoSuchDevice        the name matches no device: HTTP 404
   - AmbiguousDevice     the name matches several devices: HTTP 422
   - StoreUnavailable    a change cannot be stored, so it was not made: HTTP 503, or 507 on a full disk
@@ -102,7 +102,7 @@ FAULTS: Mapping[str, str] = {
     "automatically once it is back",
     "lost": "look in dmesg for the reason, and check that the device is on the bus (lspci); it is read again "
     "automatically once it is back",
-    "processes_hidden": "run as root or with CAP_SYS_PTRACE; until then their memory is unclaimed",
+    "processes_hidden": "run as root or with CAP_SYS_PTRACE; until then their memory is unattributed",
     "impossible_value": "check that the driver matches its library and nvidia-ml-py; such numbers are dropped",
     "claim_over_driver": "check the program of that pid: its agent is wrong, or its allocator counts memory that is "
     "not on the device (managed memory); the ledger shows the driver's count",
@@ -180,11 +180,11 @@ class NoSuchTarget(FlushError):
     """No connected agent matches the target."""
 
 
-class AlreadyUnderWay(FlushError):
+class FlushInProgress(FlushError):
     """A flush of the process is in progress."""
 
 
-class CoolingDown(FlushError):
+class CooldownActive(FlushError):
     """The process was flushed recently; the message states when it may be flushed again."""
 
     def __init__(self, message: str, retry_after_seconds: float) -> None:

@@ -11,16 +11,16 @@ from gpumond.facts.process import ProcessKey, process_key
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
 
-Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unclaimed"]
+Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unattributed"]
 
-SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
+SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque", "unattributed")
 
 Phase = Literal["pending", "firing", "resolved"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Bytes of one share on one device; without a process for ``unclaimed``."""
+    """Bytes of one share on one device; without a process for ``unattributed``."""
 
     device_uuid: str
     share: Share

@@ -158,13 +158,13 @@ class AgentResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Bye:
+class Goodbye:
     """The agent disconnects on purpose. ``ending``: how the program ends; None if it continues, or if unknown."""
 
     ending: Ending | None = None
 
 
-Message = Hello | Report | FlushCommand | Cancel | FlushResult | AgentRequest | AgentResponse | Bye
+Message = Hello | Report | FlushCommand | Cancel | FlushResult | AgentRequest | AgentResponse | Goodbye
 MESSAGES: Mapping[str, type[Message]] = {
     "hello": Hello,
     "report": Report,
@@ -173,7 +173,7 @@ MESSAGES: Mapping[str, type[Message]] = {
     "result": FlushResult,
     "ask": AgentRequest,
     "answer": AgentResponse,
-    "bye": Bye,
+    "bye": Goodbye,
 }
 _NAMES = {cls: name for name, cls in MESSAGES.items()}
 

@@ -133,7 +133,7 @@ class Receipt:
     ``expected`` the estimate when it started. ``start_ticks`` is None in receipts that an agent makes.
 
     Of a serving engine, ``pid`` is its listener, ``workload`` its name, and ``allocator`` its kind; the bytes are the
-    driver's, for all its processes. ``lever`` names the method of the release and ``models`` what it released. ``wake``
+    driver's, for all its processes. ``method`` names the method of the release and ``models`` what it released. ``wake``
     states how the engine serves again, ``wake_seconds`` how long that took the last time.
     """
 
@@ -155,7 +155,7 @@ class Receipt:
     duration_seconds: float
     planned: Expected | None = None
     start_ticks: int | None = None
-    lever: str | None = None
+    method: str | None = None
     models: tuple[str, ...] = ()
     wake: str = ""
     wake_seconds: float | None = None

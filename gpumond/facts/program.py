@@ -219,7 +219,7 @@ class Retainer:
 class Program:
     """Facts of one program besides its pools.
 
-    ``oom_retries``: calls repeated by ``retry_on_oom``; ``oom_rescues``: those of them that succeeded.
+    ``oom_retries``: calls repeated by ``retry_on_oom``; ``oom_recovered``: those of them that succeeded.
     ``distributed``: the program is one rank of several. ``refusals``: input that its agent rejected: malformed
     messages, daemons that it does not trust, commands above the rate limit or with an unknown step.
     ``retainers``: the result of the newest search of the lines that keep memory, which the daemon requests once for a
@@ -230,7 +230,7 @@ class Program:
     step: StepUsage | None = None
     ooms: tuple[Oom, ...] = ()
     oom_retries: int = 0
-    oom_rescues: int = 0
+    oom_recovered: int = 0
     distributed: bool = False
     refusals: int = 0
     retainers: tuple[Retainer, ...] = ()

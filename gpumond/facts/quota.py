@@ -31,7 +31,7 @@ class Owner(NamedTuple):
 class Quota:
     """Limits of each process that matches, on each device. An attribute without a pattern (None) is not compared.
 
-    ``soft_bytes``: a process above it has an alert. ``limit_bytes`` is set in the program, if it allows this.
+    ``soft_limit_bytes``: a process above it has an alert. ``limit_bytes`` is set in the program, if it allows this.
     ``reserve_bytes`` are kept available for the processes together.
     """
 
@@ -40,7 +40,7 @@ class Quota:
     user: str | None = None
     container: str | None = None
     namespace: str | None = None
-    soft_bytes: int | None = None
+    soft_limit_bytes: int | None = None
     limit_bytes: int | None = None
     reserve_bytes: int | None = None
 
@@ -55,8 +55,8 @@ class EffectiveQuota:
     Each has the name of its quota, which is empty without one.
     """
 
-    soft_bytes: int | None = None
-    soft_quota: str = ""
+    soft_limit_bytes: int | None = None
+    soft_limit_quota: str = ""
     limit_bytes: int | None = None
     limit_quota: str = ""
     reserve_bytes: int | None = None
@@ -94,15 +94,15 @@ WITHOUT_QUOTAS = QuotaTable()
 
 
 def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
-    soft = [(quota.soft_bytes, quota.name) for quota in quotas if quota.soft_bytes is not None]
+    soft = [(quota.soft_limit_bytes, quota.name) for quota in quotas if quota.soft_limit_bytes is not None]
     limits = [(quota.limit_bytes, quota.name) for quota in quotas if quota.limit_bytes is not None]
     reserves = [(quota.reserve_bytes, quota.name) for quota in quotas if quota.reserve_bytes is not None]
-    lowest_soft, soft_quota = min(soft, default=(None, ""))
+    lowest_soft_limit, soft_limit_quota = min(soft, default=(None, ""))
     lowest_limit, limit_quota = min(limits, default=(None, ""))
     highest_reserve, reserve_quota = max(reserves, default=(None, ""))
     found = EffectiveQuota(
-        soft_bytes=lowest_soft,
-        soft_quota=soft_quota,
+        soft_limit_bytes=lowest_soft_limit,
+        soft_limit_quota=soft_limit_quota,
         limit_bytes=lowest_limit,
         limit_quota=limit_quota,
         reserve_bytes=highest_reserve,
@@ -129,5 +129,5 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern))
 
 
-Lending = Literal["user", "all", "off"]
+ReclaimPolicy = Literal["user", "all", "off"]
 """The programs that are flushed for another: those of the same user, all, or none."""

@@ -21,12 +21,12 @@ CONDITIONS: Mapping[str, str] = {
     "shareProcessNamespace: true)",
     "unified_memory": "size is the memory of the machine, and used is the sum of the processes; free is the "
     "memory that is available",
-    "coherent_memory": "the host has the device's memory as a NUMA node, where the kernel may keep files: unclaimed "
+    "coherent_memory": "the host has the device's memory as a NUMA node, where the kernel may keep files: unattributed "
     "memory is not a leak (numastat -m; gpumond_device_file_cache_bytes)",
     "vgpu": "this is a part of a device: its host reports the sensors and the process list; agents report the programs",
-    "host_vgpu": "virtual machines share this device: their memory is unclaimed here, and their programs run inside "
+    "host_vgpu": "virtual machines share this device: their memory is unattributed here, and their programs run inside "
     "them",
-    "host_vsga": "virtual machines share this device: their memory is unclaimed here, and their programs run inside "
+    "host_vsga": "virtual machines share this device: their memory is unattributed here, and their programs run inside "
     "them",
     "mps": "memory of MPS clients may be counted for the server, and an error of one client ends all of "
     "them: agents report the memory of each client",

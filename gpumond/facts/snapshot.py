@@ -133,7 +133,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class XidErrors:
-    """Count of one XID error on one device since the daemon started, and the time of the last one."""
+    """Count of one Xid error on one device since the daemon started, and the time of the last one."""
 
     device_uuid: str
     xid: int

@@ -125,7 +125,7 @@ KINDS = (
     VerdictKind(
         name="crash",
         meaning="a life ended by an unhandled out-of-memory error, or within three minutes of a failed allocation, an "
-        "XID error, or growth of a device that is 97 % full; active for 15 minutes",
+        "Xid error, or growth of a device that is 97 % full; active for 15 minutes",
         evidence="bytes",
         remedy="read the program's log; look for Xid in dmesg",
     ),

@@ -1,6 +1,6 @@
 """Runtime directories: the agents' directory with their socket, and the daemon's with the API socket and its token.
 
-An agent obeys the daemon behind its socket. The directory must therefore belong to this user and be writable by no
+An agent trusts the daemon behind its socket. The directory must therefore belong to this user and be writable by no
 other user, and a socket has its mode before it listens. The two directories may be the same. Where containers mount
 the agents' directory, the daemon's own directory should be separate, because its files permit more than agents may do.
 """

@@ -105,7 +105,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_memory_bytes",
         "gauge",
-        "Used memory by workload and share (live, cached, stranded, overhead, opaque, unclaimed). Overhead is what no "
+        "Used memory by workload and share (live, cached, stranded, overhead, opaque, unattributed). Overhead is what no "
         "supported allocator reports: the CUDA context, libraries, NCCL, CUDA graphs, imported memory. "
         "The sum per device is gpumond_device_memory_used_bytes + gpumond_memory_overcount_bytes.",
         ("uuid", "gpu", "workload", "share"),

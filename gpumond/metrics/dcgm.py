@@ -28,7 +28,7 @@ from gpumond.host.machine import MACHINE_NAME
 VENDORS = ("nvidia", "sim")
 
 
-class Dialect(NamedTuple):
+class DcgmVersion(NamedTuple):
     """Names of one range of versions of dcgm-exporter."""
 
     former: bool
@@ -38,11 +38,11 @@ class Dialect(NamedTuple):
     xid: str
 
 
-DIALECTS: Mapping[Compat, Dialect] = {
-    "dcgm-4.7": Dialect(True, "Hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERRORS"),
-    "dcgm-4.8": Dialect(True, "hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERRORS"),
-    "dcgm-4.9": Dialect(False, "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERROR"),
-    "dcgm": Dialect(False, "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERROR"),
+DIALECTS: Mapping[Compat, DcgmVersion] = {
+    "dcgm-4.7": DcgmVersion(True, "Hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERRORS"),
+    "dcgm-4.8": DcgmVersion(True, "hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERRORS"),
+    "dcgm-4.9": DcgmVersion(False, "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERROR"),
+    "dcgm": DcgmVersion(False, "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERROR"),
 }
 """``dcgm-4.7`` is also that of exporter 4.8.0 to 4.8.2; ``dcgm`` is the newest."""
 
@@ -187,7 +187,7 @@ LEFT_OUT: Mapping[str, str] = {
         "requires DCGM's own sampling; use PROF_NVLINK_TX_BYTES and _RX_BYTES"
     ),
     "DCGM_FI_PROF_PIPE_FP64_ACTIVE, _FP32_ACTIVE, _FP16_ACTIVE, _INT_ACTIVE": "only the tensor pipe is read",
-    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "licences are not read",
+    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "licenses are not read",
     "DCGM_FI_DEV_POWER_VIOLATION and the other violations": "use the active reasons in gpumond_device_throttle",
 }
 """Families of dcgm-exporter's lists that are not exported, and the reasons."""
@@ -215,8 +215,8 @@ def metrics(frame: Frame, compat: Compat = "dcgm", hostname: str = MACHINE_NAME)
 def _last_xid(
     name: str, frame: Frame, devices: Iterable[DeviceReading], labels: Mapping[str, Mapping[str, str]]
 ) -> Metric:
-    """Return the last XID per device. 0 means none, and is exported only while XID events are subscribed."""
-    metric = Metric(name, "Value of the last XID error encountered.", "gauge")
+    """Return the last Xid per device. 0 means none, and is exported only while Xid events are subscribed."""
+    metric = Metric(name, "Value of the last Xid error encountered.", "gauge")
     for device in devices:
         own = [errors for errors in frame.snapshot.xids if errors.device_uuid == device.uuid]
         if own or device.sensors.xid_events:

@@ -63,7 +63,7 @@ def _count(frame: Frame) -> Iterator[Row]:
 XID_ERRORS = Family(
     "gpumond_device_xid_errors_total",
     "counter",
-    "XID errors reported by the driver since the daemon subscribed, including those of devices that are now lost.",
+    "Xid errors reported by the driver since the daemon subscribed, including those of devices that are now lost.",
     ("uuid", "gpu", "xid"),
     _of_xids(lambda errors: errors.count),
 )
@@ -124,7 +124,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "gpumond_device_xid_last_seen_timestamp_seconds",
         "gauge",
-        "Unix time at which the driver last reported this XID error.",
+        "Unix time at which the driver last reported this Xid error.",
         ("uuid", "gpu", "xid"),
         _of_xids(lambda errors: errors.last_seen_at),
     ),

@@ -36,7 +36,7 @@ ALL_GROUPS: frozenset[Group] = frozenset(get_args(Group))
 class Form(NamedTuple):
     """Exposition format that a scraper requests through its ``Accept`` header, and the groups of families.
 
-    With ``compat``, the page contains only the devices under that exporter's names, and XID errors as a counter.
+    With ``compat``, the page contains only the devices under that exporter's names, and Xid errors as a counter.
     """
 
     openmetrics: bool

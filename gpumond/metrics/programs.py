@@ -94,7 +94,7 @@ def _process_soft_limit(frame: Frame) -> Iterator[Row]:
     for device, processes in frame.processes_by_size if quotas else ():
         for process in processes[:PROCESSES_PER_DEVICE]:
             if process.key in quotas:
-                yield (device.uuid, str(device.index), str(process.pid)), quotas[process.key].soft_bytes
+                yield (device.uuid, str(device.index), str(process.pid)), quotas[process.key].soft_limit_bytes
 
 
 def _process_reserve_shortage(frame: Frame) -> Iterator[Row]:

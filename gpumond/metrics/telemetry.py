@@ -163,13 +163,13 @@ class Telemetry:
         self._notifications = Counter(
             "gpumond_notifications",
             "Notifications sent to a receiver, including failed ones.",
-            ["notifier"],
+            ["receiver"],
             registry=registry,
         )
         self._notifications_failed = Counter(
             "gpumond_notifications_failed",
             "Notifications that could not be delivered, by reason.",
-            ["notifier", "reason"],
+            ["receiver", "reason"],
             registry=registry,
         )
         self.store_writable = Gauge(f"gpumond_{STORE_WRITABLE.metric}", STORE_WRITABLE.help, registry=registry)
@@ -234,11 +234,11 @@ class Telemetry:
     def restarted(self) -> None:
         self._restarts.inc()
 
-    def notified(self, notifier: str) -> None:
-        self._notifications.labels(notifier).inc()
+    def notified(self, receiver: str) -> None:
+        self._notifications.labels(receiver).inc()
 
-    def not_notified(self, notifier: str, reason: str) -> None:
-        self._notifications_failed.labels(notifier, reason).inc()
+    def not_notified(self, receiver: str, reason: str) -> None:
+        self._notifications_failed.labels(receiver, reason).inc()
 
     def count_silences(self, states: Iterable[State]) -> None:
         """Set the number of silences from the states of all that have not ended."""

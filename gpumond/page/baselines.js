@@ -1,7 +1,7 @@
 // The view of baselines: recorded memory use, which is recorded, deleted and compared.
 
 import { curves } from "./curves.js";
-import { button, choice, control, labelled, make, named, put, svg } from "./elements.js";
+import { button, choice, control, labeled, make, named, put, svg } from "./elements.js";
 import { clean, clock, duration, human, percent } from "./format.js";
 import { createTable, showTable } from "./lists.js";
 import { attempt } from "./session.js";
@@ -91,7 +91,7 @@ function createForm() {
   const length = input({ value: "10m", pattern: "[1-9][0-9]{0,4}[smh]", title: "such as 30s, 10m or 1h" });
   const workload = input({ required: false, placeholder: "all" });
   const submit = control("button", { type: "submit", className: "strong" }, "Record");
-  const labels = [labelled("Name", name), labelled("Duration", length), labelled("Workload", workload)];
+  const labels = [labeled("Name", name), labeled("Duration", length), labeled("Workload", workload)];
   const form = make("form.fields", ...labels, submit);
   form.setAttribute("aria-label", "Record a baseline");
   form.addEventListener("submit", async (event) => {
@@ -113,7 +113,7 @@ function open(entry) {
   const differences = createTable("Differences", DIFFERENCES);
   const drawn = make("div.curves");
   const title = make("div.title", make("h3", "Compare ", named(entry.name, 80)));
-  title.append(make("div.controls", labelled("with", after), measure, button("Close", close)));
+  title.append(make("div.controls", labeled("with", after), measure, button("Close", close)));
   panel.replaceChildren(title, says, drawn, differences);
   differences.hidden = true;
   after.addEventListener("change", reload);

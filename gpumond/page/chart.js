@@ -47,7 +47,7 @@ export function createChart(target) {
 }
 
 function legend({ pid }) {
-  const layers = Object.entries(LAYERS).filter(([layer]) => pid === null || layer !== "unclaimed");
+  const layers = Object.entries(LAYERS).filter(([layer]) => pid === null || layer !== "unattributed");
   const keys = layers.map(([layer, text]) => make("span", make(`i.layer.${layer}`), make("span", text)));
   return make("div.keys", make("span", make("i.used"), "used (driver)"), ...keys);
 }
@@ -104,7 +104,7 @@ async function draw(node) {
   const started = now() - state.frame.snapshot.elapsed_seconds;
   const about = { from, to, started };
   node.due = performance.now() + Math.min(Math.max(PAUSE, 5 * own.seconds), LONGEST_PAUSE);
-  const names = ["used", "held", "live", ...(target.pid === null ? ["unclaimed"] : [])];
+  const names = ["used", "held", "live", ...(target.pid === null ? ["unattributed"] : [])];
   if (node.range !== own) Object.assign(node, { range: own, known: new Map() });
   let past;
   try {

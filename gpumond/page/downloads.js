@@ -49,7 +49,7 @@ export function tableOf(all) {
 
 /** The intervals of a chart as a table: unix times and bytes. */
 export function chartTable({ columns }) {
-  const fields = ["used", "held", "live", "unclaimed"].filter((field) => columns.some((column) => field in column));
+  const fields = ["used", "held", "live", "unattributed"].filter((field) => columns.some((column) => field in column));
   const rows = columns.map((column) => [column.at, column.end, ...fields.map((field) => column[field] ?? null)]);
   return [["from", "to", ...fields.map((field) => `${field}_bytes`)], ...rows];
 }

@@ -1,6 +1,6 @@
 // The editor of a rule: its fields, its preview on the last hour, and its changes.
 
-import { button, choice, control, labelled, make, put } from "./elements.js";
+import { button, choice, control, labeled, make, put } from "./elements.js";
 import { clean } from "./format.js";
 import { showPreview } from "./preview.js";
 import { fieldsOf, overrideOf, problemOf, ruleOf } from "./ruleform.js";
@@ -8,7 +8,7 @@ import { attempt } from "./session.js";
 import { read } from "./stream.js";
 import { reload } from "./views.js";
 
-const OVERRIDDEN = ["level", "for", "severity", "enabled"]; // the fields of a built-in rule that can be changed
+const OVERRIDDEN = ["threshold", "for", "severity", "enabled"]; // the fields of a built-in rule that can be changed
 const WORD = "[a-z0-9_\\-]";
 
 let valuesByScope = null; // names of the values that rules of each scope can compare
@@ -27,7 +27,7 @@ const createFields = () => ({
   scope: ["Scope", choice(Object.keys(valuesByScope).map((scope) => [scope]))],
   value: ["Value", choice([])],
   side: ["Condition", choice([["above"], ["below"]])],
-  level: ["Level", input({ required: true, title: "such as 80%, 1GiB or 5" })],
+  threshold: ["Threshold", input({ required: true, title: "such as 80%, 1GiB or 5" })],
   for: ["For", input({ placeholder: "at once", title: "such as 30s, 5m or 1h" })],
   severity: ["Severity", input({ pattern: `${WORD}{0,64}`, title: "such as info, warning or critical" })],
   others: ["Other keys (JSON)", control("textarea", { rows: 4, spellcheck: false })],
@@ -70,10 +70,10 @@ function remove(entry) {
   return attempt("DELETE", builtIn ? `${routeOf(entry)}/override` : routeOf(entry), undefined, matching(entry));
 }
 
-/** Previews the rule that the fields state. Without `clear` if a built-in rule's level is changed: the daemon scales it. */
+/** Previews the rule that the fields state. Without `clear` if a built-in rule's threshold is changed: the daemon scales it. */
 function preview(place, fields, entry) {
   const { clear, ...rule } = ruleOf(fields);
-  const scaled = entry.origin === "built-in" && fields.level !== fieldsOf(entry.rule).level;
+  const scaled = entry.origin === "built-in" && fields.threshold !== fieldsOf(entry.rule).threshold;
   return showPreview(place, scaled || clear === undefined ? rule : { ...rule, clear });
 }
 
@@ -103,7 +103,7 @@ export async function edit(place, entry) {
   });
   const cells = Object.entries(fields).map(([name, [label, node]]) => {
     node.disabled = builtIn ? !OVERRIDDEN.includes(name) : entry.origin && name === "name";
-    return labelled(label, node);
+    return labeled(label, node);
   });
   cells.at(-1).hidden = !builtIn;
   const submit = control("button", { type: "submit", className: "strong" }, "Save");
@@ -119,5 +119,5 @@ export async function edit(place, entry) {
   form.ariaLabel = title.textContent;
   fill(controls, entry);
   place.replaceChildren(form);
-  (builtIn ? controls.level : controls.name).focus();
+  (builtIn ? controls.threshold : controls.name).focus();
 }

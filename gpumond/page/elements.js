@@ -56,7 +56,7 @@ export function control(kind, { role, ...properties }, ...children) {
 export const choice = (pairs, properties = {}) =>
   control("select", properties, ...pairs.map(([value, text = value]) => control("option", { value }, text)));
 
-export const labelled = (text, node) => make("label", `${text} `, node);
+export const labeled = (text, node) => make("label", `${text} `, node);
 
 /** Makes the children of `parent` those of `items`. A child is kept by its key from call to call.
 

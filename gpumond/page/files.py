@@ -121,7 +121,7 @@ def words() -> str:
     """Return the daemon's vocabulary as a JavaScript module."""
     known: dict[str, object] = {
         "SHARES": list(SHARES),
-        "OF_PROCESSES": [share for share in SHARES if share != "unclaimed"],
+        "OF_PROCESSES": [share for share in SHARES if share != "unattributed"],
         "ORDINARY": sorted(SHAPES),
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,

@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { csvOf, tableOf } from "./downloads.js";
-import { button, control, labelled, make, name, put, saveBlob, sync } from "./elements.js";
+import { button, control, labeled, make, name, put, saveBlob, sync } from "./elements.js";
 
 const MOST = 200; // rows that are drawn
 
@@ -61,7 +61,7 @@ export function createListing(title, columns, key, record) {
   };
   const csv = button("CSV", () => save("csv", (all) => csvOf(tableOf(all))), "button.plain");
   const json = button("JSON", () => save("json", (all) => `${JSON.stringify(all, null, 2)}\n`), "button.plain");
-  const controls = make("div.controls", labelled("Filter", find), make("span", csv, json));
+  const controls = make("div.controls", labeled("Filter", find), make("span", csv, json));
   const section = make("section", make("div.title", make("h2", title), count, controls), table);
   let all = [];
   const textOf = (item) => columns.map((column) => column.text?.(item) ?? "").join("\n").toLowerCase();

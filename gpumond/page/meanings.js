@@ -7,7 +7,7 @@ export const MEANINGS = {
   overhead:
     "Memory of the process that no known allocator reports: the CUDA context, libraries, NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter.",
   opaque: "Memory whose parts are unknown: all of a process without an agent, or a pool that does not count live bytes.",
-  unclaimed:
+  unattributed:
     "Memory in use that the driver counts for no process: of an ended process, or managed memory (cudaMallocManaged) of a program without an agent.",
   free: "Memory that no process uses.",
   reserved: "Memory that the driver or the firmware keeps for itself.",

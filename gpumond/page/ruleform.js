@@ -11,23 +11,23 @@ const exactly = (number, units) => {
   return unit ? `${number / size}${unit}` : null;
 };
 
-/** A level as a rule states it, such as `80%`, `1GiB` or `5`. */
-export function levelText(value, level) {
-  if (value.endsWith("_ratio")) return `${Number((100 * level).toPrecision(12))}%`;
-  return (value.endsWith("_bytes") && exactly(level, SIZES)) || String(level);
+/** A threshold as a rule states it, such as `80%`, `1GiB` or `5`. */
+export function thresholdText(value, threshold) {
+  if (value.endsWith("_ratio")) return `${Number((100 * threshold).toPrecision(12))}%`;
+  return (value.endsWith("_bytes") && exactly(threshold, SIZES)) || String(threshold);
 }
 
-/** The bytes at which a line states the level of a rule in a chart; null if the chart does not show the rule's value. */
+/** The bytes at which a line states the threshold of a rule in a chart; null if the chart does not show the rule's value. */
 export function levelBytes({ value, above, below }, size) {
   const [, number, unit] = /^(-?[\d.]+(?:e[-+]?\d+)?)\s*(%|\wiB)?$/.exec(String(above ?? below)) ?? [];
-  const level = number === undefined ? null : number * (unit === "%" ? 0.01 : (Object.fromEntries(SIZES)[unit] ?? 1));
-  if (level !== null && value === "used_ratio") return size && level * size;
-  return ["used_bytes", "live_bytes", "held_bytes"].includes(value) ? level : null;
+  const threshold = number === undefined ? null : number * (unit === "%" ? 0.01 : (Object.fromEntries(SIZES)[unit] ?? 1));
+  if (threshold !== null && value === "used_ratio") return size && threshold * size;
+  return ["used_bytes", "live_bytes", "held_bytes"].includes(value) ? threshold : null;
 }
 
 const secondsText = (seconds) => (seconds ? (exactly(seconds, TIMES) ?? `${seconds}s`) : "");
 
-const readable = (value, level) => (value.endsWith("_bytes") ? human(level) : levelText(value, level).replace("%", " %"));
+const readable = (value, threshold) => (value.endsWith("_bytes") ? human(threshold) : thresholdText(value, threshold).replace("%", " %"));
 
 /** What a rule compares, such as `device used_ratio > 80 %`. */
 export function expression({ scope, value, above, below, match = {} }) {
@@ -48,7 +48,7 @@ export function fieldsOf(rule) {
     scope: rule.scope,
     value: rule.value,
     side: rule.above === undefined ? "below" : "above",
-    level: levelText(rule.value, rule.above ?? rule.below),
+    threshold: thresholdText(rule.value, rule.above ?? rule.below),
     for: secondsText(rule.for),
     severity,
     others: Object.keys(others).length ? JSON.stringify(others, null, 1) : "",
@@ -56,10 +56,10 @@ export function fieldsOf(rule) {
 }
 
 /** The rule that the fields state; `others` has no problem. */
-export function ruleOf({ name, scope, value, side, level, severity, others, ...fields }) {
+export function ruleOf({ name, scope, value, side, threshold, severity, others, ...fields }) {
   const { labels = {}, ...rest } = others ? JSON.parse(others) : {};
   const all = severity ? { ...labels, severity } : labels;
-  const rule = { name, scope, value, [side]: level, ...rest };
+  const rule = { name, scope, value, [side]: threshold, ...rest };
   if (fields.for) rule.for = fields.for;
   return Object.keys(all).length ? { ...rule, labels: all } : rule;
 }
@@ -80,7 +80,7 @@ export function problemOf(others) {
 export function overrideOf(fields, { rule, enabled, overrides }) {
   const before = { ...fieldsOf(rule), enabled };
   const found = {};
-  for (const name of ["level", "for", "severity", "enabled"]) {
+  for (const name of ["threshold", "for", "severity", "enabled"]) {
     if (fields[name] !== before[name]) found[name] = name === "for" ? fields.for || "0s" : fields[name];
     else if (overrides[name]?.origin === "api") found[name] = overrides[name].value;
   }

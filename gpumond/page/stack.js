@@ -3,7 +3,7 @@
 const NEAR = 0.4; // of the length of an interval
 
 /** Names of the layers, from below. The daemon keeps no separate history of cached and stranded bytes. */
-export const LAYERS = { live: "live", pooled: "cached and stranded", rest: "overhead and opaque", unclaimed: "unclaimed" };
+export const LAYERS = { live: "live", pooled: "cached and stranded", rest: "overhead and opaque", unattributed: "unattributed" };
 
 /** The shares that the layer `rest` is: `opaque` without an agent, and `overhead` of a process with one. `whole`: of all
 processes of a device. */
@@ -32,15 +32,15 @@ export function columnsOf(signals) {
 
 /** Lower and upper edge of each layer that is known, in bytes. Together they are the used memory, unless the reports of
 agents exceed it. */
-export function layersOf({ live, held, used, unclaimed = 0 }) {
+export function layersOf({ live, held, used, unattributed = 0 }) {
   const base = Math.max(live ?? 0, held ?? 0);
   const found = {};
   if (live !== undefined) found.live = [0, live];
   if (held !== undefined) found.pooled = [live ?? 0, base];
   if (used === undefined) return found;
-  const claimed = Math.max(base, used - unclaimed);
+  const claimed = Math.max(base, used - unattributed);
   if (claimed > base) found.rest = [base, claimed];
-  if (unclaimed > 0) found.unclaimed = [claimed, Math.max(claimed, used)];
+  if (unattributed > 0) found.unattributed = [claimed, Math.max(claimed, used)];
   return found;
 }
 

@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { addChanges, createRanges, showsChanges } from "./changes.js";
-import { $, button, labelled, make, put, sync } from "./elements.js";
+import { $, button, labeled, make, put, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, reuse, updateRow } from "./row.js";
 import { COLUMNS, GROUPS, barBytes, find, groupKey, inOrderOf, kindOf, listed, rowsOf } from "./rows.js";
@@ -230,7 +230,7 @@ $("processes").parentNode.addEventListener("scroll", () => requestAnimationFrame
 addEventListener("resize", () => requestAnimationFrame(measure));
 $("filter").value = filter;
 $("filter").addEventListener("input", () => setFilter($("filter").value.trim(), gpu));
-$("group").parentNode.before(labelled("Change in", createRanges(showProcesses)));
+$("group").parentNode.before(labeled("Change in", createRanges(showProcesses)));
 for (const name of Object.keys(GROUPS)) $("group").append(Object.assign(make("option", name), { value: name }));
 $("group").value = group;
 $("group").addEventListener("change", () => {

@@ -1,9 +1,9 @@
-// The colours: those of the system, or dark or light ones, which the address states.
+// The colors: those of the system, or dark or light ones, which the address states.
 
 import * as address from "./address.js";
 
 const SYSTEM = "(prefers-color-scheme: dark)";
-/** Conditions of the dark colours by theme. */
+/** Conditions of the dark colors by theme. */
 const THEMES = { system: SYSTEM, dark: "all", light: "not all" };
 
 const rules = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]);

@@ -26,7 +26,7 @@ from gpumond.facts.messages import (
     VERSION,
     AgentRequest,
     AgentResponse,
-    Bye,
+    Goodbye,
     Cancel,
     FlushCommand,
     FlushResult,
@@ -332,7 +332,7 @@ class AgentServer:
             self._reports_received += 1
         elif isinstance(message, (AgentResponse, FlushResult)):
             peer.resolve(message)
-        elif isinstance(message, Bye):
+        elif isinstance(message, Goodbye):
             if message.ending is not None:
                 self._ends.append(ProgramEnd(peer.identity.pid, peer.identity.start_ticks, message.ending))
             self._drop(peer)

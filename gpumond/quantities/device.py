@@ -32,7 +32,7 @@ from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow
 from gpumond.tick.claims import complete_lists, is_confirmed
 
 LOADED_RATIO = 0.5
-"""Utilisation from which a slow PCIe link is a deficit: an idle device slows its link down to save power."""
+"""Utilization from which a slow PCIe link is a deficit: an idle device slows its link down to save power."""
 
 THERMAL_REASONS = ("sw_thermal_slowdown", "hw_thermal_slowdown")
 NEARLY_FULL = 0.80
@@ -45,7 +45,7 @@ class _Device(NamedTuple):
     lines: Sequence[Line]
     cached: int | None
     stranded: int | None
-    unclaimed: int | None
+    unattributed: int | None
     used_ratio: float | None
     short: set[ProcessKey]
     xids: Mapping[int, int]
@@ -81,7 +81,7 @@ def devices(context: RuleContext) -> Sequence[_Device]:
             cached=sums["cached"] if known else None,
             stranded=sums["stranded"] if known else None,
             # Without a process list the owner of memory is unknown.
-            unclaimed=sums["unclaimed"] if known and device.processes is not None else None,
+            unattributed=sums["unattributed"] if known and device.processes is not None else None,
             used_ratio=ratio(device.used_bytes, device.size_bytes),
             short=short[uuid],
             xids=xids,
@@ -95,7 +95,7 @@ def devices(context: RuleContext) -> Sequence[_Device]:
 
 
 def _sums(lines: Sequence[Line]) -> Mapping[str, int]:
-    sums = dict.fromkeys(("live", "cached", "stranded", "overhead", "opaque", "unclaimed"), 0)
+    sums = dict.fromkeys(("live", "cached", "stranded", "overhead", "opaque", "unattributed"), 0)
     for line in lines:
         sums[line.share] += line.used_bytes
     return sums
@@ -159,7 +159,7 @@ def _device_texts(row: _Device) -> Texts:
         "free": size(device.free_bytes),
         "reclaimable": size(row.cached),
         "stranded": size(row.stranded),
-        "unclaimed": size(row.unclaimed),
+        "unattributed": size(row.unattributed),
         "top_process": lambda: _top_process(row),
         "top_cache": lambda: _top_cache(row),
         "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
@@ -341,22 +341,22 @@ DEVICE = ScopeSpec(
             "stranded_bytes", "bytes", "held and free in pools, but not released by a flush", lambda row: row.stranded
         ),
         Quantity(
-            "unclaimed_bytes",
+            "unattributed_bytes",
             "bytes",
             "used memory without a visible owner; unknown where the driver lists no processes",
-            lambda row: row.unclaimed,
+            lambda row: row.unattributed,
         ),
         Quantity(
-            "unclaimed_ratio",
+            "unattributed_ratio",
             "ratio",
-            "unclaimed bytes over size",
-            lambda row: ratio(row.unclaimed, row.device.size_bytes),
+            "unattributed bytes over size",
+            lambda row: ratio(row.unattributed, row.device.size_bytes),
         ),
         Quantity("idle_used_ratio", "ratio", "used bytes over size while no kernel runs, 0 while one runs", _idle_used),
         Quantity(
             "xid_errors_increase",
             "count",
-            f"XID errors that the driver reported {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+            f"Xid errors that the driver reported {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: float(sum(row.xids.values())) or (0.0 if row.watched else None),
         ),
         SIZE,
@@ -386,10 +386,10 @@ DEVICE = ScopeSpec(
         "free": "memory free",
         "reclaimable": "bytes that a flush would release",
         "stranded": "held and free, but not released by a flush",
-        "unclaimed": "used memory without a visible owner",
+        "unattributed": "used memory without a visible owner",
         "top_process": "the largest process: name, pid, size",
         "top_cache": "the program with the largest cache: name, pid, size",
-        "xids": "XID errors of the window, by number",
+        "xids": "Xid errors of the window, by number",
         "temperature": "temperature of the GPU",
         "power": "power draw",
         "power_limit": "limit of the power draw",

@@ -111,7 +111,7 @@ def _limit_ratio(row: _Process) -> float | None:
 
 
 def _excess(row: _Process) -> float | None:
-    used, soft = row.process.used_bytes, row.quota.soft_bytes
+    used, soft = row.process.used_bytes, row.quota.soft_limit_bytes
     if soft is None:
         return 0.0
     return None if used is None else float(max(0, used - soft))
@@ -150,8 +150,8 @@ def _process_texts(row: _Process) -> dict[str, str]:
         "workload": row.workload or "",
         "used": size(process.used_bytes),
         "state": process.state or "unknown",
-        "quota": row.quota.soft_quota,
-        "soft_limit": "" if row.quota.soft_bytes is None else size(row.quota.soft_bytes),
+        "quota": row.quota.soft_limit_quota,
+        "soft_limit": "" if row.quota.soft_limit_bytes is None else size(row.quota.soft_limit_bytes),
         "reserve_quota": row.quota.reserve_quota,
         "reserve": "" if row.quota.reserve_bytes is None else size(row.quota.reserve_bytes),
     }

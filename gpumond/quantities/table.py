@@ -247,10 +247,10 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
     _sensor(
         "file_cache_bytes",
         "bytes",
-        "Page cache of the host's kernel in device memory that is a NUMA node (Grace Hopper). It is unclaimed, and "
+        "Page cache of the host's kernel in device memory that is a NUMA node (Grace Hopper). It is unattributed, and "
         "the kernel frees it when memory is low.",
     ),
-    _sensor("xid_events", "boolean", "1 while the driver reports XID errors when they occur.", family=""),
+    _sensor("xid_events", "boolean", "1 while the driver reports Xid errors when they occur.", family=""),
 )
 
 SHARED_FAMILIES = {
@@ -437,11 +437,11 @@ PROGRAM: tuple[Quantity[Program], ...] = (
         counted=True,
     ),
     Quantity(
-        "oom_rescues",
+        "oom_recovered",
         "count",
         "Calls that succeeded after a retry by retry_on_oom.",
-        attrgetter("oom_rescues"),
-        "oom_rescues_total",
+        attrgetter("oom_recovered"),
+        "oom_recovered_total",
         counted=True,
     ),
     Quantity(
@@ -449,7 +449,7 @@ PROGRAM: tuple[Quantity[Program], ...] = (
         "count",
         "Daemons and commands that the program's agent refused: untrusted, malformed, or above its rate limit.",
         attrgetter("refusals"),
-        "agent_refusals_total",
+        "agent_commands_refused_total",
         counted=True,
     ),
 )

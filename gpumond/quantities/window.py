@@ -148,7 +148,7 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
         agents.update((who, before.agents[who]) for who in silent)
         pools.update((pool, track) for pool, track in before.pools.items() if pool[0] in silent)
         retried.update((who, growth) for who, growth in before.retried.items() if who in silent)
-    # The count of an XID starts with the daemon, so that its first report is an increase.
+    # The count of an Xid starts with the daemon, so that its first report is an increase.
     xids = {
         (error.device_uuid, error.xid): _grown(
             before.xids.get((error.device_uuid, error.xid), NONE), error.count, elapsed
@@ -181,7 +181,7 @@ pool_counts: Callable[[PoolUsage], Counts] = attrgetter(*POOL_COUNTERS)
 
 def program_counts(program: Program) -> Counts:
     steps, retries = (None, None) if program.step is None else (program.step.steps, program.step.retries)
-    return steps, retries, program.oom_retries, program.oom_rescues, program.refusals
+    return steps, retries, program.oom_retries, program.oom_recovered, program.refusals
 
 
 def _marked(history: CounterHistory | None, counts: Counts, elapsed: float) -> CounterHistory:

@@ -134,7 +134,7 @@ LEDGER = Ledger(
         Line(
             device_uuid=UUID, share="overhead", used_bytes=2 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
         ),
-        Line(device_uuid=UUID, share="unclaimed", used_bytes=0),
+        Line(device_uuid=UUID, share="unattributed", used_bytes=0),
     ),
     (Overcount(UUID, 0),),
 )

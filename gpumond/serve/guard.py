@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gpumond.config.web_file import Web
 from gpumond.serve.answers import LIVENESS, READINESS, problem
 from gpumond.serve.auth import SESSIONS, Passwords, Tokens, admit, authenticate, failed, header, user
-from gpumond.serve.http import Unsent, in_pieces, without_body
+from gpumond.serve.http import SendBuffers, in_pieces, without_body
 from gpumond.serve.limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
@@ -72,7 +72,7 @@ class Guard:
         self._hosts = frozenset(map(_normal, policy.hosts))
         self._passwords = Passwords(tokens)
         self._rate, self._rate_of = TokenBucket(1, 1.0), (0.0, 1)
-        self._slots, self._unsent = RequestSlots(), Unsent()
+        self._slots, self._unsent = RequestSlots(), SendBuffers()
         self._changes = TokenBucket(CHANGES_AT_ONCE, CHANGES_AT_ONCE / CHANGES_PER_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

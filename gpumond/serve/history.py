@@ -74,7 +74,7 @@ async def history(
         Query(ge=0, description="The start of the process; without it, the newest process with this pid."),
     ] = None,
     signal: Annotated[
-        Signal, Query(description="`utilization` and `unclaimed` apply to devices; `live` and `held` require agents.")
+        Signal, Query(description="`utilization` and `unattributed` apply to devices; `live` and `held` require agents.")
     ] = "used",
     since: Annotated[float | None, Query(ge=0, description="Start of the range, as unix time.")] = None,
     resolution: Annotated[float | None, Query(gt=0, le=86400, description="Resolution in seconds.")] = None,

@@ -258,7 +258,7 @@ class Sending:
     drop: Callable[[], object]
 
 
-class Unsent:
+class SendBuffers:
     """Limits queued bytes in total and per user. A body shared by several responses is counted once.
 
     Above a limit, the user with the most bytes loses the readers of its oldest body. The newest body is always sent,
@@ -325,7 +325,7 @@ FEW_ANSWERS = 16
 """Up to this number of answers in progress, large pieces are sent: each piece costs processor time."""
 
 
-def in_pieces(scope: Scope, send: Send, unsent: Unsent) -> Send:
+def in_pieces(scope: Scope, send: Send, unsent: SendBuffers) -> Send:
     """Split bodies into pieces; each is sent when the previous one has been accepted."""
     drop = (scope.get("state") or {}).get("drop", lambda: None)
 

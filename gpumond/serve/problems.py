@@ -14,10 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from gpumond.facts.errors import (
-    AlreadyUnderWay,
+    FlushInProgress,
     AmbiguousDevice,
     ConfigError,
-    CoolingDown,
+    CooldownActive,
     DefinitionChanged,
     DefinitionConflict,
     FlushError,
@@ -40,8 +40,8 @@ STATUS: dict[type[GpumondError], int] = {
     NoSuchTarget: 404,
     NoSuchDevice: 404,
     AmbiguousDevice: 422,
-    AlreadyUnderWay: 409,
-    CoolingDown: 429,
+    FlushInProgress: 409,
+    CooldownActive: 429,
     NoSuchDefinition: 404,
     DefinitionConflict: 409,
     DefinitionChanged: 412,
@@ -120,7 +120,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(FlushError)
     async def flush_error(request: Request, error: FlushError) -> Response:
-        headers = {"Retry-After": f"{error.retry_after_seconds:.0f}"} if isinstance(error, CoolingDown) else None
+        headers = {"Retry-After": f"{error.retry_after_seconds:.0f}"} if isinstance(error, CooldownActive) else None
         return problem(STATUS[type(error)], str(error), headers)
 
     @app.exception_handler(StoreUnavailable)

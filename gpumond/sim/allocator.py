@@ -1,6 +1,6 @@
-"""A caching allocator modelled on PyTorch's, on a simulated device.
+"""A caching allocator modeled on PyTorch's, on a simulated device.
 
-Segments come from the device and are cut into blocks; a freed block merges with its free neighbours and stays in the
+Segments come from the device and are cut into blocks; a freed block merges with its free neighbors and stays in the
 cache. Whole free segments can be returned to the device. Free bytes of a segment that also contains a live block
 cannot: they are stranded. The rules are those of PyTorch's native allocator without expandable segments, one stream
 (c10/cuda/CUDACachingAllocator.cpp).
@@ -28,7 +28,7 @@ HUGE_ROUNDING = 2 * MIB
 
 
 class _Block:
-    """A piece of a segment; its neighbours in the segment are linked. A segment is its first block."""
+    """A piece of a segment; its neighbors in the segment are linked. A segment is its first block."""
 
     __slots__ = ("address", "free", "next", "previous", "size", "small")
 

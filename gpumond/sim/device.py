@@ -31,7 +31,7 @@ from gpumond.host.machine import ENDED_STATES, read_head, start_of, stat_fields
 
 RECORD_BYTES = 128
 BUSY_CELSIUS, BUSY_WATTS = 40.0, 300.0
-"""Temperature and power that a process adds to the device at full utilisation."""
+"""Temperature and power that a process adds to the device at full utilization."""
 SUSPENDED_SECONDS = 0.01
 """Time between two looks of a suspended process whether it was resumed."""
 
@@ -212,13 +212,13 @@ class Context:
             _write(lock, _read(lock) - size_bytes)
 
     def publish(self, sensors: Sensors) -> None:
-        """Set this process's part of the device's utilisation, temperature and power."""
+        """Set this process's part of the device's utilization, temperature and power."""
         with self._held():
             self._sensors = sensors
             self._save()
 
     def busy(self, ratio: float) -> None:
-        """Publish a utilisation, and the temperature and power that it causes."""
+        """Publish a utilization, and the temperature and power that it causes."""
         self.publish(
             Sensors(
                 gpu_utilization_ratio=ratio,
@@ -312,7 +312,7 @@ class _Record:
     start_ticks: int
     used_bytes: int
     sensors: list[float | None]
-    """Utilisation ratio, degrees Celsius, watts."""
+    """Utilization ratio, degrees Celsius, watts."""
 
 
 def _sensors(spec: Spec, published: list[list[float | None]]) -> Sensors:

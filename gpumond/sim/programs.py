@@ -56,7 +56,7 @@ class ProgramMemory:
         self.allocator.empty_cache()
 
     def busy(self, ratio: float) -> None:
-        """Publish the program's part of the device's utilisation."""
+        """Publish the program's part of the device's utilization."""
         self._device.attach().busy(ratio)
 
 
@@ -149,7 +149,7 @@ def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
 
 
 def _carve(memory: ProgramMemory, share: float, number: int) -> list[int]:
-    """Allocate that many neighbours in one segment."""
+    """Allocate that many neighbors in one segment."""
     memory.free(memory.allocate(number * share))
     return [memory.allocate(share) for _ in range(number)]
 

@@ -15,7 +15,7 @@ from gpumond.facts.alerts import Heartbeat
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.units import DAY_SECONDS
 from gpumond.store import audit as audit_table
-from gpumond.tick.history import Coarse, History
+from gpumond.tick.history import CoarseSeries, History
 
 LATE_RATIO = 1.05
 """The audit is trimmed when its first entry is so much older than the retention, and then to the retention: not at
@@ -115,15 +115,15 @@ SERIES_A_TICK = 4
 class HistoryStore(Protocol):
     """Methods of the store that are used; each raises StoreUnavailable."""
 
-    async def keep_history(self, history: Iterable[Coarse]) -> None: ...
-    async def history(self) -> list[Coarse]: ...
+    async def keep_history(self, history: Iterable[CoarseSeries]) -> None: ...
+    async def history(self) -> list[CoarseSeries]: ...
 
 
 class HistoryPersistence:
     def __init__(self, store: HistoryStore) -> None:
         self._store = store
-        self._under_way: Iterator[Coarse] | None = None
-        self._gathered: list[Coarse] = []
+        self._under_way: Iterator[CoarseSeries] | None = None
+        self._gathered: list[CoarseSeries] = []
         self._due = EVERY_SECONDS
         self._writing: asyncio.Future[None] | None = None
 
@@ -152,7 +152,7 @@ class HistoryPersistence:
             await self._writing
         await self._write(tuple(history.coarse()))
 
-    async def _write(self, series: tuple[Coarse, ...]) -> None:
+    async def _write(self, series: tuple[CoarseSeries, ...]) -> None:
         try:
             await self._store.keep_history(series)
         except StoreUnavailable:

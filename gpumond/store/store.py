@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumond.facts.alerts import Heartbeat, KeptAlert, Notice
+from gpumond.facts.alerts import Heartbeat, StoredAlert, Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
@@ -29,7 +29,7 @@ from gpumond.store.audit import AuditEntry, canonical, verify_audit as verify_au
 from gpumond.store.database import Database, Worker
 from gpumond.store.history import Bounds as Bounds, remove_excess, remove_old, same_clock
 from gpumond.store.table import Rows, coarse_text, from_text, notice, text, to_text
-from gpumond.tick.history import Coarse
+from gpumond.tick.history import CoarseSeries
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class Store:
         return self.rows.read("receipts", reversed(rows), partial(from_text, Receipt))
 
     def keep(
-        self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
+        self, alerts: Iterable[StoredAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
     ) -> Awaitable[None]:
         """Store all present alerts, the new notifications, and the alerts that have ended, in one transaction.
 
@@ -153,10 +153,10 @@ class Store:
 
         return self._settle(self._submit(keep))
 
-    async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]:
+    async def kept(self) -> tuple[list[StoredAlert], Heartbeat | None]:
         """Return the stored alerts, and the last activity of the daemon that stored them."""
         rows = await self.run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
-        return self.rows.read("alerts", rows, partial(from_text, KeptAlert)), self._database.before
+        return self.rows.read("alerts", rows, partial(from_text, StoredAlert)), self._database.before
 
     async def past_alerts(self, limit: int = 1000) -> list[Alert]:
         """Return the newest alerts that have ended, oldest first."""
@@ -164,7 +164,7 @@ class Store:
         rows = await self.run(lambda db: db.execute(query, (limit,)).fetchall())
         return self.rows.read("past_alerts", reversed(rows), partial(from_text, Alert))
 
-    async def keep_history(self, history: Iterable[Coarse]) -> None:
+    async def keep_history(self, history: Iterable[CoarseSeries]) -> None:
         """Store the history, replacing the previous one."""
 
         def keep(db: sqlite3.Connection) -> None:
@@ -173,9 +173,9 @@ class Store:
 
         await self.run(keep)
 
-    async def history(self) -> list[Coarse]:
+    async def history(self) -> list[CoarseSeries]:
         rows = await self.run(lambda db: db.execute("SELECT body FROM history").fetchall())
-        return self.rows.read("history", rows, partial(from_text, Coarse))
+        return self.rows.read("history", rows, partial(from_text, CoarseSeries))
 
     async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""

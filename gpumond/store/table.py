@@ -22,7 +22,7 @@ from gpumond.facts.errors import DefinitionChanged, DefinitionConflict, NoSuchDe
 from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import Fault
 from gpumond.store.audit import canonical
-from gpumond.tick.history import Coarse
+from gpumond.tick.history import CoarseSeries
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def to_text(value: Any) -> str:
     return canonical(asdict(value))
 
 
-def coarse_text(series: Coarse) -> str:
+def coarse_text(series: CoarseSeries) -> str:
     """Encode like ``to_text``, without a copy of each number."""
     return canonical({field.name: getattr(series, field.name) for field in fields(series)})
 

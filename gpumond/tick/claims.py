@@ -1,6 +1,6 @@
 """Limits on the claims of agents: the driver's count, the device's size and the number of pools. No I/O.
 
-Any user can run an agent, and an agent can report any value. A claim therefore affects others (the ledger, unclaimed
+Any user can run an agent, and an agent can report any value. A claim therefore affects others (the ledger, unattributed
 memory, rules on devices) only as far as the driver confirms it.
 """
 

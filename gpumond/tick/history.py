@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 from gpumond.facts.process import ProcessKey, process_key
 from gpumond.facts.snapshot import Snapshot
 
-Signal = Literal["used", "live", "held", "utilization", "unclaimed"]
-SIGNALS: tuple[Signal, ...] = ("used", "live", "held", "utilization", "unclaimed")
-"""Signals in bytes; the utilisation is a ratio. Live and held are reported by agents and summed over their pools."""
-USED, LIVE, HELD, UTILIZATION, UNCLAIMED = range(5)
+Signal = Literal["used", "live", "held", "utilization", "unattributed"]
+SIGNALS: tuple[Signal, ...] = ("used", "live", "held", "utilization", "unattributed")
+"""Signals in bytes; the utilization is a ratio. Live and held are reported by agents and summed over their pools."""
+USED, LIVE, HELD, UTILIZATION, UNATTRIBUTED = range(5)
 PROCESS_SIGNALS = 3
 """Number of signals of a process: the first three."""
 
@@ -43,7 +43,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coarse:
+class CoarseSeries:
     """Series of one device (``pid`` None) or process in the form that the store keeps.
 
     ``blocks`` are rows of the 15-minute tier: unix time, count, then minimum, median, maximum of each signal;
@@ -72,7 +72,7 @@ class History:
         self.devices: dict[str, Series] = {}
         self.processes: dict[ProcessSeriesKey, Series] = {}
         self._ended: dict[ProcessSeriesKey, Series] = {}
-        self._awaited: dict[SeriesKey, Coarse] = {}
+        self._awaited: dict[SeriesKey, CoarseSeries] = {}
         self._awaited_until = inf
         self._born = 0
 
@@ -158,7 +158,7 @@ class History:
         found = self._find(key)
         return 0.0 if found is None else self.now - found.born
 
-    def coarse(self) -> Iterator[Coarse]:
+    def coarse(self) -> Iterator[CoarseSeries]:
         """Yield all series to be stored when the daemon stops. Snapshots may be added between two of them."""
         for uuid in tuple(self.devices):
             if uuid in self.devices:
@@ -168,7 +168,7 @@ class History:
                 yield self._coarse(key, self.processes[key])
         yield from tuple(self._awaited.values())
 
-    def restore(self, coarse: Iterable[Coarse]) -> None:
+    def restore(self, coarse: Iterable[CoarseSeries]) -> None:
         """Restore series: each when its device or process has a sample again within ten minutes."""
         self._awaited.update(((one.device_uuid, process_key(one.pid, one.start_ticks)), one) for one in coarse)
 
@@ -199,7 +199,7 @@ class History:
             return self.devices.get(uuid)
         return self.processes.get((uuid, process)) or self._ended.get((uuid, process))
 
-    def _coarse(self, key: SeriesKey, series: Series) -> Coarse:
+    def _coarse(self, key: SeriesKey, series: Series) -> CoarseSeries:
         records = tuple(
             tuple(
                 # Blocks of the longest tier are stored themselves.
@@ -213,7 +213,7 @@ class History:
         rows = (flat[i : i + width] for i in range(0, len(flat), width))
         blocks = tuple((self.unix(row[0]), *map(_known, row[1:])) for row in rows)
         uuid, process = key
-        return Coarse(
+        return CoarseSeries(
             device_uuid=uuid,
             pid=process.pid if process else None,
             start_ticks=process.start_ticks if process else None,

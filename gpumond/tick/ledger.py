@@ -68,7 +68,7 @@ _line = lru_cache(16_384)(_new_line)
 
 
 def attribute(snapshot: Snapshot) -> Ledger:
-    """Make the ledger of a snapshot. A device whose used bytes are unknown has no ``unclaimed`` line and no
+    """Make the ledger of a snapshot. A device whose used bytes are unknown has no ``unattributed`` line and no
     overcount.
     """
     reports = snapshot.reports_by_process
@@ -79,15 +79,15 @@ def attribute(snapshot: Snapshot) -> Ledger:
     overcounts: list[Overcount] = []
     for device in snapshot.devices:
         claims = _bounded(device, pools[device.uuid], device.uuid in complete)
-        unclaimed = max(0, (device.used_bytes or 0) - _seen_bytes(device, claims))
+        unattributed = max(0, (device.used_bytes or 0) - _seen_bytes(device, claims))
         on_device: dict[ProcessKey, _Pools] = {}
         if device.uuid in uncounted:
             complete_for_device = device.uuid in complete
-            on_device = _on_device(device, uncounted[device.uuid], complete_for_device, snapshot.suspended, unclaimed)
-            unclaimed -= sum(own.held for own in on_device.values())
+            on_device = _on_device(device, uncounted[device.uuid], complete_for_device, snapshot.suspended, unattributed)
+            unattributed -= sum(own.held for own in on_device.values())
         own = _process_lines(device, reports, claims, on_device)
         if device.used_bytes is not None:
-            own.append(Line(device_uuid=device.uuid, share="unclaimed", used_bytes=unclaimed))
+            own.append(Line(device_uuid=device.uuid, share="unattributed", used_bytes=unattributed))
             overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
         lines += own
     return Ledger(tuple(lines), tuple(overcounts))

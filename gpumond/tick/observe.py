@@ -119,7 +119,7 @@ def with_idle_times(device: DeviceReading, before: DeviceReading | None, seconds
     """Return the device with its idle times, ``seconds`` after the reading ``before``.
 
     A driver samples: work that is shorter than its sampling period may be missed, and the time starts with the first
-    reading. Where the utilisation is unknown, the idle time is unknown.
+    reading. Where the utilization is unknown, the idle time is unknown.
     """
     processes = device.processes
     if processes and any(process.utilization_ratio is not None for process in processes):
@@ -137,7 +137,7 @@ def _process(process: ProcessUsage, before: ProcessUsage | None, seconds: float)
 
 
 def _use(device: DeviceReading) -> float | None:
-    """Return the utilisation of the busiest engine; None where the driver does not report whether kernels run."""
+    """Return the utilization of the busiest engine; None where the driver does not report whether kernels run."""
     sensors = device.sensors
     if sensors.gpu_utilization_ratio is None:
         return None

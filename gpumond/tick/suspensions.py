@@ -1,4 +1,4 @@
-"""Suspended processes (cuCheckpointProcess*, cuda-checkpoint), recognised by what the driver stops counting. No I/O.
+"""Suspended processes (cuCheckpointProcess*, cuda-checkpoint), recognized by what the driver stops counting. No I/O.
 
 The driver no longer lists a suspended process, and the bytes that it counted for it are free. The process continues to
 exist, its agent stays connected and still states its pools, or is silent because its calls to the driver block. A

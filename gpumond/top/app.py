@@ -26,10 +26,10 @@ from gpumond.top.screen import (
     remarks_in_full,
 )
 from gpumond.top.terminal import Mouse, Terminal
-from gpumond.view.frame import View, at_index, device_of, key_of, neighbour, place_of, processes_on
+from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import Key, ProcessLife, ProcessRow
-from gpumond.view.text import BLOCKS, Colours, Line, Piece, ansi, clipped
+from gpumond.view.text import BLOCKS, Colors, Line, Piece, ansi, clipped
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
@@ -42,12 +42,12 @@ class Top:
     """The application. ``device``: UUID of the device that is selected first."""
 
     def __init__(
-        self, daemons: Sequence[DaemonClient], terminal: Terminal, colours: Colours, device: str | None = None
+        self, daemons: Sequence[DaemonClient], terminal: Terminal, colors: Colors, device: str | None = None
     ) -> None:
         urls = [daemon.url for daemon in daemons]
         self.connections = [Connection(*each) for each in zip(daemons, names(urls), strict=True)]
-        self.terminal, self.colours, self.device = terminal, colours, device
-        self.monochrome = colours == "none"
+        self.terminal, self.colors, self.device = terminal, colors, device
+        self.monochrome = colors == "none"
         self.requests = Requests(terminal.wake)
         self.table = Table()
         self.lineages = Lineages()
@@ -193,7 +193,7 @@ class Top:
             hints = screen.FILTER_HINTS if self._filtering else screen.HINTS
         last = [Piece(self.message, "bold")] if self.message else screen.hint_line(hints, width)
         lines = [screen.padded(clipped(head, width), width, "head"), *body[: height - 2], clipped(last, width)]
-        self.terminal.draw([ansi(line, self.colours) for line in lines[:height]])
+        self.terminal.draw([ansi(line, self.colors) for line in lines[:height]])
 
     def _panel_lines(self, panel: Panel, width: int, height: int) -> list[Line]:
         lines, panel.first = screen.text_window(panel.lines(width - 2), height, panel.first)
@@ -332,7 +332,7 @@ class Top:
 
     def _step_device(self, step: int) -> None:
         if (shown := self.shown) and len(shown.devices) > 1:
-            self._select_device(neighbour(shown, self.device, step))
+            self._select_device(neighbor(shown, self.device, step))
 
     def _select_device(self, uuid: str | None, keep: bool = False) -> None:
         """Select a device, or all. ``keep``: do nothing without a device."""

@@ -24,8 +24,8 @@ UNKNOWN = 404
 SAME_SECONDS = 0.5
 """Samples of two signals that differ by less are of one tick."""
 
-BANDS: Mapping[str, str] = {"live": "live", "cached": "held", "overhead": "other", "unclaimed": "unclaimed"}
-"""The colour of each band and its name. ``held`` are cached and stranded bytes, ``other`` overhead and opaque ones: the
+BANDS: Mapping[str, str] = {"live": "live", "cached": "held", "overhead": "other", "unattributed": "unattributed"}
+"""The color of each band and its name. ``held`` are cached and stranded bytes, ``other`` overhead and opaque ones: the
 daemon's history does not distinguish them."""
 
 Bands = Mapping[str, int]
@@ -56,8 +56,8 @@ def read_history(daemon: DaemonClient, uuid: str, of: Key, until: float) -> Hist
         return [(float(point["at"]), float(point["high"])) for point in points]
 
     used, live, held = series("used"), series("live"), series("held")
-    unclaimed = [] if process else series("unclaimed")
-    points = ((at, _bands(size, _at(live, at), _at(held, at), _at(unclaimed, at))) for at, size in used)
+    unattributed = [] if process else series("unattributed")
+    points = ((at, _bands(size, _at(live, at), _at(held, at), _at(unattributed, at))) for at, size in used)
     return HistoryChart(of, until, tuple(points))
 
 
@@ -67,13 +67,13 @@ def _at(series: Sequence[tuple[float, float]], at: float) -> float:
     return series[place][1] if place < len(series) and series[place][0] <= at + SAME_SECONDS else 0.0
 
 
-def _bands(used: float, live: float, held: float, unclaimed: float) -> Bands:
+def _bands(used: float, live: float, held: float, unattributed: float) -> Bands:
     """Divide the used bytes. The sum of the bands is ``used``."""
     sizes, rest = [], int(used)
-    for size in (live, max(0.0, held - live), unclaimed):
+    for size in (live, max(0.0, held - live), unattributed):
         sizes.append(min(rest, int(size)))
         rest -= sizes[-1]
-    return {"live": sizes[0], "cached": sizes[1], "overhead": rest, "unclaimed": sizes[2]}
+    return {"live": sizes[0], "cached": sizes[1], "overhead": rest, "unattributed": sizes[2]}
 
 
 def extended(past: HistoryChart, view: View) -> HistoryChart:
@@ -89,7 +89,7 @@ def extended(past: HistoryChart, view: View) -> HistoryChart:
     shares = {share: size or 0 for share, size in found[1].items()}
     live = shares.get("live", 0)
     held = live + shares.get("cached", 0) + shares.get("stranded", 0)
-    point = (view.taken_at, _bands(found[0], live, held, shares.get("unclaimed", 0)))
+    point = (view.taken_at, _bands(found[0], live, held, shares.get("unattributed", 0)))
     kept = tuple(each for each in past.points if each[0] >= view.taken_at - SECONDS)
     return replace(past, until=view.taken_at, points=(*kept, point))
 
@@ -110,7 +110,7 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
 
 
 def _row(row: Sequence[StackCell], monochrome: bool) -> Line:
-    """Return one line. Without colours it shows the height of the stack only."""
+    """Return one line. Without colors it shows the height of the stack only."""
     if monochrome:
         return [Piece("".join(map(block, row)))]
     return [_piece(cell, len([*same])) for cell, same in groupby(row)]
@@ -181,7 +181,7 @@ cached | an allocator keeps it for reuse; a flush releases it
 stranded | an allocator keeps it in partly used segments; a flush cannot release it
 overhead | context, libraries, NCCL, imported memory, caches without an adapter
 opaque | parts unknown: no agent, or a pool without a count
-unclaimed | used memory that no process accounts for; it may be managed memory
+unattributed | used memory that no process accounts for; it may be managed memory
 """
 """Titles, and keys with their effects."""
 KEY = 24

@@ -217,7 +217,7 @@ PLACE_END = "|"
 @dataclass(frozen=True, slots=True)
 class View:
     """Rows and notices of one frame. ``notices`` concern the readings themselves (faults, conditions, a source that is
-    down), ``stuck`` processes that block memory. ``returnable_bytes`` is what a flush of all programs would release;
+    down), ``stuck`` processes that block memory. ``reclaimable_bytes`` is what a flush of all programs would release;
     None without agents.
     """
 
@@ -233,7 +233,7 @@ class View:
     verdicts: tuple[FrameNotice, ...]
     stuck: tuple[FrameNotice, ...]
     agents: int
-    returnable_bytes: int | None
+    reclaimable_bytes: int | None
     refused_bytes: int
 
 
@@ -258,7 +258,7 @@ def view(answer: object) -> View:
             FrameNotice("warn", plain(e.what), plain(e.remedy, 400), e.kind) for e in stuck(frame["processes"])
         ),
         agents=len(snapshot["reports"]),
-        returnable_bytes=returnable(lines, refusing),
+        reclaimable_bytes=returnable(lines, refusing),
         refused_bytes=sum(line["used_bytes"] for line in cached(lines) if process_of(line) in refusing),
     )
 
@@ -268,7 +268,7 @@ def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:
     return next((device for device in view.devices if device.uuid == uuid), None) if view else None
 
 
-def neighbour(view: View, uuid: str | None, step: int) -> str | None:
+def neighbor(view: View, uuid: str | None, step: int) -> str | None:
     """Return the device ``step`` places after the selected one. All devices (None) are one place in the order."""
     places: list[str | None] = [None, *(device.uuid for device in view.devices)]
     at = places.index(uuid) if uuid in places else 0
@@ -308,7 +308,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
     ``place_of``: two daemons can state the same, as those of simulated devices do.
     """
     all_views = [_named(place, name, each) for place, (name, each) in enumerate(views) if each is not None]
-    known = [each.returnable_bytes for each in all_views if each.returnable_bytes is not None]
+    known = [each.reclaimable_bytes for each in all_views if each.reclaimable_bytes is not None]
     return View(
         seq=max((each.seq for each in all_views), default=0),
         taken_at=max((each.taken_at for each in all_views), default=0.0),
@@ -320,7 +320,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
             for name in ("devices", "processes", *NOTICES)
         },
         agents=sum(each.agents for each in all_views),
-        returnable_bytes=sum(known) if known else None,
+        reclaimable_bytes=sum(known) if known else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
     )
 

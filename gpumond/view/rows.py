@@ -67,7 +67,7 @@ ProcessLife = tuple[str, ProcessKey]
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One device. ``shares`` is empty and ``returnable_bytes`` None if its memory is unknown.
+    """One device. ``shares`` is empty and ``reclaimable_bytes`` None if its memory is unknown.
 
     ``state`` is empty without a problem.
     """
@@ -84,7 +84,7 @@ class DeviceRow:
     overcount_bytes: int
     shares: Mapping[str, int]
     unmapped_bytes: int
-    returnable_bytes: int | None
+    reclaimable_bytes: int | None
     state: str
     busy_ratio: float | None
     celsius: float | None
@@ -193,7 +193,7 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
             overcount_bytes=overcounts.get(device["uuid"], 0),
             shares=_sums(lines),
             unmapped_bytes=unmapped[device["uuid"]],
-            returnable_bytes=returnable(lines, refusing),
+            reclaimable_bytes=returnable(lines, refusing),
             state=_device_state(device),
             busy_ratio=sensors["gpu_utilization_ratio"],
             celsius=sensors["gpu_temperature_celsius"],

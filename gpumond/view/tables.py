@@ -19,7 +19,7 @@ from gpumond.view.text import (
     ansi,
     bar,
     cells,
-    colours_of,
+    colors_of,
     cut,
     fitted,
     fitting_table,
@@ -57,12 +57,12 @@ def device_block(
 
 def flush_estimate(view: View) -> str:
     """Describe the memory that a flush of all programs would release; empty if it is unknown."""
-    if view.returnable_bytes is None:
+    if view.reclaimable_bytes is None:
         return ""
     more = (
         f"; programs that do not allow a flush cache another {human(view.refused_bytes)}" if view.refused_bytes else ""
     )
-    what = f"about {human(view.returnable_bytes)}" if view.returnable_bytes else "nothing"
+    what = f"about {human(view.reclaimable_bytes)}" if view.reclaimable_bytes else "nothing"
     return f"a flush of all programs would release {what}{more}"
 
 
@@ -85,7 +85,7 @@ def _style(device: DeviceRow, chosen: str | None) -> str:
 
 
 def _on_one_line(device: DeviceRow, width: int, column: int, monochrome: bool, chosen: str | None) -> Line:
-    """Return index, name, bar, memory, utilisation, temperature and power of a device on one line."""
+    """Return index, name, bar, memory, utilization, temperature and power of a device on one line."""
     index = Piece(fitted(device.label, column, right=True), _style(device, chosen))
     name = Piece(f" {fitted(_short(device.name or device.uuid), NAME)} ")
     if device.used_bytes is None:
@@ -189,7 +189,7 @@ def device_table(content: View, verbose: bool = False, width: int | None = None,
     It has UUID and PCI address if ``verbose``, and a bar of the shares if ``bars``. ``width``: that of the terminal,
     which the table fits.
     """
-    bar_header, shares = [">MEMORY"] if bars else [], ("cached", "stranded", "unclaimed")
+    bar_header, shares = [">MEMORY"] if bars else [], ("cached", "stranded", "unattributed")
     header = ["GPU", "NAME", *bar_header, ">SIZE", ">USED", *(f">{share.upper()}" for share in shares), "STATE"]
     rows = [
         [
@@ -312,7 +312,7 @@ def notes(content: View) -> Iterator[str]:
     """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty."""
     yield _lines("", content.notices)
     yield _lines("", content.stuck)
-    if content.returnable_bytes:
+    if content.reclaimable_bytes:
         yield f"{flush_estimate(content)}: gpumond flush --all"
     if content.processes and not content.agents:
         yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
@@ -331,10 +331,10 @@ def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:
 
 def page(content: View) -> str:
     """Return devices, processes and notices as text."""
-    colours = colours_of(os.environ) if sys.stdout.isatty() else "none"
+    colors = colors_of(os.environ) if sys.stdout.isatty() else "none"
     width = output_width() or 80
-    lines = device_lines(content, width, sys.maxsize, monochrome=colours == "none")
-    devices = "\n".join(plain_text(line) if colours == "none" else ansi(line, colours) for line in lines)
+    lines = device_lines(content, width, sys.maxsize, monochrome=colors == "none")
+    devices = "\n".join(plain_text(line) if colors == "none" else ansi(line, colors) for line in lines)
     return "\n\n".join(
         section for section in (devices, process_table(content, output_width()), *notes(content)) if section
     )
@@ -343,7 +343,7 @@ def page(content: View) -> str:
 BAR = 20
 
 
-DEVICE_HIDEABLE = (">UNCLAIMED", ">STRANDED", ">CACHED", ">MEMORY")
+DEVICE_HIDEABLE = (">UNATTRIBUTED", ">STRANDED", ">CACHED", ">MEMORY")
 
 
 PROCESS_HIDEABLE = (">OPAQUE", ">OVERHEAD", ">LIVE", "USER", ">STRANDED")

@@ -20,11 +20,11 @@ FILLS: Mapping[str, str] = {
     "stranded": "x",
     "overhead": "=",
     "opaque": "?",
-    "unclaimed": "!",
+    "unattributed": "!",
     "reserved": "-",
     "free": ".",
 }
-"""The character of each share on terminals without colour."""
+"""The character of each share on terminals without color."""
 
 COLOURS: Mapping[str, str] = {
     "live": "#1857B8",
@@ -32,17 +32,17 @@ COLOURS: Mapping[str, str] = {
     "stranded": "#FFB71E",
     "overhead": "#9972E6",
     "opaque": "#855A6C",
-    "unclaimed": "#E9660B",
+    "unattributed": "#E9660B",
     "free": "#DDE1E6",
 }
 """The same in the terminal and in Grafana, and on the page where their contrast with its ground is at least 3 : 1.
 
 Any two differ by at least 0.12 in OKLab, both unchanged and as simulated for protanopia, deuteranopia and tritanopia
-(Machado 2009). No view relies on colour alone: each share is shown with its name and bytes.
+(Machado 2009). No view relies on color alone: each share is shown with its name and bytes.
 """
 
 FREE_ON_DARK = "#2E343D"
-"""Colour of ``free`` on a dark background, where it is the background of the bar."""
+"""Color of ``free`` on a dark background, where it is the background of the bar."""
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -160,19 +160,19 @@ def _bridge(columns: list[T | None], times: Sequence[float], column_seconds: flo
 
 
 GROUNDS: Mapping[str, str] = {**COLOURS, "free": FREE_ON_DARK, "reserved": "#6B7480"}
-"""The colours of the parts of a bar on a dark background."""
+"""The colors of the parts of a bar on a dark background."""
 
-Colours = Literal["none", "256", "true"]
-"""Colours of a terminal. Sixteen cannot distinguish the shares, and count as none."""
+Colors = Literal["none", "256", "true"]
+"""Colors of a terminal. Sixteen cannot distinguish the shares, and count as none."""
 
 STYLES: Mapping[str, str] = {"bold": "1", "dim": "2", "alarm": "1;7", "chosen": "7", "head": "1;7"}
 CUBE = (0, 95, 135, 175, 215, 255)
-"""Levels of each component in the colour cube of a terminal with 256 colours."""
+"""Levels of each component in the color cube of a terminal with 256 colors."""
 
 
 class Piece(NamedTuple):
     """Text with one style. ``style``: a name of ``STYLES`` or none; ``ground`` and ``ink``: the share of the background
-    and of the text colour.
+    and of the text color.
     """
 
     text: str
@@ -262,10 +262,10 @@ def _words(text: str, width: int) -> Iterator[str]:
         start = end
 
 
-def ansi(line: Iterable[Piece], colours: Colours) -> str:
+def ansi(line: Iterable[Piece], colors: Colors) -> str:
     """Return the line with the escape sequences of its styles."""
     return "".join(
-        f"\x1b[{';'.join(codes)}m{piece.text}\x1b[0m" if (codes := [*_codes(piece, colours)]) else piece.text
+        f"\x1b[{';'.join(codes)}m{piece.text}\x1b[0m" if (codes := [*_codes(piece, colors)]) else piece.text
         for piece in line
     )
 
@@ -274,27 +274,27 @@ def plain_text(line: Iterable[Piece]) -> str:
     return "".join(piece.text for piece in line).rstrip()
 
 
-def _codes(piece: Piece, colours: Colours) -> Iterator[str]:
-    if colours != "none":
+def _codes(piece: Piece, colors: Colors) -> Iterator[str]:
+    if colors != "none":
         if piece.ground:
-            yield f"48;{_colour(piece.ground, colours)}"
+            yield f"48;{_color(piece.ground, colors)}"
         if piece.ink:
-            yield f"38;{_colour(piece.ink, colours)}"
+            yield f"38;{_color(piece.ink, colors)}"
     if piece.style:
         yield STYLES[piece.style]
 
 
 @lru_cache(maxsize=64)
-def _colour(share: str, colours: Colours) -> str:
+def _color(share: str, colors: Colors) -> str:
     red, green, blue = bytes.fromhex(GROUNDS[share].lstrip("#"))
-    if colours == "true":
+    if colors == "true":
         return f"2;{red};{green};{blue}"
     places = [min(range(6), key=lambda place: abs(CUBE[place] - part)) for part in (red, green, blue)]
     return f"5;{16 + 36 * places[0] + 6 * places[1] + places[2]}"
 
 
-def colours_of(environ: Mapping[str, str]) -> Colours:
-    """Return the colours that the variables of the environment state."""
+def colors_of(environ: Mapping[str, str]) -> Colors:
+    """Return the colors that the variables of the environment state."""
     if environ.get("NO_COLOR"):
         return "none"
     if environ.get("COLORTERM") in ("truecolor", "24bit"):

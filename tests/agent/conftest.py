@@ -21,5 +21,5 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory that contains the stand-in for libcuda.so.1."""
+    """Directory that contains the fake for libcuda.so.1."""
     return build(tmp_path_factory.mktemp("libcuda"))

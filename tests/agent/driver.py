@@ -1,4 +1,4 @@
-"""Stand-in for libcuda.so.1, and programs that use it."""
+"""Fake for libcuda.so.1, and programs that use it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def build(directory: Path) -> Path:
 
 
 def run(code: str, library: Path, gpus: str, **values: str) -> list[str]:
-    """Return the output of a program on a machine with these GPUs. Stderr must be empty: the stand-ins write there
-    about each call that initialises a library or creates a context.
+    """Return the output of a program on a machine with these GPUs. Stderr must be empty: the fakes write there
+    about each call that initializes a library or creates a context.
     """
     environ = environment("/nowhere", STANDINS, LD_LIBRARY_PATH=os.fspath(library), FAKE_CUDA=gpus, **values)
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=SECONDS)

@@ -1,4 +1,4 @@
-"""Classes of live bytes, on tensors of the real PyTorch in host memory, and through the adapter on a stand-in.
+"""Classes of live bytes, on tensors of the real PyTorch in host memory, and through the adapter on a fake.
 
 test_live_classes.py runs these tests in a process of their own: agents of other tests would find PyTorch.
 """

@@ -195,7 +195,7 @@ for line in sys.stdin:
 
 
 def test_program_with_policy_step_is_interrupted_in_its_steps_only(daemon: FakeDaemon):
-    """The stand-in has no classes of tensors: the answer has no classes, but it is that of the step."""
+    """The fake has no classes of tensors: the answer has no classes, but it is that of the step."""
     with host(STEPPING, environment(daemon.path, STANDINS)) as process:
         peer = daemon.wait_peer(process.pid)
         peer.send(AgentRequest("recorded", "classes", record_seconds=1.0), AgentRequest("one", "classes"))

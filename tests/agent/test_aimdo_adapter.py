@@ -1,4 +1,4 @@
-"""ComfyUI's dynamic VRAM: a stand-in for comfy-aimdo, and the classes of the real one."""
+"""ComfyUI's dynamic VRAM: a fake for comfy-aimdo, and the classes of the real one."""
 
 from __future__ import annotations
 

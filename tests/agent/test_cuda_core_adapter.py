@@ -1,4 +1,4 @@
-"""Adapter for cuda.core's memory resources over a stand-in, on the stand-in driver."""
+"""Adapter for cuda.core's memory resources over a fake, on the fake driver."""
 
 from __future__ import annotations
 

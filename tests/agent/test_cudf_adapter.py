@@ -1,4 +1,4 @@
-"""cuDF's spill manager on RMM, over stand-ins for both and for the driver."""
+"""cuDF's spill manager on RMM, over fakes for both and for the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CuPy's adapter and its calls of the driver, over a stand-in libcuda that records who created a context."""
+"""CuPy's adapter and its calls of the driver, over a fake libcuda that records who created a context."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_driver_is_queried_only_if_the_program_has_loaded_it(library: Path) -> N
     assert run(code, library, "-c") == ["None None None []", f"2 False {uuid} [1]"]
 
 
-def test_uninitialised_driver_reports_nothing(library: Path) -> None:
+def test_uninitialized_driver_reports_nothing(library: Path) -> None:
     code = "import ctypes; from gpumond.agent import cuda; ctypes.CDLL('libcuda.so.1'); "
     assert run(code + "print(cuda.device_count(), cuda.contexts(), cuda.device_uuid(0))", library, "") == [
         "None [] None"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.messages import Bye, Report
+from gpumond.facts.messages import Goodbye, Report
 from gpumond.facts.program import Ending
 from tests.helpers.agent_daemon import SECONDS, FakeDaemon, environment, host, run_in_program
 from tests.helpers.running import RunningDaemon, until
@@ -50,7 +50,7 @@ def test_bye_states_how_the_program_ends(
         daemon.wait_message(Report, process.pid)
         process.communicate("".join(f"{line}\n" for line in lines), timeout=SECONDS)
         assert process.returncode == status
-        assert daemon.wait_message(Bye, process.pid).ending == ending
+        assert daemon.wait_message(Goodbye, process.pid).ending == ending
 
 
 FAILING = ["def step(): allocator.malloc(2000 * MIB)", "step()"]
@@ -70,7 +70,7 @@ def test_record_of_an_unhandled_error_is_complete(daemon: FakeDaemon, tmp_path: 
     with host(program(tmp_path), environment(daemon.path)) as process:
         daemon.wait_message(Report, process.pid)
         process.communicate("".join(f"{line}\n" for line in lines), timeout=SECONDS)
-        daemon.wait_message(Bye, process.pid)
+        daemon.wait_message(Goodbye, process.pid)
     (oom,) = daemon.wait_message(Report, process.pid).program.ooms
     assert (oom.device_uuid, oom.request_bytes) == (UUID, 2000 * MIB)
     assert oom.seen in ("unhandled", "counter")
@@ -93,7 +93,7 @@ def test_ending_of_a_multiprocessing_child_is_unknown(daemon: FakeDaemon, tmp_pa
         child = int(process.stdout.readline())
         daemon.wait_message(Report, child)
         process.communicate("\n", timeout=SECONDS)
-        assert daemon.wait_message(Bye, child).ending is None
+        assert daemon.wait_message(Goodbye, child).ending is None
 
 
 RETRIED = "print(agent.retry_on_oom(allocator.malloc, shrink=lambda size: (size // 2,))(1500 * MIB))"

@@ -76,7 +76,7 @@ def estimate_after(change: PoolUsage, *steps: str) -> StrandedEstimate:
         (100, 130, 0),
     ],
 )
-def test_free_bytes_left_by_a_flush_are_stranded_while_their_neighbours_are_live(live: int, held: int, likely: int):
+def test_free_bytes_left_by_a_flush_are_stranded_while_their_neighbors_are_live(live: int, held: int, likely: int):
     (adjusted,) = estimate_after(driver_pool(100, 160), "cache").adjusted([driver_pool(live, held)])
     assert adjusted.reclaimable == Reclaimable(0, likely, held - live, "interval")
     assert adjusted.live_bytes + adjusted.reclaimable.likely + adjusted.stranded_bytes == adjusted.held_bytes == held

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.messages import Bye, Hello, Report
+from gpumond.facts.messages import Goodbye, Hello, Report
 from tests.helpers.agent_daemon import FakeDaemon, environment, finished, host
 
 START = "import os, sys, time, gpumond.agent; gpumond.agent.start(workload='forks')\n"
@@ -34,8 +34,8 @@ os.waitpid(child, 0)
         parents = len(daemon.received(Report, process.pid))
         daemon.wait(lambda d: d.received(Report, process.pid)[parents:] or None)
         finished(process)
-        daemon.wait_message(Bye, child)
-        daemon.wait_message(Bye, process.pid)
+        daemon.wait_message(Goodbye, child)
+        daemon.wait_message(Goodbye, process.pid)
         assert [len(daemon.received(Hello, pid)) for pid in (process.pid, child)] == [1, 1]
         assert {peer.pid for peer in daemon.peers} == {process.pid, child}
 
@@ -214,7 +214,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers
         process.stdin.flush()
         assert process.stdout.readline() == "[0, 0, 0, 0]\n"
         for pid in workers:
-            daemon.wait_message(Bye, pid)
+            daemon.wait_message(Goodbye, pid)
         finished(process)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.messages import Bye, Hello, Report
+from gpumond.facts.messages import Goodbye, Hello, Report
 from tests.helpers.agent_daemon import SECONDS, FakeDaemon, environment
 from tests.helpers.running import until
 
@@ -78,12 +78,12 @@ def test_workers_report_serve_reload_and_end(
         master.send_signal(signal.SIGHUP)
         old = first - {master.pid}
         second = daemon.wait(lambda d: new if len(new := reporting(d) - old) == many else None)
-        assert all(daemon.wait_message(Bye, pid) for pid in old)
+        assert all(daemon.wait_message(Goodbye, pid) for pid in old)
         assert until(lambda: ask(tmp_path) in second)
 
         master.terminate()
         assert master.wait(SECONDS) == 0
-        assert all(daemon.wait_message(Bye, pid) for pid in second)
+        assert all(daemon.wait_message(Goodbye, pid) for pid in second)
     log = (tmp_path / "log").read_text()
     assert "Shutting down" in log
     assert not [line for line in log.splitlines() if "SIGKILL" in line or "TIMEOUT" in line or "Traceback" in line]

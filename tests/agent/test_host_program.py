@@ -19,7 +19,7 @@ import pytest
 from gpumond import agent
 from gpumond.agent import settings
 from gpumond.agent.settings import workload_name
-from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD, Bye, FlushCommand, Hello, Report, encode
+from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD, Goodbye, FlushCommand, Hello, Report, encode
 from gpumond.facts.pools import DEFAULT_STEPS
 from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
 
@@ -44,7 +44,7 @@ def test_hello_and_bye_reach_the_daemon(daemon: FakeDaemon) -> None:
         assert (hello.workload, hello.python_version) == ("train", sys.version.split()[0])
         assert daemon.wait_message(Report) == Report()
         assert finished(process) == "done\n"
-        daemon.wait_message(Bye, process.pid)
+        daemon.wait_message(Goodbye, process.pid)
 
 
 def test_importing_the_agent_loads_nothing_outside_the_standard_library() -> None:

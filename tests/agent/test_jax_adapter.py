@@ -1,4 +1,4 @@
-"""JAX's devices, over stand-ins for JAX and the driver."""
+"""JAX's devices, over fakes for JAX and the driver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print(cuda.contexts())
 
 
 @pytest.mark.parametrize("backend", ["", "cpu", "cuda"])
-def test_jax_is_not_initialised_or_queried_without_a_gpu(library: Path, backend: str) -> None:
+def test_jax_is_not_initialized_or_queried_without_a_gpu(library: Path, backend: str) -> None:
     code = f"""{PROGRAM}
 class Silent(Device):
     def memory_stats(self):

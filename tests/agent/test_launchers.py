@@ -1,4 +1,4 @@
-"""Real launchers under `gpumond run`: each Python that they start has the agent, and their behaviour is unchanged."""
+"""Real launchers under `gpumond run`: each Python that they start has the agent, and their behavior is unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.messages import Bye, Hello, Report
+from gpumond.facts.messages import Goodbye, Hello, Report
 from tests.helpers.agent_daemon import FakeDaemon, environment
 from tests.helpers.running import until
 
@@ -123,7 +123,7 @@ def test_ranks_of_a_launcher_each_have_the_agent(
         assert [program.distributed for program in programs] == [ranks > 1] * ranks
         assert ended(process, tmp_path) == (0, "['--epochs', '3']\n", "")
         for pid in (process.pid, *pids):
-            daemon.wait_message(Bye, pid)
+            daemon.wait_message(Goodbye, pid)
 
 
 @needs_accelerate
@@ -207,7 +207,7 @@ def test_jupyter_kernel_is_interrupted_restarted_and_shut_down(daemon: FakeDaemo
         status, out, err = ended(process, tmp_path)
         assert (status, out) == (0, "well\n"), err
         for pid in kernels:
-            daemon.wait_message(Bye, pid)
+            daemon.wait_message(Goodbye, pid)
 
 
 POOL = """

@@ -110,7 +110,7 @@ def test_own_limit_applies_below_and_after_a_quota(allocator: CachingAllocator):
 @pytest.mark.parametrize(
     ("world", "reason"),
     [
-        ("initialized=False", "CUDA is not initialised"),
+        ("initialized=False", "CUDA is not initialized"),
         ("bad_fork=True", "forked"),
         ("backend='pluggable'", "not one of PyTorch"),
         ("contexts=set()", "no device has a live CUDA context"),

@@ -1,4 +1,4 @@
-"""The devices' default memory pools, over the stand-in driver."""
+"""The devices' default memory pools, over the fake driver."""
 
 from __future__ import annotations
 

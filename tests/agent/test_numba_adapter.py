@@ -1,4 +1,4 @@
-"""Adapter for Numba over a stand-in, on the stand-in driver."""
+"""Adapter for Numba over a fake, on the fake driver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(report(), flush(), REGISTRY.known(), numba_driver.driver.is_initialized)
 devices.gpus.lst
 print(report(), REGISTRY.known())
 """
-    assert run(code, library, "c-") == ["() [] [] False", "initialised () []"]
+    assert run(code, library, "c-") == ["() [] [] False", "initialized () []"]
 
 
 def test_pending_deallocations_are_the_exact_plan(library: Path) -> None:
@@ -52,7 +52,7 @@ show()
 print(cuda.contexts(), driver.fake_retained(), REGISTRY.known()[0].framework())
 """
     assert run(code, library, "-c") == [
-        "initialised 3",
+        "initialized 3",
         "numba 1 256 448 192 exact",
         "cuMemFree(0) cuMemFree(1) cuMemFreeHost(7) ",
         "192 exact freed 192 False",
@@ -68,7 +68,7 @@ manager.allocate(0, 64 * MIB), manager.allocate(1, 512 * MIB, numba_driver.Manag
 manager.free(0)
 show()
 """
-    assert run(code, library, "c") == ["initialised numba 0 0 64 64 interval", "managed 0 512 512 0 exact"]
+    assert run(code, library, "c") == ["initialized numba 0 0 64 64 interval", "managed 0 512 512 0 exact"]
 
 
 def test_managed_arrays_are_reported_apart(library: Path) -> None:
@@ -80,7 +80,7 @@ manager.free(1)
 print([(p.allocator, p.live_bytes // MIB, p.managed) for p in report()])
 """
     assert run(code, library, "-c") == [
-        "initialised [('numba', 64, False, '1'), ('managed', 512, True, '1')]",
+        "initialized [('numba', 64, False, '1'), ('managed', 512, True, '1')]",
         "[('numba', 64, False)]",
     ]
 
@@ -98,7 +98,7 @@ print(result.outcome, result.reason)
 print(receipt.outcome)
 """
     assert run(code, library, "c") == [
-        "initialised refused cache refused: it is safe in the main thread only: start(main_thread=True) allows the "
+        "initialized refused cache refused: it is safe in the main thread only: start(main_thread=True) allows the "
         "agent to run it there",
         "refused",
     ]
@@ -117,7 +117,7 @@ cuda.CAPTURING.add(graph)
 print(flush()[0].reason)
 """
     assert run(code, library, "c") == [
-        "initialised the program defers Numba's deallocations (cuda.defer_cleanup)",
+        "initialized the program defers Numba's deallocations (cuda.defer_cleanup)",
         "cuMemFree(0) cache refused: a thread of the program is emptying Numba's list",
         "a CUDA graph is being captured",
     ]
@@ -129,7 +129,7 @@ class RMMNumbaManager: pass
 devices.use(0, RMMNumbaManager())
 print(report(), flush())
 """
-    assert run(code, library, "c") == ["initialised () []"]
+    assert run(code, library, "c") == ["initialized () []"]
 
 
 def test_forked_child_reads_nothing(library: Path) -> None:
@@ -144,5 +144,5 @@ if os.fork() == 0:
 os.wait()
 """
     lines = run(code, library, "c")
-    assert lines[:1] == ["initialised numba 0 64 64 0 exact"]
+    assert lines[:1] == ["initialized numba 0 64 64 0 exact"]
     assert "()" in lines

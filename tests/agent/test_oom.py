@@ -188,7 +188,7 @@ print(observers[0]("no", "such", "call", None))
 
 
 def test_pytorch_reports_errors_before_raising_if_enabled():
-    """The setting is read once, after CUDA is initialised. The error is counted once, and never replaced by another
+    """The setting is read once, after CUDA is initialized. The error is counted once, and never replaced by another
     one.
     """
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Adapter for PaddlePaddle over a stand-in, on the stand-in driver."""
+"""Adapter for PaddlePaddle over a fake, on the fake driver."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_scopes_steps_and_errors_are_in_the_next_report(daemon: FakeDaemon, tmp_
         assert newest.step is not None
         assert newest.step.steps == 7
         assert [oom.request_bytes for oom in newest.ooms] == [2000 * MIB] * 2
-        assert (newest.oom_retries, newest.oom_rescues) == (1, 0)
+        assert (newest.oom_retries, newest.oom_recovered) == (1, 0)
         finished(process)
 
 

@@ -87,7 +87,7 @@ def test_error_is_an_event_with_a_snapshot_and_a_counter(daemon: RunningDaemon, 
         assert (details["scope"], details["request_bytes"], details["live_bytes"]) == ("epoch", 2000 * MIB, 50 * MIB)
         own = {"pid": str(process.pid), "workload": WORKLOAD}
         assert daemon.value("gpumond_oom_retries_total", **own) == 1
-        assert daemon.value("gpumond_oom_rescues_total", **own) == 0
+        assert daemon.value("gpumond_oom_recovered_total", **own) == 0
         assert daemon.value("gpumond_scope_ooms_total", scope="epoch", **own) == 1
         assert daemon.value("gpumond_events_total", kind="oom") == before + 2
         finished(process)

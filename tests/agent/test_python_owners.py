@@ -1,4 +1,4 @@
-"""Plan for a stream-ordered pool by the blocks that Python objects own. Runs on the stand-in driver."""
+"""Plan for a stream-ordered pool by the blocks that Python objects own. Runs on the fake driver."""
 
 from __future__ import annotations
 

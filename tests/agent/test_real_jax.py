@@ -1,4 +1,4 @@
-"""The real JAX, if it is installed. Its CPU backend shows that the agent initialises nothing and imports nothing."""
+"""The real JAX, if it is installed. Its CPU backend shows that the agent initializes nothing and imports nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if importlib.util.find_spec("jax") is None:
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["only imported", "in use"])
-def test_jax_without_a_gpu_has_no_pools_and_stays_uninitialised(daemon: FakeDaemon, used: bool) -> None:
+def test_jax_without_a_gpu_has_no_pools_and_stays_uninitialized(daemon: FakeDaemon, used: bool) -> None:
     code = f"""
 import sys, jax
 from jax._src import xla_bridge

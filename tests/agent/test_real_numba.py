@@ -1,4 +1,4 @@
-"""The real Numba, if installed: its driver stays uninitialised, and its own list is read and emptied exactly."""
+"""The real Numba, if installed: its driver stays uninitialized, and its own list is read and emptied exactly."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(code: str, library: Path, gpus: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_driver_is_not_initialised(library: Path) -> None:
+def test_driver_is_not_initialized(library: Path) -> None:
     code = """
 before = driver.driver.is_initialized
 print(report(), flush(), [each.name for each in REGISTRY.known()], driver.driver.is_initialized == before)

@@ -1,6 +1,6 @@
 """The real TensorFlow, if it is installed.
 
-A build without CUDA shows that the agent initialises nothing. Keras may have imported other libraries, which have
+A build without CUDA shows that the agent initializes nothing. Keras may have imported other libraries, which have
 receipts of their own.
 """
 
@@ -18,19 +18,19 @@ if importlib.util.find_spec("tensorflow") is None:
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["only imported", "in use"])
-def test_tensorflow_without_a_gpu_has_no_pools_and_stays_uninitialised(daemon: FakeDaemon, used: bool) -> None:
+def test_tensorflow_without_a_gpu_has_no_pools_and_stays_uninitialized(daemon: FakeDaemon, used: bool) -> None:
     code = f"""
 import sys, tensorflow
 from tensorflow.python.eager import context
 if {used}:
     x = tensorflow.constant([1.0])
-before, initialised = set(sys.modules), context.context_safe() is not None
+before, initialized = set(sys.modules), context.context_safe() is not None
 import gpumond.agent
 gpumond.agent.start()
 sys.stdin.read()
 receipts = gpumond.agent.flush(steps=["spill", "cache", "trim"])
 print([receipt.outcome for receipt in receipts if receipt.allocator == "tensorflow"], gpumond.agent.report())
-print(initialised, (context.context_safe() is not None) == initialised)
+print(initialized, (context.context_safe() is not None) == initialized)
 print([name for name in set(sys.modules) - before if name.startswith(("tensorflow", "keras"))])
 """
     # TensorFlow writes to stderr about the processor that it was built for.

@@ -1,4 +1,4 @@
-"""The real PyTorch, if it is installed. A build without CUDA shows that the agent initialises nothing."""
+"""The real PyTorch, if it is installed. A build without CUDA shows that the agent initializes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("needs PyTorch", allow_module_level=True)
 
 
-def test_pytorch_without_cuda_in_use_has_no_pools_and_stays_uninitialised(daemon: FakeDaemon) -> None:
+def test_pytorch_without_cuda_in_use_has_no_pools_and_stays_uninitialized(daemon: FakeDaemon) -> None:
     code = """
 import sys, torch
 before = set(sys.modules)

@@ -1,4 +1,4 @@
-"""The real Warp, if installed, on a machine without a device: it stays uninitialised."""
+"""The real Warp, if installed, on a machine without a device: it stays uninitialized."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def test_warp_is_not_initialised_and_has_the_attributes_that_the_adapter_reads() -> None:
+def test_warp_is_not_initialized_and_has_the_attributes_that_the_adapter_reads() -> None:
     code = """
 import warp
 from gpumond.agent import flush, report

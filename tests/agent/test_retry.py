@@ -40,7 +40,7 @@ def test_arguments_shrink_until_the_call_fits(allocator: CachingAllocator):
     assert (train(3000 * MIB), train.__name__, train.__doc__) == (750 * MIB, "train", "Train.")
     assert sizes == [3000 * MIB, 1500 * MIB, 750 * MIB]
     program = agent.program()
-    assert (program.oom_retries, program.oom_rescues, [oom.number for oom in program.ooms]) == (2, 1, [1, 2])
+    assert (program.oom_retries, program.oom_recovered, [oom.number for oom in program.ooms]) == (2, 1, [1, 2])
 
 
 def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAllocator):
@@ -166,7 +166,7 @@ def test_last_error_is_raised_as_it_was(allocator: CachingAllocator):
     frames = list(traceback.walk_tb(caught.tb))
     assert frames[-1][0].f_code.co_name == "allocate"
     assert [frame.f_locals.get("local") for frame, _ in frames if frame.f_code.co_name == "work"] == ["a variable"]
-    assert (agent.program().oom_retries, agent.program().oom_rescues) == (2, 0)
+    assert (agent.program().oom_retries, agent.program().oom_recovered) == (2, 0)
 
 
 def test_retries_end_when_arguments_cannot_shrink(allocator: CachingAllocator):

@@ -1,4 +1,4 @@
-"""RMM's stacks of memory resources, over stand-ins for RMM and the driver."""
+"""RMM's stacks of memory resources, over fakes for RMM and the driver."""
 
 from __future__ import annotations
 

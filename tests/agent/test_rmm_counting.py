@@ -1,4 +1,4 @@
-"""Live bytes of RMM in a program that runs under `gpumond run`, over stand-ins for RMM and the driver."""
+"""Live bytes of RMM in a program that runs under `gpumond run`, over fakes for RMM and the driver."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def test_snapshot_above_the_limit_leaves_no_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("world", "reason"),
     [
-        ("initialized=False", "CUDA is not initialised"),
-        ("bad_fork=True", "CUDA is not initialised"),
+        ("initialized=False", "CUDA is not initialized"),
+        ("bad_fork=True", "CUDA is not initialized"),
         ("backend='cudaMallocAsync'", "only the native allocator"),
     ],
 )

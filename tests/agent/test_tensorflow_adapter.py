@@ -1,4 +1,4 @@
-"""TensorFlow's eager context, over stand-ins for TensorFlow and the driver."""
+"""TensorFlow's eager context, over fakes for TensorFlow and the driver."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ context.initialize(1, {{"{place.format(0)}": (1, 2), "{place.format(1)}": (3, 4)
 
 
 @pytest.mark.parametrize("gpus", ["", "-", "c"])
-def test_tensorflow_is_not_initialised_before_its_use(library: Path, gpus: str) -> None:
+def test_tensorflow_is_not_initialized_before_its_use(library: Path, gpus: str) -> None:
     code = (
         f"{PROGRAM}\nprint(adapter().read(), context._initialized, cuda.contexts() == list(range({gpus.count('c')})))"
     )

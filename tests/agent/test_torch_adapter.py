@@ -1,4 +1,4 @@
-"""PyTorch adapter over a stand-in that fails on every call that could create a context."""
+"""PyTorch adapter over a fake that fails on every call that could create a context."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_reading_has_the_current_values(world: Any, adapter: TorchAdapter) -> No
     assert adapter.read()[0].reclaimable == Reclaimable(0, 62 * MIB, 70 * MIB, "interval")
 
 
-def test_torch_is_not_queried_before_cuda_is_initialised(world: Any, adapter: TorchAdapter) -> None:
+def test_torch_is_not_queried_before_cuda_is_initialized(world: Any, adapter: TorchAdapter) -> None:
     world.reset(initialized=False)
     assert adapter.read(exact=True) == ()
-    with pytest.raises(FlushRefused, match="not initialised"):
+    with pytest.raises(FlushRefused, match="not initialized"):
         adapter.flush(("cache",))
     assert world.calls == []
 

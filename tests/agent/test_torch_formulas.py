@@ -17,7 +17,7 @@ SEGMENTS = st.lists(
 
 
 def settled(segments: list[Segment]) -> World:
-    """Merge free neighbours, as the allocator does."""
+    """Merge free neighbors, as the allocator does."""
     for segment in segments:
         if not any(state == PENDING for _, state in segment.blocks):
             segment.settle()

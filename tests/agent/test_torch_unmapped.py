@@ -37,7 +37,7 @@ def world() -> Iterator[Any]:
 
 @pytest.fixture
 def adapter() -> TorchAdapter:
-    """The allocator stand-in answers for the driver: it unmaps segments, as a pluggable allocator does."""
+    """The allocator fake answers for the driver: it unmaps segments, as a pluggable allocator does."""
     return TorchAdapter(torch, environ={}, is_mapped=is_mapped)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch adapter over a stand-in with the XPU functions, which fails on every call that could initialise it."""
+"""PyTorch adapter over a fake with the XPU functions, which fails on every call that could initialize it."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_flush_returns_bytes_within_its_bounds(world: Any, adapter: XpuAdapter):
     assert world.calls == ["empty_cache"]
 
 
-def test_torch_is_not_queried_before_xpu_is_initialised(world: Any, adapter: XpuAdapter):
+def test_torch_is_not_queried_before_xpu_is_initialized(world: Any, adapter: XpuAdapter):
     world.reset(initialized=False)
     assert adapter.read() == ()
-    with pytest.raises(FlushRefused, match="not initialised"):
+    with pytest.raises(FlushRefused, match="not initialized"):
         adapter.flush(("cache",))
     assert world.calls == []
 

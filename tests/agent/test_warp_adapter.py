@@ -1,4 +1,4 @@
-"""Adapter for Warp over a stand-in, on the stand-in driver."""
+"""Adapter for Warp over a fake, on the fake driver."""
 
 from __future__ import annotations
 

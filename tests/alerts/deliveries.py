@@ -67,11 +67,11 @@ class DeliveryCounts:
         self.sent: list[str] = []
         self.failed: list[tuple[str, str]] = []
 
-    def notified(self, notifier: str) -> None:
-        self.sent.append(notifier)
+    def notified(self, receiver: str) -> None:
+        self.sent.append(receiver)
 
-    def not_notified(self, notifier: str, reason: str) -> None:
-        self.failed.append((notifier, reason))
+    def not_notified(self, receiver: str, reason: str) -> None:
+        self.failed.append((receiver, reason))
 
 
 async def until(condition: Callable[[], object]) -> None:

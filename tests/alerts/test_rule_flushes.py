@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.alerts import Heartbeat, KeptAlert, Notice
+from gpumond.facts.alerts import Heartbeat, StoredAlert, Notice
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
 from gpumond.facts.rule import Action, Labels, Rule
@@ -46,10 +46,10 @@ class MemoryStore:
     async def past_alerts(self) -> list[Alert]:
         return []
 
-    async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]:
+    async def kept(self) -> tuple[list[StoredAlert], Heartbeat | None]:
         return [], None
 
-    def keep(self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert]) -> Awaitable[None]:
+    def keep(self, alerts: Iterable[StoredAlert], notices: Sequence[Notice], over: Sequence[Alert]) -> Awaitable[None]:
         return asyncio.sleep(0)
 
 
@@ -82,7 +82,7 @@ def test_programs_of_another_user_do_not_delay_a_rules_flush(busy: bool):
         others = [train(pid, uid=7, workload=f"w{pid}", cached=1) for pid in (1, 2, 3)]
         scripted = ScriptedPrograms(*others, train(10), train(11))
         scripted.silent = {report.pid for report in others}
-        flusher = scripted.flusher(neighbour_seconds=0.05)
+        flusher = scripted.flusher(neighbor_seconds=0.05)
         own = FlushRequest(target=Target(all=True, uid=7))
         task = asyncio.create_task(flusher.flush(own, "uid:7")) if busy else None
         await asyncio.sleep(0)

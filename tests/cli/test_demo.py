@@ -103,7 +103,7 @@ def test_ledger_of_running_programs_adds_up(common_demo: RunningDaemon):
         assert (
             sum(line["used_bytes"] for line in ledger["lines"]) == device["used_bytes"] + overcount["overcount_bytes"]
         )
-        assert {line["share"] for line in ledger["lines"]} >= {"live", "cached", "stranded", "overhead", "unclaimed"}
+        assert {line["share"] for line in ledger["lines"]} >= {"live", "cached", "stranded", "overhead", "unattributed"}
         assert not [line for line in ledger["lines"] if line["share"] == "opaque" and line["used_bytes"]]
         return
     pytest.fail("no two answers of one frame")

@@ -138,26 +138,26 @@ def test_program_that_ends_without_its_memory_releases_it(daemon: RunningDaemon,
     assert line_of(start("--need", "600MiB", "--wait", "30s")) == "started\n"
 
 
-def test_neighbour_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, start: Start):
-    neighbour = start("--workload", "neighbour")
-    assert line_of(neighbour) == "started\n"
-    do(neighbour, "allocator.free(allocator.malloc(500 * MIB))")
-    until(lambda: daemon.value("gpumond_pool_reclaimable_bytes", pid=str(neighbour.pid)) == 500 * MIB)
+def test_neighbor_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, start: Start):
+    neighbor = start("--workload", "neighbor")
+    assert line_of(neighbor) == "started\n"
+    do(neighbor, "allocator.free(allocator.malloc(500 * MIB))")
+    until(lambda: daemon.value("gpumond_pool_reclaimable_bytes", pid=str(neighbor.pid)) == 500 * MIB)
     error = refused(start("--need", "700MiB"))
-    assert f"they fit after a flush of neighbour (pid {neighbour.pid}, 500.0 MiB)" in error
+    assert f"they fit after a flush of neighbor (pid {neighbor.pid}, 500.0 MiB)" in error
     assert "with --wait 10m" in error
     waiting = start("--need", "700MiB", "--wait", "1m")
     assert line_of(waiting) == "started\n"
     allocate(waiting, 700)
     (receipt,) = daemon.get("receipts")
-    assert (receipt["pid"], receipt["outcome"], receipt["requested_by"]) == (neighbour.pid, "freed", "token")
+    assert (receipt["pid"], receipt["outcome"], receipt["requested_by"]) == (neighbor.pid, "freed", "token")
 
 
 def test_program_that_refuses_flushes_is_not_flushed(daemon: RunningDaemon, start: Start):
-    neighbour = start("--flush-policy", "never")
-    assert line_of(neighbour) == "started\n"
-    do(neighbour, "allocator.free(allocator.malloc(500 * MIB))")
-    until(lambda: daemon.value("gpumond_pool_held_bytes", pid=str(neighbour.pid)) == 500 * MIB)
+    neighbor = start("--flush-policy", "never")
+    assert line_of(neighbor) == "started\n"
+    do(neighbor, "allocator.free(allocator.malloc(500 * MIB))")
+    until(lambda: daemon.value("gpumond_pool_held_bytes", pid=str(neighbor.pid)) == 500 * MIB)
     error = refused(start("--need", "700MiB", "--wait", "1s"))
     assert "432.0 MiB are missing" in error
     assert daemon.get("receipts") == []
@@ -193,13 +193,13 @@ def test_reserve_of_a_quota_is_restored_by_flushes(daemon: RunningDaemon, start:
     token = (daemon.directory / "token").read_text().strip()
     quota = {"name": "owner", "match": {"workload": "owner", "user": str(os.getuid())}, "reserve": "800MiB"}
     assert daemon.request("/api/v1/quotas/owner", quota, "PUT", Authorization=f"Bearer {token}")[0] == 200
-    owner, neighbour = start("--workload", "owner"), start("--workload", "neighbour")
-    for process in (owner, neighbour):
+    owner, neighbor = start("--workload", "owner"), start("--workload", "neighbor")
+    for process in (owner, neighbor):
         assert line_of(process) == "started\n"
-    do(neighbour, "allocator.free(allocator.malloc(300 * MIB))")
+    do(neighbor, "allocator.free(allocator.malloc(300 * MIB))")
     allocate(owner, CONTEXT + 50)
     until(lambda: daemon.get("receipts"))
-    assert daemon.get("receipts")[0]["pid"] == neighbour.pid
+    assert daemon.get("receipts")[0]["pid"] == neighbor.pid
     missing = 2 * CONTEXT + 50 + (800 - CONTEXT - 50) - 1024  # both programs and the rest of the reserve
     own = {"pid": str(owner.pid)}
     until(lambda: daemon.value("gpumond_process_reserve_shortage_bytes", **own) == missing * MIB)

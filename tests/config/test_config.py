@@ -64,7 +64,7 @@ def test_overrides_replace_fields_of_built_in_rules(tmp_path: Path):
         tmp_path,
         """
 rule_overrides:
-  device-nearly-full: {level: 90%, for: 5m}
+  device-nearly-full: {threshold: 90%, for: 5m}
   leak: {severity: critical}
   idle-holder: {enabled: false}
   fragmentation: {enabled: true}
@@ -89,16 +89,16 @@ rule_overrides:
         ("interval: soon", ["interval", "'soon'", "duration"]),
         ("interval: 0", ["interval", "greater than or equal to 0.1"]),
         ("disabled_rules: [nope]", ["disabled_rules", "'nope'", "device-nearly-full"]),
-        ("rule_overrides: {nope: {level: 1}}", ["rule_overrides", "'nope'", "device-nearly-full"]),
-        ("rule_overrides: {leak: {}}", ["rule_overrides.leak", "at least one of level, for, severity, enabled"]),
-        ("rule_overrides: {leak: {levl: 1}}", ["rule_overrides.leak.levl", "unknown key", "did you mean level?"]),
+        ("rule_overrides: {nope: {threshold: 1}}", ["rule_overrides", "'nope'", "device-nearly-full"]),
+        ("rule_overrides: {leak: {}}", ["rule_overrides.leak", "at least one of threshold, for, severity, enabled"]),
+        ("rule_overrides: {leak: {levl: 1}}", ["rule_overrides.leak.levl", "unknown key", "did you mean threshold?"]),
         ("rule_overrides: {leak: {for: soon}}", ["rule_overrides.leak.for", "'soon'", "duration"]),
         (
-            "{disabled_rules: [leak], rule_overrides: {leak: {level: 1}}}",
+            "{disabled_rules: [leak], rule_overrides: {leak: {threshold: 1}}}",
             ["rule_overrides: leak is also in disabled_rules"],
         ),
         (
-            "{rules: [{name: leak, scope: process, value: leak, above: 0}], rule_overrides: {leak: {level: 1}}}",
+            "{rules: [{name: leak, scope: process, value: leak, above: 0}], rule_overrides: {leak: {threshold: 1}}}",
             ["rule_overrides: leak is also in rules"],
         ),
         ("rules: [{name: A B}]", ["rules[0].name", "'A B'"]),
@@ -107,7 +107,7 @@ rule_overrides:
         ("rules: [{name: a, scope: device, value: used_ratio, above: lots}]", ["rules[0].above", "'lots'", "80%"]),
         (
             "rules: [{name: a, scope: device, value: used_ratio, above: 1, clear: 2}]",
-            ["rules[0]", "at most the level of above"],
+            ["rules[0]", "at most the threshold of above"],
         ),
         ("rules: [{name: a, scope: device, value: used_ratio, above: 1, fro: 5s}]", ["rules[0].fro", "mean for?"]),
         ("- a list", ["expected keys and values"]),

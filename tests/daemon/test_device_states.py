@@ -18,7 +18,7 @@ from tests.fakenvml import GIB, Device, FakeDriver, Process, machine
 from tests.helpers.running import RunningDaemon, until
 
 Serve = Callable[..., RunningDaemon]
-XID = 8
+Xid = 8
 
 
 def start(serve: Serve, driver: FakeDriver) -> RunningDaemon:
@@ -198,7 +198,7 @@ def test_xid_error_of_a_lost_device_is_shown(serve: Serve, driver: FakeDriver):
     daemon = start(serve, driver)
     own = {"uuid": driver.devices[1].uuid, "gpu": "1", "xid": "79"}
     driver.lose(1)
-    driver.devices[1].events = [(XID, 79)]
+    driver.devices[1].events = [(Xid, 79)]
     driver.write()
     until(lambda: daemon.value("gpumond_device_up", gpu="1") == 0)
     until(lambda: daemon.value("gpumond_device_power_watts", gpu="1") is None)

@@ -130,7 +130,7 @@ def test_steps_of_programs_leave_engines_alone(tmp_path: Path, cards: Path):
 def test_server_that_does_not_serve_after_a_release_is_an_alert(tmp_path: Path, cards: Path):
     with standin("vllm", device(cards), "rejects", *["wake-fails"] * 3) as engine:
         own = {"name": "chat", "kind": "vllm", "url": engine.url, "allow": ["engine"]}
-        with start(tmp_path, cards, own, rule_overrides={"engine-out-of-service": {"level": 1}}) as daemon:
+        with start(tmp_path, cards, own, rule_overrides={"engine-out-of-service": {"threshold": 1}}) as daemon:
             until(lambda: daemon.value("gpumond_engine_memory_used_bytes", engine="chat") == 7 * GIB)
             daemon.run("flush", "--workload", "chat", "--step", "engine")
             (alert,) = until(lambda: [each for each in daemon.get("alerts") if each["rule"] == "engine-out-of-service"])

@@ -89,8 +89,8 @@ def row(daemon: RunningDaemon, pid: int) -> dict[str, Any]:
     return next((each for each in daemon.get("processes") if each["pid"] == pid), {})
 
 
-def unclaimed(daemon: RunningDaemon) -> int:
-    return sum(line["used_bytes"] for line in daemon.get("ledger")["lines"] if line["share"] == "unclaimed")
+def unattributed(daemon: RunningDaemon) -> int:
+    return sum(line["used_bytes"] for line in daemon.get("ledger")["lines"] if line["share"] == "unattributed")
 
 
 def test_managed_memory_is_that_of_the_program(daemon: RunningDaemon, driver: FakeDriver, programs: ExitStack):
@@ -102,7 +102,7 @@ def test_managed_memory_is_that_of_the_program(daemon: RunningDaemon, driver: Fa
         own = found[process.pid]
         shares = [own[f"{share}_bytes"] for share in ("used", "live", "cached", "overhead")]
         assert shares == [CONTEXT, 3 * GIB, GIB, CONTEXT]
-    assert unclaimed(daemon) == 200 * MIB
+    assert unattributed(daemon) == 200 * MIB
     (condition,) = [each for each in daemon.get("status")["conditions"] if each["kind"] == "managed_memory"]
     assert (
         condition["detail"] == f"pid {process.pid} (managed): 4.0 GiB are allocated; the part on the device is unknown"
@@ -112,7 +112,7 @@ def test_managed_memory_is_that_of_the_program(daemon: RunningDaemon, driver: Fa
     until(lambda: row(daemon, process.pid)["live_bytes"] < 2 * GIB)
     for found in rows(daemon):
         assert found[process.pid]["live_bytes"] == GIB + 200 * MIB
-    assert unclaimed(daemon) == 0
+    assert unattributed(daemon) == 0
 
 
 def test_suspended_program_beside_another(daemon: RunningDaemon, driver: FakeDriver, programs: ExitStack):

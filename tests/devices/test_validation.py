@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.devices.nvml.sensors import METRICS
-from gpumond.devices.validation import Listed, MemoryCounts, Tally, memory, usages
+from gpumond.devices.validation import Listed, MemoryCounts, FaultCounter, memory, usages
 from gpumond.facts.snapshot import Fault
 from tests.devices.nvml.child import NvmlChild, kinds, used_by_pid
 from tests.fakenvml import GIB, NOT_AVAILABLE, FakeDriver, Process, machine
@@ -113,7 +113,7 @@ entries = st.builds(
 
 @given(st.lists(entries))
 def test_arbitrary_lists_yield_no_impossible_process(listed: list[Listed]) -> None:
-    tally = Tally()
+    tally = FaultCounter()
     by_pid = usages(tally, "GPU-0", listed, limit=80 * GIB, pid_max=32768)
     good = [entry for entry in listed if 0 < entry.pid <= 32768 and (entry.used_bytes or 0) <= 80 * GIB]
     assert bool(tally) == (len(good) < len(listed))
@@ -126,7 +126,7 @@ def test_arbitrary_lists_yield_no_impossible_process(listed: list[Listed]) -> No
 
 @given(numbers, numbers, numbers, st.none() | numbers)
 def test_arbitrary_answers_yield_no_impossible_memory(size: int, used: int, free: int, reserved: int | None) -> None:
-    tally = Tally()
+    tally = FaultCounter()
     counts = MemoryCounts(size, used, free, reserved)
     checked = memory(tally, "GPU-0", counts)
     assert checked == counts or tally or size == 0

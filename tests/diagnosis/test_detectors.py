@@ -99,7 +99,7 @@ def test_orphan_next_to_a_busy_program_takes_longer():
 
 
 @pytest.mark.parametrize("busy", [None, 0.3])
-def test_orphan_requires_known_utilisation_and_constant_memory(busy: float | None):
+def test_orphan_requires_known_utilization_and_constant_memory(busy: float | None):
     def snapshots() -> Iterator[Snapshot]:
         for moment in steps_of(20):
             moving = (moment % 40) * 20 * MIB if busy else 0
@@ -178,7 +178,7 @@ def test_release_without_a_process_list_names_no_process():
 
 def test_crash_after_an_xid_error():
     found = snapshots_of_an_end(40 * GIB, xids=(XidErrors("GPU-a", 31, 1, 1e9 + 600),))
-    assert "after an XID error" in next(verdict.summary for _, verdict in found if verdict.kind == "crash")
+    assert "after an Xid error" in next(verdict.summary for _, verdict in found if verdict.kind == "crash")
 
 
 def test_crash_after_a_failed_allocation():
@@ -237,7 +237,7 @@ def test_crash_is_not_caused_by_a_handled_error(ending: Ending | None):
             if moment >= 600:
                 yield at_moment(moment, of_device(0, ()))
                 continue
-            program = Program(oom_retries=int(moment > 560), oom_rescues=int(moment > 580))
+            program = Program(oom_retries=int(moment > 560), oom_recovered=int(moment > 580))
             report = make_report(10, (make_pool(live=20 * GIB, ooms=int(moment > 560)),), program=program)
             ends = (ProgramEnd(10, 100, ending),) if ending and moment == 590 else ()
             yield at_moment(moment, of_device(21 * GIB, (make_process(10, 21 * GIB),)), reports=(report,), ends=ends)

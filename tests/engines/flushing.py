@@ -46,7 +46,7 @@ class World:
     def __init__(
         self, card: SimDevice, *declarations: EngineConfig, timing: Timing = FAST, use: float | None = 0.0
     ) -> None:
-        """``use``: the driver's utilisation of the device by each process."""
+        """``use``: the driver's utilization of the device by each process."""
         self.card, self.use = card, use
         self.kept: list[Receipt] = []
         self.engines = Engines()

@@ -1,4 +1,4 @@
-"""Common parts of the stand-ins: memory on a simulated device, requests in progress, faults, and a record of calls."""
+"""Common parts of the fakes: memory on a simulated device, requests in progress, faults, and a record of calls."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Holder:
 
 
 class Engine:
-    """What all stand-ins share: requests in flight, faults, and the record of calls."""
+    """What all fakes share: requests in flight, faults, and the record of calls."""
 
     kind: ClassVar[str]
 

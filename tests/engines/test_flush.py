@@ -1,4 +1,4 @@
-"""The flush step ``engine`` on stand-ins of all kinds: plan, checks, release, proof and wake."""
+"""The flush step ``engine`` on fakes of all kinds: plan, checks, release, proof and wake."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.helpers.running import until
 from tests.helpers.values import GIB
 
 RELEASED = {"ollama": 4 * GIB, "llama-router": 4 * GIB, "vllm": 4 * GIB}
-"""Bytes that a stand-in releases; 3 GiB if its own process holds the memory."""
+"""Bytes that a fake releases; 3 GiB if its own process holds the memory."""
 
 GONE = ("ollama", "llama-router")
 CUTS = ("llama-router", "a1111", "lmdeploy", "generic")
@@ -64,7 +64,7 @@ def test_plan_changes_nothing_and_states_how_the_engine_serves_again(kind: str, 
         assert receipt.expected
         assert receipt.expected.low <= RELEASED.get(kind, 3 * GIB) <= receipt.expected.high == before
         assert receipt.wake
-        assert receipt.lever
+        assert receipt.method
         assert used_bytes(card) == before
         posts = [call for call in engine.record()["calls"] if call.startswith("POST")]
         assert posts in ([], ["POST /v2/repository/index"])
@@ -365,7 +365,7 @@ def test_sleep_method_releases_the_weights_too(tmp_path: Path):
     card = device(tmp_path)
     with standin("vllm", card) as engine:
         receipt = flush(card, allowed(engine, method="sleep"))
-        assert (receipt.outcome, receipt.driver_released_bytes, receipt.lever) == ("freed", 6 * GIB, "sleep")
+        assert (receipt.outcome, receipt.driver_released_bytes, receipt.method) == ("freed", 6 * GIB, "sleep")
         assert receipt.expected == Expected(0, 6 * GIB, 7 * GIB, "interval")
         assert engine.record()["harms"] == []
 

@@ -1,4 +1,4 @@
-"""State of each kind of engine, read from a stand-in that is a process with a port."""
+"""State of each kind of engine, read from a fake that is a process with a port."""
 
 from __future__ import annotations
 

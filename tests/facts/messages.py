@@ -85,7 +85,7 @@ PROGRAM = Program(
         ),
     ),
     oom_retries=2,
-    oom_rescues=1,
+    oom_recovered=1,
     retainers=(Retainer(file="/home/a/train.py", line=31, function="train", name="losses", size_bytes=5, tensors=2),),
 )
 
@@ -115,6 +115,6 @@ MESSAGES = [
         file_bytes=0,
     ),
     messages.Report(program=PROGRAM),
-    messages.Bye(),
-    messages.Bye("out-of-memory"),
+    messages.Goodbye(),
+    messages.Goodbye("out-of-memory"),
 ]

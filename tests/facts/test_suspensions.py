@@ -1,4 +1,4 @@
-"""Suspended processes, recognised by the driver's lists and by the reports of agents."""
+"""Suspended processes, recognized by the driver's lists and by the reports of agents."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_memory_that_is_being_restored_is_that_of_the_process():
     assert (report.suspended, report.pools, snapshot.faults) == (True, (POOL,), ())
     ledger = attribute(snapshot)
     sizes = {(line.share, line.pid): line.used_bytes for line in ledger.lines if line.used_bytes}
-    expected = {("opaque", 20): GIB, ("live", 10): 8 * GIB, ("cached", 10): GIB, ("unclaimed", None): GIB}
+    expected = {("opaque", 20): GIB, ("live", 10): 8 * GIB, ("cached", 10): GIB, ("unattributed", None): GIB}
     assert (sizes, ledger.overcounts[0].overcount_bytes) == (expected, 0)
 
 

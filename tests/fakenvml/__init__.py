@@ -123,7 +123,7 @@ class Device:
     processes: list[Process] = field(default_factory=list)
     instances: list[Device] = field(default_factory=list)
     events: list[tuple[int, int]] = field(default_factory=list)
-    """(type, data) for nvmlEventSetWait: an XID is (8, xid). Each is returned once per write."""
+    """(type, data) for nvmlEventSetWait: an Xid is (8, xid). Each is returned once per write."""
 
 
 _TEXTS = ("uuid", "name", "pci_bus_id")

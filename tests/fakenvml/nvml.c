@@ -1,5 +1,5 @@
 /* A libnvidia-ml.so.1 without a device: the functions that a memory monitor calls, answered from a file (world.h).
-   It obeys NVML's protocols (versions, sizes, handles), so that the real bindings run on it unmodified. */
+   It trusts NVML's protocols (versions, sizes, handles), so that the real bindings run on it unmodified. */
 #include "calls.h"
 
 #include <stdint.h>

@@ -146,7 +146,7 @@ int nvmlGpmMetricsGet(GpmQuestion *question)
     return SUCCESS;
 }
 
-/* Samples do not expire: `since` is obeyed only if it is in the future. */
+/* Samples do not expire: `since` is trusted only if it is in the future. */
 int nvmlDeviceGetProcessUtilization(void *handle, UtilizationSample *out, unsigned *count, Bytes since)
 {
     BEGIN_DEVICE;

@@ -1,4 +1,4 @@
-"""Plans and flushes on several machines, with stand-ins of daemons."""
+"""Plans and flushes on several machines, with fakes of daemons."""
 
 from __future__ import annotations
 

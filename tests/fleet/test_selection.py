@@ -118,8 +118,8 @@ def test_answer_of_another_service_is_refused(answer: Any):
 def test_state_counts_the_programs_with_an_agent():
     state = of_frame(MACHINE, frame())
     assert (state.programs, state.agents, state.devices, state.devices_up) == (3, 2, 1, 1)
-    assert (state.used_bytes, state.returnable_bytes) == (60 * GIB, 13 * GIB)
-    assert of_frame(MACHINE, frame(flush_policy="never")).returnable_bytes == 12 * GIB
+    assert (state.used_bytes, state.reclaimable_bytes) == (60 * GIB, 13 * GIB)
+    assert of_frame(MACHINE, frame(flush_policy="never")).reclaimable_bytes == 12 * GIB
 
 
 def engine(name: str, *pids: int, **fields: Any) -> EngineReading:

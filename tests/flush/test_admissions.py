@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.errors import CoolingDown, NoSuchAdmission, TooManyAdmissions
+from gpumond.facts.errors import CooldownActive, NoSuchAdmission, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.quota import Lending
+from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.quotas.admissions import (
     GRANT_SECONDS,
@@ -38,15 +38,15 @@ def with_free(gib: int) -> Snapshot:
 class World:
     """Requests with a clock, a store, and flushes that only count."""
 
-    def __init__(self, lending: Lending = "user", store: MemoryStore | None = None, now: float = 0.0) -> None:
-        self.now, self.lending, self.alive, self.refuses = now, lending, True, False
+    def __init__(self, reclaim: ReclaimPolicy = "user", store: MemoryStore | None = None, now: float = 0.0) -> None:
+        self.now, self.reclaim, self.alive, self.refuses = now, reclaim, True, False
         self.flushed: list[tuple[int | None, str]] = []
         self.store = store or MemoryStore()
-        self.admissions = Admissions(self.flush, lambda: self.lending, self.find, lambda: self.now, self.store)
+        self.admissions = Admissions(self.flush, lambda: self.reclaim, self.find, lambda: self.now, self.store)
 
     async def restarted(self) -> World:
         """Return the requests of the next daemon, restored from the store."""
-        world = World(self.lending, self.store, self.now)
+        world = World(self.reclaim, self.store, self.now)
         await world.admissions.load()
         return world
 
@@ -54,7 +54,7 @@ class World:
         self.flushed.append((request.target.pid, requested_by))
         assert request.by_rule
         if self.refuses:
-            raise CoolingDown("soon", 10.0)
+            raise CooldownActive("soon", 10.0)
         return FlushOutcome("id", (), 0)
 
     def find(self, pid: int) -> tuple[ProcessKey, int] | None:
@@ -113,7 +113,7 @@ def test_refused_request_keeps_no_place(world: World):
 
 @in_event_loop
 async def test_waiting_request_is_granted_in_order_when_memory_is_free():
-    world = World(lending="off")
+    world = World(reclaim="off")
     first, second = world.ask(20), world.ask(5)
     assert [(each.state, each.ahead) for each in (first, second)] == [("waiting", 0), ("waiting", 1)]
     assert (first.missing_bytes, second.missing_bytes) == (10 * GIB, 15 * GIB)
@@ -125,7 +125,7 @@ async def test_waiting_request_is_granted_in_order_when_memory_is_free():
 
 @in_event_loop
 async def test_request_that_is_not_renewed_loses_its_place():
-    world = World(lending="off")
+    world = World(reclaim="off")
     first, second = world.ask(20), world.ask(5)
     world.now = LEASE_SECONDS
     assert world.state(second) == "waiting"
@@ -189,17 +189,17 @@ async def test_nothing_is_flushed_if_the_request_does_not_fit_even_then():
 
 @in_event_loop
 async def test_programs_of_other_users_are_flushed_only_if_lending_is_all():
-    for lending, owner, flushed in (
+    for reclaim, owner, flushed in (
         ("user", "uid:1001", 0),
         ("all", "uid:1001", 1),
         ("off", "uid:1000", 0),
         ("user", "token", 1),
     ):
-        world = World(lending=lending)  # type: ignore[arg-type]
+        world = World(reclaim=reclaim)  # type: ignore[arg-type]
         uid = int(owner[4:]) if owner.startswith("uid:") else None
         world.admissions.request(with_free(10), with_free(10).devices[0], 30 * GIB, owner, uid=uid, wait=True)
         await world.tick(10)
-        assert len(world.flushed) == flushed, (lending, owner)
+        assert len(world.flushed) == flushed, (reclaim, owner)
 
 
 @in_event_loop
@@ -214,7 +214,7 @@ async def test_refused_flush_leaves_the_request_waiting():
 
 @in_event_loop
 async def test_grants_and_places_are_kept_over_a_restart():
-    world = await World(lending="off").restarted()
+    world = await World(reclaim="off").restarted()
     granted, first, second = world.ask(8, pid=1), world.ask(20), world.ask(5)
     await world.admissions.keep()
     world.now = PROCESS_GRANT_SECONDS - 1

@@ -1,4 +1,4 @@
-"""Concurrent flushes: of one process, of neighbours on a device, of two users."""
+"""Concurrent flushes: of one process, of neighbors on a device, of two users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gpumond.facts.errors import AlreadyUnderWay, CoolingDown
+from gpumond.facts.errors import FlushInProgress, CooldownActive
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import Outcome
@@ -61,7 +61,7 @@ def test_programs_with_a_flush_in_progress_are_refused_and_others_flushed():
         assert {receipt.pid: receipt.outcome for receipt in both.receipts} == {10: "refused", 11: "freed"}
         (busy,) = (await flusher.flush(FlushRequest(target=Target(device="GPU-a")), "test")).receipts
         assert (busy.outcome, "in progress" in busy.reason) == ("refused", True)
-        with pytest.raises(AlreadyUnderWay):
+        with pytest.raises(FlushInProgress):
             await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
         await cancelled(hanging)
 
@@ -73,7 +73,7 @@ def test_silent_agents_of_another_user_do_not_delay_a_flush():
         silent = [train(pid, uid=7, workload=f"w{pid}") for pid in range(20, 24)]
         scripted = ScriptedPrograms(*silent, train(10))
         scripted.silent = {report.pid for report in silent}
-        flusher = scripted.flusher(neighbour_seconds=0.05)
+        flusher = scripted.flusher(neighbor_seconds=0.05)
         other_flush = asyncio.create_task(flusher.flush(FlushRequest(target=Target(all=True, uid=7)), "uid:7"))
         while not scripted.flushed:
             await asyncio.sleep(0)
@@ -110,7 +110,7 @@ def test_cooldown_is_5_seconds_for_users_and_30_for_rules(by_rule: bool, cooldow
         request = FlushRequest(target=Target(pid=10), by_rule=by_rule)
         await flusher.flush(request, "test")
         now[0] += cooldown - 1
-        with pytest.raises(CoolingDown, match="allowed in 1 s") as refused:
+        with pytest.raises(CooldownActive, match="allowed in 1 s") as refused:
             await flusher.flush(request, "test")
         assert "--force" in str(refused.value)
         assert refused.value.retry_after_seconds == 1
@@ -148,11 +148,11 @@ def test_flush_without_effect_starts_no_cooldown():
     assert asyncio.run(run()) == ["nothing", "freed"]
 
 
-def test_neighbours_delay_the_flushes_of_a_user_once_in_total():
+def test_neighbors_delay_the_flushes_of_a_user_once_in_total():
     reports = [train(10), train(11)]
 
     async def flush() -> None:
-        locks, over = Locks(neighbour_seconds=5.0), asyncio.Event()
+        locks, over = Locks(neighbor_seconds=5.0), asyncio.Event()
 
         async def silent() -> None:
             async with locks.held(train(20, uid=7)):

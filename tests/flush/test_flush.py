@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
+from gpumond.facts.errors import FlushInProgress, CooldownActive, NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import Expected, Outcome, StepResult
@@ -171,11 +171,11 @@ def test_process_has_one_flush_at_a_time_and_then_a_cooldown():
         first = asyncio.create_task(flusher.flush(request, "test"))
         for _ in range(10):
             await asyncio.sleep(0)
-        with pytest.raises(AlreadyUnderWay):
+        with pytest.raises(FlushInProgress):
             await flusher.flush(request, "test")
         scripted.gate.set()
         await first
-        with pytest.raises(CoolingDown) as refused:
+        with pytest.raises(CooldownActive) as refused:
             await flusher.flush(request, "test")
         assert 0 < refused.value.retry_after_seconds <= 30
         planned = await flusher.flush(FlushRequest(target=Target(pid=10), dry_run=True), "test")

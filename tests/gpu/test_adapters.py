@@ -1,4 +1,4 @@
-"""Driver behaviour that adapters rely on, on a real device: pools, handles, contexts, forks."""
+"""Driver behavior that adapters rely on, on a real device: pools, handles, contexts, forks."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ device = Device(0)
 device.set_current()
 stream = device.default_stream
 own, shared = DeviceMemoryResource(device, DeviceMemoryResourceOptions()), DeviceMemoryResource(device)
-keep(ctypes.c_void_p(int(own.handle)))  # otherwise the driver returns free memory at each synchronisation
+keep(ctypes.c_void_p(int(own.handle)))  # otherwise the driver returns free memory at each synchronization
 kept, freed = own.allocate(64 * MIB, stream=stream), own.allocate(256 * MIB, stream=stream)
 other = shared.allocate(32 * MIB, stream=stream)
 freed.close(stream)

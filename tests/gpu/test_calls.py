@@ -45,7 +45,7 @@ with agent.scope("train"):
     done = agent.retry_on_oom(train, shrink=lambda size: (size // 2,))(total * 3 // 4)
 assert done == total * 3 // 8
 program = agent.program()
-assert (program.oom_retries, program.oom_rescues) == (1, 1)
+assert (program.oom_retries, program.oom_recovered) == (1, 1)
 (oom,) = program.ooms
 assert oom.device_uuid and oom.scope == "train" and abs(oom.request_bytes - total * 3 // 4) < GIB // 64, oom
 pool = oom.pools[0]
@@ -56,7 +56,7 @@ assert torch.cuda.memory_allocated() == 0
 LIMIT = """
 import torch, gpumond.agent as agent
 GIB = 1 << 30
-assert not agent.limit(8 * GIB)[0].applied  # CUDA is not initialised
+assert not agent.limit(8 * GIB)[0].applied  # CUDA is not initialized
 torch.empty(GIB, dtype=torch.uint8, device="cuda")
 (applied,) = agent.limit(8 * GIB)
 assert applied.applied, applied

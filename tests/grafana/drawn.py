@@ -63,13 +63,13 @@ SETTLED = """() => [...document.querySelectorAll('[data-panel]')].every(panel =>
     && document.querySelector('#board') !== null"""
 STATES = """() => [...document.querySelectorAll('[data-panel]')].map(panel => {
     const inside = panel.querySelector('[data-state]');
-    const coloured = canvas => {
+    const colored = canvas => {
         const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
         return data.some((part, at) => at % 4 === 3 && part > 0);
     };
     const canvas = inside.querySelector('canvas');
     return { title: panel.dataset.panel, state: inside.dataset.state, text: inside.innerText.trim(),
-             painted: canvas ? coloured(canvas) : null, rows: inside.querySelectorAll('[role=row]').length,
+             painted: canvas ? colored(canvas) : null, rows: inside.querySelectorAll('[role=row]').length,
              kind: panel.dataset.kind };
 })"""
 

@@ -1,6 +1,6 @@
 """Two machines under a real Prometheus, for the queries and the panels of the dashboards.
 
-One machine is the demo, with programs and agents. The other has NVIDIA devices of a stand-in for their driver, with
+One machine is the demo, with programs and agents. The other has NVIDIA devices of a fake for their driver, with
 every sensor, one of them lost.
 """
 
@@ -20,7 +20,7 @@ from tests.grafana.boards import ROOT, Target, variables
 from tests.helpers.prometheus import Prometheus, fill
 from tests.helpers.running import RunningDaemon, free_port, until
 
-XID = 8
+Xid = 8
 
 CONFIG = """
 interval: 0.2s
@@ -111,7 +111,7 @@ def equip(driver: FakeDriver, pids: list[int]) -> None:
     driver.devices = machine(2, pids)
     first = driver.devices[0]
     first.gpm_permille, first.addressing, first.numa_node, first.process_sampling = 400, 2, 8, 1
-    first.events = [(XID, 31)]
+    first.events = [(Xid, 31)]
     driver.write()
 
 

@@ -39,7 +39,7 @@ SECTIONS = {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$"
 RULE_NAME = "${__value.raw}"
 
 PLAIN_COUNTERS = {
-    ("device", "XID errors", "gpumond_device_xid_errors_total"): "begins at 1: an increase would miss the first",
+    ("device", "Xid errors", "gpumond_device_xid_errors_total"): "begins at 1: an increase would miss the first",
     ("workload", "Scopes", "gpumond_scope_entries_total"): "divides another sum over all passes",
 }
 """Counters that are shown without a rate, with the reason."""
@@ -66,7 +66,7 @@ def test_dashboard_has_a_description_and_cannot_be_edited_in_place(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_variables_are_labelled_described_and_fresh(name: str):
+def test_variables_are_labeled_described_and_fresh(name: str):
     first, *others = BOARDS[name]["templating"]["list"]
     assert (first["name"], first["type"], first["query"]) == ("datasource", "datasource", "prometheus")
     assert all(variable["label"] and variable["description"] for variable in others)
@@ -152,7 +152,7 @@ def test_tables_format_numbers_but_not_pids(panel: dict[str, Any]):
 
 
 @pytest.mark.parametrize("panel", each_panel())
-def test_coloured_panels_have_thresholds(panel: dict[str, Any]):
+def test_colored_panels_have_thresholds(panel: dict[str, Any]):
     if panel["type"] in ("stat", "bargauge", "state-timeline"):
         steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         assert steps[0]["value"] is None
@@ -247,14 +247,14 @@ def test_links_to_runbooks_lead_to_existing_sections(name: str):
     assert [v["query"] for v in variables if v["name"] == "runbooks"] == ["http://localhost:9917/docs/runbooks/"]
 
 
-def test_shares_have_the_same_colours_everywhere():
+def test_shares_have_the_same_colors_everywhere():
     found = 0
     for _, panel in panels():
         names = {target.get("legendFormat") for target in panel["targets"]} & COLOURS.keys()
         overrides = {entry["matcher"]["options"]: entry["properties"] for entry in panel["fieldConfig"]["overrides"]}
         for name in names if len(names) > 3 else ():
-            colours = [entry["value"] for entry in overrides[name] if entry["id"] == "color"]
-            assert colours == [{"mode": "fixed", "fixedColor": COLOURS[name]}]
+            colors = [entry["value"] for entry in overrides[name] if entry["id"] == "color"]
+            assert colors == [{"mode": "fixed", "fixedColor": COLOURS[name]}]
             found += 1
     assert found == 6 + 6 + 5
 

@@ -1,1 +1,1 @@
-"""What tests of several folders use: processes to talk to, stand-ins, frames and files."""
+"""What tests of several folders use: processes to talk to, fakes, frames and files."""

@@ -40,9 +40,9 @@ def linear(part: float) -> float:
     return part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
 
 
-def to_oklab(colour: str, eye: Matrix) -> list[float]:
-    """Convert a colour to OKLab."""
-    rgb = times(eye, [linear(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5)])
+def to_oklab(color: str, eye: Matrix) -> list[float]:
+    """Convert a color to OKLab."""
+    rgb = times(eye, [linear(int(color[at : at + 2], 16) / 255) for at in (1, 3, 5)])
     cones = times(TO_CONES, [min(1.0, max(0.0, part)) for part in rgb])
     return times(TO_LAB, [part ** (1 / 3) for part in cones])
 

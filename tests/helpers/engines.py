@@ -40,7 +40,7 @@ def used_bytes(card: SimDevice) -> int:
 
 
 class StandIn:
-    """A stand-in that runs."""
+    """A fake that runs."""
 
     def __init__(self, kind: str, url: str, process: subprocess.Popen[str]) -> None:
         self.kind, self.url, self.process = kind, url, process

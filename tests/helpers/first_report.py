@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from gpumond.facts.messages import Bye, Hello, Report, encode
+from gpumond.facts.messages import Goodbye, Hello, Report, encode
 
 SECONDS = 10.0
 
@@ -23,7 +23,7 @@ def first_report(path: str) -> float:
         connection.settimeout(SECONDS)
         began = time.monotonic()
         connection.connect(path)
-        connection.sendall(encode(Hello("victim")) + encode(Report()) + encode(Bye()))
+        connection.sendall(encode(Hello("victim")) + encode(Report()) + encode(Goodbye()))
         assert connection.recv(1) == b""
         return time.monotonic() - began
 

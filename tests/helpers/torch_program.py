@@ -1,4 +1,4 @@
-"""Program with a stand-in of PyTorch that executes lines of its input, and flush commands for it."""
+"""Program with a fake of PyTorch that executes lines of its input, and flush commands for it."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def make_quotas(
 ) -> tuple[ProcessQuota, ...]:
     """Return the quotas of a program: bytes, and name of the quota."""
     quota = EffectiveQuota(
-        soft_bytes=soft[0],
-        soft_quota=soft[1],
+        soft_limit_bytes=soft[0],
+        soft_limit_quota=soft[1],
         limit_bytes=limit[0],
         limit_quota=limit[1],
         reserve_bytes=reserve[0],

@@ -22,7 +22,7 @@ from tests.helpers.browser import LIVE, PageSession, show_frame
 from tests.helpers.frames import FakeDaemon, fake_daemon
 from tests.helpers.running import RunningDaemon, Series, series_of
 
-SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
+SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unattributed")
 OF_PROCESSES = SHARES[:5]
 ROUTES = ("snapshot", "devices", "processes", "agents", "ledger", "verdicts", "alerts")
 TRIES = 100
@@ -174,7 +174,7 @@ def of_command(frame: Any, face: str, text: str) -> Iterator[str]:
             parts = [f"{_used(device)} {device['used_bytes'] / device['size_bytes']:.0%}"]
             parts += [f"{share} {held}" for share, held in _legend(frame, device)]
         else:
-            held = [_held(frame, device, share) for share in ("cached", "stranded", "unclaimed")]
+            held = [_held(frame, device, share) for share in ("cached", "stranded", "unattributed")]
             sizes = (device["size_bytes"], device["used_bytes"], *held)
             parts = [" ".join((str(device["index"]), device["name"], *map(size, sizes), "up"))]
         yield from (f"{face}: {part!r} is not on it" for part in parts if not any(part in line for line in lines))

@@ -88,9 +88,9 @@ class Killing:
             assert kept.get(name) in (above, self._attempted.get(name)), f"{name} was acknowledged and is lost"
         self._rules, self._attempted = kept, {}
         overrides = next(entry["overrides"] for entry in daemon.get("rules") if entry["name"] == OVERRIDDEN)
-        level = overrides["level"]["value"] if overrides else 0.0
-        assert level in (self._level, self._attempted_level), "an override was acknowledged and is lost"
-        self._level = level
+        threshold = overrides["threshold"]["value"] if overrides else 0.0
+        assert threshold in (self._level, self._attempted_level), "an override was acknowledged and is lost"
+        self._level = threshold
         self._check_quota_and_silences(daemon)
         self._check_grant(daemon)
         entries = daemon.get("audit?limit=100000")
@@ -150,7 +150,7 @@ class Killing:
                 assert ask("PUT", f"/api/v1/rules/{name}", rule) == 200
                 self._rules[name] = above
                 self._attempted_level = float(self._number)
-                assert ask("PUT", f"/api/v1/rules/{OVERRIDDEN}/override", {"level": self._number}) == 200
+                assert ask("PUT", f"/api/v1/rules/{OVERRIDDEN}/override", {"threshold": self._number}) == 200
                 self._level = self._attempted_level
                 self._changes += 2
                 self._attempted_soft = self._number

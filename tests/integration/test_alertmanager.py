@@ -81,7 +81,7 @@ def test_alert_arrives_and_is_resolved(setup: AlertmanagerSetup):
     until(lambda: not setup.fires())
     until(lambda: setup.notifications() == ["firing", "resolved"])
     assert daemon.value("gpumond_notifications_failed_total") is None
-    assert (daemon.value("gpumond_notifications_total", notifier="am") or 0) >= 2
+    assert (daemon.value("gpumond_notifications_total", receiver="am") or 0) >= 2
 
 
 def test_killed_and_restarted_daemon_resolves_nothing(setup: AlertmanagerSetup):
@@ -93,7 +93,7 @@ def test_killed_and_restarted_daemon_resolves_nothing(setup: AlertmanagerSetup):
     daemon.process.kill()
     daemon.process.wait()
     daemon = setup.start_daemon()
-    until(lambda: (daemon.value("gpumond_notifications_total", notifier="am") or 0) >= 3)
+    until(lambda: (daemon.value("gpumond_notifications_total", receiver="am") or 0) >= 3)
     (after,) = setup.fires()
     assert after["startsAt"] == before["startsAt"]
     assert setup.notifications() == ["firing"]
@@ -104,7 +104,7 @@ def test_killed_and_restarted_daemon_resolves_nothing(setup: AlertmanagerSetup):
 def test_alert_during_an_alertmanager_outage_arrives_afterwards(setup: AlertmanagerSetup):
     setup.use(0.9)
     daemon = setup.start_daemon()
-    until(lambda: daemon.value("gpumond_notifications_failed_total", notifier="am", reason="connection"))
+    until(lambda: daemon.value("gpumond_notifications_failed_total", receiver="am", reason="connection"))
     setup.manager.start()
     until(setup.fires)
     until(lambda: setup.notifications() == ["firing"])
@@ -128,7 +128,7 @@ def test_alert_that_ends_during_an_alertmanager_outage_is_resolved_afterwards(se
     until(lambda: setup.notifications() == ["firing"])
     setup.manager.stop()
     setup.use(0.1)
-    until(lambda: daemon.value("gpumond_notifications_failed_total", notifier="am", reason="connection"))
+    until(lambda: daemon.value("gpumond_notifications_failed_total", receiver="am", reason="connection"))
     daemon.process.kill()
     daemon.process.wait()
     setup.start_daemon()

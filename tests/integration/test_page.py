@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
-SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
+SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unattributed")
 
 
 def frame_and_texts(session: PageSession, *selectors: str) -> tuple[Any, list[list[str]]]:
@@ -263,7 +263,7 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
             return pids
 
         # A notice or a verdict that appears above the table would move the rows away from the pointer.
-        above = "#notices, .pair, section[aria-labelledby=devices-title]"
+        above = "#notices, .pair, section[aria-labeledby=devices-title]"
         session.page.evaluate(
             "above => document.querySelectorAll(above).forEach(each => (each.style.display = 'none'))", above
         )

@@ -28,11 +28,11 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         page.on("dialog", lambda dialog: dialog.accept())
         editor = open_editor(page, "New rule")
         editor.get_by_label("Name").fill("used")
-        editor.get_by_label("Level").fill("much")
+        editor.get_by_label("Threshold").fill("much")
         editor.get_by_role("button", name="Preview").click()
         editor.get_by_text("above: ").wait_for()
         editor.get_by_label("Value").select_option("up")
-        editor.get_by_label("Level").fill("0")
+        editor.get_by_label("Threshold").fill("0")
         editor.get_by_role("button", name="Preview").click()
         editor.get_by_text(re.compile(r"would have fired \d+ times? between")).wait_for()
         editor.locator(".plot .span").wait_for()
@@ -62,14 +62,14 @@ def test_built_in_rule_is_overridden_and_restored(browser: Browser, demo: Runnin
         page.on("dialog", lambda dialog: dialog.accept())
         editor = open_editor(page, "Edit orphan-memory")
         assert editor.get_by_label("Value").is_disabled()
-        editor.get_by_label("Level").fill("9%")
+        editor.get_by_label("Threshold").fill("9%")
         editor.get_by_label("Enabled").uncheck()
         editor.get_by_role("button", name="Save").click()
         row = page.get_by_role("row", name="orphan-memory")
-        row.get_by_text("overridden: level, enabled").wait_for()
+        row.get_by_text("overridden: threshold, enabled").wait_for()
         row.get_by_text("disabled").wait_for()
         overrides = demo.get("rules/orphan-memory")["overrides"]
-        assert {name: field["value"] for name, field in overrides.items()} == {"level": 0.09, "enabled": False}
+        assert {name: field["value"] for name, field in overrides.items()} == {"threshold": 0.09, "enabled": False}
         open_editor(page, "Edit orphan-memory").get_by_role("button", name="Restore defaults").click()
         row.get_by_text("overridden").wait_for(state="detached")
         assert demo.get("rules/orphan-memory")["overrides"] == {}
@@ -80,7 +80,7 @@ def test_change_of_a_rule_that_another_client_has_changed_is_refused(browser: Br
     with signed_in(browser, demo, "rules") as session:
         editor = open_editor(session.page, "Edit present")
         put_rule(demo, above=5)
-        editor.get_by_label("Level").fill("3")
+        editor.get_by_label("Threshold").fill("3")
         editor.get_by_role("button", name="Save").click()
         editor.get_by_role("alert").get_by_text("changed").wait_for()
         assert demo.get("rules/present")["rule"]["above"] == 5

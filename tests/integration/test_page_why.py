@@ -93,7 +93,7 @@ def test_unknown_classes_are_not_shown_as_others(browser: Browser, demo: Running
 
 
 def test_snapshot_is_saved(browser: Browser, demo: RunningDaemon):
-    """The answers are stand-ins: the simulated programs have no snapshot."""
+    """The answers are fakes: the simulated programs have no snapshot."""
     content = bytes(range(256))
     dump = {"path": "/home/a/snapshots/leak-9-1.pickle", "reason": "", "size_bytes": len(content), "id": 7}
 

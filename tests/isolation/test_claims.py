@@ -98,11 +98,11 @@ def test_claim_of_the_whole_device_does_not_change_the_ledger(machine: Machine):
     until(lambda: held(machine, victim.pid) == GIB)
     machine.driver.devices[0].used_bytes = 40 * GIB
     machine.driver.write()
-    until(lambda: unclaimed(machine) == 39 * GIB)
+    until(lambda: unattributed(machine) == 39 * GIB)
     attacker = machine.agents(ATTACKER, allocators=8, live_bytes=SIZE - GIB)
     until(lambda: machine.report(attacker.pid))
     machine.frames(FRAMES)
-    assert unclaimed(machine) == 39 * GIB
+    assert unattributed(machine) == 39 * GIB
     assert held(machine, victim.pid) == GIB
     assert held(machine, attacker.pid) == 0
 
@@ -119,8 +119,8 @@ def lines(machine: Machine) -> list[dict[str, Any]]:
     return [line for line in machine.daemon.get("ledger")["lines"] if line["device_uuid"] == DEVICE]
 
 
-def unclaimed(machine: Machine) -> int:
-    return sum(line["used_bytes"] for line in lines(machine) if line["share"] == "unclaimed")
+def unattributed(machine: Machine) -> int:
+    return sum(line["used_bytes"] for line in lines(machine) if line["share"] == "unattributed")
 
 
 def held(machine: Machine, pid: int) -> int:

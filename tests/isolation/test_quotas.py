@@ -12,7 +12,7 @@ from tests.isolation.machine import GIB, Machine
 @pytest.fixture(scope="module")
 def settings() -> str:
     return f"""
-lending: all
+reclaim: all
 quotas:
   - name: prod
     match: {{workload: prod, user: "{VICTIM}"}}

@@ -1,4 +1,4 @@
-"""`gpumond loadgen` on stand-ins of CuPy and PyTorch, which count the allocations on their device."""
+"""`gpumond loadgen` on fakes of CuPy and PyTorch, which count the allocations on their device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ both = pytest.mark.parametrize("backend", ["cupy", "torch"])
 
 
 class StandinDevice:
-    """Device of the stand-ins: the counts that an ended program has written."""
+    """Device of the fakes: the counts that an ended program has written."""
 
     def __init__(self, directory: Path, **environ: str) -> None:
         self.log = directory / "card.json"

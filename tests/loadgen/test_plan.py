@@ -132,11 +132,11 @@ def test_leak_has_the_slope_of_its_truth(name: str, seed: int):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_linear_leak_fills_the_device_at_the_time_of_its_truth(seed: int):
-    planned = plan("leak-linear", seed, rate="128MiB", duration="30h", noise="32MiB", neighbours=0)
+    planned = plan("leak-linear", seed, rate="128MiB", duration="30h", noise="32MiB", neighbors=0)
     assert planned.truth.oom_at is not None
     assert planned.truth.injected_at is not None
     assert planned.duration_seconds == planned.truth.oom_at + 5 * MINUTE_SECONDS
-    short = plan("leak-linear", seed, rate="128MiB", duration="3h", noise="32MiB", neighbours=0)
+    short = plan("leak-linear", seed, rate="128MiB", duration="3h", noise="32MiB", neighbors=0)
     assert short.truth.oom_at == pytest.approx(planned.truth.oom_at, rel=0.01)
 
 
@@ -165,7 +165,7 @@ def unnumbered(step: ScriptStep) -> ScriptStep:
 
 
 def test_fragmentation_has_constant_live_bytes():
-    planned = plan("fragmentation", 1, neighbours=0)
+    planned = plan("fragmentation", 1, neighbors=0)
     assert planned.truth.injected_at is not None
     samples = curve(planned)
     peaks = [

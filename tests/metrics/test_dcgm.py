@@ -57,7 +57,7 @@ SENSORS = Sensors(
 
 
 def make_frame() -> Frame:
-    """Return a frame with a device that has two XIDs, a MIG device with an instance, and a device of another vendor."""
+    """Return a frame with a device that has two Xids, a MIG device with an instance, and a device of another vendor."""
     nvidia = {"vendor": "nvidia", "reserved_bytes": 512 * MIB, "sensors": SENSORS}
     h200 = make_device("GPU-a", name="NVIDIA H200", pci_bus_id="00000000:1B:00.0", used_bytes=1000 * MIB, **nvidia)
     h100 = make_device("GPU-b", index=1, name="NVIDIA H100", pci_bus_id="00000000:2B:00.0", free_bytes=MIB, **nvidia)

@@ -42,7 +42,7 @@ def rejected(daemon: SwarmDaemon) -> dict[str, float]:
     return {
         dict(labels)["reason"]: value
         for (name, labels), value in daemon.series().items()
-        if name == "gpumond_agent_rejects_total"
+        if name == "gpumond_agent_connections_rejected_total"
     }
 
 

@@ -13,7 +13,7 @@ from gpumond.facts.messages import (
     MAX_MESSAGE_BYTES,
     AgentRequest,
     AgentResponse,
-    Bye,
+    Goodbye,
     FlushCommand,
     FlushResult,
     Hello,
@@ -71,7 +71,7 @@ async def test_fuzzed_messages_do_not_affect_a_valid_agent(tmp_path: Path):
         encode(Report(program=Program(scopes=(ScopeUsage(name="epoch", entries=1),)))),
         encode(FlushResult("one", "freed")),
         encode(AgentResponse("one")),
-        encode(Bye()),
+        encode(Goodbye()),
         b'{"v":1,"type":"report","pools":[[]]}\n',
     ]
     loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.messages import Bye, Report, encode
+from gpumond.facts.messages import Goodbye, Report, encode
 from gpumond.facts.program import OTHER, Oom, Program
 from gpumond.facts.snapshot import ProgramEnd
 from gpumond.host.peer import Identity
@@ -78,7 +78,7 @@ async def test_agent_that_says_bye_has_no_report_any_more(tmp_path: Path):
         with harness.connect() as agent:
             agent.sendall(HELLO + REPORT)
             await harness.reports()
-            agent.sendall(encode(Bye()))
+            agent.sendall(encode(Goodbye()))
             await harness.reports(0)
 
 
@@ -135,12 +135,12 @@ async def test_stale_report_is_not_returned(tmp_path: Path):
     ("last", "returned", "expected"),
     [
         (
-            encode(Bye("out-of-memory")),
+            encode(Goodbye("out-of-memory")),
             AgentServer.ends,
             (ProgramEnd(OWN.pid, OWN.start_ticks, "out-of-memory"),),
         ),
         (
-            encode(Report(program=Program(ooms=(Oom(number=1, at=2.0, seen="scope"),)))) + encode(Bye()),
+            encode(Report(program=Program(ooms=(Oom(number=1, at=2.0, seen="scope"),)))) + encode(Goodbye()),
             lambda server: tuple((each.pid, each.workload, each.program.ooms[0].number) for each in server.departed()),
             ((OWN.pid, "train", 1),),
         ),
@@ -157,7 +157,7 @@ async def test_last_message_of_an_agent_is_returned_once(
             other.sendall(HELLO + REPORT)
             await harness.reports()
             agent.sendall(last)
-            other.sendall(encode(Bye()))
+            other.sendall(encode(Goodbye()))
         await harness.reports(0)
         assert returned(harness.server) == expected
         assert returned(harness.server) == ()

@@ -49,7 +49,7 @@ class Series(NamedTuple):
 
 
 def random_series(rng: Random, evaluations: int = 40, regular: bool = False) -> Series:
-    """Create runs above and below the level, of random length, with gaps; evaluations are late or missed."""
+    """Create runs above and below the threshold, of random length, with gaps; evaluations are late or missed."""
     step = 60.0 if regular else rng.choice((1.0, 15.0, 60.0))
     kinds = () if regular else (GONE, UNKNOWN)
     values: list[Value] = []

@@ -183,7 +183,7 @@ REPORT = make_report(
     42,
     POOLS,
     age_seconds=0.5,
-    program=Program(step=STEP, oom_retries=4, oom_rescues=3, refusals=2),
+    program=Program(step=STEP, oom_retries=4, oom_recovered=3, refusals=2),
     host_pools=(HostPool("torch", 100, 200), HostPool("cupy", 1, 2)),
 )
 PROCESS = replace(make_process(42, 10 * GIB), utilization_ratio=0.25, idle_seconds=60.0, orphaned=True)
@@ -223,7 +223,7 @@ def test_values_of_a_process():
             "step_stranded_bytes": GIB,
             "step_retries": 1,
             "oom_retries": 4,
-            "oom_rescues": 3,
+            "oom_recovered": 3,
             "refusals": 2,
         }
         == found

@@ -64,10 +64,10 @@ def overrides(daemon: RunningDaemon, name: str) -> dict[str, tuple[str, object]]
 
 
 def test_override_is_in_effect_and_survives_a_kill(start: Callable[..., RunningDaemon]):
-    """The device is empty: its use is above 0 only with the override, which lowers the level below 0."""
+    """The device is empty: its use is above 0 only with the override, which lowers the threshold below 0."""
     daemon = start()
     route = "rules/device-nearly-full/override"
-    assert changed(daemon, "PUT", route, {"level": -1, "for": 0, "severity": "critical"}) == 200
+    assert changed(daemon, "PUT", route, {"threshold": -1, "for": 0, "severity": "critical"}) == 200
     until(lambda: "device-nearly-full" in firing(daemon))
     (alert,) = [each for each in daemon.get("alerts") if each["rule"] == "device-nearly-full"]
     assert dict(alert["labels"])["severity"] == "critical"
@@ -75,7 +75,7 @@ def test_override_is_in_effect_and_survives_a_kill(start: Callable[..., RunningD
     daemon.process.wait()
     again = start()
     assert overrides(again, "device-nearly-full") == {
-        "level": ("api", -1),
+        "threshold": ("api", -1),
         "for": ("api", 0),
         "severity": ("api", "critical"),
     }
@@ -90,10 +90,10 @@ def test_override_is_in_effect_and_survives_a_kill(start: Callable[..., RunningD
 def test_overrides_of_the_file_are_reloaded(start: Callable[..., RunningDaemon], tmp_path: Path):
     daemon = start()
     file = tmp_path / "gpumond.yaml"
-    file.write_text("rule_overrides: {device-nearly-full: {level: -1, for: 0}, leak: {enabled: false}}\n")
+    file.write_text("rule_overrides: {device-nearly-full: {threshold: -1, for: 0}, leak: {enabled: false}}\n")
     assert request_json(daemon, "/-/reload", {})[0] == 200
     until(lambda: "device-nearly-full" in firing(daemon))
-    assert overrides(daemon, "device-nearly-full") == {"level": ("file", -1), "for": ("file", 0)}
+    assert overrides(daemon, "device-nearly-full") == {"threshold": ("file", -1), "for": ("file", 0)}
     assert daemon.get("rules/leak")["enabled"] is False
     file.write_text("rule_overrides: {leak: {nothing: 1}}\n")
     assert request_json(daemon, "/-/reload", {})[0] == 422
@@ -106,7 +106,7 @@ def test_overrides_of_the_file_are_reloaded(start: Callable[..., RunningDaemon],
 
 def test_command_line_overrides_and_restores_a_rule(start: Callable[..., RunningDaemon]):
     daemon = start()
-    made = daemon.run("rules", "override", "device-nearly-full", "--level", "90%", "--for", "5m")
+    made = daemon.run("rules", "override", "device-nearly-full", "--threshold", "90%", "--for", "5m")
     assert (made.returncode, made.stderr) == (0, "")
     cells = [cell.strip() for cell in made.stdout.splitlines()[1].split("  ") if cell.strip()]
     assert cells == [
@@ -115,7 +115,7 @@ def test_command_line_overrides_and_restores_a_rule(start: Callable[..., Running
         "device used_ratio above 90.0 %",
         "300 s",
         "warning",
-        "level 90.0 % (api; default 80.0 %), for 300 s (api; default 60 s)",
+        "threshold 90.0 % (api; default 80.0 %), for 300 s (api; default 60 s)",
     ]
     assert daemon.run("rules", "override", "leak", "--disable").returncode == 0
     lines = {line.split()[0]: line for line in daemon.run("rules", "list").stdout.splitlines()}

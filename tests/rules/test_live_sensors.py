@@ -16,7 +16,7 @@ HOT = {
     "scope": "device",
     "value": "gpu_temperature_celsius",
     "above": 85,
-    "annotations": {"summary": "{value}, limit {level}"},
+    "annotations": {"summary": "{value}, limit {threshold}"},
 }
 
 

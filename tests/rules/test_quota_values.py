@@ -28,7 +28,7 @@ POOLS = (make_pool(live=6 * GIB, cached=2 * GIB), replace(make_pool(live=GIB, ca
 
 
 def snapshot(used: int | None = 12 * GIB, soft: int | None = 10 * GIB, *limits: PoolLimit) -> Snapshot:
-    quota = EffectiveQuota(soft_bytes=soft, soft_quota="team" if soft else "")
+    quota = EffectiveQuota(soft_limit_bytes=soft, soft_limit_quota="team" if soft else "")
     report = replace(make_report(42, POOLS), limits=limits)
     device = make_device(used_bytes=20 * GIB, processes=(make_process(42, used),))
     quotas = (ProcessQuota(pid=report.pid, start_ticks=report.start_ticks, quota=quota),)

@@ -138,7 +138,7 @@ def test_alert_has_its_identity_and_filled_annotations():
         value="used_ratio",
         above=0.5,
         labels=(("severity", "warning"),),
-        annotations=(("summary", "{gpu}: {used} used, {value} is above {level}, {what}"),),
+        annotations=(("summary", "{gpu}: {used} used, {value} is above {threshold}, {what}"),),
     )
     full = of("used_ratio", Row(LABELS, 0.9, {"gpu": "0", "used": "9 GiB"}), unit="ratio")
     alert: Alert = step(rule, full, {}, Hidden(), 5.0, 0)[LABELS].alert

@@ -72,7 +72,7 @@ def test_documented_values_and_words_exist_for_each_row(scope: Scope):
         known = [value_of(row) for value_of in found.values.values()]
         assert all(value is None or value >= 0 for value in known)
         assert {name for name, _ in found.labels(row)} | {"workload"} == LABELS[scope].keys() | {"workload"}
-        assert found.texts(row).keys() | {"value", "level"} == PLACEHOLDERS[scope].keys()
+        assert found.texts(row).keys() | {"value", "threshold"} == PLACEHOLDERS[scope].keys()
 
 
 @pytest.mark.parametrize("scope", VALUES)
@@ -122,7 +122,7 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
     found = subjects(
         "pool", RuleContext(snapshot, attribute(snapshot), remember(RuleWindow(), snapshot), active_verdicts([]))
     )
-    words = {**found.texts(found.rows[0]), "value": "", "level": ""}
+    words = {**found.texts(found.rows[0]), "value": "", "threshold": ""}
     assert f"set {name}=expandable_segments:True for torch" in dict(rule.annotations)["summary"].format(**words)
 
 
@@ -132,7 +132,7 @@ def test_alert_of_an_out_of_memory_error_ends_with_the_advice_that_applies(stran
     report = make_report(42, (make_pool(live=GIB, stranded=stranded),))
     snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
     found = subjects("pool", advanced(snapshot))
-    words = {**found.texts(found.rows[0]), "value": "", "level": ""}
+    words = {**found.texts(found.rows[0]), "value": "", "threshold": ""}
     assert dict(rule.annotations)["summary"].format(**words).endswith(ends)
 
 

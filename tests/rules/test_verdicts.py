@@ -39,10 +39,10 @@ RULES = tuple(rule for rule in BUILT_IN if rule.name == "leak")
 DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB), make_process(11, 10 * GIB)))
 
 
-def always_firing(scope: str, value: str, level: float = -1.0) -> Rule:
+def always_firing(scope: str, value: str, threshold: float = -1.0) -> Rule:
     """Create a rule that always fires, so that its alerts have the values."""
     below = value == "time_to_oom_seconds"
-    return Rule(name="watch", scope=scope, value=value, above=None if below else level, below=inf if below else None)  # type: ignore[arg-type]
+    return Rule(name="watch", scope=scope, value=value, above=None if below else threshold, below=inf if below else None)  # type: ignore[arg-type]
 
 
 def values_of_alerts(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict[str, float]:

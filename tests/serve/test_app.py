@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, FlushError, NoSuchTarget
+from gpumond.facts.errors import FlushInProgress, CooldownActive, FlushError, NoSuchTarget
 from gpumond.facts.flush import FlushOutcome
 from gpumond.facts.pools import Receipt
 from gpumond.serve.examples import DEVICE, RECEIPT, REPORT
@@ -77,7 +77,7 @@ def test_flush_without_token_is_refused(headers: dict[str, str]):
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(NoSuchTarget("no"), 404), (AlreadyUnderWay("busy"), 409), (CoolingDown("soon", 12.0), 429)],
+    [(NoSuchTarget("no"), 404), (FlushInProgress("busy"), 409), (CooldownActive("soon", 12.0), 429)],
 )
 def test_flush_errors_are_problem_documents(error: FlushError, status: int):
     answer = ask(View(answer=error), "/api/v1/flushes", "POST", headers=TOKEN, json={"target": {"all": True}})

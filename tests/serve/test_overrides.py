@@ -32,14 +32,14 @@ def test_override_replaces_fields_and_its_deletion_restores_them():
     view = View()
     default = ask(view, "/api/v1/rules/device-nearly-full").json()
     assert (default["origin"], default["enabled"], default["overrides"]) == ("built-in", True, {})
-    made = put(view, {"level": "90%", "for": "5m", "severity": "critical"})
+    made = put(view, {"threshold": "90%", "for": "5m", "severity": "critical"})
     assert (made.status_code, made.headers["location"]) == (200, "/api/v1/rules/device-nearly-full")
     read = ask(view, "/api/v1/rules/device-nearly-full").json()
     assert read == made.json()
     assert read["etag"] == made.headers["etag"].strip('"') != default["etag"]
     assert (read["origin"], read["enabled"]) == ("built-in", True)
     assert read["overrides"] == {
-        "level": {"origin": "api", "value": 0.9, "default": 0.8},
+        "threshold": {"origin": "api", "value": 0.9, "default": 0.8},
         "for": {"origin": "api", "value": 300.0, "default": 60.0},
         "severity": {"origin": "api", "value": "critical", "default": "warning"},
     }
@@ -57,7 +57,7 @@ def test_override_replaces_fields_and_its_deletion_restores_them():
 
 def test_put_replaces_the_whole_override():
     view = View()
-    put(view, {"level": 0.9, "for": 10})
+    put(view, {"threshold": 0.9, "for": 10})
     assert put(view, {"severity": "info"}).json()["overrides"].keys() == {"severity"}
 
 
@@ -74,7 +74,7 @@ def test_disabled_rule_is_listed_and_not_evaluated():
 
 def test_level_of_a_rule_below_a_level():
     view = View()
-    put(view, {"level": 0.5}, "persistence-mode-off")
+    put(view, {"threshold": 0.5}, "persistence-mode-off")
     rule = in_effect(view, "persistence-mode-off")
     assert rule is not None
     assert (rule.above, rule.below) == (None, 0.5)
@@ -82,15 +82,15 @@ def test_level_of_a_rule_below_a_level():
 
 def test_fields_of_the_file_take_precedence_and_are_read_only():
     view = View()
-    put(view, {"level": 0.7, "for": 10})
-    file = {"device-nearly-full": {"level": 0.95, "severity": "page"}, "leak": {"enabled": False}}
+    put(view, {"threshold": 0.7, "for": 10})
+    file = {"device-nearly-full": {"threshold": 0.95, "severity": "page"}, "leak": {"enabled": False}}
     view.rulebook.configure(Settings(rule_overrides=file))
     read = ask(view, "/api/v1/rules/device-nearly-full").json()
     origins = {name: (field["origin"], field["value"]) for name, field in read["overrides"].items()}
-    assert origins == {"level": ("file", 0.95), "severity": ("file", "page"), "for": ("api", 10.0)}
-    refused = put(view, {"level": 0.6, "for": 20})
+    assert origins == {"threshold": ("file", 0.95), "severity": ("file", "page"), "for": ("api", 10.0)}
+    refused = put(view, {"threshold": 0.6, "for": 20})
     assert refused.status_code == 409
-    assert "the configuration file overrides level; change it there" in refused.json()["detail"]
+    assert "the configuration file overrides threshold; change it there" in refused.json()["detail"]
     assert put(view, {"for": 20}).json()["overrides"]["for"]["value"] == 20
     assert in_effect(view, "leak") is None
     view.rulebook.configure(Settings())
@@ -106,7 +106,7 @@ def test_only_built_in_rules_have_overrides():
         ("hog", 409, "PUT /api/v1/rules/hog"),
         ("nothing", 404, "no rule has the name nothing"),
     ):
-        answer = put(view, {"level": 1}, name)
+        answer = put(view, {"threshold": 1}, name)
         assert (answer.status_code, hint in answer.json()["detail"]) == (status, True)
     assert view.store.names("rule_overrides") == []
 
@@ -114,9 +114,9 @@ def test_only_built_in_rules_have_overrides():
 def test_if_match_of_another_version_changes_nothing():
     view = View()
     before = ask(view, "/api/v1/rules/device-nearly-full").headers["etag"]
-    first = put(view, {"level": 0.9}, **{"If-Match": before})
+    first = put(view, {"threshold": 0.9}, **{"If-Match": before})
     assert first.status_code == 200
-    assert put(view, {"level": 0.95}, **{"If-Match": before}).status_code == 412
+    assert put(view, {"threshold": 0.95}, **{"If-Match": before}).status_code == 412
     assert delete(view, **{"If-Match": before}).status_code == 412
     assert ask(view, "/api/v1/rules/device-nearly-full").json()["rule"]["above"] == 0.9
     assert delete(view, **{"If-Match": first.headers["etag"]}).status_code == 204
@@ -125,9 +125,9 @@ def test_if_match_of_another_version_changes_nothing():
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
-        ({}, "expected at least one of level, for, severity, enabled"),
-        ({"level": None}, "expected at least one of"),
-        ({"level": "lots"}, "80%"),
+        ({}, "expected at least one of threshold, for, severity, enabled"),
+        ({"threshold": None}, "expected at least one of"),
+        ({"threshold": "lots"}, "80%"),
         ({"for": "soon"}, "expected a duration"),
         ({"severity": "a b"}, "severity"),
         ({"enabled": "perhaps"}, "enabled"),
@@ -143,7 +143,7 @@ def test_invalid_override_names_the_expected_values(body: dict[str, Any], detail
 
 def test_overrides_require_a_token():
     view = View()
-    assert ask(view, "/api/v1/rules/leak/override", "PUT", json={"level": 1}).status_code == 401
+    assert ask(view, "/api/v1/rules/leak/override", "PUT", json={"threshold": 1}).status_code == 401
     assert ask(view, "/api/v1/rules/leak/override", "DELETE").status_code == 401
     assert view.store.names("rule_overrides") == []
 
@@ -151,13 +151,13 @@ def test_overrides_require_a_token():
 def test_override_that_cannot_be_stored_is_not_in_effect():
     view = View()
     view.store.full = True
-    assert put(view, {"level": 0.9}).status_code == 507
+    assert put(view, {"threshold": 0.9}).status_code == 507
     assert in_effect(view) == FULL
 
 
 def test_stored_override_that_cannot_be_read_is_left_out_and_named():
     view = View()
-    for name, fields in (("leak", {"mood": 1}), ("device-nearly-full", {"level": 0.9}), ("former", {"level": 1})):
+    for name, fields in (("leak", {"mood": 1}), ("device-nearly-full", {"threshold": 0.9}), ("former", {"threshold": 1})):
         asyncio.run(override_table(view.store).put(name, fields))
     (wrong,) = asyncio.run(view.rulebook.load())
     assert wrong.startswith("override of leak: ")

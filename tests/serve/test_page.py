@@ -161,7 +161,7 @@ def test_token_is_stored_in_no_cookie_and_no_persistent_storage():
     assert not re.findall(r"cookie|localStorage|indexedDB", SCRIPT)
 
 
-def colours(scheme: str) -> dict[str, str]:
+def colors(scheme: str) -> dict[str, str]:
     light, _, dark = STYLE.partition("@media (prefers-color-scheme: dark)")
     dark = dark[: dark.index("}")]
     found = re.findall(r"--([a-z]+): (#[0-9a-fA-F]{6});", light + (dark if scheme == "dark" else ""))
@@ -169,27 +169,27 @@ def colours(scheme: str) -> dict[str, str]:
     return {name: value.upper() for name, value in found}
 
 
-def luminance(colour: str) -> float:
+def luminance(color: str) -> float:
     """Return the relative luminance of WCAG 2.2."""
-    red, green, blue = (linear(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5))
+    red, green, blue = (linear(int(color[at : at + 2], 16) / 255) for at in (1, 3, 5))
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_shares_contrast_with_the_ground_and_differ_from_one_another(scheme: str):
-    all_colours = colours(scheme)
-    ground = luminance(all_colours["ground"])
+    all_colors = colors(scheme)
+    ground = luminance(all_colors["ground"])
     for share in SHARES:
-        low, high = sorted((ground, luminance(all_colours[share])))
+        low, high = sorted((ground, luminance(all_colors[share])))
         assert (high + 0.05) / (low + 0.05) >= 3, share
     for one, other in combinations((*SHARES, "free"), 2):
         for eye in COLOR_VISION.values():
-            assert distance(all_colours[one], all_colours[other], eye) >= MIN_DISTANCE, (one, other)
+            assert distance(all_colors[one], all_colors[other], eye) >= MIN_DISTANCE, (one, other)
 
 
-def test_style_has_the_colours_of_the_palette_in_one_scheme():
-    light, dark = colours("light"), colours("dark")
-    assert {name for name, colour in COLOURS.items() if colour not in (light[name], dark[name])} == set()
+def test_style_has_the_colors_of_the_palette_in_one_scheme():
+    light, dark = colors("light"), colors("dark")
+    assert {name for name, color in COLOURS.items() if color not in (light[name], dark[name])} == set()
     assert (light["free"], dark["free"]) == (COLOURS["free"], FREE_ON_DARK)
 
 

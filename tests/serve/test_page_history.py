@@ -81,8 +81,8 @@ COLUMNS: dict[str, tuple[dict[str, float], dict[str, list[float]]]] = {
     ),
     "without an agent": ({"used": 10}, {"rest": [0, 10]}),
     "a device": (
-        {"used": 10, "held": 6, "live": 5, "unclaimed": 3},
-        {"live": [0, 5], "pooled": [5, 6], "rest": [6, 7], "unclaimed": [7, 10]},
+        {"used": 10, "held": 6, "live": 5, "unattributed": 3},
+        {"live": [0, 5], "pooled": [5, 6], "rest": [6, 7], "unattributed": [7, 10]},
     ),
     "agents report more": ({"used": 10, "held": 12, "live": 5}, {"live": [0, 5], "pooled": [5, 12]}),
     "driver unknown": ({"held": 8, "live": 5}, {"live": [0, 5], "pooled": [5, 8]}),

@@ -39,9 +39,9 @@ def test_fields_of_the_editor_state_the_same_rule():
 
 def test_fields_are_as_a_user_writes_them():
     fields = run_module("ruleform", "m.fieldsOf(given[0])", BY_MATCH)
-    assert {name: fields[name] for name in ("side", "level", "for", "severity")} == {
+    assert {name: fields[name] for name in ("side", "threshold", "for", "severity")} == {
         "side": "above",
-        "level": "3GiB",
+        "threshold": "3GiB",
         "for": "90s",
         "severity": "critical",
     }
@@ -66,7 +66,7 @@ LEVELS: list[tuple[str, Any, Any]] = [
 
 
 def test_level_is_drawn_where_the_chart_shows_the_value():
-    given = [{"value": value, "above": level} for value, level, _ in LEVELS]
+    given = [{"value": value, "above": threshold} for value, threshold, _ in LEVELS]
     found = run_module("ruleform", "given.map((rule) => m.levelBytes(rule, 10))", *given)
     assert found == [each for *_, each in LEVELS]
 
@@ -92,8 +92,8 @@ def test_override_contains_what_differs_and_what_the_api_overrides():
     entry = {"rule": rule, "enabled": True, "overrides": overridden | by_file}
     expression = "m.overrideOf({ ...m.fieldsOf(given[0].rule), enabled: true, ...given[1] }, given[0])"
     assert run_module("ruleform", expression, entry, {}) == {"severity": "critical"}
-    changes = {"level": "90%", "for": "", "enabled": False}
-    expected = {"severity": "critical", "level": "90%", "for": "0s", "enabled": False}
+    changes = {"threshold": "90%", "for": "", "enabled": False}
+    expected = {"severity": "critical", "threshold": "90%", "for": "0s", "enabled": False}
     assert run_module("ruleform", expression, entry, changes) == expected
 
 

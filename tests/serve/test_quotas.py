@@ -39,7 +39,7 @@ def test_quota_is_created_read_replaced_and_deleted():
     }
     assert ask(view, "/api/v1/quotas").json() == [read.json()]
     replaced = put(view, read.json()["quota"] | {"soft": "30GiB"}, etag)
-    assert (replaced.status_code, view.quotas.table.quotas[0].soft_bytes) == (200, 30 * GIB)
+    assert (replaced.status_code, view.quotas.table.quotas[0].soft_limit_bytes) == (200, 30 * GIB)
     assert put(view, TEAM, etag).status_code == 412
     assert ask(view, PATH, "DELETE", headers=TOKEN).status_code == 204
     assert (ask(view, PATH).status_code, view.quotas.table.quotas) == (404, ())
@@ -117,7 +117,7 @@ def test_quota_that_cannot_be_stored_is_not_in_effect():
 
 def test_stored_quota_that_cannot_be_read_is_skipped_and_named():
     view = View()
-    for quota in (TEAM, TEAM | {"name": "later", "colour": "red"}):
+    for quota in (TEAM, TEAM | {"name": "later", "color": "red"}):
         asyncio.run(quota_table(view.store).put(quota["name"], quota))
     (wrong,) = asyncio.run(view.quotas.load())
     assert wrong.startswith("later: ")

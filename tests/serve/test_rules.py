@@ -90,7 +90,7 @@ def test_rules_round_trip_unchanged():
         ({"below": 1}, "exactly one of above and below"),
         ({"frequency": 1}, "frequency"),
         ({"annotations": {"summary": "{gpu} {mood}"}}, "has no placeholder 'mood'; it has"),
-        ({"match": {"colour": "red"}}, "has no label 'colour'; it has gpu, uuid, pid"),
+        ({"match": {"color": "red"}}, "has no label 'color'; it has gpu, uuid, pid"),
         ({"labels": {"pid": "1"}}, "'pid' is set by gpumond itself"),
         ({"labels": {"a b": "1"}}, "'a b' is not a valid label name"),
         ({"action": {"flush": {"steps": ["reboot"]}}}, "'reboot'"),

@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.types import Message, Scope
 
-from gpumond.serve.http import FEW_ANSWERS, LARGE_PIECE_BYTES, PIECE_BYTES, Unsent, in_pieces
+from gpumond.serve.http import FEW_ANSWERS, LARGE_PIECE_BYTES, PIECE_BYTES, SendBuffers, in_pieces
 
 BODY = bytes(3 * LARGE_PIECE_BYTES + 1)
 
@@ -14,7 +14,7 @@ BODY = bytes(3 * LARGE_PIECE_BYTES + 1)
 def test_pieces_are_large_for_few_concurrent_responses_and_small_for_many():
     sent: list[int] = []
     taken = asyncio.Event()
-    unsent = Unsent()
+    unsent = SendBuffers()
 
     async def answer(number: int, slow: bool) -> list[int]:
         sizes: list[int] = []

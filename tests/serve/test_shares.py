@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.serve.http import Unsent
+from gpumond.serve.http import SendBuffers
 from gpumond.serve.limits import LOOPBACK, Shares, user_of
 
 KIB = 1024
@@ -48,7 +48,7 @@ def test_user_has_at_most_its_share_of_the_whole():
 class Reader:
     """Reader that accepts nothing until it is dropped."""
 
-    def __init__(self, unsent: Unsent, user: str, body: bytes) -> None:
+    def __init__(self, unsent: SendBuffers, user: str, body: bytes) -> None:
         self.dropped = False
         self.sending = unsent.begin(user, body, self.drop)
 
@@ -57,7 +57,7 @@ class Reader:
 
 
 def test_shared_body_counts_once_for_all_its_readers():
-    unsent = Unsent(10 * KIB, 10 * KIB)
+    unsent = SendBuffers(10 * KIB, 10 * KIB)
     body = bytes(6 * KIB)
     readers = [Reader(unsent, f"uid:{number % 3}", body) for number in range(100)]
     assert unsent.bytes == 6 * KIB
@@ -68,7 +68,7 @@ def test_shared_body_counts_once_for_all_its_readers():
 
 
 def test_oldest_body_of_the_largest_user_is_dropped_above_the_limit():
-    unsent = Unsent(10 * KIB, 10 * KIB)
+    unsent = SendBuffers(10 * KIB, 10 * KIB)
     honest = Reader(unsent, "honest", bytes(3 * KIB))
     old = bytes(3 * KIB)
     greedy = [Reader(unsent, "greedy", old) for _ in range(5)]
@@ -83,14 +83,14 @@ def test_oldest_body_of_the_largest_user_is_dropped_above_the_limit():
 
 
 def test_unsent_bytes_of_one_user_are_limited_to_its_share():
-    unsent = Unsent(100 * KIB, 8 * KIB)
+    unsent = SendBuffers(100 * KIB, 8 * KIB)
     readers = [Reader(unsent, "greedy", bytes(3 * KIB)) for _ in range(10)]
     assert [reader.dropped for reader in readers] == [True] * 8 + [False] * 2
     assert unsent.bytes == 6 * KIB
 
 
 def test_response_above_the_limit_drops_all_others():
-    unsent = Unsent(10 * KIB, 5 * KIB)
+    unsent = SendBuffers(10 * KIB, 5 * KIB)
     before = Reader(unsent, "uid:1", bytes(KIB))
     large = Reader(unsent, "uid:2", bytes(20 * KIB))
     assert (before.dropped, large.dropped) == (True, False)

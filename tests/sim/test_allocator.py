@@ -121,7 +121,7 @@ def test_sizes_are_those_of_pytorch(allocator: CachingAllocator, size: int, live
     assert (now.live_bytes, now.held_bytes) == (live, held)
 
 
-def test_live_neighbour_strands_the_rest_of_its_segment(allocator: CachingAllocator) -> None:
+def test_live_neighbor_strands_the_rest_of_its_segment(allocator: CachingAllocator) -> None:
     allocator.free(allocator.malloc(100 * MIB))
     assert allocator.usage().reclaimable.likely == 100 * MIB
     allocator.malloc(4 * MIB)

@@ -15,7 +15,7 @@ from gpumond.features.loadgen.script import CONTEXT_BYTES
 from gpumond.tick.ledger import attribute
 from tests.helpers.simulated_snapshots import EPOCH, snapshots
 
-QUIET = {"noise": 0, "gaps": 0, "neighbours": 0, "view": "agent"}
+QUIET = {"noise": 0, "gaps": 0, "neighbors": 0, "view": "agent"}
 
 
 def pools(made: Plan, every: float = 10.0) -> Iterator[tuple[float, PoolUsage]]:
@@ -67,7 +67,7 @@ def test_held_bytes_are_a_maximum_of_whole_segments_until_a_flush():
 
 
 def test_fragmentation_strands_more_bytes_at_constant_live_bytes():
-    made = plan("fragmentation", 0, neighbours=0, gaps=0)
+    made = plan("fragmentation", 0, neighbors=0, gaps=0)
     found = list(pools(made))
     early, late = found[len(found) // 20][1], found[-1][1]
     assert made.truth.injected_at is not None
@@ -109,7 +109,7 @@ def last(made: Plan) -> Snapshot:
     [("unlisted", []), ("gone", [("gone", None, ("compute",))]), ("holder", [("alive", 1, ("holder",))])],
 )
 def test_orphan_is_used_memory_without_a_running_process(kind: str, listed: list[tuple[str, int | None, object]]):
-    made = plan("orphan", 1, gaps=0, neighbours=0, noise=0, **{"as": kind, "view": "agent"})
+    made = plan("orphan", 1, gaps=0, neighbors=0, noise=0, **{"as": kind, "view": "agent"})
     end = last(made)
     (device,) = end.devices
     assert end.reports == ()
@@ -139,7 +139,7 @@ def test_crash_is_on_a_nearly_full_device_and_a_new_pid_follows():
 
 @pytest.mark.parametrize("view", ["agent", "process", "device"])
 def test_view_limits_the_visible_facts(view: str):
-    made = plan("steady", 0, duration="10m", view=view, noise=0, neighbours=0)
+    made = plan("steady", 0, duration="10m", view=view, noise=0, neighbors=0)
     end = last(made)
     (device,) = end.devices
     assert bool(end.reports) == (view == "agent")
@@ -164,7 +164,7 @@ def test_samples_and_hours_are_missing_as_planned():
 
 
 def test_noise_has_the_planned_size():
-    made = plan("preallocated", 0, duration="3h", noise="300MiB", view="process", neighbours=0, gaps=0)
+    made = plan("preallocated", 0, duration="3h", noise="300MiB", view="process", neighbors=0, gaps=0)
     used = [snapshot.devices[0].used_bytes or 0 for snapshot in snapshots(made)][100:]
     mean = sum(used) / len(used)
     deviation = (sum((value - mean) ** 2 for value in used) / len(used)) ** 0.5
@@ -172,8 +172,8 @@ def test_noise_has_the_planned_size():
     assert all(value % (2 * MIB) == 0 for value in used)
 
 
-def test_neighbours_start_and_end_without_an_agent():
-    made = plan("steady", 0, duration="3h", neighbours=1, view="agent")
+def test_neighbors_start_and_end_without_an_agent():
+    made = plan("steady", 0, duration="3h", neighbors=1, view="agent")
     numbers = [len(snapshot.devices[0].processes or ()) for snapshot in snapshots(made, 30.0)]
     assert {1, 2} <= set(numbers)
     assert {report.workload for snapshot in snapshots(made, 60.0) for report in snapshot.reports} == {"load"}

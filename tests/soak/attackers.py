@@ -22,7 +22,7 @@ from gpumond.facts.errors import ProtocolError
 from gpumond.facts.messages import (
     MAX_MESSAGE_BYTES,
     AgentResponse,
-    Bye,
+    Goodbye,
     Cancel,
     FlushResult,
     Hello,
@@ -50,7 +50,7 @@ SEEDS = (
     encode(Report(program=Program(ooms=(Oom(number=1, at=1000.0, seen="observer", device_uuid="GPU-a"),)))),
     encode(FlushResult("one", "freed")),
     encode(AgentResponse("one", dump=Dump("torch", "/tmp/x", 5))),
-    encode(Bye()),
+    encode(Goodbye()),
     encode(Cancel("one")),
     b'{"v":1,"type":"report","pools":[[]]}\n',
 )
@@ -80,7 +80,7 @@ def classify(line: bytes, first: bool) -> str:
             check_hello(message)
         elif isinstance(message, Report):
             check_report(message)
-        elif isinstance(message, Bye):
+        elif isinstance(message, Goodbye):
             return "bye"
         elif not isinstance(message, (FlushResult, AgentResponse)):
             return "wrong"

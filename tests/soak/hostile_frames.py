@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.result import spread
 from bench.scrape import children, rss
-from gpumond.facts.messages import Bye, Hello, Report, encode
+from gpumond.facts.messages import Goodbye, Hello, Report, encode
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.values import make_pool
 from tests.soak.attackers import Attackers
@@ -59,7 +59,7 @@ def processing_seconds(path: Path) -> float:
         connection.connect(str(path))
         connection.settimeout(30)
         began = time.perf_counter()
-        connection.sendall(encode(Hello("probe")) + encode(Report()) + encode(Bye()))
+        connection.sendall(encode(Hello("probe")) + encode(Report()) + encode(Goodbye()))
         assert connection.recv(1) == b""
         return time.perf_counter() - began
 
@@ -149,5 +149,5 @@ class FuzzedMessages:
 def rejects(daemon: RunningDaemon) -> dict[str, int]:
     """Return the number of rejected messages by reason."""
     page = daemon.request("/metrics")[1].decode()
-    found = re.findall(r'^gpumond_agent_rejects_total\{reason="(\w+)"\} (\S+)$', page, re.MULTILINE)
+    found = re.findall(r'^gpumond_agent_connections_rejected_total\{reason="(\w+)"\} (\S+)$', page, re.MULTILINE)
     return dict.fromkeys(REASONS, 0) | {reason: int(float(count)) for reason, count in found}

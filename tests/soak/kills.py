@@ -102,7 +102,7 @@ class WorldOfProcesses(World):
         self._programs.end(pid)
 
     def reading(self) -> Reading | None:
-        """Return a reading with the XID errors since the driver was opened."""
+        """Return a reading with the Xid errors since the driver was opened."""
         reading = super().reading()
         if reading is None:
             return None

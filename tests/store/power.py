@@ -8,7 +8,7 @@ The program runs with ``power.so`` (power.c), which logs each call that changes 
 - A name created, changed or removed since its directory's last fsync is as before or as after, independently of others.
 
 Journaling file systems keep the order of such changes, and make a new file's name durable with its first fsync: they
-lose less than this. Not modelled: a disk that loses synced data or returns data that was never written, and SQLite's
+lose less than this. Not modeled: a disk that loses synced data or returns data that was never written, and SQLite's
 -shm, which is rebuilt from the log.
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpumond.config.settings import Settings
-from gpumond.facts.alerts import KeptAdmission, KeptAlert, Notice
+from gpumond.facts.alerts import KeptAdmission, StoredAlert, Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Matcher, Silence
 from gpumond.features.alerts.dispatcher import AlertDispatcher
@@ -28,7 +28,7 @@ from gpumond.features.rules.settings import written
 from gpumond.features.silences.silences import silence_table
 from gpumond.store.history import HistoryPersistence
 from gpumond.store.store import Store, verify_audit
-from gpumond.tick.history import TIERS, Coarse, History
+from gpumond.tick.history import TIERS, CoarseSeries, History
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
 ALERT = Alert(
@@ -80,12 +80,12 @@ async def fill(store: Store) -> None:
     for number in range(3):
         name = f"rule-{number}"
         await rule_table(store).put(name, written(replace(BUILT_IN[0], name=name)), "token")
-        await override_table(store).put(BUILT_IN[number].name, {"level": number}, "token")
+        await override_table(store).put(BUILT_IN[number].name, {"threshold": number}, "token")
         await store.audit("uid:4711", "flush.request", {"number": number})
         await store.audit("rule:full", "action", {"labels": [["alertname", f"full-{number}"]]})
         alert = replace(ALERT, labels=(("alertname", f"full-{number}"),))
         notices = [Notice("log", number, "raised", alert), Notice("log", 10 + number, "raised", alert)]
-        await store.keep([KeptAlert((), alert, 5.0)] * 3, notices, [over("a")])
+        await store.keep([StoredAlert((), alert, 5.0)] * 3, notices, [over("a")])
         await store.delivered(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         silence = replace(SILENCE, id=f"{number:016}")
@@ -93,7 +93,7 @@ async def fill(store: Store) -> None:
         quota = {"name": name, "match": {"workload": "*"}, "soft": number + 1}
         await quota_table(store).put(name, quota, "token")
         await baseline_table(store, "before").put(name, Baseline(name, None, 1.0, 10.0, 10.0, True, ()))
-    series = Coarse(
+    series = CoarseSeries(
         device_uuid="GPU-a", pid=None, start_ticks=None, born_at=1.0, records=((None,) * 5,) * len(TIERS), blocks=()
     )
     await store.keep_history([series] * 3)

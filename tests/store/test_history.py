@@ -14,7 +14,7 @@ from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.process import ProcessKey
 from gpumond.store.history import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence
 from gpumond.store.store import Store
-from gpumond.tick.history import Coarse, History
+from gpumond.tick.history import CoarseSeries, History
 from tests.helpers.values import make_snapshot
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def test_history_is_stored_periodically_a_few_series_a_tick(tmp_path: Path):
 
 
 def test_stored_history_replaces_the_previous_one(tmp_path: Path):
-    async def work(store: Store) -> list[Coarse]:
+    async def work(store: Store) -> list[CoarseSeries]:
         for processes in (5, 1):
             await store.keep_history(tuple(history(processes).coarse()))
         return await store.history()
@@ -113,7 +113,7 @@ class Broken:
     async def keep_history(self, history: object) -> None:
         raise StoreUnavailable("the disk is full")
 
-    async def history(self) -> list[Coarse]:
+    async def history(self) -> list[CoarseSeries]:
         raise StoreUnavailable("the disk is full")
 
 
@@ -127,7 +127,7 @@ def test_history_works_without_a_store():
 
 
 def test_absent_processes_are_kept_for_the_next_restart(tmp_path: Path):
-    async def work(store: Store) -> list[Coarse]:
+    async def work(store: Store) -> list[CoarseSeries]:
         await HistoryPersistence(store).close(history())
         early = History()
         await HistoryPersistence(store).restore(early)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.alerts import Heartbeat, KeptAlert, resume
+from gpumond.facts.alerts import Heartbeat, StoredAlert, resume
 from gpumond.facts.errors import DefinitionChanged
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
@@ -29,7 +29,7 @@ def test_rule_survives_a_restart_with_its_etag(path: Path):
 
 def test_override_survives_a_restart_and_is_in_the_audit(path: Path):
     async def work(store: Store) -> None:
-        await override_table(store).put("leak", {"level": 1.0}, "token")
+        await override_table(store).put("leak", {"threshold": 1.0}, "token")
         await override_table(store).put("leak", {"for": 60.0, "enabled": False}, "token")
         await override_table(store).put("idle-holder", {"severity": "warning"}, "token")
         await override_table(store).delete("idle-holder", "token")
@@ -78,7 +78,7 @@ def test_alerts_are_resumed_with_their_age(path: Path):
     async def fire(store: Store) -> None:
         nonlocal now
         now = Heartbeat(1e6 + 60, 5060.0)
-        await store.keep([KeptAlert((), fired, 5000.0)], [])
+        await store.keep([StoredAlert((), fired, 5000.0)], [])
 
     with_store(path, fire, clock=lambda: now)
     alerts, alive = with_store(path, lambda store: store.kept(), clock=lambda: now)

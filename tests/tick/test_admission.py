@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.process import ProcessKey
-from gpumond.features.quotas.admissions import Decision, Neighbour, Queue, Room, decide, lending
+from gpumond.features.quotas.admissions import Decision, Competitor, Queue, Room, decide, reclaim
 
 SCHEDULES = 10_000
 PROGRAMS = 8
@@ -34,12 +34,12 @@ def request(name: str, need: int, uid: int | None = None) -> KeptAdmission:
     )
 
 
-def room(free: int | None, *neighbours: Neighbour, reserved: int = 0) -> Room:
-    return Room(uuid="GPU-a", size_bytes=SIZE, free_bytes=free, reserved_bytes=reserved, neighbours=neighbours)
+def room(free: int | None, *neighbors: Competitor, reserved: int = 0) -> Room:
+    return Room(uuid="GPU-a", size_bytes=SIZE, free_bytes=free, reserved_bytes=reserved, neighbors=neighbors)
 
 
-def neighbour(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, thrashes: int = 0) -> Neighbour:
-    return Neighbour(
+def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, thrashes: int = 0) -> Competitor:
+    return Competitor(
         process=ProcessKey(pid, 1),
         uid=uid,
         workload=f"program-{pid}",
@@ -112,8 +112,8 @@ class Schedule:
 
     def _decide(self) -> None:
         allocated = {grant.id: self.programs[grant.id].live for grant in self.queue.grants}
-        neighbours = [neighbour(int(name), p.cached) for name, p in self.programs.items() if p.cached]
-        decision = decide(self.queue, [room(self.free, *neighbours)], allocated, (), self.now)
+        neighbors = [neighbor(int(name), p.cached) for name, p in self.programs.items() if p.cached]
+        decision = decide(self.queue, [room(self.free, *neighbors)], allocated, (), self.now)
         self.queue = decision.queue
         for each in decision.granted:
             program = self.programs[each.id]
@@ -155,16 +155,16 @@ def test_granted_memory_counts_until_it_is_allocated_or_its_deadline_passes():
 
 
 def test_reserves_are_not_granted_and_are_restored_by_flushes():
-    decision = decided(Queue((request("one", 10),)), room(30, neighbour(1, 20), reserved=25))
+    decision = decided(Queue((request("one", 10),)), room(30, neighbor(1, 20), reserved=25))
     assert not decision.granted
     assert decision.plans["one"].available_bytes == 5
     assert "GPU-a" not in decision.plans
-    short = decided(Queue(), room(30, neighbour(1, 8), neighbour(2, 20), reserved=45))
+    short = decided(Queue(), room(30, neighbor(1, 8), neighbor(2, 20), reserved=45))
     assert [each.process.pid for each in short.plans["GPU-a"].flushes] == [2]
 
 
 def test_unknown_free_memory_grants_nothing():
-    decision = decided(Queue((request("one", 1),)), room(None, neighbour(1, 20)))
+    decision = decided(Queue((request("one", 1),)), room(None, neighbor(1, 20)))
     assert not decision.granted
     assert decision.plans["one"].available_bytes is None
     assert not decision.plans["one"].fits
@@ -181,20 +181,20 @@ def test_unknown_free_memory_grants_nothing():
     ],
 )
 def test_cheapest_caches_are_flushed_until_the_request_fits(short: int, pids: list[int], missing: int):
-    neighbours = [neighbour(1, 12), neighbour(2, 6, idle=60.0), neighbour(3, 8), neighbour(4, 15, thrashes=1)]
-    plan = lending(neighbours, short, 0)
+    neighbors = [neighbor(1, 12), neighbor(2, 6, idle=60.0), neighbor(3, 8), neighbor(4, 15, thrashes=1)]
+    plan = reclaim_plan(neighbors, short, 0)
     assert ([each.process.pid for each in plan.flushes], plan.missing_bytes) == (pids, missing)
 
 
 def test_flushes_that_a_larger_one_makes_superfluous_are_left_out():
-    plan = lending([neighbour(1, 2, idle=60.0), neighbour(2, 30)], 10, 0)
+    plan = reclaim_plan([neighbor(1, 2, idle=60.0), neighbor(2, 30)], 10, 0)
     assert [each.process.pid for each in plan.flushes] == [2]
 
 
 def test_programs_of_other_users_are_flushed_only_if_allowed():
-    neighbours = (neighbour(1, 20, uid=1), neighbour(2, 20, uid=2))
+    neighbors = (neighbor(1, 20, uid=1), neighbor(2, 20, uid=2))
     for uid, pids in ((1, [1]), (None, [1, 2]), (3, [])):
-        decision = decided(Queue((request("one", 40, uid),)), room(20, *neighbours))
+        decision = decided(Queue((request("one", 40, uid),)), room(20, *neighbors))
         plan = decision.plans["one"]
         assert {each.process.pid for each in plan.flushes} <= set(pids)
         assert plan.missing_bytes == max(0, 20 - 20 * len(pids))
@@ -234,7 +234,7 @@ def test_request_that_needs_the_end_of_a_program_keeps_back_its_own_user_only():
 
 def test_request_that_flushes_can_satisfy_keeps_others_back_for_a_limited_time():
     queue = Queue((of_user("a", "first", 30), of_user("b", "other", 1)))
-    cached = room(24, neighbour(1, 20))
+    cached = room(24, neighbor(1, 20))
     held = decided(queue, cached)
     assert (granted_ids(held), held.holders) == ([], ("first",))
     passed = decide(queue, [cached], {}, (), 0.0, {"first"})

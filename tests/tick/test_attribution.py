@@ -32,7 +32,7 @@ def test_process_with_an_agent_has_shares_and_overhead():
         "cached": 3 * GIB,
         "stranded": GIB,
         "overhead": GIB,
-        "unclaimed": GIB,
+        "unattributed": GIB,
     }
 
 
@@ -63,7 +63,7 @@ def test_pool_with_unknown_live_bytes_is_opaque_beside_the_overhead():
         "cached": GIB // 2,
         "opaque": 4 * GIB,
         "overhead": GIB // 2,
-        "unclaimed": GIB,
+        "unattributed": GIB,
     }
 
 
@@ -114,7 +114,7 @@ def test_pool_inside_an_unreported_one_is_counted():
 def test_overcount_is_the_excess_of_an_agent_over_an_older_driver_count():
     device = make_device(used_bytes=5 * GIB, processes=(make_process(used_bytes=2 * GIB),))
     ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=2 * GIB, cached=GIB),)),)))
-    assert shares(ledger) == {"live": 2 * GIB, "cached": GIB, "unclaimed": 3 * GIB}
+    assert shares(ledger) == {"live": 2 * GIB, "cached": GIB, "unattributed": 3 * GIB}
     assert overcount(ledger) == GIB
 
 
@@ -122,7 +122,7 @@ def test_live_bytes_never_exceed_the_drivers_count_of_the_process():
     device = make_device(used_bytes=5 * GIB, processes=(make_process(used_bytes=2 * GIB),))
     for live in (3 * GIB, 70 * GIB):
         ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=live),)),)))
-        assert shares(ledger) == {"live": 2 * GIB, "unclaimed": 3 * GIB}
+        assert shares(ledger) == {"live": 2 * GIB, "unattributed": 3 * GIB}
         assert overcount(ledger) == 0
 
 
@@ -135,10 +135,10 @@ def test_unmapped_bytes_have_no_line():
 def test_agents_are_the_only_source_without_a_process_list():
     device = make_device(used_bytes=5 * GIB, processes=None)
     ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=3 * GIB),)),)))
-    assert shares(ledger) == {"live": 3 * GIB, "unclaimed": 2 * GIB}
+    assert shares(ledger) == {"live": 3 * GIB, "unattributed": 2 * GIB}
 
 
-def test_unknown_used_bytes_make_no_unclaimed_line():
+def test_unknown_used_bytes_make_no_unattributed_line():
     device = make_device(used_bytes=None, processes=(make_process(used_bytes=None),))
     ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=GIB),)),)))
     assert shares(ledger) == {"live": GIB}
@@ -198,7 +198,7 @@ def test_pools_of_an_agent_are_limited_to_the_drivers_count():
     device = make_device(used_bytes=10 * GIB, processes=(make_process(used_bytes=9 * GIB),))
     eight = tuple(make_pool(allocator=f"a{number}", live=GIB, cached=79 * GIB) for number in range(8))
     ledger = attribute(make_snapshot(device, reports=(make_report(pools=eight),)))
-    assert shares(ledger) == {"live": 8 * GIB, "cached": GIB, "unclaimed": GIB}
+    assert shares(ledger) == {"live": 8 * GIB, "cached": GIB, "unattributed": GIB}
     assert overcount(ledger) == 0
 
 
@@ -242,7 +242,7 @@ def managed_pool(**fields: Any) -> PoolUsage:
     return make_pool(allocator="cupy", managed=True, **fields)
 
 
-def test_managed_memory_of_a_program_has_no_unclaimed_bytes():
+def test_managed_memory_of_a_program_has_no_unattributed_bytes():
     """A CuPy program with 4 GiB of malloc_managed, for which the driver counts its context of 520 MiB."""
     context, device_bytes = 520 << 20, (520 << 20) + 4 * GIB
     device = make_device(used_bytes=device_bytes, processes=(make_process(used_bytes=context),))

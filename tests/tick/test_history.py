@@ -21,7 +21,7 @@ from gpumond.tick.history import (
     SIGNALS,
     TIERS,
     USED,
-    Coarse,
+    CoarseSeries,
     History,
     Rows,
     Series,
@@ -167,7 +167,7 @@ def test_processes_never_exceed_the_limit():
 
 def test_restored_series_continues_when_the_life_is_seen_again():
     before = make_history([float(i // 900) for i in range(4000)])
-    kept = [from_json(Coarse, to_json(one)) for one in before.coarse()]
+    kept = [from_json(CoarseSeries, to_json(one)) for one in before.coarse()]
     after = History()
     after.restore(kept)
     # After a reboot the monotonic clock starts again; an hour of wall time has passed.

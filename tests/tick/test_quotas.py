@@ -53,7 +53,7 @@ def with_limit(limit_bytes: int, quota: str = "") -> AgentReport:
     ],
 )
 def test_all_patterns_of_a_quota_match_a_process(patterns: dict[str, str], matches: bool):
-    table = QuotaTable([Quota(name="team", soft_bytes=1, **patterns)])
+    table = QuotaTable([Quota(name="team", soft_limit_bytes=1, **patterns)])
     device = replace(DEVICE, processes=(RESEARCH,))
     assert bool(assign_quotas(table, (device,), (REPORT,))) is matches
 
@@ -65,11 +65,11 @@ def test_process_without_agent_is_matched_by_its_command():
 
 
 def test_lowest_limits_and_highest_reserve_apply_with_the_names_of_their_quotas():
-    first = quota("first", soft_bytes=30, limit_bytes=40, reserve_bytes=5)
-    second = quota("second", soft_bytes=20, limit_bytes=50, reserve_bytes=9)
+    first = quota("first", soft_limit_bytes=30, limit_bytes=40, reserve_bytes=5)
+    second = quota("second", soft_limit_bytes=20, limit_bytes=50, reserve_bytes=9)
     (found,) = assign_quotas(QuotaTable([first, second]), (), (REPORT,))
     effective = found.quota
-    assert (effective.soft_bytes, effective.soft_quota) == (20, "second")
+    assert (effective.soft_limit_bytes, effective.soft_limit_quota) == (20, "second")
     assert (effective.limit_bytes, effective.limit_quota) == (40, "first")
     assert (effective.reserve_bytes, effective.reserve_quota) == (9, "second")
 

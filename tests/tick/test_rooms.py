@@ -70,8 +70,8 @@ def test_device_without_a_current_reading_has_unknown_room():
 
 def test_unused_part_of_a_reserve_is_kept_and_lent_by_the_same_user_only():
     (room,) = rooms(reserve(10), (), "user")
-    assert (room.free_bytes, room.reserved_bytes, room.lenders) == (9 * GIB, 6 * GIB, frozenset({1001}))
-    assert rooms(reserve(10), (), "all")[0].lenders is None
+    assert (room.free_bytes, room.reserved_bytes, room.flushable_users) == (9 * GIB, 6 * GIB, frozenset({1001}))
+    assert rooms(reserve(10), (), "all")[0].flushable_users is None
     assert rooms(reserve(3), (), "user")[0].reserved_bytes == 0
 
 
@@ -87,14 +87,14 @@ def test_processes_of_one_quota_share_its_reserve_which_the_device_bounds():
     assert rooms(snapshot(quotas=huge), (), "user")[0].reserved_bytes == DEVICE.size_bytes
 
 
-def test_neighbours_are_the_programs_that_allow_a_flush_and_can_return_memory():
-    assert [each.workload for each in rooms(snapshot(), (), "all")[0].neighbours] == ["train", "small"]
+def test_neighbors_are_the_programs_that_allow_a_flush_and_can_return_memory():
+    assert [each.workload for each in rooms(snapshot(), (), "all")[0].neighbors] == ["train", "small"]
     never = replace(REPORT, flush_policy="never")
-    assert [each.workload for each in rooms(snapshot(reports=(never, SMALL)), (), "user")[0].neighbours] == ["small"]
-    assert rooms(snapshot(), (), "off")[0].neighbours == ()
-    assert [each.workload for each in rooms(snapshot(), [NEITHER], "all")[0].neighbours] == ["train"]
+    assert [each.workload for each in rooms(snapshot(reports=(never, SMALL)), (), "user")[0].neighbors] == ["small"]
+    assert rooms(snapshot(), (), "off")[0].neighbors == ()
+    assert [each.workload for each in rooms(snapshot(), [NEITHER], "all")[0].neighbors] == ["train"]
 
 
-def test_memory_within_the_reserve_of_a_neighbour_is_not_reclaimable():
-    kept = {each.workload: each.reclaimable_bytes for each in rooms(reserve(3), (), "all")[0].neighbours}
+def test_memory_within_the_reserve_of_a_neighbor_is_not_reclaimable():
+    kept = {each.workload: each.reclaimable_bytes for each in rooms(reserve(3), (), "all")[0].neighbors}
     assert kept["small"] == GIB

@@ -35,7 +35,7 @@ def test_overcount_does_not_exceed_the_bar():
     assert bar({"live": 30, "cached": 10}, 20, 8) == [("live", 6), ("cached", 2)]
 
 
-def test_parts_have_distinct_marks_and_a_colour():
+def test_parts_have_distinct_marks_and_a_color():
     assert len(set(FILLS.values())) == len(FILLS) == len(set(GROUNDS.values()))
     assert FILLS.keys() == GROUNDS.keys() == COLOURS.keys() | {"reserved"}
     assert all(mark.isascii() and len(mark) == 1 for mark in FILLS.values())
@@ -68,10 +68,10 @@ def test_gap_in_the_history_remains_a_gap():
 
 
 def test_stack_shows_the_parts_from_the_bottom_in_their_proportion():
-    parts = {"live": 8, "cached": 4, "overhead": 0, "unclaimed": 4}
+    parts = {"live": 8, "cached": 4, "overhead": 0, "unattributed": 4}
     top, bottom = stack([(0.0, parts)], 0, 1, 1, 2)
     assert bottom == [StackCell("live", "live", 8)]
-    assert top == [StackCell("cached", "unclaimed", 4)]
+    assert top == [StackCell("cached", "unattributed", 4)]
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(SHARES), st.integers(0, 1 << 40), min_size=1), min_size=1, max_size=20))

@@ -39,13 +39,13 @@ CONTENT = view(busy_frame())
 DEVICE, TRAIN = key_of(CONTENT.devices[0]), CONTENT.processes[0].key
 
 
-def gib(live: int, held: int, other: int, unclaimed: int) -> dict[str, int]:
-    sizes = {"live": live, "cached": held, "overhead": other, "unclaimed": unclaimed}
+def gib(live: int, held: int, other: int, unattributed: int) -> dict[str, int]:
+    sizes = {"live": live, "cached": held, "overhead": other, "unattributed": unattributed}
     return {band: size * GIB for band, size in sizes.items()}
 
 
 def test_bytes_are_divided_by_signal_and_sum_to_the_used_bytes():
-    daemon = Recorded(used=[(1, 10), (2, 12)], live=[(1.1, 4), (2, 5)], held=[(1, 7), (2, 7)], unclaimed=[(2, 1)])
+    daemon = Recorded(used=[(1, 10), (2, 12)], live=[(1.1, 4), (2, 5)], held=[(1, 7), (2, 7)], unattributed=[(2, 1)])
     past = read_history(daemon, "GPU-own", DEVICE, 600)
     assert past.points == ((1.0, gib(4, 3, 3, 0)), (2.0, gib(5, 2, 4, 1)))
     assert {query["uuid"][0] for query in daemon.asked} == {"GPU-own"}
@@ -72,7 +72,7 @@ def test_each_frame_extends_the_history(of: Any, bands: dict[str, int]):
     assert extended(longer, CONTENT) is longer
 
 
-def test_chart_is_stacked_and_coloured_by_share():
+def test_chart_is_stacked_and_colored_by_share():
     past = HistoryChart(DEVICE, 600.0, tuple((float(at), gib(8, 4, 4, 0)) for at in range(0, 601, 10)))
     head, top, bottom = drawn(past, "", 60, 2, False)
     assert plain_text(head).startswith("used in the last 10 min: 16.0 GiB to 16.0 GiB")

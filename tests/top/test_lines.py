@@ -10,7 +10,7 @@ from gpumond.view.text import (
     ansi,
     cells,
     clipped,
-    colours_of,
+    colors_of,
     cut,
     fitted,
     plain_text,
@@ -53,7 +53,7 @@ def test_cut_counts_columns(text: str, width: int, expected: str):
     assert cut(text, width) == expected
 
 
-def test_styles_and_colours_of_a_line():
+def test_styles_and_colors_of_a_line():
     line = [Piece("a"), Piece("b", "bold"), Piece("c", ground="live"), Piece("d", ground="live", ink="cached")]
     assert ansi(line, "none") == "a\x1b[1mb\x1b[0mcd"
     assert ansi(line, "true").endswith("\x1b[48;2;24;87;184mc\x1b[0m\x1b[48;2;24;87;184;38;2;63;186;169md\x1b[0m")
@@ -61,7 +61,7 @@ def test_styles_and_colours_of_a_line():
 
 
 @pytest.mark.parametrize(
-    ("environ", "colours"),
+    ("environ", "colors"),
     [
         ({"TERM": "xterm-256color"}, "256"),
         ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, "true"),
@@ -71,8 +71,8 @@ def test_styles_and_colours_of_a_line():
         ({}, "none"),
     ],
 )
-def test_environment_states_the_colours(environ: dict[str, str], colours: str):
-    assert colours_of(environ) == colours
+def test_environment_states_the_colors(environ: dict[str, str], colors: str):
+    assert colors_of(environ) == colors
 
 
 def test_table_shortens_text_and_keeps_numbers():

@@ -1,4 +1,4 @@
-"""Colours are distinguishable with each kind of colour vision, and cover the shares of a ledger."""
+"""Colors are distinguishable with each kind of color vision, and cover the shares of a ledger."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.helpers.color_vision import COLOR_VISION, MIN_DISTANCE, Matrix, dista
 
 @pytest.mark.parametrize("free", [COLOURS["free"], FREE_ON_DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("eye", COLOR_VISION.values(), ids=list(COLOR_VISION))
-def test_colours_are_distinguishable(eye: Matrix, free: str):
-    colours = COLOURS | {"free": free}
+def test_colors_are_distinguishable(eye: Matrix, free: str):
+    colors = COLOURS | {"free": free}
     near = {
-        (one, other): round(distance(colours[one], colours[other], eye), 3)
-        for one, other in combinations(colours, 2)
-        if distance(colours[one], colours[other], eye) < MIN_DISTANCE
+        (one, other): round(distance(colors[one], colors[other], eye), 3)
+        for one, other in combinations(colors, 2)
+        if distance(colors[one], colors[other], eye) < MIN_DISTANCE
     }
     assert not near
 
@@ -27,5 +27,5 @@ def test_similar_greys_are_not_distinguishable():
     assert distance("#808080", "#8a8a8a", COLOR_VISION["all cones"]) < MIN_DISTANCE
 
 
-def test_shares_and_free_memory_each_have_a_colour():
+def test_shares_and_free_memory_each_have_a_color():
     assert tuple(COLOURS) == (*SHARES, "free")

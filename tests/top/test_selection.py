@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.sensors import Sensors
-from gpumond.view.frame import at_index, merged, neighbour, place_of, processes_on, view
+from gpumond.view.frame import at_index, merged, neighbor, place_of, processes_on, view
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame
 from tests.helpers.running import until
 from tests.helpers.screens import top
@@ -164,7 +164,7 @@ def test_merged_views_have_the_rows_of_all_daemons():
     assert [row.gpu for row in both.processes] == ["a:2", "a:1", "a:0", "b:0"]
     assert [place_of(device.uuid) for device in both.devices[-2:]] == [(0, "GPU-2"), (2, "GPU-0")]
     assert len({row.key for row in both.processes}) == 4
-    assert (both.agents, both.returnable_bytes) == (one.agents + other.agents, one.returnable_bytes)
+    assert (both.agents, both.reclaimable_bytes) == (one.agents + other.agents, one.reclaimable_bytes)
 
 
 def test_frames_of_several_daemons_are_requested_every_second(fake: FakeDaemon):
@@ -174,8 +174,8 @@ def test_frames_of_several_daemons_are_requested_every_second(fake: FakeDaemon):
 
 def test_selection_cycles_through_all_devices_and_none():
     content = view(three())
-    assert [neighbour(content, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
-    assert [neighbour(content, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
+    assert [neighbor(content, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
+    assert [neighbor(content, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
     assert [at_index(content, index) for index in (0, 2, 3)] == ["GPU-0", "GPU-2", None]
 
 

@@ -77,7 +77,7 @@ def test_session_from_start_to_receipt_and_exit(demo: RunningDaemon):
 
 
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1", "COLORTERM": "truecolor"}, {"TERM": "xterm"}, {"TERM": "vt100"}])
-def test_shares_are_distinguished_by_marks_without_colours(fake: FakeDaemon, environ: dict[str, str]):
+def test_shares_are_distinguished_by_marks_without_colors(fake: FakeDaemon, environ: dict[str, str]):
     with terminal(TOP, GPUMOND_URL=fake.url, **environ) as session:
         session.shows("#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30, "# live 20.0 GiB")
         assert "48;2;24;87;184" not in session.written

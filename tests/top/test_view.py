@@ -49,7 +49,7 @@ def described(row: ProcessRow) -> str:
 def test_shares_are_those_of_the_ledger():
     content = view(busy_frame())
     (device,) = content.devices
-    expected = {"live": 20, "cached": 12, "stranded": 6, "overhead": 2, "opaque": 10, "unclaimed": 0}
+    expected = {"live": 20, "cached": 12, "stranded": 6, "overhead": 2, "opaque": 10, "unattributed": 0}
     assert device.shares == {share: size * GIB for share, size in expected.items()}
     assert list(device.shares) == list(expected)
     train, python = content.processes
@@ -129,7 +129,7 @@ def test_kv_cache_in_a_program_without_an_agent_is_a_part_of_its_opaque_memory()
 def test_refused_flush_is_not_promised():
     report = make_report(10, (make_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),), flush_policy="never")
     content = view(busy_frame(reports=(report,)))
-    assert (content.returnable_bytes, content.refused_bytes) == (0, 12 * GIB)
+    assert (content.reclaimable_bytes, content.refused_bytes) == (0, 12 * GIB)
     assert (
         flush_estimate(content)
         == "a flush of all programs would release nothing; programs that do not allow a flush cache another 12.0 GiB"
@@ -138,7 +138,7 @@ def test_refused_flush_is_not_promised():
 
 def test_process_without_an_agent_has_no_reclaimable_bytes():
     content = view(busy_frame(reports=()))
-    assert (content.returnable_bytes, flush_estimate(content), content.agents) == (None, "", 0)
+    assert (content.reclaimable_bytes, flush_estimate(content), content.agents) == (None, "", 0)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_totals_of_many_devices_count_an_instance_once():
         "MIG-b", index=1, parent_uuid="GPU-a", size_bytes=40 * GIB, used_bytes=10 * GIB, free_bytes=30 * GIB
     )
     *_, legend = device_lines(view(make_frame(whole, part)), 80, 10, True)
-    assert "".join(piece.text for piece in legend) == "! unclaimed 10.0 GiB  . free 70.0 GiB"
+    assert "".join(piece.text for piece in legend) == "! unattributed 10.0 GiB  . free 70.0 GiB"
 
 
 ROWS = view(

@@ -81,7 +81,7 @@ containers mount the directory of `socket`, use a separate `runtime_dir`. The se
 The command line looks for the token and `api.sock` in `GPUMOND_RUNTIME_DIR`. If this variable is not set, it searches
 the directory of `GPUMOND_SOCKET`, or the default directories of the user's daemon and of the service.
 
-Independent of the location of the socket, agents of other users obey a daemon only if it runs as root or as the owner
+Independent of the location of the socket, agents of other users trust a daemon only if it runs as root or as the owner
 of `/run/gpumond`.
 
 ## Reload

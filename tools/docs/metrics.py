@@ -72,7 +72,7 @@ the configuration adds them to `/metrics`.
 
 `dcgm` is the newest version and changes with it; name a version for dashboards and rules. A device that only one
 container uses also has `pod`, `namespace` and `container`. Ratios of `PROF_*` are hardware counts over ten seconds
-(Hopper and later); PCIe values are a sample of 20 ms. XID errors are also a counter,
+(Hopper and later); PCIe values are a sample of 20 ms. Xid errors are also a counter,
 `gpumond_device_xid_errors_total`.
 
 | name since 4.9 | former name | meaning |
@@ -90,7 +90,7 @@ Not available:
 def document() -> str:
     ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n"
     theirs = DCGM + "".join(map(dcgm_row, dcgm.FAMILIES))
-    theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS | Number of the last XID error; 0: none so far. |\n"
+    theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS | Number of the last Xid error; 0: none so far. |\n"
     return ours + theirs + LEFT_OUT + "".join(f"| {name} | {why} |\n" for name, why in dcgm.LEFT_OUT.items())
 
 

@@ -111,7 +111,7 @@ class AllocatorAdapter:
         return f"{self.name} {sys.modules[self.name].__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        """Return the current pools; empty while the library is not initialised.
+        """Return the current pools; empty while the library is not initialized.
 
         ``exact`` may take milliseconds and narrows ``reclaimable`` as far as the library allows.
         """

@@ -22,7 +22,7 @@ class JaxAdapter(AllocatorAdapter):
     name = "jax"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        """Read only a backend that the program has initialised: jax.devices() would initialise it and allocate."""
+        """Read only a backend that the program has initialized: jax.devices() would initialize it and allocate."""
         return tuple(self._usages())
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
@@ -47,7 +47,7 @@ def adapter() -> JaxAdapter:
 
 
 def _devices() -> Iterator[Any]:
-    # backends_are_initialized() would wait for the lock of an initialisation, which may be long.
+    # backends_are_initialized() would wait for the lock of an initialization, which may be long.
     bridge = sys.modules.get("jax._src.xla_bridge")
     client = getattr(bridge, "_backends", {}).get("cuda")
     return iter(() if client is None else client.local_devices())

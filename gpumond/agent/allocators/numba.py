@@ -2,7 +2,7 @@
 
 The list is emptied at the latest when it has more than 10 blocks or a fifth of the device. Nothing else is cached, so
 that the pending bytes are exactly those that a flush returns. Attributes are read without the functions of Numba that
-initialise the driver or create a context.
+initialize the driver or create a context.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _managers() -> Iterator[tuple[int, Any]]:
 
 
 def _devices() -> list[Any]:
-    """Return Numba's devices, if it has listed them: listing them initialises the driver."""
+    """Return Numba's devices, if it has listed them: listing them initializes the driver."""
     gpus: Any = getattr(sys.modules.get(DEVICES), "gpus", None)
     managed = getattr(gpus, "__dict__", {}).get("lst")
     if managed is None:  # in numba-cuda a cached property

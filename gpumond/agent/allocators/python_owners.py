@@ -2,7 +2,7 @@
 nor a library lists them. A trim leaves the granules that contain such a block.
 
 One pass over the garbage collector's list, only for a plan or a flush. The list and what it refers to are released
-before another thread runs: otherwise the program's objects would be finalised in this thread. References to owners last
+before another thread runs: otherwise the program's objects would be finalized in this thread. References to owners last
 a little longer.
 """
 

@@ -23,7 +23,7 @@ class TensorFlowAdapter(AllocatorAdapter):
     name = "tensorflow"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        """Read only an initialised context: the function of tf.config would initialise it and take all memory."""
+        """Read only an initialized context: the function of tf.config would initialize it and take all memory."""
         context, library = _context(), sys.modules.get("tensorflow.python._pywrap_tfe")
         if context is None or library is None:
             return ()
@@ -53,7 +53,7 @@ def adapter() -> TensorFlowAdapter:
 
 
 def _context() -> Any:
-    """Return the eager context with its devices; None until the program has initialised it."""
+    """Return the eager context with its devices; None until the program has initialized it."""
     module = sys.modules.get("tensorflow.python.eager.context")
     context = module.context_safe() if module is not None else None
     return context if context is not None and context._initialized else None

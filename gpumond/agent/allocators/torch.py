@@ -1,7 +1,7 @@
 """PyTorch's CUDA allocator (2.3 and later, and ROCm, which uses the same names).
 
 It is read through the nested statistics: one call for each device, without flattening and without a CUDA call. A
-PyTorch that has not initialised CUDA is not queried, and a device without a live context is never made current.
+PyTorch that has not initialized CUDA is not queried, and a device without a live context is never made current.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class TorchAdapter(
 
     def _check_snapshot(self, guarded: bool) -> None:
         if not self._cuda.is_initialized():
-            raise FlushRefused("CUDA is not initialised")
+            raise FlushRefused("CUDA is not initialized")
         if self._cuda.get_allocator_backend() != "native":
             raise FlushRefused("only the native allocator has a snapshot")
         if guarded and self._c._cuda_isHistoryEnabled():
@@ -262,7 +262,7 @@ class TorchAdapter(
         if not self._cuda.is_initialized():
             forked = self._cuda._is_in_bad_fork()
             raise FlushRefused(
-                "CUDA was initialised before this process was forked" if forked else "CUDA is not initialised"
+                "CUDA was initialized before this process was forked" if forked else "CUDA is not initialized"
             )
         backend = self._cuda.get_allocator_backend()
         if backend not in ("native", "cudaMallocAsync"):
@@ -308,7 +308,7 @@ class TorchAdapter(
         return "expandable_segments:true" in self._settings()
 
     def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
-        """Attach the observer. Returns False where that would initialise CUDA, or is not possible."""
+        """Attach the observer. Returns False where that would initialize CUDA, or is not possible."""
         attach = getattr(self._c, "_cuda_attach_out_of_memory_observer", None)
         if not self._cuda.is_initialized() or attach is None or self._cuda.get_allocator_backend() != "native":
             return False

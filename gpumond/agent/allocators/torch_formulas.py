@@ -6,7 +6,7 @@ private pools (CUDA graphs, MemPool; reported since 2.13).
 
 ``empty_cache`` waits for the pending V - A, then returns whole free segments of the default pools
 (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks). Hence R - V - I is exact as long as nothing is pending and
-there are no private pools and no expandable segments: pending blocks may join free neighbours, a live private pool
+there are no private pools and no expandable segments: pending blocks may join free neighbors, a live private pool
 returns nothing, and of an expandable segment only whole pages return, which the statistics do not show.
 """
 

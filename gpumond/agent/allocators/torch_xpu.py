@@ -1,7 +1,7 @@
 """PyTorch's XPU allocator (Intel; 2.6 and later). Builds with it have no CUDA.
 
-A PyTorch that has not initialised XPU, or did so before this process was forked, is not queried. The allocator frees in
-one context for all devices, which its initialisation created; the adapter creates none. The statistics do not contain
+A PyTorch that has not initialized XPU, or did so before this process was forked, is not queried. The allocator frees in
+one context for all devices, which its initialization created; the adapter creates none. The statistics do not contain
 the cached bytes in partly used segments, so that the bytes that a flush returns are an interval. It includes expandable
 segments and the pools of graphs.
 """
@@ -49,7 +49,7 @@ class XpuAdapter(AllocatorAdapter):
         if not self._xpu.is_initialized():
             forked = self._xpu._is_in_bad_fork()
             raise FlushRefused(
-                "XPU was initialised before this process was forked" if forked else "XPU is not initialised"
+                "XPU was initialized before this process was forked" if forked else "XPU is not initialized"
             )
         if cuda.capturing():
             raise FlushRefused("an XPU graph is being captured")

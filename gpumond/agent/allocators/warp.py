@@ -1,6 +1,6 @@
 """NVIDIA Warp (1.10 and later): the bytes in use of the device's default memory pool, from which it allocates.
 
-`mempools` counts and trims this pool. Warp's functions for these bytes initialise Warp; the driver returns the same.
+`mempools` counts and trims this pool. Warp's functions for these bytes initialize Warp; the driver returns the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def adapter() -> WarpAdapter | None:
 
 
 def _devices() -> list[Any]:
-    """Return the devices on which Warp has a context; empty before Warp is initialised."""
+    """Return the devices on which Warp has a context; empty before Warp is initialized."""
     runtime = getattr(sys.modules.get("warp._src.context"), "runtime", None)
     devices = getattr(runtime, "cuda_devices", ())
     return [device for device in list(devices) if device.has_context and cuda.has_context(device.ordinal)]

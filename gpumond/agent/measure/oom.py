@@ -1,4 +1,4 @@
-"""Out-of-memory errors of this program: recognised without importing the frameworks, with a record of the memory.
+"""Out-of-memory errors of this program: recognized without importing the frameworks, with a record of the memory.
 
 The record (`Oom`) is bounded in size and takes at most 50 ms; a call that succeeds costs nothing.
 """

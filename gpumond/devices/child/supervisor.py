@@ -73,7 +73,7 @@ class Child:
         self.request: Request | None = Request(time.monotonic())
         self.opened = self.overdue = self.unavailable = False
         self.xids: tuple[XidErrors, ...] = ()
-        """XID errors that the child has counted so far."""
+        """Xid errors that the child has counted so far."""
 
     def ask(self, leave_out: Iterable[ExcludedDevice]) -> Request:
         self.request = Request(time.monotonic())
@@ -202,7 +202,7 @@ class Supervisor:
         self._times_left_out: Counter[str] = Counter()
         self._uuids: dict[int, str] = {}
         self._xids: tuple[XidErrors, ...] = ()
-        """XID errors counted by previous children."""
+        """Xid errors counted by previous children."""
         self._failures = 0
         self._crashed_at: list[int] = []
         self._started = 0
@@ -397,7 +397,7 @@ class Supervisor:
     def _returned(self, child: Child, reading: Reading | None) -> None:
         """Handle the response of an abandoned child, whose driver call has returned.
 
-        Only this child has received the XID events of its device in the meantime.
+        Only this child has received the Xid events of its device in the meantime.
         """
         read_again = {device.uuid for device, hung in self._excluded.items() if hung is child}
         self._excluded = {device: hung for device, hung in self._excluded.items() if hung is not child}

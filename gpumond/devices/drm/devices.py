@@ -19,7 +19,7 @@ from glob import glob
 from typing import NamedTuple
 
 from gpumond.devices import INTEL_INTEGRATED
-from gpumond.devices.validation import IMPOSSIBLE, MemoryCounts, Tally
+from gpumond.devices.validation import IMPOSSIBLE, MemoryCounts, FaultCounter
 from gpumond.facts.errors import FaultKind
 from gpumond.facts.messages import clean
 
@@ -102,7 +102,7 @@ class DrmDevice:
         """Return True if the kernel has powered the device down; reading it would power it up."""
         return self._read_text("device/power/runtime_status") == "suspended"
 
-    def memory(self, tally: Tally) -> MemoryCounts:
+    def memory(self, tally: FaultCounter) -> MemoryCounts:
         if self.driver == "amdgpu":
             size, used = (self._number(f"device/mem_info_vram_{word}", 2**63, tally) for word in ("total", "used"))
             free = size - used if size is not None and used is not None and used <= size else None
@@ -112,7 +112,7 @@ class DrmDevice:
         free = self._number("lmem_avail_bytes", 2**63, tally) if size else None
         return MemoryCounts(size, size - free if size and free is not None and free <= size else None, free)
 
-    def sensors(self, tally: Tally) -> dict[str, float]:
+    def sensors(self, tally: FaultCounter) -> dict[str, float]:
         values: dict[str, float] = {}
         for field, files, limit, per in _GAUGES[self.driver]:
             for file in files:
@@ -129,7 +129,7 @@ class DrmDevice:
     def _tiles(self) -> list[str]:
         return sorted(glob(f"{self._directory}/device/tile*/physical_vram_size_bytes"))
 
-    def _number(self, file: str, limit: int, tally: Tally) -> int | None:
+    def _number(self, file: str, limit: int, tally: FaultCounter) -> int | None:
         path = f"{self._directory}/{file}".replace(f"{self._directory}/HWMON", self._hwmon)
         try:
             text = _content(path)

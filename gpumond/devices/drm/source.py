@@ -6,7 +6,7 @@ has the region ``vram`` and engine times in nanoseconds; i915 ``local0`` and nan
 total cycles.
 
 Without CAP_SYS_PTRACE, the kernel shows fdinfo of the daemon's own user only. Other processes' memory is then
-unclaimed, utilization that derives from their busy time is absent, and a fault reports this. A device that the kernel
+unattributed, utilization that derives from their busy time is absent, and a fault reports this. A device that the kernel
 has powered down is listed without values. Does not cover partitions of an MI300.
 """
 
@@ -23,7 +23,7 @@ from gpumond.devices import may_have_gpu
 from gpumond.devices.drm.devices import DrmDevice, Kfd, cards, intel_memory, kind_of
 from gpumond.devices.process.device_nodes import Node, OpenDeviceNodes
 from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
-from gpumond.devices.validation import Listed, MemoryCounts, Tally, Usage, memory, processes, usages
+from gpumond.devices.validation import Listed, MemoryCounts, FaultCounter, Usage, memory, processes, usages
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.messages import MAX_INTEGER
 from gpumond.facts.remedies import remedy
@@ -167,7 +167,7 @@ class DrmSource:
         pass  # nothing stays open between two readings
 
     def read(self) -> Reading:
-        tally, now = Tally(), self._clock()
+        tally, now = FaultCounter(), self._clock()
         present = {card.uuid: card for card in cards(self._sys)}
         for card in present.values():
             self._seen.setdefault(card.uuid, (len(self._seen), card.name()))
@@ -222,7 +222,7 @@ class DrmSource:
             source=self.name,
         )
 
-    def _memory(self, card: DrmDevice, tally: Tally) -> MemoryCounts:
+    def _memory(self, card: DrmDevice, tally: FaultCounter) -> MemoryCounts:
         counts = card.memory(tally)
         if card.vendor == "intel" and counts.used_bytes is None and card.render_node:
             try:
@@ -235,7 +235,7 @@ class DrmSource:
                     tally.add(card.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
         return memory(tally, card.uuid, counts)
 
-    def _sensors(self, card: DrmDevice, clients: Mapping[int, Client], now: float, tally: Tally) -> Sensors:
+    def _sensors(self, card: DrmDevice, clients: Mapping[int, Client], now: float, tally: FaultCounter) -> Sensors:
         values: dict[str, Any] = {**card.sensors(tally)}
         before, known = self._busy
         if "gpu_utilization_ratio" not in values and before and not self._descriptors.hidden and now > before:
@@ -289,7 +289,7 @@ class DrmSource:
         size: MemoryCounts,
         own: Mapping[int, tuple[int, Client]],
         compute: Mapping[int, int],
-        tally: Tally,
+        tally: FaultCounter,
     ) -> dict[int, Usage] | None:
         """Return the usage per pid. A process's clients are added; the KFD count is part of that sum, or larger if
         fdinfo is hidden."""

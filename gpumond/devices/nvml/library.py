@@ -19,7 +19,7 @@ import pynvml
 
 from gpumond.devices import ReadProgress
 from gpumond.devices.nvml import load_error, not_loadable
-from gpumond.devices.validation import Tally
+from gpumond.devices.validation import FaultCounter
 from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable
 from gpumond.facts.messages import clean
 from gpumond.facts.remedies import remedy
@@ -291,7 +291,7 @@ class Inventory:
         self._left_out: Mapping[int, str] = {}
         self._next_scan = float("-inf")
         self._retry_seconds = 0.0
-        self.faults = Tally()
+        self.faults = FaultCounter()
 
     def devices(self) -> list[Device]:
         """Return the devices; each instance follows its parent."""
@@ -323,7 +323,7 @@ class Inventory:
         return bool(self.faults) or any(device.handle is None for device in self._devices.values())
 
     def _scan(self) -> None:
-        self.faults = Tally()
+        self.faults = FaultCounter()
         try:
             count = self._driver.count()
         except Refusal as refusal:

@@ -23,7 +23,7 @@ from gpumond.devices.nvml.library import (
     Unsupported,
     functions,
 )
-from gpumond.devices.validation import IMPOSSIBLE, Tally
+from gpumond.devices.validation import IMPOSSIBLE, FaultCounter
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.messages import MAX_INTEGER
 from gpumond.facts.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES
@@ -190,7 +190,7 @@ class _Kept:
 
     due: float = float("-inf")
     values: dict[str, Any] = field(default_factory=dict)
-    tally: Tally = field(default_factory=Tally)
+    tally: FaultCounter = field(default_factory=FaultCounter)
     samples: Mapping[int, float] | None = None
     used_by: Mapping[int, float] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
@@ -227,7 +227,7 @@ class SensorClocks:
         self._kept.pop(device.uuid, None)
         self._profile.forget(device.uuid)
 
-    def read(self, device: Device, tally: Tally) -> dict[str, Any]:
+    def read(self, device: Device, tally: FaultCounter) -> dict[str, Any]:
         """Return the known values of Sensors. Raises DeviceLost."""
         kept = self._kept.get(device.uuid) or _Kept()
         values = {**kept.fixed, **kept.values}
@@ -244,7 +244,7 @@ class SensorClocks:
         return kept.used_by
 
     def _ask_slowly(self, device: Device, kept: _Kept) -> None:
-        kept.values, kept.tally = {}, Tally()
+        kept.values, kept.tally = {}, FaultCounter()
         kept.samples, kept.used_by = self._activity.ask(device, kept.tally), {}
         kept.values.update(self._profile.ask(device, kept.tally))
         for question in SLOW:
@@ -253,7 +253,7 @@ class SensorClocks:
             question for question in kept.unasked if not self._ask(question, device, kept.fixed, kept.tally)
         )
 
-    def _ask(self, question: Question, device: Device, values: dict[str, Any], tally: Tally) -> bool:
+    def _ask(self, question: Question, device: Device, values: dict[str, Any], tally: FaultCounter) -> bool:
         """Store the answer in ``values``. Returns False if a retry may succeed."""
         try:
             answer = self._library.query(question.functions, device.handle, *question.arguments)
@@ -329,7 +329,7 @@ class Profile:
         self._library = library
         self._last: dict[str, Any] = {}
 
-    def ask(self, device: Device, tally: Tally) -> dict[str, float]:
+    def ask(self, device: Device, tally: FaultCounter) -> dict[str, float]:
         """Return values of Sensors since the previous call; none at the first call. Raises DeviceLost."""
         try:
             if device.uuid not in self._last and not self._library.query((_is_supported,), device.handle):
@@ -367,7 +367,7 @@ class Profile:
             pass  # the driver is unloaded, and has freed the sample
 
 
-def _values(uuid: str, answers: list[tuple[int, float]], tally: Tally) -> dict[str, float]:
+def _values(uuid: str, answers: list[tuple[int, float]], tally: FaultCounter) -> dict[str, float]:
     values: dict[str, float] = {}
     for metric, (code, value) in zip(METRICS, answers, strict=True):
         if code != pynvml.NVML_SUCCESS:
@@ -405,7 +405,7 @@ class ProcessActivity:
         self._since: dict[str, int] = {}
         """Driver time of the last sample in microseconds, by UUID."""
 
-    def ask(self, device: Device, tally: Tally) -> Mapping[int, float] | None:
+    def ask(self, device: Device, tally: FaultCounter) -> Mapping[int, float] | None:
         """Return the utilization of the busiest engine by pid since the previous query; absent pids were idle.
 
         Returns None if the driver does not report it. Raises DeviceLost.

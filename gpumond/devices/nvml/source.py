@@ -1,6 +1,6 @@
 """NVIDIA devices, through the driver's library NVML. Only the files in this package import pynvml.
 
-Covers memory and processes of devices and MIG instances, read together with their sensors and XID errors.
+Covers memory and processes of devices and MIG instances, read together with their sensors and Xid errors.
 
 Does not cover enumeration and the meaning of return codes (library.py), impossible values (validation.py), hanging
 calls and crashes of the library (child/supervisor.py).
@@ -34,7 +34,7 @@ from gpumond.devices.nvml.library import (
 )
 from gpumond.devices.nvml.sensors import SensorClocks
 from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
-from gpumond.devices.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, processes, usages
+from gpumond.devices.validation import IMPOSSIBLE, Listed, MemoryCounts, FaultCounter, Usage, memory, processes, usages
 from gpumond.facts.errors import ReturnCode
 from gpumond.facts.messages import MAX_INTEGER
 from gpumond.facts.sensors import Sensors
@@ -47,7 +47,7 @@ RETRY_SECONDS = 10.0
 
 
 class XidEvents:
-    """Subscription to XID events, which are fetched at each reading without waiting.
+    """Subscription to Xid events, which are fetched at each reading without waiting.
 
     NVML queues events for a registered process. The counts start with this process; the supervisor adds the counts of
     successive children, so that a restart does not reset them. ``wall`` is unix time, ``clock`` monotonic seconds.
@@ -60,7 +60,7 @@ class XidEvents:
         """UUIDs of subscribed devices by the address behind their handle; a lost device may still send events."""
         self._registered: set[str] = set()
         self._retry_at = float("-inf")
-        self._trouble = Tally()
+        self._trouble = FaultCounter()
         self._counts: dict[tuple[str, int], XidErrors] = {}
 
     @property
@@ -76,7 +76,7 @@ class XidEvents:
         self._registered &= present.keys()
         if self._clock() < self._retry_at:
             return
-        self._trouble = Tally()
+        self._trouble = FaultCounter()
         new = [
             device for uuid, device in present.items() if uuid not in self._registered and device.parent_uuid is None
         ]
@@ -96,7 +96,7 @@ class XidEvents:
                 self._uuids[_address(device.handle)] = device.uuid
                 self._registered.add(device.uuid)
 
-    def fetch(self, tally: Tally) -> None:
+    def fetch(self, tally: FaultCounter) -> None:
         """Count the events since the last call."""
         for _ in range(MOST_AT_ONCE if self._uuids else 0):
             try:
@@ -126,7 +126,7 @@ class XidEvents:
     def _fail(self, uuid: str | None, refusal: Refusal) -> None:
         self._retry_at = self._clock() + RETRY_SECONDS
         if not isinstance(refusal, Unsupported):
-            self._trouble.add(uuid, refusal.kind, f"XID events: {refusal}")
+            self._trouble.add(uuid, refusal.kind, f"Xid events: {refusal}")
 
 
 def _address(handle: Any) -> int | None:
@@ -205,7 +205,7 @@ class NvmlSource:
         """Read all devices. Raises SourceUnavailable if the driver is unloaded: it can only be reloaded in a new
         process."""
         self._roster.refresh(self._clock(), self._library.progress.leave_out)
-        tally = Tally()
+        tally = FaultCounter()
         tally.extend(self._roster.faults)
         present = self._roster.devices()
         self._sensors.refresh(present, self._roster.lose)
@@ -242,7 +242,7 @@ class NvmlSource:
             xids=self._events.counts,
         )
 
-    def _observe(self, device: Device, tally: Tally) -> DeviceReading:
+    def _observe(self, device: Device, tally: FaultCounter) -> DeviceReading:
         """Return the device without its processes."""
         (size, used, free, reserved), unified = self._memory(device, tally)
         values = self._sensors.read(device, tally) if device.parent_uuid is None else {}
@@ -267,7 +267,7 @@ class NvmlSource:
             source=self.name,
         )
 
-    def _memory(self, device: Device, tally: Tally) -> tuple[MemoryCounts, bool]:
+    def _memory(self, device: Device, tally: FaultCounter) -> tuple[MemoryCounts, bool]:
         """Return the memory counts, and True if they are the host's.
 
         A device whose memory permanently cannot be read is lost; an instance at once, because it has probably been
@@ -305,7 +305,7 @@ class NvmlSource:
             return info
         raise Unsupported(ReturnCode("not_supported"))
 
-    def _usages(self, device: Device, used_bytes: int | None, tally: Tally) -> dict[int, Usage] | None:
+    def _usages(self, device: Device, used_bytes: int | None, tally: FaultCounter) -> dict[int, Usage] | None:
         now, memory, before = self._clock(), (device.size_bytes, used_bytes), self._lists.get(device.uuid)
         steady = before and used_bytes is not None and before.memory == memory and before.others_are_empty()
         lists: list[tuple[str, list[ProcessEntry]]] = []
@@ -327,7 +327,7 @@ class NvmlSource:
         if before and (before.lists, before.memory[0]) == (lists, device.size_bytes):
             self._lists[device.uuid] = before._replace(memory=memory, read_at=now)
             return before.usages
-        own = Tally()
+        own = FaultCounter()
         listed = (
             Listed(kind, (gpu_instance, compute_instance), pid, None if used == NOT_AVAILABLE else used)
             for kind, entries in lists

@@ -94,7 +94,7 @@ class OpenDeviceNodes:
 
 
 SCAN_SECONDS = 30.0
-UNCLAIMED_RATIO = 0.05
+UNATTRIBUTED_RATIO = 0.05
 """Minimum fraction of a device's memory without an owner."""
 
 MAX_HOLDERS = 32
@@ -127,8 +127,8 @@ class DeviceHolders:
         """Processes by PCI address."""
 
     def add(self, devices: Sequence[DeviceReading]) -> Sequence[DeviceReading]:
-        """Return the devices; those with unclaimed memory include their holders as processes."""
-        suspects = {device.uuid for device in devices if device.parent_uuid is None and _unclaimed(device)}
+        """Return the devices; those with unattributed memory include their holders as processes."""
+        suspects = {device.uuid for device in devices if device.parent_uuid is None and _unattributed(device)}
         if not suspects:
             return devices
         if self._clock() >= self._next_scan:
@@ -160,11 +160,11 @@ class DeviceHolders:
         return holders
 
 
-def _unclaimed(device: DeviceReading) -> bool:
+def _unattributed(device: DeviceReading) -> bool:
     used = [process.used_bytes for process in device.processes or ()]
     if not device.size_bytes or device.used_bytes is None or device.unified or None in used:
         return False
-    return device.used_bytes - sum(filter(None, used)) > UNCLAIMED_RATIO * device.size_bytes
+    return device.used_bytes - sum(filter(None, used)) > UNATTRIBUTED_RATIO * device.size_bytes
 
 
 def _nvidia(proc: str) -> Mapping[str, str]:

@@ -49,7 +49,7 @@ class Outbox:
 
     def __init__(
         self,
-        notifiers: Iterable[ReceiverType],
+        receivers: Iterable[ReceiverType],
         journal: Store,
         counts: Telemetry,
         *,
@@ -59,7 +59,7 @@ class Outbox:
         keep_resolved_seconds: float = KEEP_RESOLVED_SECONDS,
         queue_limit: int = QUEUE_LIMIT,
     ) -> None:
-        self._notifiers, self.journal, self.counts = tuple(notifiers), journal, counts
+        self._receivers, self.journal, self.counts = tuple(receivers), journal, counts
         self._wants, self.silenced, self.backoff_seconds = wants, silenced, backoff_seconds
         self.keep_resolved_seconds, self.queue_limit = keep_resolved_seconds, queue_limit
         self._queues: dict[str, ReceiverQueue] = {}
@@ -67,11 +67,11 @@ class Outbox:
 
     async def open(self) -> None:
         """Load the queues of the previous daemon, and start to deliver."""
-        await self.configure(self._notifiers)
+        await self.configure(self._receivers)
 
-    async def configure(self, notifiers: Iterable[ReceiverType]) -> None:
+    async def configure(self, receivers: Iterable[ReceiverType]) -> None:
         """Replace the receivers. A remaining receiver keeps its queue; the queue of a removed one is deleted."""
-        given = {notifier.name: notifier for notifier in notifiers}
+        given = {receiver.name: receiver for receiver in receivers}
         for name in self._queues.keys() - given.keys():
             del self._queues[name]
             self._workers.pop(name).cancel()
@@ -118,10 +118,10 @@ class Outbox:
 class ReceiverQueue:
     """Queue of one receiver, the alerts that it knows, and those that are sent again."""
 
-    def __init__(self, notifier: ReceiverType, outbox: Outbox) -> None:
+    def __init__(self, receiver: ReceiverType, outbox: Outbox) -> None:
         self.idle = asyncio.Event()
         self.idle.set()
-        self._notifier, self._outbox, self._counts, self._limit = notifier, outbox, outbox.counts, outbox.queue_limit
+        self._receiver, self._outbox, self._counts, self._limit = receiver, outbox, outbox.counts, outbox.queue_limit
         self._queue: deque[Notice] = deque()
         self._seq = 0
         self._full = False
@@ -133,9 +133,9 @@ class ReceiverQueue:
         self._changed = asyncio.Event()
         self._resend_at = time.monotonic()
 
-    def use(self, notifier: ReceiverType) -> None:
-        """Replace the notifier. Its address or secret may have changed, so the present pause ends."""
-        self._notifier = notifier
+    def use(self, receiver: ReceiverType) -> None:
+        """Replace the receiver. Its address or secret may have changed, so the present pause ends."""
+        self._receiver = receiver
         self._news.set()
         self._changed.set()
 
@@ -171,11 +171,11 @@ class ReceiverQueue:
     def _offer(self, kind: str, alert: Alert) -> None:
         if len(self._queue) >= self._limit:
             if not self._full:
-                log.error("receiver %s: its queue is full; further notifications wait", self._notifier.name)
-                self._counts.not_notified(self._notifier.name, "queue_full")
+                log.error("receiver %s: its queue is full; further notifications wait", self._receiver.name)
+                self._counts.not_notified(self._receiver.name, "queue_full")
             self._full = True
             return
-        self.queue_up(Notice(self._notifier.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert))
+        self.queue_up(Notice(self._receiver.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert))
 
     async def deliver_forever(self) -> None:
         failures = 0
@@ -200,7 +200,7 @@ class ReceiverQueue:
                 after, text = error.after_seconds, str(error)
                 reason = error.reason
             except Exception as error:
-                log.exception("receiver %s", self._notifier.name)
+                log.exception("receiver %s", self._receiver.name)
                 reason, text = "error", type(error).__name__
             failures += 1
             wait = max(after, self._pause(failures))
@@ -216,7 +216,7 @@ class ReceiverQueue:
         await _within(self._news.wait(), self._until_resend())
 
     def _until_resend(self) -> float | None:
-        if self._notifier.resend_seconds is None:
+        if self._receiver.resend_seconds is None:
             return None
         return max(0.0, self._resend_at - time.monotonic())
 
@@ -228,7 +228,7 @@ class ReceiverQueue:
         batch: dict[Labels, Notice] = {}
         quiet = bool(self._queue) and self._quiet(self._queue[0])
         for notice in self._queue:
-            full = len(batch) == self._notifier.batch_limit
+            full = len(batch) == self._receiver.batch_limit
             if full or notice.alert.labels in batch or self._quiet(notice) != quiet:
                 break
             batch[notice.alert.labels] = notice
@@ -245,14 +245,14 @@ class ReceiverQueue:
         if due:
             raised, resolved = self._firing_again(batch) | raised, self._resolved_again(batch) | resolved
         if raised or resolved:
-            await self._notifier.send(tuple(raised.values()), tuple(resolved.values()))
-            self._counts.notified(self._notifier.name)
+            await self._receiver.send(tuple(raised.values()), tuple(resolved.values()))
+            self._counts.notified(self._receiver.name)
         if due:
             self._sent_now()
         await self._done(batch, accepted=True)
 
     def _sent_now(self) -> None:
-        self._resend_at = time.monotonic() + (self._notifier.resend_seconds or 0.0)
+        self._resend_at = time.monotonic() + (self._receiver.resend_seconds or 0.0)
 
     def _firing_again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
         """Return the present state of known alerts that still fire and are not silenced."""
@@ -274,7 +274,7 @@ class ReceiverQueue:
                 self._resolved.pop(labels, None)
                 if accepted:
                     self._known[labels] = notice.alert
-            elif self._known.pop(labels, None) and accepted and self._notifier.resend_seconds is not None:
+            elif self._known.pop(labels, None) and accepted and self._receiver.resend_seconds is not None:
                 self._resolved[labels] = (notice.alert, time.monotonic() + self._outbox.keep_resolved_seconds)
         if len(self._queue) < self._limit // 2:
             self._full = False
@@ -298,14 +298,14 @@ class ReceiverQueue:
         least, most = self._outbox.backoff_seconds
         if any(notice.kind == "raised" for notice in self._queue):
             most = min(most, PROMPT_SECONDS)
-        if (resend := self._notifier.resend_seconds) is not None:
+        if (resend := self._receiver.resend_seconds) is not None:
             most = min(most, resend, PROMPT_SECONDS)  # the receiver drops alerts that are not sent again
         return random.uniform(least, max(least, min(most, least * 2.0 ** min(failures, 30))))
 
     def _failed(self, reason: str, text: str) -> None:
-        self._counts.notified(self._notifier.name)
-        self._counts.not_notified(self._notifier.name, reason)
-        log.warning("receiver %s: %s", self._notifier.name, text)
+        self._counts.notified(self._receiver.name)
+        self._counts.not_notified(self._receiver.name, reason)
+        log.warning("receiver %s: %s", self._receiver.name, text)
 
 
 async def _within(coming: Awaitable[object], seconds: float | None) -> None:

@@ -57,7 +57,7 @@ KV_CACHE = "kv_cache"
 class EngineMemory:
     """Processes of an engine, and the driver's count of their bytes by device. ``uid``: the user of the listeners.
 
-    ``use_ratio``: the driver's utilisation of a device by the busiest of the processes; None if it is unknown.
+    ``use_ratio``: the driver's utilization of a device by the busiest of the processes; None if it is unknown.
     """
 
     listeners: frozenset[ProcessKey] = frozenset()
@@ -83,7 +83,7 @@ class EngineMemory:
 
 
 def use_of(processes: Iterable[ProcessUsage]) -> float | None:
-    """Return the utilisation of a device by the busiest of the processes; None if that of an idle one is unknown."""
+    """Return the utilization of a device by the busiest of the processes; None if that of an idle one is unknown."""
     ratios = [process.utilization_ratio for process in processes]
     known = [ratio for ratio in ratios if ratio is not None]
     return max(known) if known and (any(known) or len(known) == len(ratios)) else None
@@ -92,7 +92,7 @@ def use_of(processes: Iterable[ProcessUsage]) -> float | None:
 def obstacle(method: ReleaseMethod, states: Sequence[EngineState], uses: Sequence[float | None]) -> str:
     """Return the reason why the engine is not idle in consecutive states; empty if it is.
 
-    ``uses``: the driver's utilisation of a device by its processes in the meantime. An engine that does not state its
+    ``uses``: the driver's utilization of a device by its processes in the meantime. An engine that does not state its
     requests is idle only if the driver states that its processes are; one that completes them, and that serves on
     after the release, needs neither.
     """
@@ -166,7 +166,7 @@ def outstanding(receipts: Iterable[Receipt], name: str) -> tuple[Receipt, ...]:
     """
     last: list[Receipt] = []
     for receipt in receipts:
-        if receipt.workload != name or receipt.lever is None:
+        if receipt.workload != name or receipt.method is None:
             continue
         if receipt.outcome == "woken":
             last = []
@@ -206,7 +206,7 @@ def last_released(receipts: Iterable[Receipt], name: str, method: str) -> int:
     """Return the bytes of the last complete release of this engine with this method; 0 without one."""
     sizes: dict[float, int] = {}
     for receipt in receipts:
-        if (receipt.workload, receipt.lever, receipt.outcome) == (name, method, "freed"):
+        if (receipt.workload, receipt.method, receipt.outcome) == (name, method, "freed"):
             sizes[receipt.started_at] = sizes.get(receipt.started_at, 0) + receipt.released_bytes
     return next(reversed(sizes.values()), 0)
 
@@ -257,7 +257,7 @@ class _Flush:
         return replace(
             receipt_without_bytes(self.before.listener, name, outcome, reason, by, self.started_at),
             allocator=self.engine.kind,
-            lever=method.name if method else None,
+            method=method.name if method else None,
             models=self.models,
             wake=method.serves_again.replace("NAME", name) if method else "",
             wake_seconds=self.wake_seconds,
@@ -266,7 +266,7 @@ class _Flush:
     def woken(self, outcome: Outcome, more: int, needed: int, seconds: float) -> Receipt:
         """Return the receipt of a wake, after which the driver counts ``more`` of the ``needed`` bytes again."""
         receipt = self.receipt(outcome, f"the driver counts {human(max(0, more))} more of {human(needed)} released")
-        return replace(receipt, steps=(StepResult("wake", 0, seconds, receipt.lever or ""),), duration_seconds=seconds)
+        return replace(receipt, steps=(StepResult("wake", 0, seconds, receipt.method or ""),), duration_seconds=seconds)
 
     def receipts(self, after: EngineMemory | None, outcome: Outcome, reason: str, seconds: float = 0) -> list[Receipt]:
         """Return one receipt for each device; ``after`` is None for a plan."""
@@ -285,7 +285,7 @@ class _Flush:
                 driver_released_bytes=counted,
                 before=Held(used, used - likely, likely, used),
                 after=None if left is None else Held(left, left, 0, left),
-                steps=(StepResult(ENGINE_STEP, released, seconds, bare.lever or ""),) if after else (),
+                steps=(StepResult(ENGINE_STEP, released, seconds, bare.method or ""),) if after else (),
             )
             made.append(receipt)
         return made
@@ -626,7 +626,7 @@ def _listener_of(released: Sequence[Receipt]) -> ProcessKey:
 
 def _method_of(engine: EngineConfig, released: Sequence[Receipt]) -> ReleaseMethod | None:
     """Return the method of a release, which the declaration may not name any more."""
-    named = next((method for method in engine.spec.methods if method.name == released[0].lever), None)
+    named = next((method for method in engine.spec.methods if method.name == released[0].method), None)
     return named or engine.release_method
 
 

@@ -42,7 +42,7 @@ LEVELS: Mapping[str, Level] = {
 
 MEASURES: Mapping[str, str] = {
     "idle_held": "gpumond_idle_held_bytes",
-    "returnable": "gpumond_returnable_bytes",
+    "returnable": "gpumond_idle_and_reclaimable_bytes",
     "wasted": "gpumond_wasted_bytes",
 }
 CURVE_POINTS = 300

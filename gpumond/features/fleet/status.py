@@ -21,7 +21,7 @@ from gpumond.view.text import safe, size, table
 class MachineStatus:
     """One machine. ``problem`` is the reason why its daemon does not answer; the rest is then None or empty.
 
-    ``programs`` use a device, ``agents`` of them have an agent. ``returnable_bytes``: cached bytes of programs that
+    ``programs`` use a device, ``agents`` of them have an agent. ``reclaimable_bytes``: cached bytes of programs that
     allow a flush. ``faults``: kinds of faults, ``alerts``: names of rules that fire, each with its number.
     """
 
@@ -34,7 +34,7 @@ class MachineStatus:
     devices_up: int | None = None
     size_bytes: int | None = None
     used_bytes: int | None = None
-    returnable_bytes: int | None = None
+    reclaimable_bytes: int | None = None
     programs: int | None = None
     agents: int | None = None
     faults: Mapping[str, int] | None = None
@@ -84,7 +84,7 @@ def of_frame(machine: Machine, answer: object) -> MachineStatus:
         devices_up=sum(bool(device["up"]) for device in devices),
         size_bytes=_sum(device["size_bytes"] for device in whole),
         used_bytes=_sum(device["used_bytes"] for device in whole),
-        returnable_bytes=sum(cached),
+        reclaimable_bytes=sum(cached),
         programs=len(programs),
         agents=len(programs & reports.keys()),
         faults=dict(faults),
@@ -136,7 +136,7 @@ def summary(states: Sequence[MachineStatus]) -> str:
 def _row(state: MachineStatus) -> Iterator[str]:
     up = "" if state.devices == state.devices_up else f"{state.devices_up} of "
     yield from (state.machine, state.version or "-", state.driver_version or "-", f"{up}{state.devices}")
-    yield from (size(state.size_bytes), size(state.used_bytes), size(state.returnable_bytes))
+    yield from (size(state.size_bytes), size(state.used_bytes), size(state.reclaimable_bytes))
     yield f"{state.agents} of {state.programs}"
     yield from (_counts(state.faults), _counts(state.alerts))
 

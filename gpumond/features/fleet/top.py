@@ -17,7 +17,7 @@ from gpumond.features.fleet.discovery import read_frames, selected
 from gpumond.view.frame import CheckedFrame, View, merged, view
 from gpumond.view.rows import plain
 from gpumond.view.tables import page
-from gpumond.view.text import colours_of, safe
+from gpumond.view.text import colors_of, safe
 
 MAX_MACHINES = 64
 """Machines that are shown at a time; each is read every second."""
@@ -67,7 +67,7 @@ def _show(client: Client, machines: Sequence[Machine]) -> None:
     from gpumond.top.terminal import Terminal
 
     terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
-    top = Top([MachineDaemon(client, machine) for machine in machines], terminal, colours_of(os.environ))
+    top = Top([MachineDaemon(client, machine) for machine in machines], terminal, colors_of(os.environ))
     for connection, machine in zip(top.connections, machines, strict=True):
         connection.name = plain(machine.name, NAME_WIDTH)
     top.run()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.config.settings import Settings
-from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, FlushError, NoSuchTarget, StoreUnavailable
+from gpumond.facts.errors import FlushInProgress, CooldownActive, FlushError, NoSuchTarget, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import (
@@ -219,10 +219,10 @@ NEIGHBOUR_SECONDS = 5.0
 
 
 class Locks:
-    """``neighbour_seconds``: the longest total wait of a flush for those of other users on its devices."""
+    """``neighbor_seconds``: the longest total wait of a flush for those of other users on its devices."""
 
-    def __init__(self, neighbour_seconds: float = NEIGHBOUR_SECONDS) -> None:
-        self._neighbour_seconds = neighbour_seconds
+    def __init__(self, neighbor_seconds: float = NEIGHBOUR_SECONDS) -> None:
+        self._neighbor_seconds = neighbor_seconds
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._silent: dict[str, Identity] = {}
         """By group: the process that did not answer its last flush in time."""
@@ -236,7 +236,7 @@ class Locks:
         """
         devices = sorted({pool.device_uuid for pool in report.pools})
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._neighbour_seconds
+        deadline = loop.time() + self._neighbor_seconds
         async with AsyncExitStack() as stack:
             for name in sorted({*_groups(report), *(f"device {uuid} of uid {report.uid}" for uuid in devices)}):
                 await stack.enter_async_context(self._lock(name))
@@ -292,7 +292,7 @@ class Flusher:
         done: Callable[[Receipt], None] = lambda receipt: None,
         cooldown_seconds: float = COOLDOWN_SECONDS,
         settle_seconds: float = SETTLE_SECONDS,
-        neighbour_seconds: float = NEIGHBOUR_SECONDS,
+        neighbor_seconds: float = NEIGHBOUR_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         engines: EngineStep | None = None,
         keep: Callable[[Receipt], Awaitable[None]] | None = None,
@@ -303,7 +303,7 @@ class Flusher:
         self.cooldown_seconds, self._settle_seconds = cooldown_seconds, settle_seconds
         self._under_way: dict[Identity, FlushRequest] = {}
         self._flushed_at: dict[Identity, float] = {}
-        self._locks = Locks(neighbour_seconds)
+        self._locks = Locks(neighbor_seconds)
         self._plans = Plans()
         self._keep = keep
         self._engines = engines
@@ -326,7 +326,7 @@ class Flusher:
             await self._keep(receipt)
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
-        """Flush and return when all is finished. Raises NoSuchTarget, AlreadyUnderWay or CoolingDown if nothing
+        """Flush and return when all is finished. Raises NoSuchTarget, FlushInProgress or CooldownActive if nothing
         can start.
 
         Of several targets those that cannot start now are refused, each with its receipt. Serving engines follow the
@@ -406,9 +406,9 @@ class Flusher:
         if len(refusals) == len(targets):
             if resting:
                 wait = max(resting)
-                raise CoolingDown(f"{request.target}: {resting[wait]}", max(1.0, wait))
+                raise CooldownActive(f"{request.target}: {resting[wait]}", max(1.0, wait))
             if request.target.pid is not None:
-                raise AlreadyUnderWay(f"a flush of {request.target} is in progress; wait for its receipt")
+                raise FlushInProgress(f"a flush of {request.target} is in progress; wait for its receipt")
         return refusals
 
     def _finish(self, report: AgentReport, request: FlushRequest) -> None:

@@ -29,7 +29,7 @@ from gpumond.sim.device import Spec, create, simulated_devices
 from gpumond.view.text import size
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbours", "programs")
+OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbors", "programs")
 """Options about the observation or about additional programs. Backends do not use them."""
 
 OWN = ("duration", "fill")

@@ -37,7 +37,7 @@ COMMON = (
     Option("view", "word", "by the seed", "what is observed in virtual time", words=VIEWS),
     Option("noise", "size", "32 MiB or 0.3 GiB", "standard deviation from sample to sample"),
     Option("gaps", "number", "0 or 1", "1: samples are missing", 0, 1),
-    Option("neighbours", "number", "0 or 1", "1: other programs start and end on the device", 0, 1),
+    Option("neighbors", "number", "0 or 1", "1: other programs start and end on the device", 0, 1),
 )
 
 TABLE = (
@@ -138,23 +138,23 @@ def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], injec
 def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
     """Draw the conditions of the observation: noise, gaps, and other programs on the device."""
     dice = script.random("observation")
-    gaps, neighbours = float(dice.random() < 0.5), float(dice.random() < 0.5 and scenario.neighbours)
+    gaps, neighbors = float(dice.random() < 0.5), float(dice.random() < 0.5 and scenario.neighbors)
     outages: tuple[tuple[float, float], ...] = ()
     if script.number("gaps", gaps) and script.duration >= 5 * HOUR_SECONDS:
         outages = ((dice.uniform(0.3, 0.8) * script.duration, dice.uniform(30.0, 60.0) * MINUTE_SECONDS),)
-    if script.number("neighbours", neighbours):
-        _neighbours(script)
+    if script.number("neighbors", neighbors):
+        _neighbors(script)
     view = script.word("view", scenario.views[seed % len(scenario.views)])
     views: dict[str, View] = {"agent": "agent", "process": "process", "device": "device"}
     return Observation(views[view], int(script.number("noise")), bool(script.number("gaps")), outages)
 
 
-def _neighbours(script: Script) -> None:
-    dice = script.random("neighbours")
+def _neighbors(script: Script) -> None:
+    dice = script.random("neighbors")
     at = dice.expovariate(1 / (40 * MINUTE_SECONDS))
     while at < script.duration:
         ends = at + dice.uniform(5.0, 30.0) * MINUTE_SECONDS
-        program = script.program(f"neighbour-{len(script.programs)}", at, agent=False)
+        program = script.program(f"neighbor-{len(script.programs)}", at, agent=False)
         script.fill(at + 1.0, dice.uniform(1.0, 4.0) * GIB, 5.0, program, pieces=4)
         script.end(ends, program=program)
         at = ends + dice.expovariate(1 / (40 * MINUTE_SECONDS))

@@ -20,7 +20,7 @@ from gpumond.features.loadgen.script import (
     Option,
     Script,
     Truth,
-    Wander,
+    RandomWalk,
     every,
     host,
     noise,
@@ -277,7 +277,7 @@ def fragmentation(script: Script) -> None:
 
 
 def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
-    """Allocate two neighbours of one segment. Returns their size and both blocks."""
+    """Allocate two neighbors of one segment. Returns their size and both blocks."""
     script.free(at, script.allocate(at, 2 * size))
     return size, script.allocate(at, size), script.allocate(at, size)
 
@@ -311,7 +311,7 @@ def orphan(script: Script) -> None:
     "crash",
     shape=("    |‾|       ", "    / |    /‾|", "---'  |___/  |"),
     options=(Option("times", "number", "1 or 4", "number of crashes", 1, 20),),
-    neighbours=False,
+    neighbors=False,
 )
 def crash(script: Script) -> None:
     times = int(script.number("times", script.dice.choice((1, 1, 4))))
@@ -349,7 +349,7 @@ def crash(script: Script) -> None:
     "pressure",
     shape=(" .----------", " |          ", "/           "),
     options=(Option("fill", "share", "90 %", "share of the device", 0.01, 0.99),),
-    neighbours=False,
+    neighbors=False,
 )
 def stress(script: Script) -> None:
     """Fill the device and hold the memory. Backends whose memory has contents write and verify a pattern."""
@@ -374,7 +374,7 @@ def stress(script: Script) -> None:
     "",
     shape=(" |\\ |\\|\\  |\\", " | \\|   \\|  ", "/           "),
     options=(Option("period", "duration", "2 s", "time between two flushes", 0.05),),
-    neighbours=False,
+    neighbors=False,
 )
 def flush_storm(script: Script) -> None:
     period = script.number("period", 2.0)
@@ -448,7 +448,7 @@ def preallocated(script: Script) -> None:
     program = script.program("load")
     script.fill(5.0, 0.1 * script.size_bytes, 15.0)
     script.allocate(25.0, (share - 0.1) * script.size_bytes - GIB)
-    load = Wander(script.random("load"), 0.25, WANDER_SECONDS)
+    load = RandomWalk(script.random("load"), 0.25, WANDER_SECONDS)
     for at in every(30.0, script.duration, 10.0):
         script.busy(at, 0.4 + load.after(10.0), program)
 
@@ -546,7 +546,7 @@ def fleet(script: Script) -> None:
     swing = script.number("step", 4 * GIB)
     noon = script.dice.uniform(0, 24) * HOUR_SECONDS
     shared = script.random("shared load")
-    load = Wander(shared, 0.5 * GIB, 20 * MINUTE_SECONDS)
+    load = RandomWalk(shared, 0.5 * GIB, 20 * MINUTE_SECONDS)
     jump, jump_ends, course = 0.0, 0.0, []
     for at in every(60.0, end, 30.0):
         if at > jump_ends and shared.random() < 30.0 / HOUR_SECONDS:

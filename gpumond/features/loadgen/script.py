@@ -225,7 +225,7 @@ class Scenario:
     write: Callable[[Script], None] = field(repr=False)
     options: tuple[Option, ...] = ()
     views: tuple[View, ...] = VIEWS
-    neighbours: bool = True
+    neighbors: bool = True
     size_bytes: int = 80 * GIB
 
 
@@ -268,25 +268,25 @@ def host(script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: 
 
 
 def work(script: Script, start: float, end: float, program: int, noise_bytes: float) -> None:
-    """A working set around 2 GiB and a utilisation, both with noise.
+    """A working set around 2 GiB and a utilization, both with noise.
 
     Half of the noisy programs release freed memory to the device, so that the driver's reading decreases, too.
     """
-    dice, pulse = (script.random(f"{what} of {program} at {start:.3f}") for what in ("memory", "utilisation"))
+    dice, pulse = (script.random(f"{what} of {program} at {start:.3f}") for what in ("memory", "utilization"))
     noisy = noise_bytes >= NOISY_LIMIT
-    returning, utilisation = noisy and pulse.random() < 0.5, pulse.uniform(0.5, 0.9)
+    returning, utilization = noisy and pulse.random() < 0.5, pulse.uniform(0.5, 0.9)
     level = LevelStep(script, 128 * MIB if noisy else 16 * MIB, program)
-    wander = Wander(dice, WANDER_BYTES if noisy else 0.0, WANDER_SECONDS)
+    wander = RandomWalk(dice, WANDER_BYTES if noisy else 0.0, WANDER_SECONDS)
     period = 1.0 if noisy else 5.0
     for at in every(start, end, period):
         level.to(at, 2 * GIB + wander.after(period) + dice.gauss(0.0, noise_bytes))
     for at in every(start, end, 10.0):
-        script.busy(at, utilisation + pulse.uniform(-0.08, 0.08), program)
+        script.busy(at, utilization + pulse.uniform(-0.08, 0.08), program)
         if returning:
             script.flush(at, program)
 
 
-class Wander:
+class RandomWalk:
     """An Ornstein-Uhlenbeck process with mean 0."""
 
     def __init__(self, dice: Random, deviation: float, seconds: float) -> None:

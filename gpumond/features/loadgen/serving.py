@@ -88,7 +88,7 @@ INJECTED = Option("rate", "size", "no leak", "leaked per minute")
     "",
     shape=("‾‾‾| |‾‾| ‾‾", "   ||  |'|  ", "    |    |  "),
     options=(INJECTED,),
-    neighbours=False,
+    neighbors=False,
     size_bytes=DEVICE_BYTES,
 )
 def bimodal(script: Script) -> None:
@@ -104,7 +104,7 @@ def bimodal(script: Script) -> None:
     "",
     shape=("‾|'|||'|‾‾‾‾", " ||||||     ", "  | |       "),
     options=(INJECTED,),
-    neighbours=False,
+    neighbors=False,
     size_bytes=DEVICE_BYTES,
 )
 def nightly(script: Script) -> None:
@@ -119,7 +119,7 @@ def nightly(script: Script) -> None:
     "",
     shape=("   ___    __", "  |   |  |  ", "__|   |__|  "),
     options=(INJECTED,),
-    neighbours=False,
+    neighbors=False,
     size_bytes=DEVICE_BYTES,
 )
 def model_loads(script: Script) -> None:
@@ -134,7 +134,7 @@ def model_loads(script: Script) -> None:
     "leak",
     shape=("        _.|'||", "   _|''|| |  ", "||'| |        "),
     options=(Option("rate", "size", "16, 32, 64, 128 or 256 MiB", "leaked per minute", 1),),
-    neighbours=False,
+    neighbors=False,
     size_bytes=DEVICE_BYTES,
 )
 def leak(script: Script) -> None:
@@ -155,7 +155,7 @@ def leak(script: Script) -> None:
         Option("over", "duration", "6 to 15 h", "time until the growth ends", 60.0, MAX_DRIFT_SECONDS),
         INJECTED,
     ),
-    neighbours=False,
+    neighbors=False,
     size_bytes=DEVICE_BYTES,
 )
 def slow_fragmentation(script: Script) -> None:
@@ -200,7 +200,7 @@ def _serve(script: Script, pattern: Pattern, busy_shares: Sequence[float] = (MEA
     """
     end = script.last(24 * HOUR_SECONDS)
     morning = script.dice.uniform(0, 24)
-    course, use = script.random("course"), script.random("utilisation")
+    course, use = script.random("course"), script.random("utilization")
     program = script.program("load")
     script.fill(1.0, WEIGHTS_BYTES, 20.0)
     work, busy, until = _ResizedBlock(script), True, 0.0

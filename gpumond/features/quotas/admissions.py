@@ -18,7 +18,7 @@ from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.quota import NO_QUOTA, Lending
+from gpumond.facts.quota import NO_QUOTA, ReclaimPolicy
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.host.peer import counted_name
@@ -26,7 +26,7 @@ from gpumond.store.table import Table, Transactions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
+class Competitor:
     """A program on the device that may be flushed. ``thrashes``: how often it allocated flushed memory again."""
 
     process: ProcessKey
@@ -41,7 +41,7 @@ class Neighbour:
 class Room:
     """Memory of one device. ``free_bytes`` is None if unknown.
 
-    ``reserved_bytes``: the part of the reserves of quotas that their programs do not use. ``lenders``: the users whose
+    ``reserved_bytes``: the part of the reserves of quotas that their programs do not use. ``flushable_users``: the users whose
     programs may be flushed for them; None for all users.
     """
 
@@ -49,8 +49,8 @@ class Room:
     size_bytes: int | None
     free_bytes: int | None
     reserved_bytes: int = 0
-    lenders: frozenset[int] | None = None
-    neighbours: tuple[Neighbour, ...] = ()
+    flushable_users: frozenset[int] | None = None
+    neighbors: tuple[Competitor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Plan:
     """The flushes after which a request fits. ``missing_bytes``: what is missing even after them; then none is due."""
 
     available_bytes: int | None
-    flushes: tuple[Neighbour, ...] = ()
+    flushes: tuple[Competitor, ...] = ()
     missing_bytes: int = 0
 
     @property
@@ -125,8 +125,8 @@ def decide(
     for room in rooms:
         available = available_bytes(room, grants, allocated, user_of)
         if available is not None and available < 0 and room.reserved_bytes:
-            lenders = [each for each in room.neighbours if room.lenders is None or each.uid in room.lenders]
-            plans[room.uuid] = lending(lenders, min(-available, room.reserved_bytes), available)
+            flushable_users = [each for each in room.neighbors if room.flushable_users is None or each.uid in room.flushable_users]
+            plans[room.uuid] = reclaim_plan(flushable_users, min(-available, room.reserved_bytes), available)
         able: list[str] = []
         stopped: set[str] = set()
         order = in_turn(queue.waiting, grants, room.uuid, user_of)
@@ -201,18 +201,18 @@ def plan(room: Room, request: KeptAdmission, available: int | None) -> Plan:
         return Plan(None)
     if request.need_bytes <= available:
         return Plan(available)
-    allowed = [each for each in room.neighbours if request.uid in (None, each.uid)]
-    return lending(allowed, request.need_bytes - available, available)
+    allowed = [each for each in room.neighbors if request.uid in (None, each.uid)]
+    return reclaim_plan(allowed, request.need_bytes - available, available)
 
 
-def lending(neighbours: Iterable[Neighbour], short_bytes: int, available: int) -> Plan:
+def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: int) -> Plan:
     """Return the cheapest flushes that return ``short_bytes``.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
     the largest is first, so that few programs are flushed.
     """
-    chosen: list[Neighbour] = []
-    for each in sorted(neighbours, key=_cost):
+    chosen: list[Competitor] = []
+    for each in sorted(neighbors, key=_cost):
         if short_bytes <= 0:
             break
         if each.reclaimable_bytes > 0:
@@ -221,13 +221,13 @@ def lending(neighbours: Iterable[Neighbour], short_bytes: int, available: int) -
     return Plan(available, _needed(chosen, -short_bytes), max(0, short_bytes))
 
 
-def _cost(neighbour: Neighbour) -> tuple[int, bool, int, int]:
-    return (neighbour.thrashes, not neighbour.idle_seconds, -neighbour.reclaimable_bytes, neighbour.process.pid)
+def _cost(neighbor: Competitor) -> tuple[int, bool, int, int]:
+    return (neighbor.thrashes, not neighbor.idle_seconds, -neighbor.reclaimable_bytes, neighbor.process.pid)
 
 
-def _needed(chosen: Sequence[Neighbour], spare_bytes: int) -> tuple[Neighbour, ...]:
+def _needed(chosen: Sequence[Competitor], spare_bytes: int) -> tuple[Competitor, ...]:
     """Return the flushes without those that the rest makes superfluous, the most expensive of these first."""
-    kept: list[Neighbour] = []
+    kept: list[Competitor] = []
     for each in reversed(chosen):
         if each.reclaimable_bytes <= spare_bytes:
             spare_bytes -= each.reclaimable_bytes
@@ -267,16 +267,16 @@ def program_of(request: KeptAdmission) -> ProcessKey | None:
 def rooms(
     snapshot: Snapshot,
     grants: Iterable[KeptAdmission],
-    lending: Lending,
+    reclaim: ReclaimPolicy,
     devices: Sequence[DeviceReading] | None = None,
 ) -> list[Room]:
     """Return the memory of each device, or of ``devices``. Without a current reading, the memory is unknown."""
     granted = {(grant.device_uuid, key): grant.need_bytes for grant, keys in members(snapshot, grants) for key in keys}
-    return [_room(each, snapshot, granted, lending) for each in (snapshot.devices if devices is None else devices)]
+    return [_room(each, snapshot, granted, reclaim) for each in (snapshot.devices if devices is None else devices)]
 
 
 def _room(
-    device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], lending: Lending
+    device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], reclaim: ReclaimPolicy
 ) -> Room:
     reserved, holders = 0, set[int]()
     for key, unused in snapshot.unused_reserves.get(device.uuid, {}).items():
@@ -296,14 +296,14 @@ def _room(
         size_bytes=device.size_bytes,
         free_bytes=device.current_free_bytes,
         reserved_bytes=min(reserved, reserved if device.size_bytes is None else device.size_bytes),
-        lenders=None if lending == "all" else frozenset(holders),
-        neighbours=() if lending == "off" else tuple(_neighbours(device, snapshot, granted)),
+        flushable_users=None if reclaim == "all" else frozenset(holders),
+        neighbors=() if reclaim == "off" else tuple(_neighbors(device, snapshot, granted)),
     )
 
 
-def _neighbours(
+def _neighbors(
     device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int]
-) -> Iterator[Neighbour]:
+) -> Iterator[Competitor]:
     for report in snapshot.reports_by_device.get(device.uuid, ()):
         if report.flush_policy == "never" or (device.uuid, report.key) in granted:
             continue
@@ -312,12 +312,12 @@ def _neighbours(
         held = snapshot.used_by(report.key, device) or 0
         reclaimable = min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
         if reclaimable > 0:
-            yield _neighbour(device, report, reclaimable, sum(pool.thrashes for pool in pools))
+            yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools))
 
 
-def _neighbour(device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int) -> Neighbour:
+def _neighbor(device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int) -> Competitor:
     process = device.processes_by_key.get(report.key)
-    return Neighbour(
+    return Competitor(
         process=report.key,
         uid=report.uid,
         workload=report.workload,
@@ -403,7 +403,7 @@ def _is_request(kept: KeptAdmission) -> bool:
 
 
 class Admissions:
-    """Requests of one daemon. ``lending`` returns the current setting; ``find`` a process by its pid, with its uid.
+    """Requests of one daemon. ``reclaim`` returns the current setting; ``find`` a process by its pid, with its uid.
 
     ``clock`` returns seconds of the machine's monotonic clock, which continue when the daemon restarts. After a change,
     call `keep` before the requester is answered.
@@ -412,12 +412,12 @@ class Admissions:
     def __init__(
         self,
         flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
-        lending: Callable[[], Lending],
+        reclaim: Callable[[], ReclaimPolicy],
         find: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],
         store: Transactions,
     ) -> None:
-        self._flush, self._lending, self._find, self._clock = flush, lending, find, clock
+        self._flush, self._reclaim, self._find, self._clock = flush, reclaim, find, clock
         self._table = admission_table(store)
         self.loaded = False
         self._writing = asyncio.Lock()
@@ -492,7 +492,7 @@ class Admissions:
             device_index=device.index,
             need_bytes=need_bytes,
             grant_seconds=self._grant_seconds(user, PROCESS_GRANT_SECONDS if process else GRANT_SECONDS),
-            uid=uid if self._lending() == "user" else None,
+            uid=uid if self._reclaim() == "user" else None,
             pid=process.pid if process else None,
             start_ticks=process.start_ticks if process else None,
             program_uid=program_uid,
@@ -533,7 +533,7 @@ class Admissions:
                 if found.flushes and (
                     not self._queue.find(key) or (key in self._decision.holders and not found.missing_bytes)
                 ):
-                    self._lend(key, found)
+                    self._reclaim_for(key, found)
         else:
             self._pauses.clear()
         if self.loaded and self._queue != self._kept and (self._keeping is None or self._keeping.done()):
@@ -552,7 +552,7 @@ class Admissions:
         ended = {name for name, program in programs.items() if not self._is_alive(program)}
         concerned = {request.device_uuid for request in queue.waiting} | snapshot.unused_reserves.keys()
         devices = [device for device in snapshot.devices if device.uuid in concerned]
-        own_rooms, held = rooms(snapshot, queue.grants, self._lending(), devices), allocated(snapshot, queue.grants)
+        own_rooms, held = rooms(snapshot, queue.grants, self._reclaim(), devices), allocated(snapshot, queue.grants)
         self._count_unused(held, now)
         passed = {name for name, since in self._held_from.items() if now - since >= HOLD_SECONDS}
         people = {each.owner: counted_name(each.owner) for each in queue.all}
@@ -623,14 +623,14 @@ class Admissions:
         if snapshot is None or device is None:
             return Plan(None)
         grants = self._queue.grants
-        (room,) = rooms(snapshot, grants, self._lending(), (device,))
+        (room,) = rooms(snapshot, grants, self._reclaim(), (device,))
         users = {user_of[each.id] for each in self._queue.waiting if each.device_uuid == device.uuid}
         held = allocated(snapshot, grants)
         available = available_bytes(room, grants, held, user_of, user_of[request.id], users)
         claimed = sum(each.need_bytes for each in ahead)
         return plan(room, request, None if available is None else available - claimed)
 
-    def _lend(self, key: str, found: Plan) -> None:
+    def _reclaim_for(self, key: str, found: Plan) -> None:
         device, now = self._device_of(key), self._clock()
         pause = self._pauses.setdefault(device, _Pause())
         if self._lent_to.get(device) != key:

@@ -76,7 +76,7 @@ class QuotaRegistry(Registry[Quota, QuotaEntry]):
 
     def _body(self, quota: Quota) -> dict[str, Any]:
         match = {name: getattr(quota, name) for name in ("workload", "user", "container", "namespace")}
-        limits = {"soft": quota.soft_bytes, "limit": quota.limit_bytes, "reserve": quota.reserve_bytes}
+        limits = {"soft": quota.soft_limit_bytes, "limit": quota.limit_bytes, "reserve": quota.reserve_bytes}
         return {"name": quota.name, "match": _known(match)} | _known(limits)
 
     def _entry(self, name: str, etag: str, body: dict[str, Any]) -> QuotaEntry:
@@ -295,7 +295,7 @@ class AdmissionsPart(Admissions, Part):
 
     def __init__(self, kernel: Kernel) -> None:
         flush, clock = kernel.get(Flushes).flush, kernel.clock.monotonic
-        super().__init__(flush, lambda: kernel.settings.lending, find_process, clock, kernel.store)
+        super().__init__(flush, lambda: kernel.settings.reclaim, find_process, clock, kernel.store)
         kernel.provide(Admissions, self)
 
     def act(self, tick: Tick) -> None:

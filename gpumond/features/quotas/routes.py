@@ -70,7 +70,7 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     """Grants the memory if it fits now. A granted request counts as used until its program has allocated it.
 
     With `wait`, a request that does not fit waits in the order of arrival, and the daemon flushes programs for it as
-    the setting `lending` allows. `PUT` keeps its place; without one for 10 s it is removed. Without `wait`, its `state`
+    the setting `reclaim` allows. `PUT` keeps its place; without one for 10 s it is removed. Without `wait`, its `state`
     is `refused`, and `plan` contains the flushes after which it would fit.
 
     409: the device is smaller. 422: there are several devices, and `device` is absent. 429: the caller has 16 requests.

@@ -89,7 +89,7 @@ class QuotaConfig(Strict):
         return Quota(
             name=self.name,
             **self.match.model_dump(),
-            soft_bytes=self.soft,
+            soft_limit_bytes=self.soft,
             limit_bytes=self.limit,
             reserve_bytes=self.reserve,
         )

@@ -114,7 +114,7 @@ MOST_DIGITS = 16
 
 
 label = lru_cache(maxsize=4096)(clean)
-"""A name from a log, sanitised for output."""
+"""A name from a log, sanitized for output."""
 
 
 class Row(NamedTuple):

@@ -17,7 +17,7 @@ FEATURE = Feature(
             examples=(
                 "gpumond rules check rules.yaml",
                 "gpumond rules test rules.test.yaml",
-                "gpumond rules override device-nearly-full --level 97%",
+                "gpumond rules override device-nearly-full --threshold 97%",
             ),
         ),
     ),

@@ -89,9 +89,9 @@ BUILT_IN: tuple[Rule, ...] = (
     _rule(
         "orphan-memory",
         "device",
-        "unclaimed_ratio",
+        "unattributed_ratio",
         "warning",
-        "GPU {gpu} ({name}): {unclaimed} is used, but the driver counts it for no process: managed memory "
+        "GPU {gpu} ({name}): {unattributed} is used, but the driver counts it for no process: managed memory "
         "(cudaMallocManaged) of a running program without the agent, or memory of an ended process; gpumond status "
         "lists programs and holders",
         above=0.05,

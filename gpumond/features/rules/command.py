@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file of tests")
     for each in (override, restore):
         each.add_argument("name", metavar="NAME", help="a built-in rule")
-    override.add_argument("--level", metavar="LEVEL", help="level of above or below, such as 0.9, 90%% or 1GiB")
+    override.add_argument("--threshold", metavar="THRESHOLD", help="threshold of above or below, such as 0.9, 90%% or 1GiB")
     override.add_argument("--for", metavar="DURATION", help="duration before it fires, such as 5m")
     override.add_argument("--severity", metavar="WORD", help="label severity, such as info, warning or critical")
     state = override.add_mutually_exclusive_group()
@@ -97,7 +97,7 @@ def _change(arguments: argparse.Namespace) -> int:
     """Override fields of a rule, which the daemon checks, or restore it."""
     route = f"{ROUTE}/{urllib.parse.quote(arguments.name, safe='')}"
     if arguments.what == "override":
-        given = {name: getattr(arguments, name) for name in ("level", "for", "severity", "enabled")}
+        given = {name: getattr(arguments, name) for name in ("threshold", "for", "severity", "enabled")}
         fields = {name: value for name, value in given.items() if value is not None}
         entry = client.put(arguments.url, f"{route}/override", fields)
     else:
@@ -129,7 +129,7 @@ def _overrides(fields: Mapping[str, Mapping[str, Any]], unit: Unit) -> Iterator[
 
 
 def _text(name: str, unit: Unit, value: Any) -> str:
-    if name == "level":
+    if name == "threshold":
         return readable(unit, value)
     return f"{value:g} s" if name == "for" else str(value).lower()
 
@@ -157,10 +157,10 @@ def _checked(file: Path, settings: Settings, rules: Sequence[Rule]) -> Iterator[
 
 
 def _sentence(rule: Rule) -> str:
-    side, level = ("above", rule.above) if rule.above is not None else ("below", rule.below)
+    side, threshold = ("above", rule.above) if rule.above is not None else ("below", rule.below)
     held = f" for {rule.for_seconds:g} s" if rule.for_seconds else ""
     whom = "".join(f", {name} {pattern}" for name, pattern in rule.match)
-    return f"{rule.scope} {rule.value} {side} {readable(UNITS[rule.scope][rule.value], level or 0.0)}{held}{whom}"
+    return f"{rule.scope} {rule.value} {side} {readable(UNITS[rule.scope][rule.value], threshold or 0.0)}{held}{whom}"
 
 
 def _test(arguments: argparse.Namespace) -> int:

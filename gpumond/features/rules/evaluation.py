@@ -252,8 +252,8 @@ def _identity(rule: str, labels: Labels, own: Labels) -> Labels:
 def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) -> Labels:
     if not rule.annotations:
         return ()
-    level, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
-    words = {**subjects.texts(row), "value": readable(unit, value), "level": readable(unit, level or 0.0)}
+    threshold, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
+    words = {**subjects.texts(row), "value": readable(unit, value), "threshold": readable(unit, threshold or 0.0)}
 
     def text(match: re.Match[str]) -> str:
         word = words.get(match[1], match[0])

@@ -143,7 +143,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
     def _check_writable(self, name: str) -> None:
         if name in self._built_in:
             raise DefinitionConflict(
-                f"{name} is built in; PUT /api/v1/rules/{name}/override replaces its level, for or severity, or "
+                f"{name} is built in; PUT /api/v1/rules/{name}/override replaces its threshold, for or severity, or "
                 "disables it; define a rule of that name in the configuration file to replace it, or add it to "
                 "disabled_rules, then POST /-/reload"
             )

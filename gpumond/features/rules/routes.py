@@ -123,7 +123,7 @@ OVERRIDDEN = RuleEntry(
     "built-in",
     "7d9b1e4c3a0c5f2a",
     {**BODY, "above": 0.9, "clear": 0.84375},
-    overrides={"level": OverriddenField("api", 0.9, 0.8)},
+    overrides={"threshold": OverriddenField("api", 0.9, 0.8)},
 )
 
 

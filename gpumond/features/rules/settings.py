@@ -33,7 +33,7 @@ UNITS: Mapping[Scope, Mapping[str, Unit]] = {
 LABELS: Mapping[Scope, Mapping[str, str]] = {scope: spec.labels for scope, spec in SCOPES.items()}
 """Labels that ``match`` can use."""
 
-_ALWAYS = {"value": "the rule's value, with its unit", "level": "the rule's level, with its unit"}
+_ALWAYS = {"value": "the rule's value, with its unit", "threshold": "the rule's threshold, with its unit"}
 PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
     scope: {**_ALWAYS, **spec.placeholders} for scope, spec in SCOPES.items()
 }
@@ -45,13 +45,13 @@ def matches(scope: Scope) -> Mapping[str, str]:
     return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
 
 
-Level = Annotated[float, BeforeValidator(units.level)]
+Threshold = Annotated[float, BeforeValidator(units.threshold)]
 
 LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class FlushConfig(Strict):
-    min_reclaimable: Level = Field(default=0.0, ge=0)
+    min_reclaimable: Threshold = Field(default=0.0, ge=0)
     steps: Annotated[tuple[str, ...], AfterValidator(ordered_steps)] = DEFAULT_STEPS
     only_idle_for: Seconds = 0.0
 
@@ -100,9 +100,9 @@ class RuleConfig(Strict):
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
     scope: Scope
     value: str = Field(description=_values(), json_schema_extra=NAMES_BY_SCOPE)
-    above: Level | None = None
-    below: Level | None = None
-    clear: Level | None = None
+    above: Threshold | None = None
+    below: Threshold | None = None
+    clear: Threshold | None = None
     for_: Seconds = Field(default=0.0, alias="for")
     keep_firing_for: Seconds = 0.0
     match: dict[str, str] = Field(default_factory=dict)
@@ -139,7 +139,7 @@ class RuleConfig(Strict):
             bound = self.above if self.above is not None else self.below
             assert bound is not None
             if (self.clear > bound) if self.above is not None else (self.clear < bound):
-                raise ValueError("clear: expected at most the level of above, or at least the level of below")
+                raise ValueError("clear: expected at most the threshold of above, or at least the threshold of below")
         _check(self.match, matches(self.scope), f"scope {self.scope} has no label", "match")
         for name, text in self.annotations.items():
             used = PLACEHOLDER.findall(text)
@@ -174,7 +174,7 @@ class RuleConfig(Strict):
 class OverrideConfig(Strict):
     """Fields that replace those of a built-in rule; docs/how-to/override-rules.md describes them."""
 
-    level: Level | None = Field(default=None, description="replaces the level of `above` or `below`")
+    threshold: Threshold | None = Field(default=None, description="replaces the threshold of `above` or `below`")
     for_: Seconds | None = Field(default=None, alias="for", description="replaces the duration `for`")
     severity: str | None = Field(
         default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the label `severity`"
@@ -184,12 +184,12 @@ class OverrideConfig(Strict):
     @model_validator(mode="after")
     def _any(self) -> OverrideConfig:
         if not self.fields():
-            raise ValueError("expected at least one of level, for, severity, enabled")
+            raise ValueError("expected at least one of threshold, for, severity, enabled")
         return self
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that are set, by their names in the configuration."""
-        values = {"level": self.level, "for": self.for_, "severity": self.severity, "enabled": self.enabled}
+        values = {"threshold": self.threshold, "for": self.for_, "severity": self.severity, "enabled": self.enabled}
         return {name: value for name, value in values.items() if value is not None}
 
 

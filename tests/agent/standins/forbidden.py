@@ -1,4 +1,4 @@
-"""Functions that the agent must not call, since they initialise a library or create a context. A call is reported on
+"""Functions that the agent must not call, since they initialize a library or create a context. A call is reported on
 stderr.
 """
 

@@ -1,4 +1,4 @@
-/* Stand-in for libcuda.so.1. FAKE_CUDA has a letter for each GPU: c has a context, s is a MIG instance, - neither.
+/* Fake for libcuda.so.1. FAKE_CUDA has a letter for each GPU: c has a context, s is a MIG instance, - neither.
    Memory pools are numbers: 0 to 15 the devices' default ones, the others a library's own. */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-"""The supervisor and its child: counters of XID errors, restarts, and the end of a stopped child."""
+"""The supervisor and its child: counters of Xid errors, restarts, and the end of a stopped child."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def read_until(supervisor: Supervisor, condition: Callable[[Reading], bool
     raise AssertionError("the condition did not come true in time")
 
 
-XID = 8
+Xid = 8
 
 
 def test_errors_of_successive_children_are_added():
@@ -57,7 +57,7 @@ def test_total_survives_the_child_that_counted(driver: FakeDriver, end: str):
         supervisor.start()
         try:
             await read_until(supervisor, lambda reading: bool(reading.devices))
-            driver.devices[0].events = [(XID, 79), (XID, 79)]
+            driver.devices[0].events = [(Xid, 79), (Xid, 79)]
             driver.write()
             first = await read_until(supervisor, lambda reading: count(reading) >= 2)
             driver.devices[0].events = []
@@ -70,7 +70,7 @@ def test_total_survives_the_child_that_counted(driver: FakeDriver, end: str):
             while (await supervisor.read(wait=2.0)) is not None:
                 pass
             driver.heal()
-            driver.devices[0].events = [(XID, 79)]
+            driver.devices[0].events = [(Xid, 79)]
             driver.write()
             second = await read_until(supervisor, lambda reading: count(reading) != count(first))
             return [count(first), count(second)]

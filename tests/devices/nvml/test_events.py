@@ -7,18 +7,18 @@ from tests.devices.nvml.child import NvmlChild
 from tests.devices.nvml.functions import CODES, DRIVER_GONE, UNSUPPORTED
 from tests.fakenvml import FakeDriver, machine
 
-XID, TIMEOUT = 8, 10
+Xid, TIMEOUT = 8, 10
 
 
 def test_repeated_xid_counts_twice(driver: FakeDriver) -> None:
     driver.devices = machine(2)
-    driver.devices[0].events = [(XID, 79), (XID, 79), (XID, 31)]
-    driver.devices[1].events = [(XID, 79), (1, 5)]  # the last one is no XID
+    driver.devices[0].events = [(Xid, 79), (Xid, 79), (Xid, 31)]
+    driver.devices[1].events = [(Xid, 79), (1, 5)]  # the last one is no Xid
     driver.write()
     with NvmlChild(driver.env) as child:
         first, second = child.read(100), child.read(101)
         driver.devices[1].events = []
-        driver.devices[0].events = [(XID, 31)]
+        driver.devices[0].events = [(Xid, 31)]
         driver.write()
         third = child.read(102)
     a, b = (device.uuid for device in driver.devices)
@@ -34,14 +34,14 @@ def test_xid_of_a_lost_device_is_counted(driver: FakeDriver) -> None:
     with NvmlChild(driver.env) as child:
         child.read(0)
         driver.lose(0)
-        driver.devices[0].events = [(XID, 79)]
+        driver.devices[0].events = [(Xid, 79)]
         driver.write()
         lost, after = child.read(1), child.read(2)
         driver.heal()
         driver.devices[0].events = []
         driver.write()
         back = child.read(5)
-        driver.devices[0].events = [(XID, 79)]
+        driver.devices[0].events = [(Xid, 79)]
         driver.write()
         again = child.read(6)
     assert len(lost.devices) == 1
@@ -84,7 +84,7 @@ def test_failed_subscription_reports_nothing_and_is_retried(driver: FakeDriver, 
                 assert reading.devices[0].sensors.xid_events is None, code
                 assert bool(reading.faults) == (code not in UNSUPPORTED), code
             driver.heal()
-            driver.devices[0].events = [(XID, 48)]
+            driver.devices[0].events = [(Xid, 48)]
             driver.write()
             reading = child.read(at + 50)
             heard += 1

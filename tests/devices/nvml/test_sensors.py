@@ -9,7 +9,7 @@ import pytest
 from gpumond.devices.nvml import sensors as activity
 from gpumond.devices.nvml.library import Device as RosterDevice
 from gpumond.devices.nvml.sensors import METRICS, SLOW_SECONDS, SensorClocks
-from gpumond.devices.validation import Tally
+from gpumond.devices.validation import FaultCounter
 from gpumond.facts.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES, Sensors
 from gpumond.facts.snapshot import Reading
 from tests.devices.nvml.child import NvmlChild, by_uuid, kinds
@@ -190,7 +190,7 @@ def test_slow_sensors_of_many_devices_are_spread_over_readings() -> None:
         library.now = max(library.now, began + 1.0)
     assert longest < 0.6
     assert min(library.asked.values()) > 0.5 * max(library.asked.values())
-    assert clocks.read(devices[0], Tally())["pcie_replays"] == 0
+    assert clocks.read(devices[0], FaultCounter())["pcie_replays"] == 0
 
 
 def ratios(child: NvmlChild, at: float) -> dict[int, float | None]:

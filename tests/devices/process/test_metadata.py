@@ -291,7 +291,7 @@ def holders(device: DeviceReading) -> list[int]:
     return [process.pid for process in device.processes or () if process.kinds == ("holder",)]
 
 
-def test_holders_are_listed_while_memory_is_unclaimed(host: Host):
+def test_holders_are_listed_while_memory_is_unattributed(host: Host):
     nvidia(host)
     nvidia(host, 1, "0000:af:00.0")
     host.proc.add(7, "python", start_ticks=100, cgroup=f"0::/docker/{A}\n", nodes={3: (NODE, ""), 4: (NODE, "")})
@@ -330,7 +330,7 @@ def test_nodes_of_amd_and_intel_are_searched(host: Host):
         {"processes": (make_process(8, None),)},
     ],
 )
-def test_holders_are_not_searched_without_unclaimed_memory(host: Host, fields: dict[str, Any]):
+def test_holders_are_not_searched_without_unattributed_memory(host: Host, fields: dict[str, Any]):
     nvidia(host)
     host.proc.add(7, nodes={3: (NODE, "")})
     assert holders(host.complete(orphaned(**fields))[0]) == []

@@ -44,7 +44,7 @@ class Section:
     title: str
     text: str
     fields: tuple[tuple[str, str], ...]
-    colour: int
+    color: int
     status: Literal["firing", "resolved"]
     runbook: str = ""
 
@@ -88,7 +88,7 @@ def _section(status: Literal["firing", "resolved"], alert: Alert) -> Section:
         title=f"{plain(alert.rule)} {'fires' if status == 'firing' else 'resolved'}",
         text=plain("; ".join(text for text in texts if text)) or plain(alert.rule),
         fields=tuple((plain(name), plain(labels[name])) for name in shown if labels[name]),
-        colour=RESOLVED_COLOUR if status == "resolved" else COLOURS.get(labels.get("severity", ""), COLOURS["warning"]),
+        color=RESOLVED_COLOUR if status == "resolved" else COLOURS.get(labels.get("severity", ""), COLOURS["warning"]),
         status=status,
         runbook=runbook,
     )
@@ -156,9 +156,9 @@ def _teams(message: Message) -> Any:
     blocks: list[Any] = [_teams_text(cut(message.title, 150), size="Large", weight="Bolder")]
     for section in message.sections:
         facts = "   ".join(f"{name}: {value}" for name, value in section.fields[:MAX_FIELDS])
-        colour = "Good" if section.status == "resolved" else "Attention"
+        color = "Good" if section.status == "resolved" else "Attention"
         if len(message.sections) > 1:
-            blocks.append(_teams_text(cut(section.title, 80), weight="Bolder", color=colour))
+            blocks.append(_teams_text(cut(section.title, 80), weight="Bolder", color=color))
         blocks.append(_teams_text(cut(section.text, each // 2)))
         if facts:
             blocks.append(_teams_text(cut(facts, each // 3), isSubtle=True))
@@ -196,7 +196,7 @@ def _discord(message: Message) -> Any:
         embed: dict[str, Any] = {
             "title": cut(f"{section.title} on {message.instance}", 140, _discord_escape),
             "description": cut(section.text, min(3000, left // 2), _discord_escape) + runbook,
-            "color": section.colour,
+            "color": section.color,
         }
         if message.link:
             embed["url"] = message.link

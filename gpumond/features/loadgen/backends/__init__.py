@@ -107,7 +107,7 @@ def backend(name: str, settings: BackendSettings) -> LoadBackend:
 
 
 SLICE_SECONDS = 0.02
-"""Length of one period of work; utilisation counters sample a sixth of a second or more."""
+"""Length of one period of work; utilization counters sample a sixth of a second or more."""
 
 
 class Burner:

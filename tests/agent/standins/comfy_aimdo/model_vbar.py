@@ -1,4 +1,4 @@
-"""Stand-in for comfy-aimdo 0.6: reservations of addresses, whose pages are mapped when they are used."""
+"""Fake for comfy-aimdo 0.6: reservations of addresses, whose pages are mapped when they are used."""
 
 from __future__ import annotations
 

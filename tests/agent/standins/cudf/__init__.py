@@ -1,4 +1,4 @@
-"""Stand-in for cuDF (26.10): its spill manager, and buffers that it can move to the host."""
+"""Fake for cuDF (26.10): its spill manager, and buffers that it can move to the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-in for CuPy: pools per device, used through the current device of each thread."""
+"""Fake for CuPy: pools per device, used through the current device of each thread."""
 
 from __future__ import annotations
 

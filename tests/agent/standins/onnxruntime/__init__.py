@@ -1,4 +1,4 @@
-"""Stand-in for ONNX Runtime: sessions that write their runs to stdout."""
+"""Fake for ONNX Runtime: sessions that write their runs to stdout."""
 
 from __future__ import annotations
 

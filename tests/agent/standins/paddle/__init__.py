@@ -1,4 +1,4 @@
-"""Stand-in for PaddlePaddle: its counters, and functions that would create contexts."""
+"""Fake for PaddlePaddle: its counters, and functions that would create contexts."""
 
 from __future__ import annotations
 

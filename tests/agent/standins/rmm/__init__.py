@@ -1,4 +1,4 @@
-"""Stand-in for RMM (26.10): stacks of memory resources, one for each device, in a Python dictionary."""
+"""Fake for RMM (26.10): stacks of memory resources, one for each device, in a Python dictionary."""
 
 from __future__ import annotations
 

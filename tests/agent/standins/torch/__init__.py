@@ -1,6 +1,6 @@
-"""Stand-in for PyTorch with CUDA: the functions that the agent uses, over the blocks that a test defines in `world`.
+"""Fake for PyTorch with CUDA: the functions that the agent uses, over the blocks that a test defines in `world`.
 
-Functions that the agent must never call, because they initialise CUDA or create a context, raise an error.
+Functions that the agent must never call, because they initialize CUDA or create a context, raise an error.
 """
 
 from __future__ import annotations

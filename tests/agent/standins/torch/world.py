@@ -33,7 +33,7 @@ class Segment:
         return sum(size for size, state in self.blocks if state in states)
 
     def settle(self) -> None:
-        """Free the blocks that wait for an event, and merge free neighbours."""
+        """Free the blocks that wait for an event, and merge free neighbors."""
         merged: list[tuple[int, str]] = []
         for size, state in self.blocks:
             state = FREE if state == PENDING else state

@@ -1,4 +1,4 @@
-"""Stand-in for Warp: its devices on the stand-in driver. The public functions initialise Warp."""
+"""Fake for Warp: its devices on the fake driver. The public functions initialize Warp."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Stand-in for CuPy: the functions that the load generator uses."""
+"""Fake for CuPy: the functions that the load generator uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-in for PyTorch: the functions that the load generator uses."""
+"""Fake for PyTorch: the functions that the load generator uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-in for cuda.core: memory resources on the pools of the stand-in driver."""
+"""Fake for cuda.core: memory resources on the pools of the fake driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Device = forbidden("Device")
 
 
 class DeviceMemoryResource:
-    """``pool`` is a number of the stand-in driver. A resource owns its pool unless it is a device's default one."""
+    """``pool`` is a number of the fake driver. A resource owns its pool unless it is a device's default one."""
 
     def __init__(self, device_id: int, pool: int, is_mapped: bool = False) -> None:
         self.device_id, self._pool, self.is_mapped = device_id, pool, is_mapped

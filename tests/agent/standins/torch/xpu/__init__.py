@@ -1,4 +1,4 @@
-"""Stand-in for the XPU half: the same blocks with fewer statistics."""
+"""Fake for the XPU half: the same blocks with fewer statistics."""
 
 from __future__ import annotations
 

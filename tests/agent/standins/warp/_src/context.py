@@ -23,7 +23,7 @@ class Device:
 
 
 def use(ordinal: int) -> Device:
-    """Initialise Warp and create a context on a device, as a program does."""
+    """Initialize Warp and create a context on a device, as a program does."""
     global runtime
     if runtime is None:
         core = SimpleNamespace(

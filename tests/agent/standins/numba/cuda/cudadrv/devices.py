@@ -28,7 +28,7 @@ class _DeviceList:
     @property
     @functools.cache  # noqa: B019
     def lst(self) -> list[_DeviceContextManager]:
-        sys.stdout.write("initialised ")
+        sys.stdout.write("initialized ")
         return [_DeviceContextManager(ordinal) for ordinal in range(DEVICES)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Driver:
-    """Functions are looked up, and the driver initialised, at the first use."""
+    """Functions are looked up, and the driver initialized, at the first use."""
 
     is_initialized = False
 

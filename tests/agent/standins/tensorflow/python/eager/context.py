@@ -13,7 +13,7 @@ LogicalDevice = namedtuple("LogicalDevice", ["name", "device_type"])
 
 
 class Context:
-    """Context that is not initialised before the program uses it."""
+    """Context that is not initialized before the program uses it."""
 
     def __init__(self) -> None:
         self._initialized = False
@@ -36,7 +36,7 @@ class Context:
         hidden: Sequence[int] = (),
         split: Mapping[int, int] = {},
     ) -> None:
-        """Initialise it. ``logical`` has bytes in use and their peak by device name."""
+        """Initialize it. ``logical`` has bytes in use and their peak by device name."""
         cpu = PhysicalDevice("/physical_device:CPU:0", "CPU")
         physical = [PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(gpus)]
         self._physical_devices = [cpu, *physical]
