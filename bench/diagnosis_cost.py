@@ -12,7 +12,7 @@ from bench.result import publish, spread
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import Snapshot
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 DEVICES, PROCESSES, TICKS, WARM = 64, 500, 900, 400
 COLLECT_EVERY = 10

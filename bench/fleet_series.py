@@ -27,10 +27,19 @@ from gpumond.facts.sensors import Sensors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.testing import GIB, TickState, advance, make_device, make_pool, make_process, make_report, make_snapshot
 from tests.grafana.boards import ROOT, Target, targets
 from tests.helpers.prometheus import Prometheus, fill
 from tests.helpers.running import series_of, until
+from tests.helpers.values import (
+    GIB,
+    TickState,
+    advance,
+    make_device,
+    make_pool,
+    make_process,
+    make_report,
+    make_snapshot,
+)
 
 DEVICES = 8
 REPEATS = 5

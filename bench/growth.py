@@ -24,9 +24,9 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.program import StepUsage
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen.plan import plan
-from gpumond.testing import make_pool, make_process, make_report
 from tests.helpers.curves import GIB, MIB, at_moment, of_device
 from tests.helpers.simulated_snapshots import snapshots
+from tests.helpers.values import make_pool, make_process, make_report
 
 RATES = (64, 128, 300, 600)
 BLOCK = 2 * MIB

@@ -36,8 +36,8 @@ FEW = 4
 def tick() -> Callable[[], object]:
     """Observe and advance: 8 devices, 512 processes with agents, the built-in rules and four others."""
     from bench.tick import CALM, UP, facts, rules
-    from gpumond.testing import TickState, advance
     from gpumond.tick.observe import observe
+    from tests.helpers.values import TickState, advance
 
     state, snapshot, active = TickState(), None, rules(CALM)
     prepared, numbers = cycle([facts(number) for number in range(4)]), iter(range(1_000_000))
@@ -56,8 +56,8 @@ def render() -> Callable[[], object]:
     from bench.tick import CALM, UP, facts, rules
     from gpumond.metrics.exposition import Exposition, Form
     from gpumond.metrics.telemetry import Telemetry
-    from gpumond.testing import TickState, advance
     from gpumond.tick.observe import observe
+    from tests.helpers.values import TickState, advance
 
     state, snapshot, frames = TickState(), None, []
     for number in range(2):
@@ -73,7 +73,7 @@ def decode() -> Callable[[], object]:
     """Decode 50 reports of agents."""
     from gpumond.facts.messages import Report, encode
     from gpumond.programs.validator import decode as decoded
-    from gpumond.testing import GIB, make_pool
+    from tests.helpers.values import GIB, make_pool
 
     lines = [encode(Report(pools=(make_pool("GPU-0", live=GIB + number, cached=GIB),))) for number in range(50)]
     return lambda: [decoded(line) for line in lines]

@@ -21,8 +21,8 @@ from gpumond.facts.units import MIB
 from gpumond.facts.whole_frame import WholeFrame
 from gpumond.serve.live_frames import WHOLE, changes, encoded, live_frame
 from gpumond.serve.whole_frame import whole_frame
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.ledger import attribute
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 SIZES = ((1, 4), (8, 64), (64, 50))
 """Devices, and processes of each."""

@@ -30,9 +30,9 @@ from bench.tables import exponents, scaling_table, super_linear
 from bench.tick import CALM, UP, facts, rules
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.testing import TickState, advance
 from gpumond.tick.observe import observe
 from tests.fakenvml import FakeDriver, build, machine
+from tests.helpers.values import TickState, advance
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 PROCESSES = (0, 5, 16, 50, 160, 500)

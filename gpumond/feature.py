@@ -18,7 +18,9 @@ GROUP = "gpumond.features"
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command of the command line. ``module`` has ``add_arguments(parser)`` and ``run(arguments) -> exit code``."""
+    """A command of the command line. ``module``, or ``module:name`` for one of several in a module, has
+    ``add_arguments(parser)`` and ``run(arguments) -> exit code``.
+    """
 
     name: str
     module: str

@@ -9,29 +9,29 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from gpumond.config.settings import Settings
+from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
 from gpumond.facts.alerts import Activities
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.errors import StoreUnavailable
+from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
-from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Rule
-from gpumond.facts.snapshot import AgentReport, Fault, ProgramEnd, Reading, Snapshot, SourceState
-from gpumond.host.peer import Identity
+from gpumond.facts.snapshot import Fault, Reading, Snapshot
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.commands import AgentCommands
+from gpumond.programs.server import AgentServer
 from gpumond.quantities.window import RuleWindow
 from gpumond.store.store import Store
 from gpumond.tick.history import History
@@ -39,35 +39,10 @@ from gpumond.tick.history import History
 T = TypeVar("T")
 
 FLUSH_READ_SECONDS = 2.0
+FLUSHES_AT_ONCE = 16
+"""Programs that one alert flushes at the same time."""
 FIRST_FRAME_SECONDS = 2.0
 """The longest that a scrape waits for the first frame: a page without devices would be a gap in each series."""
-
-
-class Devices(Protocol):
-    """The devices; `devices.child.supervisor.Supervisor` documents each method."""
-
-    @property
-    def state(self) -> SourceState: ...
-    def start(self) -> None: ...
-    async def read(self, wait: float) -> Reading | None: ...
-    async def release(self, seconds: float) -> bool: ...
-    async def stop(self) -> None: ...
-
-
-class Programs(Protocol):
-    """The connected agents; `programs.server.AgentServer` documents each method."""
-
-    def serve(self) -> None: ...
-    def reports(self) -> tuple[AgentReport, ...]: ...
-    def report(self, identity: Identity) -> AgentReport | None: ...
-    def silent(self) -> tuple[AgentReport, ...]: ...
-    def keep(self, suspended: Collection[ProcessKey]) -> None: ...
-    def ends(self) -> tuple[ProgramEnd, ...]: ...
-    def departed(self) -> tuple[AgentReport, ...]: ...
-    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
-    async def ask(self, identity: Identity, request: AgentRequest, seconds: float = ...) -> AgentResponse | None: ...
-    def flushing(self, identity: Identity) -> bool: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +62,8 @@ class Edges:
     programs report to them.
     """
 
-    devices: Devices
-    agents: Programs
+    devices: Supervisor
+    agents: AgentServer
     store: Store
     telemetry: Telemetry
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -121,10 +96,8 @@ class Part:
     table = ""
     """The table of the store that ``load`` reads, for the log and a fault."""
 
-    @property
-    def loaded(self) -> bool:
-        """False while rows of the store have not been read: ``load`` is then called again before a later tick."""
-        return True
+    loaded = True
+    """False while rows of the store have not been read: ``load`` is then called again before a later tick."""
 
     async def load(self) -> Sequence[str]:
         """Read what the store keeps. Return a sentence for each row that is skipped. Raises StoreUnavailable."""
@@ -172,6 +145,24 @@ class Flushes:
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
         raise NotImplementedError
+
+
+async def flush_each(
+    flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+    requests: Iterable[tuple[FlushRequest, Receipt]],
+    requested_by: str,
+) -> list[Sequence[Receipt]]:
+    """Carry out requests, a few at a time. An error of one becomes its receipt, so that the others are carried out."""
+    places = asyncio.Semaphore(FLUSHES_AT_ONCE)
+
+    async def carry_out(request: FlushRequest, refused: Receipt) -> Sequence[Receipt]:
+        async with places:
+            try:
+                return (await flush(request, requested_by)).receipts
+            except (FlushError, StoreUnavailable) as error:
+                return (replace(refused, reason=str(error)),)
+
+    return await asyncio.gather(*(carry_out(*each) for each in requests))
 
 
 class EngineStep:

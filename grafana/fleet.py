@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumond.view.bars import COLOURS
+from gpumond.view.text import COLOURS
 from grafana.columns import DEVICE, GPU, MACHINE, PID, WORKLOAD
 from grafana.frames import alerts, board, happened, machine, namespace
 from grafana.parts import (

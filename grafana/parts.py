@@ -21,7 +21,7 @@ from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models import common as options, dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from gpumond.view.bars import COLOURS
+from gpumond.view.text import COLOURS
 from grafana.queries import SHARES, share
 
 Panel = lines.Panel | stat.Panel | bargauge.Panel | table.Panel | statetimeline.Panel

@@ -41,7 +41,6 @@ LAYERS = (
     "features",
     "daemon",
     "commands",
-    "testing",
     "__main__",
 )
 """A package imports only from itself and from packages before it."""
@@ -181,7 +180,7 @@ def test_features_are_independent_of_each_other():
 @pytest.mark.parametrize("module", [name for name in FILES if not within(name, ("features", "daemon", "commands"))])
 def test_spine_knows_no_feature(module: str):
     known = [name for name in own_imports(module) if within(name, ("features",))]
-    assert module in ("testing", *SETTINGS_OF_FEATURES) or not known
+    assert module in SETTINGS_OF_FEATURES or not known
 
 
 @EACH_MODULE

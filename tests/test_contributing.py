@@ -127,9 +127,9 @@ assert "| `ntfy` | `topic` | the topic of the messages |" in document()
 """
 
 METRIC = """
-from gpumond.testing import TickState, advance
+from tests.helpers.values import TickState, advance
 from gpumond.metrics.catalogue import FAMILIES
-from gpumond.testing import make_device, make_process, make_snapshot
+from tests.helpers.values import make_device, make_process, make_snapshot
 frame = advance(TickState(), (), make_snapshot(make_device(processes=(make_process(42, 1),)))).frame
 (family,) = [family for family in FAMILIES if family.name == "gpumond_device_processes"]
 assert [value for _, value in family.rows(frame)] == [1]
@@ -138,9 +138,9 @@ assert "| `gpumond_device_processes` | gauge |" in document()
 """
 
 VALUE = """
-from gpumond.testing import TickState, advance
+from tests.helpers.values import TickState, advance
 from gpumond.features.rules.settings import RuleConfig
-from gpumond.testing import GIB, make_device, make_snapshot
+from tests.helpers.values import GIB, make_device, make_snapshot
 rule = RuleConfig(name="low", scope="device", value="free_ratio", below="10%").rule()
 (alert,) = advance(TickState(), (rule,), make_snapshot(make_device(free_bytes=4 * GIB))).frame.alerts
 assert (alert.rule, alert.value) == ("low", 0.05)
@@ -149,11 +149,11 @@ assert "| `free_ratio` | ratio | free bytes over size |" in document()
 """
 
 VERDICT = """
-from gpumond.testing import TickState, advance
+from tests.helpers.values import TickState, advance
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.facts.sensors import Sensors
 from gpumond.features.rules.settings import RuleConfig
-from gpumond.testing import make_device, make_snapshot
+from tests.helpers.values import make_device, make_snapshot
 sensors = Sensors(remapped_rows_failed=True, remapped_rows_uncorrectable=2)
 rule = RuleConfig(name="failing", scope="device", value="failing_memory", above=0).rule()
 frame = advance(TickState(), (rule,), make_snapshot(make_device(sensors=sensors))).frame
@@ -175,7 +175,7 @@ from gpumond.kernel import Tick
 from gpumond.quantities.window import RuleWindow
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.serve.app import create_app
-from gpumond.testing import make_device, make_snapshot
+from tests.helpers.values import make_device, make_snapshot
 
 (feature,) = [feature for feature in FEATURES if feature.name == "peaks"]
 services = {}

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
-from gpumond.cli.arguments import address
-from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, print_error
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, address, print_error
 from gpumond.facts.device_names import device_uuid
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, HttpError
 from gpumond.facts.messages import SERVICE_SOCKET, default_socket

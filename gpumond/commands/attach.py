@@ -19,8 +19,7 @@ from pathlib import Path
 
 import gpumond
 from gpumond.agent.settings import POLICIES, workload_name
-from gpumond.cli.arguments import duration
-from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, print_error
 from gpumond.facts.errors import GpumondError
 from gpumond.facts.messages import clean
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE
 from gpumond.config.loading import read
 from gpumond.config.tokens import check_subjects, read_tokens
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE
 from gpumond.commands.main import commands, make_parser, options
 
 BASH = """\

@@ -8,7 +8,7 @@ import sys
 import time
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE, WRONG_USE
+from gpumond.cli.arguments import DONE, WRONG_USE
 from gpumond.facts.units import seconds
 
 

@@ -24,7 +24,7 @@ from gpumond import __version__
 from gpumond.agent.allocators import ADAPTERS
 from gpumond.agent.transport import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.cli import client
-from gpumond.cli.exits import DONE, FAILED
+from gpumond.cli.arguments import DONE, FAILED
 from gpumond.devices import AUTOMATIC, SourceSpec
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.facts.errors import DaemonError, SourceUnavailable

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE
 from gpumond.view.text import moment, safe
 
 POLL_SECONDS = 1.0

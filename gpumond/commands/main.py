@@ -8,14 +8,13 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from itertools import groupby, takewhile
 from typing import Any, Protocol, cast
 
 from gpumond import __version__, revision
-from gpumond.cli.exits import DONE, FAILED, WRONG_USE, print_error
+from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
-from gpumond.feature import Command
+from gpumond.feature import Command, resolve
 from gpumond.features import features
 
 GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "Shell")
@@ -72,134 +71,96 @@ def options(parser: argparse.ArgumentParser) -> Iterator[str]:
             yield from map(str, action.choices)
 
 
+def _command(name: str, group: str, help: str, *examples: str, module: str = "") -> Command:
+    return Command(name=name, module=f"gpumond.commands.{module or name}", help=help, group=group, examples=examples)
+
+
 COMMANDS = (
-    Command(
-        name="serve",
-        module="gpumond.commands.serve",
-        help="run the daemon",
-        group="Daemon",
-        examples=(
-            "gpumond serve --source auto",
-            "gpumond serve --config /etc/gpumond/gpumond.yaml --log-format json",
-        ),
+    _command(
+        "serve",
+        "Daemon",
+        "run the daemon",
+        "gpumond serve --source auto",
+        "gpumond serve --config /etc/gpumond/gpumond.yaml --log-format json",
     ),
-    Command(
-        name="demo",
-        module="gpumond.commands.demo",
-        help="run the daemon on a simulated device with sample programs; needs no GPU",
-        group="Daemon",
-        examples=(
-            "gpumond demo",
-            "gpumond demo --listen 127.0.0.1:9918",
-            "gpumond demo --device simulated",
-        ),
+    _command(
+        "demo",
+        "Daemon",
+        "run the daemon on a simulated device with sample programs; needs no GPU",
+        "gpumond demo",
+        "gpumond demo --listen 127.0.0.1:9918",
+        "gpumond demo --device simulated",
     ),
-    Command(
-        name="status",
-        module="gpumond.commands.status",
-        help="show devices, processes and the memory of each",
-        group="Memory",
-        examples=(
-            "gpumond status",
-            "gpumond status --wide",
-            "gpumond status -v --url http://127.0.0.1:9917",
-        ),
+    _command(
+        "status",
+        "Memory",
+        "show devices, processes and the memory of each",
+        "gpumond status",
+        "gpumond status --wide",
+        "gpumond status -v --url http://127.0.0.1:9917",
     ),
-    Command(
-        name="open",
-        module="gpumond.commands.open",
-        help="open the page in a browser, signed in",
-        group="Memory",
-        examples=(
-            "gpumond open",
-            "gpumond open --print",
-        ),
+    _command("open", "Memory", "open the page in a browser, signed in", "gpumond open", "gpumond open --print"),
+    _command(
+        "top",
+        "Memory",
+        "show devices, processes, alerts and verdicts live in the terminal, and flush programs",
+        "gpumond top",
+        "gpumond top --device 0",
+        "gpumond top --url http://node1:9917 --url http://node2:9917",
+        "gpumond top --once",
     ),
-    Command(
-        name="top",
-        module="gpumond.commands.top",
-        help="show devices, processes, alerts and verdicts live in the terminal, and flush programs",
-        group="Memory",
-        examples=(
-            "gpumond top",
-            "gpumond top --device 0",
-            "gpumond top --url http://node1:9917 --url http://node2:9917",
-            "gpumond top --once",
-        ),
+    _command(
+        "verdicts",
+        "Problems",
+        "show the problems found in the memory curves of devices and programs",
+        "gpumond verdicts",
+        "gpumond verdicts --all",
     ),
-    Command(
-        name="verdicts",
-        module="gpumond.commands.verdicts",
-        help="show the problems found in the memory curves of devices and programs",
-        group="Problems",
-        examples=(
-            "gpumond verdicts",
-            "gpumond verdicts --all",
-        ),
+    _command(
+        "events", "Problems", "show past events, and follow new ones", "gpumond events --limit 20", "gpumond events -f"
     ),
-    Command(
-        name="events",
-        module="gpumond.commands.events",
-        help="show past events, and follow new ones",
-        group="Problems",
-        examples=(
-            "gpumond events --limit 20",
-            "gpumond events -f",
-        ),
+    _command(
+        "detach-driver",
+        "Daemon",
+        "release the driver for maintenance",
+        "gpumond detach-driver --for 10m",
+        module="detach_driver",
     ),
-    Command(
-        name="detach-driver",
-        module="gpumond.commands.detach_driver",
-        help="release the driver for maintenance",
-        group="Daemon",
-        examples=("gpumond detach-driver --for 10m",),
+    _command(
+        "run",
+        "Programs",
+        "start an unmodified program with the agent",
+        "gpumond run --workload train -- torchrun --nproc-per-node 8 train.py",
+        "gpumond run --need 40GiB --wait 10m -- python train.py",
     ),
-    Command(
-        name="run",
-        module="gpumond.commands.run",
-        help="start an unmodified program with the agent",
-        group="Programs",
-        examples=(
-            "gpumond run --workload train -- torchrun --nproc-per-node 8 train.py",
-            "gpumond run --need 40GiB --wait 10m -- python train.py",
-        ),
+    _command(
+        "attach",
+        "Programs",
+        "start the agent in a running program (Python 3.14)",
+        "gpumond attach 4242 --workload train",
     ),
-    Command(
-        name="attach",
-        module="gpumond.commands.attach",
-        help="start the agent in a running program (Python 3.14)",
-        group="Programs",
-        examples=("gpumond attach 4242 --workload train",),
+    _command(
+        "doctor",
+        "Daemon",
+        "check this machine, and print a remedy for each problem",
+        "gpumond doctor",
+        "gpumond doctor --json",
     ),
-    Command(
-        name="doctor",
-        module="gpumond.commands.doctor",
-        help="check this machine, and print a remedy for each problem",
-        group="Daemon",
-        examples=(
-            "gpumond doctor",
-            "gpumond doctor --json",
-        ),
+    _command(
+        "check-config",
+        "Daemon",
+        "check a configuration file",
+        "gpumond check-config /etc/gpumond/gpumond.yaml",
+        module="check_config",
     ),
-    Command(
-        name="check-config",
-        module="gpumond.commands.check_config",
-        help="check a configuration file",
-        group="Daemon",
-        examples=("gpumond check-config /etc/gpumond/gpumond.yaml",),
-    ),
-    Command(
-        name="completion",
-        module="gpumond.commands.completion",
-        help="print the completion script of a shell",
-        group="Shell",
-        examples=(
-            "source <(gpumond completion bash)",
-            "gpumond completion fish | source",
-        ),
+    _command(
+        "completion",
+        "Shell",
+        "print the completion script of a shell",
+        "source <(gpumond completion bash)",
+        "gpumond completion fish | source",
     ),
 )
-
 """Commands that belong to no feature. To add one, write a module with the functions of `Module`, and add it here."""
 
 WITH_OTHER_COMMANDS = ("run",)
@@ -296,7 +257,7 @@ def make_parser(complete: Collection[str]) -> tuple[Parser, Mapping[str, argpars
 
 
 def _module(name: str) -> Module:
-    return cast("Module", import_module(commands()[name].module))
+    return cast("Module", resolve(commands()[name].module))
 
 
 def _missing_extra(error: ImportError) -> int:

@@ -7,7 +7,7 @@ import os
 import webbrowser
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.units import duration
 

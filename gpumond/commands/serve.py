@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE
 from gpumond.devices import SOURCES, detected
 from gpumond.devices.child.supervisor import Worker, start_worker
 

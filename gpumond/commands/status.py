@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE
-from gpumond.view.machine import view
+from gpumond.cli.arguments import DONE
+from gpumond.view.frame import view
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table
 from gpumond.view.text import output_width
 

@@ -10,13 +10,11 @@ from io import TextIOWrapper
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import address
-from gpumond.cli.exits import DONE, WRONG_USE
+from gpumond.cli.arguments import DONE, WRONG_USE, address
 from gpumond.top.connection import names
-from gpumond.view.frame import CheckedFrame
-from gpumond.view.lines import colors_of
-from gpumond.view.machine import merged, of_device, view
+from gpumond.view.frame import CheckedFrame, merged, of_device, view
 from gpumond.view.tables import page
+from gpumond.view.text import colors_of
 
 
 class Daemon:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.units import duration
 from gpumond.facts.verdicts import SHAPES
 from gpumond.view.text import moment, table
@@ -22,13 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     frame = client.frame(arguments.url)
     found = [each for each in frame["verdicts"] if arguments.all or each["kind"] not in SHAPES]
-    if arguments.json:
-        print(json.dumps(found, indent=2))
-    elif found:
-        gpus = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
-        print(table(("GPU", ">PID", "VERDICT", "SINCE", ">TIME TO FULL", "SUMMARY"), _rows(found, gpus)))
-    else:
-        print("no problem found in the memory curves" if frame["verdicts"] else "no memory curve is long enough yet")
+    gpus = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
+    header = ("GPU", ">PID", "VERDICT", "SINCE", ">TIME TO FULL", "SUMMARY")
+    nothing = "no problem found in the memory curves" if frame["verdicts"] else "no memory curve is long enough yet"
+    print_answer(arguments, found, lambda: table(header, _rows(found, gpus)) if found else nothing)
     return DONE
 
 

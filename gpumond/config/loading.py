@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from gpumond.config.schema import ONLY_IN_FILE, PARTS, RECEIVER_TYPES, SettingsConfig
+from gpumond.config.schema import ONLY_IN_FILE, RECEIVER_TYPES, SettingsConfig
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import read_text
@@ -51,7 +51,7 @@ def read(
     try:
         return SettingsConfig.model_validate(values)
     except ValidationError as error:
-        problems = (explain(entry, origin, where, _model, RECEIVER_TYPES) for entry in error.errors())
+        problems = (explain(entry, origin, where) for entry in error.errors())
         places = (_place(entry["loc"], origin, where, file, content) for entry in error.errors())
         raise ConfigError("\n".join(problems), "; ".join(dict.fromkeys(places))) from None
     except (RecursionError, OverflowError) as error:
@@ -126,12 +126,20 @@ def _place(
 
 def _model(location: Sequence[object]) -> type[BaseModel]:
     """Return the model that defines the key at ``location``."""
-    if location[0] == "receivers" and len(location) > 3:
-        return RECEIVER_TYPES[str(location[2])]
-    if location[0] not in PARTS or len(location) < 3:
-        return SettingsConfig
-    default, parts = PARTS[str(location[0])]
-    return parts.get(str(location[-2]), default)
+    model: type[BaseModel] = SettingsConfig
+    for part in location[:-1]:
+        if model in RECEIVER_TYPES.values():
+            model = RECEIVER_TYPES[str(part)] if part in RECEIVER_TYPES else model
+        elif field := model.model_fields.get(str(part)):
+            model = _model_in(field.annotation) or model
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the first model of a type such as ``tuple[RuleConfig, ...]``."""
+    if get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def key_at(location: Sequence[object]) -> str:
@@ -140,26 +148,18 @@ def key_at(location: Sequence[object]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).lstrip(".")
 
 
-def explain(
-    error: Any,
-    origin: Mapping[str, str],
-    where: str,
-    model: Callable[[Sequence[object]], type[BaseModel]],
-    receivers: Mapping[str, type[BaseModel]],
-) -> str:
-    """Return one line for an error of pydantic.
-
-    ``origin``: the places of the settings, by name; ``where``: that of the others. ``model`` returns the model of the
-    key at a location, ``receivers`` are those of receivers by type.
+def explain(error: Any, origin: Mapping[str, str], where: str) -> str:
+    """Return one line for an error of pydantic. ``origin``: the places of the settings, by name; ``where``: that of the
+    others.
     """
     location = error["loc"]
     place = origin.get(str(location[0]), where) if location else where
     key = key_at(location)
     if error["type"] == "extra_forbidden":
-        own = model(location)
+        own = _model(location)
         known = [field.alias or name for name, field in own.model_fields.items()]
         close = difflib.get_close_matches(str(location[-1]), known, n=1)
-        if location[0] == "receivers" and any(location[-1] in each.model_fields for each in receivers.values()):
+        if location[0] == "receivers" and any(location[-1] in each.model_fields for each in RECEIVER_TYPES.values()):
             return f"{place}: {key}: not a key of type {location[2]}; expected one of {', '.join(known)}"
         hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
         return f"{place}: {key}: unknown key; {hint}"

@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import LOOPBACK, Settings, host_of
 from gpumond.devices import SOURCES
 from gpumond.facts.quota import ReclaimPolicy
+from gpumond.features.alerts.receivers import ReceiverType
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
 from gpumond.features.alerts.receivers.log import Log
-from gpumond.features.alerts.receivers.receiver_type import ReceiverType
 from gpumond.features.alerts.receivers.webhook import Webhook
-from gpumond.features.engines.settings import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
-from gpumond.features.quotas.settings import QuotaConfig, QuotaMatch
+from gpumond.features.engines.settings import EngineConfig
+from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import ActionConfig, FlushConfig, OverrideConfig, RuleConfig
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig
 from gpumond.host.logs import LogFormat, LogLevel
 from gpumond.metrics.dcgm import Compat
 
@@ -30,39 +30,12 @@ ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engin
 """Settings that have neither a flag nor an environment variable."""
 
 
-class LogConfig(ReceiverType):
-    """The receiver of daemons without a configuration, which need no pydantic to send to it."""
-
-    type: Literal["log"] = "log"
-
-    def receiver(self) -> Log:
-        return Log(self.name)
-
-
-ReceiverConfig = LogConfig | Webhook | Alertmanager
+ReceiverConfig = Log | Webhook | Alertmanager
 """All types of receivers."""
 
 RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
     each.model_fields["type"].default: each for each in get_args(ReceiverConfig)
 }
-
-Models = Mapping[str, type[BaseModel]]
-PARTS: Mapping[str, tuple[type[BaseModel], Models]] = {
-    "rules": (RuleConfig, {"action": ActionConfig, "flush": FlushConfig}),
-    "rule_overrides": (OverrideConfig, {}),
-    "quotas": (QuotaConfig, {"match": QuotaMatch}),
-    "engines": (
-        EngineConfig,
-        {
-            "auth": AuthConfig,
-            "state": StateConfig,
-            "release": ReleaseConfig,
-            "wake": RequestConfig,
-            "RequestConfig": RequestConfig,
-        },
-    ),
-}
-"""Models of the entries of settings, and of the keys within their entries."""
 
 
 def known_source(name: str) -> str:
@@ -153,7 +126,7 @@ class SettingsConfig(Strict):
         (), description="[rules](rules.md#write-a-rule); a rule with the name of a built-in rule replaces it"
     )
     receivers: tuple[Annotated[ReceiverConfig, Field(discriminator="type")], ...] = Field(
-        (LogConfig(name="log"),), description="[receivers](../how-to/notifications.md) of alerts"
+        (Log(name="log"),), description="[receivers](../how-to/notifications.md) of alerts"
     )
     engines: tuple[EngineConfig, ...] = Field(
         (), description="[serving engines](../how-to/engines/index.md) whose state is read and that can be flushed"
@@ -235,7 +208,6 @@ class SettingsConfig(Strict):
         built = {
             "rule_overrides": {name: override.fields() for name, override in self.rule_overrides.items()},
             "rules": tuple(rule.rule() for rule in self.rules),
-            "receivers": tuple(receiver.receiver() for receiver in self.receivers),
             "quotas": tuple(quota.quota() for quota in self.quotas),
         }
         return Settings(**plain | built)

@@ -1,6 +1,6 @@
 """Configuration: flags override the environment (``GPUMOND_*``), which overrides the file and the defaults.
 
-This module imports no pydantic, which most daemons do not need: `schema` checks the values, `loading` reads the file.
+`schema` checks the values, `loading` reads the file.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from gpumond.config.web import Web
+from gpumond.config.web_file import Web, read_web
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
 from gpumond.facts.quota import Quota, ReclaimPolicy
 from gpumond.facts.rule import Overrides, Rule, overridden
-from gpumond.features.alerts.receivers import Receiver
+from gpumond.features.alerts.receivers import ReceiverType
 from gpumond.features.alerts.receivers.log import Log
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.rules.built_in import BUILT_IN
@@ -66,7 +66,7 @@ class Settings:
     disabled_rules: tuple[str, ...] = ()
     rule_overrides: Overrides = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
-    receivers: tuple[Receiver, ...] = (Log("log"),)
+    receivers: tuple[ReceiverType, ...] = (Log(name="log"),)
     engines: tuple[EngineConfig, ...] = ()
     quotas: tuple[Quota, ...] = ()
     reclaim: ReclaimPolicy = "user"
@@ -75,12 +75,7 @@ class Settings:
 
     def web(self) -> Web:
         """Return the web configuration. Raises ConfigError if it is invalid, or insufficient for the address."""
-        if self.web_config is None:
-            web = Web()
-        else:
-            from gpumond.config.web_file import read_web  # it imports pydantic, and most daemons have no file
-
-            web = read_web(self.web_config)
+        web = Web() if self.web_config is None else read_web(self.web_config)
         if web.tls is None and not self.loopback and not self.insecure:
             raise ConfigError(
                 f"web_config {self.web_config}: {self.listen} is reachable from other machines; without "

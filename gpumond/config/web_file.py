@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +17,29 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from gpumond.config.models import Encodable
 from gpumond.config.tls import CIPHERS, VERSIONS, server_context
-from gpumond.config.web import Web
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import open_regular
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """Validated web configuration. ``files``: the files that it was read from."""
+
+    tls: ssl.SSLContext | None = None
+    mutual: bool = False
+    allowed_sans: frozenset[str] = frozenset()
+    headers: tuple[tuple[str, str], ...] = ()
+    users: dict[str, bytes] = field(default_factory=dict, repr=False)
+    rate_interval: float = 0.0
+    rate_burst: int = 1
+    files: tuple[Path, ...] = ()
+
+    @property
+    def client_certificates(self) -> bool:
+        """Return True if clients may present a certificate, which is then verified."""
+        return self.tls is not None and self.tls.verify_mode != ssl.CERT_NONE
+
 
 Version = Literal["TLS10", "TLS11", "TLS12", "TLS13"]
 CLIENT_AUTH = {

@@ -30,8 +30,7 @@ from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.connection import Limits
 from gpumond.programs.server import AgentServer
 from gpumond.quantities.window import RuleWindow, remember
-from gpumond.store.history import HistoryPersistence
-from gpumond.store.retention import Bounds
+from gpumond.store.history import Bounds, HistoryPersistence
 from gpumond.store.store import Store
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe

@@ -15,10 +15,9 @@ import uvicorn
 
 from gpumond.config.loading import Kept
 from gpumond.config.settings import LOOPBACK, Settings
-from gpumond.config.tls import alternative_names
+from gpumond.config.tls import ReloadingFile, alternative_names
 from gpumond.config.tokens import Token, check_subjects, read_tokens
-from gpumond.config.watched_file import ReloadingFile
-from gpumond.config.web import Web
+from gpumond.config.web_file import Web
 from gpumond.daemon.daemon import Daemon, Load, make_daemon
 from gpumond.devices.child.supervisor import Worker
 from gpumond.facts.errors import ConfigError

@@ -18,7 +18,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpumond.config.web import Web
+from gpumond.config.web_file import Web
 from gpumond.serve.answers import LIVENESS, READINESS, problem
 from gpumond.serve.auth import SESSIONS, Passwords, Tokens, admit, authenticate, failed, header, user
 from gpumond.serve.http import SendBuffers, in_pieces, without_body

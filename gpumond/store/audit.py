@@ -1,4 +1,9 @@
-"""The audit in the store's file: append, trim, read, verify. All within the open transaction."""
+"""The audit in the store's file: append, trim, read, verify. All within the open transaction.
+
+The newest entry of each chain of the audit is also in a file next to it, which shows whether entries were removed from
+the end of the audit. This does not protect against an attacker who can change that file as well: for that, keep the
+newest hash on another machine.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from heapq import merge
@@ -16,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.host.peer import counted_name
-from gpumond.store.database import ENDS_NAME, LOCK_SECONDS, Ends, lossless, read_ends
+
+LOCK_SECONDS = 2.0
+"""Seconds to wait for another program that has the file locked."""
+Ends = dict[str, tuple[int, str]]
+"""By chain: number and hash of its newest entry"""
+ENDS_NAME = "gpumond.db-audit"
+ENDS_SUFFIX = "-audit"
+MAX_ENDS_BYTES = 1 << 20
 
 GENESIS = "0" * 64
 TRIM = "trim"
@@ -314,3 +327,37 @@ def _missing_at_end(db: sqlite3.Connection, chain: str, seq: int, own_hash: str)
     if row is None and (last == 0 or seq >= first):
         return f"entries {last + 1} to {seq} are missing at the end"
     return None
+
+
+def read_ends(store: Path) -> Ends:
+    """Read the file; empty if it does not exist or was not written completely."""
+    try:
+        descriptor = os.open(f"{store}{ENDS_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            content, _, checksum = file.read(MAX_ENDS_BYTES).strip().partition(b"\n")
+        if sha256(content).hexdigest().encode() != checksum:
+            return {}
+        return {str(chain): (int(seq), str(own_hash)) for chain, (seq, own_hash) in json.loads(content).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def write_ends(store: Path, ends: Ends) -> None:
+    """Write the file without sync: after a power loss it may be older than the store, or incomplete, and never
+    newer.
+    """
+    content = json.dumps(ends, separators=(",", ":")).encode()
+    text = content + b"\n" + sha256(content).hexdigest().encode() + b"\n"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with suppress(OSError):
+        descriptor = os.open(f"{store}{ENDS_SUFFIX}", flags, 0o600)
+        try:
+            os.pwrite(descriptor, text, 0)
+            os.ftruncate(descriptor, len(text))
+        finally:
+            os.close(descriptor)
+
+
+def lossless(content: bytes) -> str:
+    """Text of the file; bytes that are not UTF-8 become lone surrogates, which no reader of rows accepts."""
+    return content.decode("utf-8", "surrogateescape")

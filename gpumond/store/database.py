@@ -1,22 +1,15 @@
-"""SQLite file of the store: open, check, lock, rename if it is corrupt. For one thread.
-
-The newest entry of each chain of the audit is also in a file next to it, which shows whether entries were removed from
-the end of the audit. This does not protect against an attacker who can change that file as well: for that, keep the
-newest hash on another machine.
-"""
+"""SQLite file of the store: open, check, lock, rename if it is corrupt. For one thread."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import closing, contextmanager, suppress
-from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,12 +17,11 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from gpumond.facts.alerts import Heartbeat
+from gpumond.store import audit
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LOCK_SECONDS = 2.0
-"""Seconds to wait for another program that has the file locked."""
 STEPS = (
     """
 CREATE TABLE rules(name TEXT PRIMARY KEY, etag TEXT NOT NULL, body TEXT NOT NULL);
@@ -77,32 +69,16 @@ SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsu
 """Parts of SQLite's messages about a damaged file."""
 MAX_VERSION = 1000
 """Highest ``user_version`` of a newer gpumond; a greater one is damage."""
-Ends = dict[str, tuple[int, str]]
-"""By chain: number and hash of its newest entry"""
-ENDS_NAME = "gpumond.db-audit"
-ENDS_SUFFIX = "-audit"
-MAX_ENDS_BYTES = 1 << 20
-FILES = ("-wal", "-shm", ENDS_SUFFIX, "")
+FILES = ("-wal", "-shm", audit.ENDS_SUFFIX, "")
 
 
 class Database:
-    """One SQLite file and its schema.
+    """One SQLite file and its schema."""
 
-    Both callables get the connection: ``opened`` what is recorded of the audit's ends, ``replaced`` the name of a
-    corrupt file that was renamed and the reason. ``newest_ends`` reads the ends again after a change.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        opened: Callable[[sqlite3.Connection, Ends], None],
-        replaced: Callable[[sqlite3.Connection, str, str], None],
-        newest_ends: Callable[[sqlite3.Connection], Iterable[tuple[str, int, str]]],
-    ) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.before: Heartbeat | None = None
-        self._opened, self._replaced, self._newest_ends = opened, replaced, newest_ends
-        self._ends: Ends = {}
+        self._ends: audit.Ends = {}
         self._damage: sqlite3.DatabaseError | None = None
         self._db: sqlite3.Connection | None = None
         self._inode: int | None = None
@@ -163,26 +139,27 @@ class Database:
                 self._damage = None
                 self._db = self._connect()
             self._inode = _inode(self.path)
-            self._ends = read_ends(self.path)
+            self._ends = audit.read_ends(self.path)
             with _decoded():
-                self._opened(self._db, self._ends)
+                for problem in audit.note_missing(self._db, self._ends):
+                    log.error("the audit of the store %s is not complete: %s", self.path, problem)
                 if aside:
-                    self._replaced(self._db, aside, str(reason))
+                    audit.append(self._db, "gpumond", "store.set-aside", {"file": aside, "reason": str(reason)})
                 self._record_ends(self._db)
         return self._db
 
     def _record_ends(self, db: sqlite3.Connection) -> None:
-        newest = {chain: (seq, own_hash) for chain, seq, own_hash in self._newest_ends(db)}
+        newest = {chain: (seq, own_hash) for chain, seq, own_hash in audit.newest_ends(db)}
         if self._ends != (longer := self._ends | newest):
             self._ends = longer
-            write_ends(self.path, longer)
+            audit.write_ends(self.path, longer)
 
     def _connect(self) -> sqlite3.Connection:
         prepare(self.path.parent)
         self._claim()
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None)
-        db.text_factory = lossless
+        db = sqlite3.connect(self.path, timeout=audit.LOCK_SECONDS, isolation_level=None)
+        db.text_factory = audit.lossless
         try:
             with _decoded():
                 db.execute("PRAGMA journal_mode = WAL")
@@ -226,35 +203,6 @@ class Database:
                 own.rename(own.with_name(aside + ending))
         log.error("the store %s is corrupt (%s): renamed to %s, and a new one is created", self.path, error, aside)
         return aside
-
-
-def read_ends(store: Path) -> Ends:
-    """Read the file; empty if it does not exist or was not written completely."""
-    try:
-        descriptor = os.open(f"{store}{ENDS_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            content, _, checksum = file.read(MAX_ENDS_BYTES).strip().partition(b"\n")
-        if sha256(content).hexdigest().encode() != checksum:
-            return {}
-        return {str(chain): (int(seq), str(own_hash)) for chain, (seq, own_hash) in json.loads(content).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def write_ends(store: Path, ends: Ends) -> None:
-    """Write the file without sync: after a power loss it may be older than the store, or incomplete, and never
-    newer.
-    """
-    content = json.dumps(ends, separators=(",", ":")).encode()
-    text = content + b"\n" + sha256(content).hexdigest().encode() + b"\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with suppress(OSError):
-        descriptor = os.open(f"{store}{ENDS_SUFFIX}", flags, 0o600)
-        try:
-            os.pwrite(descriptor, text, 0)
-            os.ftruncate(descriptor, len(text))
-        finally:
-            os.close(descriptor)
 
 
 def prepare(directory: Path) -> None:
@@ -308,11 +256,6 @@ def _tables(db: sqlite3.Connection) -> dict[str, list[Any]]:
 
 def _columns(db: sqlite3.Connection, table: str) -> list[Any]:
     return db.execute(f"PRAGMA table_info({table})").fetchall()
-
-
-def lossless(content: bytes) -> str:
-    """Text of the file; bytes that are not UTF-8 become lone surrogates, which no reader of rows accepts."""
-    return content.decode("utf-8", "surrogateescape")
 
 
 @contextmanager

@@ -26,9 +26,9 @@ from gpumond.facts.snapshot import Fault
 from gpumond.host.peer import counted_name
 from gpumond.store import audit as audit_table
 from gpumond.store.audit import AuditEntry, canonical, verify_audit as verify_audit
-from gpumond.store.database import Database, Ends, Worker
-from gpumond.store.retention import Bounds as Bounds, remove_excess, remove_old, same_clock
-from gpumond.store.rows import Rows, coarse_text, from_text, notice, text, to_text
+from gpumond.store.database import Database, Worker
+from gpumond.store.history import Bounds as Bounds, remove_excess, remove_old, same_clock
+from gpumond.store.table import Rows, coarse_text, from_text, notice, text, to_text
 from gpumond.tick.history import CoarseSeries
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Store:
         self._beat_seconds = beat_seconds
         self._trimmed = clock()
         self._thread = Worker("gpumond-store")
-        self._database = Database(path, self._opened, self._replaced, audit_table.newest_ends)
+        self._database = Database(path)
         self.rows = Rows()
         self._beating: asyncio.Task[None] | None = None
 
@@ -277,13 +277,6 @@ class Store:
     def record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
         chain = audit_table.append(db, actor, action, detail)
         remove_excess(db, self.bounds, chain)
-
-    def _opened(self, db: sqlite3.Connection, recorded: Ends) -> None:
-        for problem in audit_table.note_missing(db, recorded):
-            log.error("the audit of the store %s is not complete: %s", self.path, problem)
-
-    def _replaced(self, db: sqlite3.Connection, aside: str, reason: str) -> None:
-        self.record(db, "gpumond", "store.set-aside", {"file": aside, "reason": reason})
 
 
 def _owner(alert: Alert) -> str:

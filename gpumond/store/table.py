@@ -1,16 +1,107 @@
-"""A table of named values in the store. Each feature declares its own, and keeps its values in it."""
+"""Tables of named values in the store, and registries of what the configuration file and the API both define.
+
+Rows are decoded one by one: a damaged row is skipped and counted.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from hashlib import sha256
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
-from gpumond.facts.errors import DefinitionChanged
+from pydantic import TypeAdapter
+
+from gpumond.facts.alerts import Kind, Notice
+from gpumond.facts.errors import DefinitionChanged, DefinitionConflict, NoSuchDefinition, ProtocolError
+from gpumond.facts.frame import Alert
+from gpumond.facts.snapshot import Fault
 from gpumond.store.audit import canonical
-from gpumond.store.rows import Rows, from_text, text
+from gpumond.tick.history import CoarseSeries
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Rows:
+    """Decoder that counts undecodable rows by table."""
+
+    def __init__(self) -> None:
+        self._left_out: dict[str, int] = {}
+
+    def read(self, table: str, rows: Iterable[Any], decode: Callable[..., T]) -> list[T]:
+        """Decode rows. ``decode`` takes a row's columns, and raises ValueError, TypeError or ProtocolError if
+        they are damaged.
+        """
+        found: list[T] = []
+        left_out = 0
+        for row in rows:
+            try:
+                found.append(decode(*row))
+            except (ValueError, TypeError, ProtocolError, RecursionError, OverflowError) as error:
+                left_out += 1
+                log.error("a row of the table %s cannot be read and is skipped: %.200s", table, _line(error))
+        self.left_out(table, left_out)
+        return found
+
+    def left_out(self, table: str, rows: int) -> None:
+        self._left_out[table] = rows
+
+    def count(self, table: str) -> int:
+        return self._left_out.get(table, 0)
+
+    def faults(self) -> list[Fault]:
+        return [
+            Fault("store", "row_unreadable", None, f"{rows} of the table {table} cannot be read and are skipped")
+            for table, rows in self._left_out.items()
+            if rows
+        ]
+
+
+def text(value: object) -> str:
+    """Return the text. Raises TypeError or ValueError for a value that is no text in UTF-8."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} is not text")
+    value.encode()
+    return value
+
+
+def notice(receiver: object, seq: object, kind: object, body: object) -> Notice:
+    key = adapter(tuple[str, int, Kind]).validate_python((receiver, seq, kind))
+    return Notice(key[0], key[1], key[2], from_text(Alert, body))
+
+
+def from_text(kind: type[T], body: object) -> T:
+    """Decode JSON in UTF-8. Raises ValueError if it is not a value of this type; keys that this version does not know
+    are left out, since a newer one may have written them.
+    """
+    value: T = adapter(kind).validate_json(body)  # type: ignore[arg-type]  # it raises ValueError for other values
+    return value
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return the decoder of a type, made at the first use: most stores contain few kinds of rows at the start."""
+    return TypeAdapter(kind)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def to_text(value: Any) -> str:
+    return canonical(asdict(value))
+
+
+def coarse_text(series: CoarseSeries) -> str:
+    """Encode like ``to_text``, without a copy of each number."""
+    return canonical({field.name: getattr(series, field.name) for field in fields(series)})
+
 
 R = TypeVar("R")
 V = TypeVar("V")
@@ -167,3 +258,113 @@ class Table(Generic[V]):
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, dict) else asdict(value)
+
+
+Origin = Literal["built-in", "file", "api"]
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+D = TypeVar("D", bound=Named)
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, slots=True)
+class Registered(Generic[D, E]):
+    """``entry`` is the value as the API shows it, in the format of the configuration file."""
+
+    value: D
+    entry: E
+
+
+class Registry(ABC, Generic[D, E]):
+    """Values that the configuration fixes, and values of the API, which the store keeps.
+
+    The former take precedence over those of the same name, and are read-only here. Every method that changes something
+    raises StoreUnavailable.
+    """
+
+    noun: ClassVar[str]
+    limit: ClassVar[int]
+    """Values of the API."""
+
+    def __init__(self, table: Table[dict[str, Any]]) -> None:
+        self._table = table
+        self._lock = asyncio.Lock()
+        self._fixed: Mapping[str, Registered[D, E]] = {}
+        self._stored: Mapping[str, Registered[D, E]] = {}
+        self._registered: Mapping[str, Registered[D, E]] = {}
+
+    @abstractmethod
+    def _value(self, body: Mapping[str, Any]) -> D:
+        """Return a stored value. Raises ValueError if this version cannot read it."""
+
+    @abstractmethod
+    def _body(self, value: D) -> dict[str, Any]:
+        """Return the value in the format of the configuration file."""
+
+    @abstractmethod
+    def _entry(self, name: str, etag: str, body: dict[str, Any]) -> E:
+        """Return the entry of a value of the API."""
+
+    def _rebuild(self) -> None:
+        """Replace what is in effect after a change. Subclasses add to it."""
+        stored = {name: each for name, each in self._stored.items() if name not in self._fixed}
+        self._registered = {**self._fixed, **stored}
+
+    async def load(self) -> list[str]:
+        """Load the stored values. Returns those that this version cannot read; they remain in the store."""
+        invalid: list[str] = []
+        stored: dict[str, Registered[D, E]] = {}
+        for row in await self._table.rows():
+            try:
+                value = self._value(row.value)
+            except ValueError as error:
+                invalid.append(f"{row.name}: {' '.join(str(error).split())}")
+            else:
+                stored[row.name] = Registered(value, self._entry(row.name, row.etag, row.value))
+        self._stored = stored
+        self._rebuild()
+        return invalid
+
+    def entries(self) -> list[E]:
+        return [registered.entry for registered in self._registered.values()]
+
+    def get(self, name: str) -> E:
+        """Return the entry. Raises NoSuchDefinition."""
+        if name not in self._registered:
+            raise NoSuchDefinition(f"no {self.noun} has the name {name}")
+        return self._registered[name].entry
+
+    async def put(self, value: D, actor: str, if_match: str | None = None, new: bool = False) -> E:
+        """Create or replace a value. Raises DefinitionConflict (also if ``new`` and it exists), DefinitionChanged."""
+        name, body = value.name, self._body(value)
+        async with self._lock:
+            self._check_writable(name)
+            if new and name in self._stored:
+                raise DefinitionConflict(f"the {self.noun} {name} already exists; use PUT to replace it")
+            if name not in self._stored and len(self._stored) >= self.limit:
+                raise DefinitionConflict(f"the limit of {self.limit} {self.noun}s is reached; delete one first")
+            entry = self._entry(name, await self._table.put(name, body, actor, if_match), body)
+            self._stored = {**self._stored, name: Registered(value, entry)}
+            self._rebuild()
+            return entry
+
+    async def delete(self, name: str, actor: str, if_match: str | None = None) -> None:
+        """Delete a value. Raises NoSuchDefinition, DefinitionConflict, DefinitionChanged."""
+        async with self._lock:
+            self._check_writable(name)
+            if not await self._table.delete(name, actor, if_match):
+                raise NoSuchDefinition(f"the store has no {self.noun} {name}")
+            self._stored = {other: each for other, each in self._stored.items() if other != name}
+            self._rebuild()
+
+    def _check_writable(self, name: str) -> None:
+        """Raise DefinitionConflict if the configuration fixes the value."""
+        if name in self._fixed:
+            raise DefinitionConflict(
+                f"{name} is defined in the configuration file; change it there, then POST /-/reload"
+            )

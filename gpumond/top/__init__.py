@@ -1,6 +1,1 @@
-"""The terminal view. It requests one frame at a time from each daemon over HTTP.
-
-``view`` (with ``rows`` and ``notices``), ``ledger`` (with ``bars``), ``groups``, ``processes`` and ``history`` convert
-frames to rows and lines. They are pure, and the plain command line uses some of them, too. ``app`` contains the
-application, ``terminal`` its input and output.
-"""
+"""The terminal application: `app` requests frames and handles keys, `screen` and `processes` turn a view into lines."""

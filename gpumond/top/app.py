@@ -10,17 +10,26 @@ from gpumond.facts.errors import DaemonError
 from gpumond.top import screen
 from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
 from gpumond.top.flush import FlushPanel, FlushTarget
-from gpumond.top.history import HistoryChart, drawn, extended, read_history
-from gpumond.top.local import Lineages
-from gpumond.top.panels import HelpPanel, Panel, SignalPanel, TextPanel, described
-from gpumond.top.processes import TREE, Table, column_at, laid_out
+from gpumond.top.processes import TREE, Lineages, Table, column_at, laid_out
+from gpumond.top.screen import (
+    HelpPanel,
+    HistoryChart,
+    Panel,
+    SignalPanel,
+    TextPanel,
+    described,
+    drawn,
+    extended,
+    read_history,
+    remark_lines,
+    remarks,
+    remarks_in_full,
+)
 from gpumond.top.terminal import Mouse, Terminal
-from gpumond.view.bars import BLOCKS
-from gpumond.view.lines import Colors, Line, Piece, ansi, clipped
-from gpumond.view.machine import View, at_index, device_of, key_of, neighbor, place_of, processes_on
+from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
 from gpumond.view.notices import FrameNotice
-from gpumond.view.remarks import remark_lines, remarks, remarks_in_full
 from gpumond.view.rows import Key, ProcessLife, ProcessRow
+from gpumond.view.text import BLOCKS, Colors, Line, Piece, ansi, clipped
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
@@ -49,9 +58,6 @@ class Top:
         self._views: list[View | None] = [None] * len(self.connections)
         self.past: HistoryChart | None = None
         self.message = ""
-        self._drawn: tuple[HistoryChart, str, int, int] | None = None
-        self._drawn_lines: list[Line] = []
-        """The chart that was drawn last, and its arguments: the history changes once a second."""
         self._asking_past = False
         self._filtering = False
         self._ended = False
@@ -166,10 +172,7 @@ class Top:
         if subject is None or self.past is None or self.past.of != subject[0]:
             return []
         rows = rows if self.terminal.can_show(BLOCKS) else 0
-        what = (self.past, subject[1] if named else "", width, rows)
-        if self._drawn is None or self._drawn[0] is not what[0] or self._drawn[1:] != what[1:]:
-            self._drawn, self._drawn_lines = what, drawn(*what, self.monochrome)
-        return self._drawn_lines
+        return drawn(self.past, subject[1] if named else "", width, rows, self.monochrome)
 
     def _draw(self) -> None:
         self._refresh()

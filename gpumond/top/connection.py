@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 from gpumond.facts.errors import DaemonError, GpumondError
 from gpumond.facts.units import duration
 from gpumond.host.http import LOCAL_HOSTS
-from gpumond.view.frame import CheckedFrame
-from gpumond.view.machine import View, merged, view
+from gpumond.view.frame import CheckedFrame, View, merged, view
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import plain
 

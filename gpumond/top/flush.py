@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import human
 from gpumond.top.connection import DaemonClient, Requests
-from gpumond.top.panels import Hints, Panel
+from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import receipts_of
-from gpumond.view.lines import Line, Piece, wrapped
 from gpumond.view.rows import plain
-from gpumond.view.text import table_lines as table
+from gpumond.view.text import Line, Piece, table_lines as table, wrapped
 
 TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30

@@ -1,15 +1,19 @@
-"""Table of processes: its columns, its order and its lines. Pure."""
+"""Table of processes: its columns, its order and its lines; their ancestors, and signals to those of this user."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.units import human
-from gpumond.view.lines import Line, Piece, fitted
-from gpumond.view.rows import HOLDINGS, ProcessLife, ProcessRow
+from gpumond.host.machine import find_process, process_start, read_head
+from gpumond.view.rows import HOLDINGS, ProcessLife, ProcessRow, plain
+from gpumond.view.text import Line, Piece, fitted, size
 
+Number = TypeVar("Number", int, float)
 Sortable = tuple[bool, float, str]
 
 
@@ -32,11 +36,7 @@ class TableColumn:
 
 
 def _share(name: str, rank: int) -> TableColumn:
-    return TableColumn(name, 10, rank, lambda row: _size(row.shares[name]), lambda row: row.shares[name])
-
-
-def _size(value: int | None) -> str:
-    return "-" if value is None else human(value)
+    return TableColumn(name, 10, rank, lambda row: size(row.shares[name]), lambda row: row.shares[name])
 
 
 def _ratio(value: float | None) -> str:
@@ -56,7 +56,7 @@ COLUMNS = (
     TableColumn("pid", 7, 0, lambda row: str(row.pid or ""), lambda row: row.pid),
     TableColumn("program", PROGRAM, 0, lambda row: f"{row.program} [{row.state}]" if row.state else row.program),
     TableColumn("user", 10, 7, lambda row: row.user),
-    TableColumn("used", 10, 0, lambda row: _size(row.used_bytes), lambda row: row.used_bytes),
+    TableColumn("used", 10, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
     TableColumn("busy", 5, 8, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
     TableColumn("verdict", 13, 2, lambda row: row.verdict),
@@ -129,7 +129,7 @@ def table_rows(
             if row.key in opened:
                 yield from (TableRow(member, 1) for member in groups[row.key].members)
     else:
-        yield from single(matching)
+        yield from map(TableRow, matching)
 
 
 def table_head(columns: Sequence[TableColumn], order: SortOrder) -> Line:
@@ -272,10 +272,6 @@ Lineage = Mapping[ProcessKey, Sequence[Ancestor]]
 """The ancestors of each process, its parent first; empty where they are unknown."""
 
 
-def single(rows: Iterable[ProcessRow]) -> list[TableRow]:
-    return [TableRow(row) for row in rows]
-
-
 def grouped(rows: Iterable[ProcessRow], by: str) -> list[TableRow]:
     """Return a row for each group. ``by`` is a key of ``GROUPINGS``."""
     groups: dict[str, list[ProcessRow]] = {}
@@ -301,8 +297,8 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
         user=_common((row.user for row in members), ""),
         container=_common((row.container for row in members), ""),
         busy_ratio=_total(row.busy_ratio for row in members),
-        used_bytes=_total_bytes(row.used_bytes for row in members),
-        shares={share: _total_bytes(row.shares[share] for row in members) for share in HOLDINGS},
+        used_bytes=_total(row.used_bytes for row in members),
+        shares={share: _total(row.shares[share] for row in members) for share in HOLDINGS},
         verdict=_common(verdicts, f"{len(notable)} problems" if notable else ""),
         notable=bool(notable),
         state="",
@@ -314,14 +310,9 @@ def _common(values: Iterable[str], otherwise: str) -> str:
     return found.pop() if len(found) == 1 else otherwise
 
 
-def _total(values: Iterable[float | None]) -> float | None:
+def _total(values: Iterable[Number | None]) -> Number | None:
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _total_bytes(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    return sum(known[1:], known[0]) if known else None
 
 
 def tree(rows: Sequence[ProcessRow], lineage: Lineage) -> list[TableRow]:
@@ -378,3 +369,66 @@ def _walk(
             yield TableRow(head, 0, tuple(own))
             for child in own:
                 yield from below(child, 1)
+
+
+PROC = "/proc"
+MAX_DEPTH = 20
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGSTOP", "SIGCONT")
+
+
+class Lineages:
+    """Ancestors of processes. They are read once for each process."""
+
+    def __init__(self) -> None:
+        self._known: dict[ProcessKey, tuple[Ancestor, ...]] = {}
+
+    def of(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, tuple[Ancestor, ...]]:
+        """Return the ancestors of each process, the parent first; none of a process of another machine."""
+        self._known = {key: self._known[key] if key in self._known else _ancestors(key) for key in processes}
+        return self._known
+
+
+def _ancestors(key: ProcessKey) -> tuple[Ancestor, ...]:
+    start = process_start(PROC, key.pid)
+    if start is None or start.start_ticks != key.start_ticks:
+        return ()
+    found: list[Ancestor] = []
+    while start is not None and start.parent > 0 and len(found) < MAX_DEPTH:
+        found.append(Ancestor(start.parent, _name(start.parent)))
+        start = process_start(PROC, start.parent)
+    return tuple(found)
+
+
+def _name(pid: int) -> str:
+    try:
+        return plain(read_head(f"{PROC}/{pid}/comm").decode(errors="replace").strip(), 40)
+    except OSError:
+        return "?"
+
+
+def refusal(row: ProcessRow, local: bool) -> str:
+    """Return why a process receives no signal from here; empty if it may.
+
+    ``local``: its daemon may be on this machine.
+    """
+    found = find_process(row.pid) if local else None
+    if found is None or found[0] != row.key[1]:
+        return "it does not run on this machine, or not in this PID namespace"
+    return "" if found[1] == os.geteuid() else "it is not your program"
+
+
+def send(row: ProcessRow, local: bool, name: str) -> str:
+    """Send a signal to a process and return the result. No other process receives it, even if the pid is reused."""
+    try:
+        process = os.pidfd_open(row.pid)
+    except OSError as error:
+        return f"not sent: {error.strerror}"
+    try:
+        if reason := refusal(row, local):  # of the process that the descriptor refers to
+            return f"not sent: {reason}"
+        signal.pidfd_send_signal(process, signal.Signals[name])
+    except OSError as error:
+        return f"not sent: {error.strerror}"
+    finally:
+        os.close(process)
+    return f"{name} sent"

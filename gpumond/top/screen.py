@@ -1,18 +1,290 @@
-"""Layout of the screen: the height of each part, and the lines of the parts that have no module of their own. Pure."""
+"""Layout of the screen: the height of each part, notices, panels in front of the table, and the history."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from urllib.parse import urlencode
 
-from gpumond.top.connection import Connection
-from gpumond.top.panels import Hints
-from gpumond.view.ledger import device_block, flush_estimate
-from gpumond.view.lines import Line, Piece, cells, clipped, width_of
-from gpumond.view.machine import View
-from gpumond.view.notices import FrameNotice
-from gpumond.view.remarks import STYLES
-from gpumond.view.rows import plain
+from gpumond.facts.errors import DaemonError
+from gpumond.facts.units import duration, human
+from gpumond.top.connection import Connection, DaemonClient
+from gpumond.top.processes import SIGNALS, refusal, send
+from gpumond.view.frame import View
+from gpumond.view.notices import FrameNotice, grouped
+from gpumond.view.rows import Key, ProcessRow, plain
+from gpumond.view.tables import device_block, flush_estimate
+from gpumond.view.text import BLOCKS, Line, Piece, StackCell, block, cells, clipped, stack, width_of, wrapped
+
+SECONDS = 600
+UNKNOWN = 404
+SAME_SECONDS = 0.5
+"""Samples of two signals that differ by less are of one tick."""
+
+BANDS: Mapping[str, str] = {"live": "live", "cached": "held", "overhead": "other", "unattributed": "unattributed"}
+"""The color of each band and its name. ``held`` are cached and stranded bytes, ``other`` overhead and opaque ones: the
+daemon's history does not distinguish them."""
+
+Bands = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryChart:
+    """History of ``SECONDS`` before ``until``. ``points``: (unix time, bands), oldest first."""
+
+    of: Key
+    until: float
+    points: tuple[tuple[float, Bands], ...]
+
+
+def read_history(daemon: DaemonClient, uuid: str, of: Key, until: float) -> HistoryChart:
+    """Return the history of a process or a device, which the daemon knows as ``uuid``. Raises DaemonError."""
+    process = of[1]
+    known = {name: value for name, value in (process._asdict() if process else {}).items() if value is not None}
+
+    def series(signal: str) -> list[tuple[float, float]]:
+        query = urlencode({"uuid": uuid, **known, "signal": signal, "since": until - SECONDS})
+        try:
+            points = daemon.get(f"/api/v1/history?{query}")["points"]
+        except DaemonError as error:
+            if error.status != UNKNOWN:
+                raise
+            return []
+        return [(float(point["at"]), float(point["high"])) for point in points]
+
+    used, live, held = series("used"), series("live"), series("held")
+    unattributed = [] if process else series("unattributed")
+    points = ((at, _bands(size, _at(live, at), _at(held, at), _at(unattributed, at))) for at, size in used)
+    return HistoryChart(of, until, tuple(points))
+
+
+def _at(series: Sequence[tuple[float, float]], at: float) -> float:
+    """Return the value at a time, 0 without one: without an agent all bytes of a process are in the band ``other``."""
+    place = bisect_left(series, (at - SAME_SECONDS, 0.0))
+    return series[place][1] if place < len(series) and series[place][0] <= at + SAME_SECONDS else 0.0
+
+
+def _bands(used: float, live: float, held: float, unattributed: float) -> Bands:
+    """Divide the used bytes. The sum of the bands is ``used``."""
+    sizes, rest = [], int(used)
+    for size in (live, max(0.0, held - live), unattributed):
+        sizes.append(min(rest, int(size)))
+        rest -= sizes[-1]
+    return {"live": sizes[0], "cached": sizes[1], "overhead": rest, "unattributed": sizes[2]}
+
+
+def extended(past: HistoryChart, view: View) -> HistoryChart:
+    """Return the history with the values of a newer view."""
+    uuid, process = past.of
+    found: tuple[int | None, Mapping[str, int | None]] | None
+    if process is None:
+        found = next(((each.used_bytes, each.shares) for each in view.devices if each.uuid == uuid), None)
+    else:
+        found = next(((each.used_bytes, each.shares) for each in view.processes if each.key == past.of), None)
+    if found is None or found[0] is None or view.taken_at <= past.until:
+        return past
+    shares = {share: size or 0 for share, size in found[1].items()}
+    live = shares.get("live", 0)
+    held = live + shares.get("cached", 0) + shares.get("stranded", 0)
+    point = (view.taken_at, _bands(found[0], live, held, shares.get("unattributed", 0)))
+    kept = tuple(each for each in past.points if each[0] >= view.taken_at - SECONDS)
+    return replace(past, until=view.taken_at, points=(*kept, point))
+
+
+def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[Line]:
+    """Return a line of text and ``rows`` lines of a chart. The chart begins at the first point."""
+    if not past.points:
+        return [clipped([Piece(f"{name}no history yet")], width)]
+    start = max(past.until - SECONDS, min(past.points[0][0], past.until - 10))
+    sums = [sum(bands.values()) for _, bands in past.points]
+    head = [Piece(f"{name}used in the last {duration(past.until - start)}: {human(min(sums))} to {human(max(sums))}")]
+    for band, size in past.points[-1][1].items():
+        if size:
+            mark = [] if monochrome else [Piece(BLOCKS[8], ink=band)]
+            head += [Piece("  "), *mark, Piece(f"{'' if monochrome else ' '}{BANDS[band]} {human(size)}", "dim")]
+    chart = stack(past.points, start, past.until, width, rows)
+    return [clipped(head, width), *(_row(row, monochrome) for row in chart)]
+
+
+def _row(row: Sequence[StackCell], monochrome: bool) -> Line:
+    """Return one line. Without colors it shows the height of the stack only."""
+    if monochrome:
+        return [Piece("".join(map(block, row)))]
+    return [_piece(cell, len([*same])) for cell, same in groupby(row)]
+
+
+def _piece(cell: StackCell, count: int) -> Piece:
+    if cell.lower == cell.upper:
+        return Piece(BLOCKS[8 if cell.lower else 0] * count, ink=cell.lower)
+    return Piece(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
+
+
+Hints = Sequence[tuple[str, str]]
+"""Keys and their effects."""
+
+
+class Panel:
+    """A panel of text that scrolls. ``first``: the first line that is shown."""
+
+    closing: Sequence[str] = ("escape", "q")
+
+    def __init__(self) -> None:
+        self.first = 0
+
+    @property
+    def hints(self) -> Hints:
+        return (("esc", "Close"), ("↑↓", "Scroll"))
+
+    def lines(self, width: int) -> list[Line]:
+        raise NotImplementedError
+
+    def press(self, key: str) -> None:
+        """Handle a key that neither closes nor scrolls the panel."""
+
+    def scroll(self, lines: int) -> None:
+        """Move the text. The screen limits ``first`` to the lines that exist."""
+        self.first = max(0, self.first + lines)
+
+
+HELP = """
+Rows
+↑ ↓ PgUp PgDn Home End | move the cursor
+Enter, d | details of a process; open or close a group
+Space | mark or unmark a process or a group
+U | unmark all
+/, F3, F4 | filter: parts of a name, pid, user, verdict, container or pod
+Esc | remove filter, selection of a device and marks
+Order
+s, >  and  < | sort by the next and previous column
+r, I | reverse the order
+g | group by user, workload, container, or not
+t, F5 | tree of parents and children (processes of this machine)
+Devices
+← →, 0 to 9 | show one device
+ | The chart shows the selected device, else the process under the cursor.
+Actions, each with a confirmation
+f | flush the marked processes, else the one under the cursor
+F | flush the selected device, else all programs with an agent
+k, F9 | send a signal to your own programs: the marked ones, else the one under the cursor
+Other
+a | alerts, verdicts and problems in full
+p | pause
+mouse | click a column to sort, a device or a row to select it; scroll with the wheel
+?, h, F1 | this help
+q, F10, Ctrl-C | quit
+Shares
+live | holds tensors or arrays in use
+cached | an allocator keeps it for reuse; a flush releases it
+stranded | an allocator keeps it in partly used segments; a flush cannot release it
+overhead | context, libraries, NCCL, imported memory, caches without an adapter
+opaque | parts unknown: no agent, or a pool without a count
+unattributed | used memory that no process accounts for; it may be managed memory
+"""
+"""Titles, and keys with their effects."""
+KEY = 24
+
+
+class HelpPanel(Panel):
+    closing = ("escape", "q", "?", "h", "f1")
+
+    def lines(self, width: int) -> list[Line]:
+        lines: list[Line] = []
+        for entry in HELP.strip().splitlines():
+            key, is_key, effect = entry.partition(" | ")
+            if not is_key:
+                lines += [*([[]] if lines else []), [Piece(key, "bold")]]
+                continue
+            first, *rest = wrapped([Piece(effect)], max(KEY, width - KEY - 2))
+            lines.append([Piece(f"  {key:<{KEY}}", "bold"), *first])
+            lines += [[Piece(" " * (KEY + 2)), *line] for line in rest]
+        return lines
+
+
+class TextPanel(Panel):
+    """Text that ``content`` returns for a width, with further keys."""
+
+    def __init__(
+        self, content: Callable[[int], list[Line]], closing: Sequence[str], keys: Mapping[str, Callable[[], None]] = {}
+    ) -> None:
+        super().__init__()
+        self.content, self.keys = content, keys
+        self.closing = ("escape", "q", *closing)
+
+    def lines(self, width: int) -> list[Line]:
+        return self.content(width)
+
+    def press(self, key: str) -> None:
+        if key in self.keys:
+            self.keys[key]()
+
+
+WITHOUT_AGENT = (
+    "this program runs without the agent; start it with gpumond run -- COMMAND to see its shares and flush it"
+)
+TERM = 11
+
+
+def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line]:
+    """Return the lines of the details. ``history``: the lines of its chart, if any."""
+    lines: list[Line] = [[Piece(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
+    for sentence in row.verdicts:
+        lines += wrapped([Piece(sentence, "bold" if row.notable else "")], width)
+    shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
+    holder, kv_cache = row.kv_cache or ("", "")
+    more = {holder: f", {kv_cache}"} if kv_cache else {}
+    if row.overhead_parts:
+        more["overhead"] = f"{more.get('overhead', '')}: {row.overhead_parts}"
+    terms = [(share, human(size) + more.get(share, "")) for share, size in shares if size is not None]
+    terms += [("user", row.user)] if row.user else []
+    for term, value in (*terms, *row.facts):
+        lines += wrapped([Piece(f"{term:>{TERM}} ", "dim"), Piece(value)], width)
+    if row.flush_policy is None:
+        lines += wrapped([Piece(WITHOUT_AGENT)], width)
+    return lines
+
+
+class SignalPanel(Panel):
+    """The panel. ``rows``: processes, and whether their daemon may be on this machine. ``y`` sends the signal."""
+
+    closing = ("escape", "q", "n")
+
+    def __init__(self, rows: Sequence[tuple[ProcessRow, bool]]) -> None:
+        super().__init__()
+        self.rows = rows
+        self.signal = 0
+        self.results = [refusal(row, local) for row, local in rows]
+        self.ready = not all(self.results)
+
+    @property
+    def hints(self) -> Hints:
+        return (("←→", "Signal"), ("y", "Yes, send"), ("esc", "No")) if self.ready else super().hints
+
+    def press(self, key: str) -> None:
+        if not self.ready:
+            return
+        if key in ("left", "right"):
+            self.signal = (self.signal + (1 if key == "right" else -1)) % len(SIGNALS)
+        elif key == "y":
+            self.ready = False
+            self.results = [send(row, local, SIGNALS[self.signal]) for row, local in self.rows]
+
+    def lines(self, width: int) -> list[Line]:
+        lines: list[Line] = []
+        if self.ready:
+            names = [Piece(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
+            lines += [names, []]
+        for (row, _), result in zip(self.rows, self.results, strict=True):
+            text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
+            lines += wrapped([Piece(f"{row.program} (pid {row.pid})", "bold"), Piece(text)], width)
+        if self.ready:
+            count = self.results.count("")
+            programs = "1 program" if count == 1 else f"{count} programs"
+            lines += [[], [Piece(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
+        return lines
+
 
 LEAST_TABLE = 6
 DEVICES_RATIO, REMARKS_RATIO = 0.45, 0.25
@@ -130,3 +402,52 @@ def padded(line: Line, width: int, style: str) -> Line:
         *(piece if piece.style else piece._replace(style=style) for piece in line),
         Piece(" " * max(0, rest), style),
     ]
+
+
+STYLES = {"bad": "alarm", "warn": "bold", "note": ""}
+
+
+def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:
+    """Yield all notices, those about the connections first."""
+    yield from connections
+    if view is None:
+        return
+    yield from view.notices
+    yield from (replace(alert, title=f"alert {alert.title}") for alert in view.alerts)
+    yield from view.verdicts
+    yield from view.stuck
+    if view.processes and not view.agents:
+        yield FrameNotice("note", "no program runs the agent", "start one with gpumond run -- python YOUR_PROGRAM.py")
+    elif view.up and view.devices and not view.processes:
+        yield FrameNotice("note", "no process uses a device", "")
+
+
+def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
+    """Return the notices in at most ``rows`` lines, one for each kind."""
+    groups = grouped(notices)
+    lines = [clipped(_summary(group), width) for group in groups]
+    if len(lines) > rows:
+        hidden = sum(map(len, groups[max(0, rows - 1) :]))
+        lines[max(0, rows - 1) :] = [[Piece(f"{hidden} more: press a")]] if rows else []
+    return lines
+
+
+def _summary(group: Sequence[FrameNotice]) -> Line:
+    first = group[0]
+    if len(group) == 1:
+        return _line(first)
+    return [Piece(f"{first.kind} ({len(group)})", STYLES[first.level]), Piece(f": {first.text or first.title}, …")]
+
+
+def _line(notice: FrameNotice) -> Line:
+    return [Piece(notice.title, STYLES[notice.level]), Piece(f": {notice.text}" if notice.text else "")]
+
+
+def remarks_in_full(notices: Iterable[FrameNotice], width: int) -> list[Line]:
+    """Return all notices by kind, with their complete texts."""
+    lines: list[Line] = []
+    for group in grouped(notices):
+        lines += [[]] if lines else []
+        for notice in group:
+            lines += wrapped(_line(notice), width)
+    return lines or [[Piece("no alerts, verdicts or problems")]]

@@ -1,15 +1,306 @@
-"""Plain text for a terminal or a file: tables, readable sizes, and a chart of one series."""
+"""Styled text for a terminal or a file: lines, tables, bars, readable sizes, and a chart of one series."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal, NamedTuple, TypeVar
 
+from gpumond.facts.frame import SHARES
 from gpumond.facts.units import human
-from gpumond.view.bars import BLOCKS, rows_of
-from gpumond.view.lines import cells, fitted
+
+FILLS: Mapping[str, str] = {
+    "live": "#",
+    "cached": "+",
+    "stranded": "x",
+    "overhead": "=",
+    "opaque": "?",
+    "unattributed": "!",
+    "reserved": "-",
+    "free": ".",
+}
+"""The character of each share on terminals without color."""
+
+COLOURS: Mapping[str, str] = {
+    "live": "#1857B8",
+    "cached": "#3FBAA9",
+    "stranded": "#FFB71E",
+    "overhead": "#9972E6",
+    "opaque": "#855A6C",
+    "unattributed": "#E9660B",
+    "free": "#DDE1E6",
+}
+"""The same in the terminal and in Grafana, and on the page where their contrast with its ground is at least 3 : 1.
+
+Any two differ by at least 0.12 in OKLab, both unchanged and as simulated for protanopia, deuteranopia and tritanopia
+(Machado 2009). No view relies on color alone: each share is shown with its name and bytes.
+"""
+
+FREE_ON_DARK = "#2E343D"
+"""Color of ``free`` on a dark background, where it is the background of the bar."""
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def bar(parts: Mapping[str, int], size: int, width: int) -> list[tuple[str, int]]:
+    """Return (share, cells) from the left. The cells sum to ``width``; the rest of ``size`` is ``free``.
+
+    Borders are accurate to half a cell, so a smaller share may have no cell. If the parts exceed the size (an
+    overcount), they fill the bar in proportion.
+    """
+    known = {share: parts[share] for share in (*SHARES, "reserved") if parts.get(share)}
+    whole = max(size, sum(known.values()), 1)
+    cells, passed, drawn = [], 0, 0
+    for share, part in known.items():
+        passed += part
+        until = round(passed * width / whole)
+        if until > drawn:
+            cells.append((share, until - drawn))
+        drawn = max(drawn, until)
+    return [*cells, ("free", width - drawn)] if drawn < width else cells
+
+
+class StackCell(NamedTuple):
+    """One character of a stacked chart: the lowest ``eighths`` of it belong to ``lower``, the rest to ``upper``.
+
+    An empty name is the space above the stack. Both are empty if nothing of the stack is in the cell.
+    """
+
+    lower: str
+    upper: str
+    eighths: int
+
+
+EMPTY = StackCell("", "", 0)
+
+
+def stack(
+    points: Sequence[tuple[float, Mapping[str, int]]], start: float, end: float, width: int, rows: int
+) -> list[list[StackCell]]:
+    """Return the rows of a stacked chart from the top. Each point is a time and the parts from the bottom.
+
+    A column shows the point with the largest sum in its time interval between ``start`` and ``end``, on a scale from 0
+    to the largest sum of all. A column without a point is empty, unless the regular distance between points is longer
+    than a column (downsampled history, a long tick interval).
+    """
+    highest: list[Mapping[str, int] | None] = [None] * width
+    for at, parts in points:
+        place = int((at - start) / max(end - start, 1e-9) * width)
+        if 0 <= place <= width:
+            place = min(place, width - 1)
+            before = highest[place]
+            if before is None or sum(parts.values()) > sum(before.values()):
+                highest[place] = parts
+    _bridge(highest, [at for at, _ in points], (end - start) / max(width, 1))
+    top = max((sum(parts.values()) for parts in highest if parts is not None), default=0) or 1
+    columns = [_column(parts, top, rows) for parts in highest]
+    return [[column[row] for column in columns] for row in reversed(range(rows))]
+
+
+def _column(parts: Mapping[str, int] | None, top: int, rows: int) -> list[StackCell]:
+    """Return the cells of one column from the bottom."""
+    if parts is None:
+        return [EMPTY] * rows
+    spans: list[tuple[str, int, int]] = []
+    passed, drawn = 0, 0
+    for name, part in parts.items():
+        passed += part
+        until = max(1, round(passed * rows * 8 / top)) if passed else 0
+        spans.append((name, drawn, until))
+        drawn = until
+    return [_cell(spans, 8 * row) for row in range(rows)]
+
+
+def _cell(spans: Iterable[tuple[str, int, int]], floor: int) -> StackCell:
+    """Return the cell from ``floor`` on: its height, or, if it is full, the proportion of its two largest parts."""
+    own = [(min(until, floor + 8) - max(begin, floor), name) for name, begin, until in spans]
+    filled = [each for each in own if each[0] > 0]
+    height = sum(size for size, _ in filled)
+    if not filled:
+        return EMPTY
+    largest = sorted(filled, key=lambda each: -each[0])[:2]
+    if height < 8 or len(largest) == 1:
+        return StackCell(largest[0][1], largest[0][1] if height == 8 else "", height)
+    lower, upper = [each for each in filled if each in largest]
+    return StackCell(lower[1], upper[1], round(8 * lower[0] / (lower[0] + upper[0])))
+
+
+def block(cell: StackCell) -> str:
+    """Return the character of a cell that shows the height of the stack without its parts."""
+    if not cell.lower:
+        return BLOCKS[0]
+    return BLOCKS[8 if cell.upper else cell.eighths]
+
+
+def rows_of(levels: Sequence[int | None], rows: int, blocks: str = BLOCKS) -> Iterator[str]:
+    """Yield the rows of a curve from the top. Each level is a number of eighths of a row; None is blank."""
+    for row in reversed(range(rows)):
+        yield "".join(" " if level is None else blocks[max(0, min(8, level - 8 * row))] for level in levels)
+
+
+T = TypeVar("T")
+
+
+def _bridge(columns: list[T | None], times: Sequence[float], column_seconds: float) -> None:
+    """Fill gaps that result from the regular distance between points."""
+    steps = sorted(after - before for before, after in pairwise(times))
+    longest = 2 * steps[len(steps) // 2] / column_seconds if steps and column_seconds else 0.0
+    last: int | None = None
+    for place, value in enumerate(list(columns)):
+        if value is None:
+            continue
+        if last is not None and place - last <= longest:
+            columns[last + 1 : place] = [columns[last]] * (place - last - 1)
+        last = place
+
+
+GROUNDS: Mapping[str, str] = {**COLOURS, "free": FREE_ON_DARK, "reserved": "#6B7480"}
+"""The colors of the parts of a bar on a dark background."""
+
+Colors = Literal["none", "256", "true"]
+"""Colors of a terminal. Sixteen cannot distinguish the shares, and count as none."""
+
+STYLES: Mapping[str, str] = {"bold": "1", "dim": "2", "alarm": "1;7", "chosen": "7", "head": "1;7"}
+CUBE = (0, 95, 135, 175, 215, 255)
+"""Levels of each component in the color cube of a terminal with 256 colors."""
+
+
+class Piece(NamedTuple):
+    """Text with one style. ``style``: a name of ``STYLES`` or none; ``ground`` and ``ink``: the share of the background
+    and of the text color.
+    """
+
+    text: str
+    style: str = ""
+    ground: str = ""
+    ink: str = ""
+
+
+Line = list[Piece]
+
+
+def cells(text: str) -> int:
+    """Return the number of columns that the text takes on a terminal."""
+    return len(text) if text.isascii() else sum(map(_cells_of, text))
+
+
+@lru_cache(maxsize=4096)
+def _cells_of(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cut(text: str, width: int) -> str:
+    """Return the text, shortened to ``width`` columns with an ellipsis at its end."""
+    if cells(text) <= width:
+        return text
+    kept, room = "", width - 1
+    for character in text:
+        room -= _cells_of(character)
+        if room < 0:
+            break
+        kept += character
+    return f"{kept}…" if width > 0 else ""
+
+
+def fitted(text: str, width: int, right: bool = False) -> str:
+    """Return the text in exactly ``width`` columns."""
+    short = cut(text, width)
+    space = " " * (width - cells(short))
+    return space + short if right else short + space
+
+
+def width_of(line: Iterable[Piece]) -> int:
+    return sum(cells(piece.text) for piece in line)
+
+
+def clipped(line: Line, width: int) -> Line:
+    """Return the line, shortened to ``width`` columns."""
+    if width_of(line) <= width:
+        return line
+    kept: Line = []
+    room = max(1, width)
+    for piece in line:
+        own = cells(piece.text)
+        if own >= room:  # the ellipsis takes one column
+            kept.append(piece._replace(text=cut(piece.text + " ", room)))
+            break
+        kept.append(piece)
+        room -= own
+    return kept
+
+
+def wrapped(line: Line, width: int) -> list[Line]:
+    """Break a line at spaces into lines of at most ``width`` columns; a longer word is cut into pieces."""
+    lines: list[Line] = [[]]
+    used = 0
+    for piece in line:
+        for word in _words(piece.text, width):
+            if used and used + cells(word.rstrip(" ")) > width:
+                lines.append([])
+                used = 0
+                word = word.lstrip(" ")
+            if word:
+                lines[-1].append(piece._replace(text=word))
+                used += cells(word)
+    return lines
+
+
+def _words(text: str, width: int) -> Iterator[str]:
+    """Yield the words of a text, each with the space after it."""
+    start = 0
+    while start < len(text):
+        end = text.find(" ", start)
+        end = len(text) if end < 0 else end + 1
+        yield from (text[at : min(at + width, end)] for at in range(start, end, max(1, width)))
+        start = end
+
+
+def ansi(line: Iterable[Piece], colors: Colors) -> str:
+    """Return the line with the escape sequences of its styles."""
+    return "".join(
+        f"\x1b[{';'.join(codes)}m{piece.text}\x1b[0m" if (codes := [*_codes(piece, colors)]) else piece.text
+        for piece in line
+    )
+
+
+def plain_text(line: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in line).rstrip()
+
+
+def _codes(piece: Piece, colors: Colors) -> Iterator[str]:
+    if colors != "none":
+        if piece.ground:
+            yield f"48;{_color(piece.ground, colors)}"
+        if piece.ink:
+            yield f"38;{_color(piece.ink, colors)}"
+    if piece.style:
+        yield STYLES[piece.style]
+
+
+@lru_cache(maxsize=64)
+def _color(share: str, colors: Colors) -> str:
+    red, green, blue = bytes.fromhex(GROUNDS[share].lstrip("#"))
+    if colors == "true":
+        return f"2;{red};{green};{blue}"
+    places = [min(range(6), key=lambda place: abs(CUBE[place] - part)) for part in (red, green, blue)]
+    return f"5;{16 + 36 * places[0] + 6 * places[1] + places[2]}"
+
+
+def colors_of(environ: Mapping[str, str]) -> Colors:
+    """Return the colors that the variables of the environment state."""
+    if environ.get("NO_COLOR"):
+        return "none"
+    if environ.get("COLORTERM") in ("truecolor", "24bit"):
+        return "true"
+    return "256" if "256color" in environ.get("TERM", "") else "none"
+
 
 LEAST = 12
 """Width that a column of text keeps on a narrow terminal."""

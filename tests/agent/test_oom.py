@@ -13,9 +13,9 @@ from gpumond.agent.measure.oom import OOMS, is_oom, request_bytes
 from gpumond.facts.program import OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
-from gpumond.testing import make_pool
 from tests.helpers.agent_daemon import STANDINS, environment
 from tests.helpers.simulated import UUID
+from tests.helpers.values import make_pool
 
 
 def an_error(module: str, name: str, text: str, base: type[Exception] = RuntimeError) -> Exception:

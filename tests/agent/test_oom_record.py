@@ -22,9 +22,9 @@ from gpumond.facts.messages import MAX_MESSAGE_BYTES, Report, decode, encode, to
 from gpumond.facts.program import Oom
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
-from gpumond.testing import make_pool
 from tests.helpers.agent_daemon import STANDINS, environment
 from tests.helpers.simulated import UUID
+from tests.helpers.values import make_pool
 
 SECRET = "a value of the program"
 

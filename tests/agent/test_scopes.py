@@ -13,8 +13,8 @@ from gpumond.agent.measure.steps import DeviceLevel, levels
 from gpumond.facts.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
-from gpumond.testing import make_pool
 from tests.helpers.simulated import UUID
+from tests.helpers.values import make_pool
 
 
 def usage(name: str) -> ScopeUsage:

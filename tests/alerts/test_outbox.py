@@ -181,7 +181,7 @@ def test_resolved_alert_is_resent_for_a_limited_time():
 def test_backoff_is_below_a_minute_while_an_alert_fires():
     async def pauses(outbox: Outbox) -> float:
         (queue,) = queues(outbox)
-        queue._backoff = (1.0, 300.0)
+        outbox.backoff_seconds = (1.0, 300.0)
         return max(queue._pause(failures=30) for _ in range(1000))
 
     async def firing(outbox: Outbox) -> float:

@@ -21,7 +21,7 @@ def receivers(tmp_path: Path, text: str) -> Settings:
 
 
 def test_log_is_the_default_receiver():
-    assert load(environ={}).receivers == (Log("log"),)
+    assert load(environ={}).receivers == (Log(name="log"),)
 
 
 def test_receiver_types_each_have_a_notifier(tmp_path: Path):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers import NotSent, Receiver, Rejected, Retry
+from gpumond.features.alerts.receivers import NotSent, ReceiverType, Rejected, Retry
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
 from gpumond.features.alerts.receivers.webhook import Webhook
 from tests.helpers.alert_listener import OK, Listener, answer, drip, failure, stall
@@ -42,7 +42,7 @@ def listener() -> Iterator[Listener]:
     listener.close()
 
 
-def send(receiver: Receiver, raised: tuple[Alert, ...] = (ALERT,), resolved: tuple[Alert, ...] = ()) -> None:
+def send(receiver: ReceiverType, raised: tuple[Alert, ...] = (ALERT,), resolved: tuple[Alert, ...] = ()) -> None:
     asyncio.run(receiver.send(raised, resolved))
 
 

@@ -12,11 +12,10 @@ from gpumond.facts.alerts import Heartbeat, Notice, StoredAlert
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
 from gpumond.facts.rule import Action, Labels, Rule
-from gpumond.features.alerts.actions import ANNOTATION
-from gpumond.features.alerts.dispatcher import AlertDispatcher
+from gpumond.features.alerts.dispatcher import ANNOTATION, AlertDispatcher
 from gpumond.store.audit import AuditEntry
-from gpumond.testing import make_snapshot
 from tests.helpers.scripted_programs import ScriptedPrograms, train
+from tests.helpers.values import make_snapshot
 
 RULE = Rule(name="waste", scope="device", value="reclaimable_ratio", above=0.3, action=Action(cooldown_seconds=100.0))
 ALERT = Alert(

@@ -15,8 +15,7 @@ from hypothesis import given, settings, strategies
 from gpumond.config.loading import load
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers.templates import BATCH_LIMIT, MAX_LINK, Template, body, cut
-from gpumond.features.alerts.receivers.webhook import Webhook
+from gpumond.features.alerts.receivers.webhook import BATCH_LIMIT, MAX_LINK, Template, Webhook, body, cut
 from tests.helpers.alert_listener import Listener, answer
 
 LINK = "https://node7.example.org:9917/"

@@ -24,8 +24,8 @@ from gpumond.features.baselines.statistics import (
     shift,
     threshold,
 )
-from gpumond.testing import GIB, make_device, make_process
 from tests.helpers.training import frame, training
+from tests.helpers.values import GIB, make_device, make_process
 
 
 def blocks(*values: float) -> Distribution:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.view.bars import BLOCKS
-from gpumond.view.text import ASCII, BINS, COLUMNS, WIDTH, ChartCurve, draw
+from gpumond.view.text import ASCII, BINS, BLOCKS, COLUMNS, WIDTH, ChartCurve, draw
 
 
 def curve(*values: float | None, every: float = 1.0) -> ChartCurve:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpumond.features.flush.command import plan_table, receipt_table
-from gpumond.testing import GIB
 from gpumond.view.tables import engine_table
+from tests.helpers.values import GIB
 
 ENGINE: dict[str, Any] = {
     "name": "chat",

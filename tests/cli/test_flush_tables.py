@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumond.cli.exits import DONE, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO
 from gpumond.features.flush.command import _exit_code, plan_table, receipt_table
 
 GIB = 1024**3

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
-from gpumond.testing import make_device, make_snapshot
 from tests.fakenvml import FakeDriver, machine
 from tests.helpers.running import RunningDaemon, free_port, until
+from tests.helpers.values import make_device, make_snapshot
 
 
 def record(*arguments: str) -> subprocess.CompletedProcess[bytes]:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.loading import load
-from gpumond.config.watched_file import ReloadingFile
-from gpumond.config.web import Web
-from gpumond.config.web_file import read_web
+from gpumond.config.tls import ReloadingFile
+from gpumond.config.web_file import Web, read_web
 from gpumond.facts.errors import ConfigError
 from tests.helpers import certificates
 

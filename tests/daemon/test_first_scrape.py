@@ -11,7 +11,7 @@ from gpumond.config.settings import Settings
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.kernel import Clock, Edges, Kernel
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.testing import make_snapshot
+from tests.helpers.values import make_snapshot
 
 
 def make_kernel() -> Kernel:

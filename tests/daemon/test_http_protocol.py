@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gpumond.config.web import Web
+from gpumond.config.web_file import Web
 from gpumond.daemon.server import _Server
 from gpumond.serve.auth import Tokens
 from gpumond.serve.guard import Guard, Policy

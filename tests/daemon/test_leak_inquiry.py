@@ -11,8 +11,8 @@ from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.instruments.part import LeakInquiry
 from gpumond.host.peer import Identity
-from gpumond.testing import make_device, make_report, make_snapshot
 from gpumond.tick.ledger import attribute
+from tests.helpers.values import make_device, make_report, make_snapshot
 
 LEAK = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="it grows")
 

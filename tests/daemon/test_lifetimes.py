@@ -18,8 +18,7 @@ from gpumond.facts.flush import FlushRequest
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.alerts.part import Receivers
+from gpumond.features.alerts.dispatcher import AlertDispatcher, Receivers
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.event_loop import background
@@ -27,8 +26,8 @@ from gpumond.host.peer import Identity
 from gpumond.kernel import Edges
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
-from gpumond.testing import GIB, make_pool, make_report
 from tests.helpers.simulated_daemon import SimulatedAgents, SimulatedCollector
+from tests.helpers.values import GIB, make_pool, make_report
 from tests.helpers.world import World
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,10 +13,10 @@ import pytest
 
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
-from gpumond.testing import make_pool
 from tests.fakenvml import GIB, MIB, Device, FakeDriver, Process
 from tests.helpers.agent_daemon import environment, host
 from tests.helpers.running import RunningDaemon, until
+from tests.helpers.values import make_pool
 
 UUID = "GPU-00000000-1111-2222-3333-444455556666"
 CONTEXT = 520 * MIB

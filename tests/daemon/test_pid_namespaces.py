@@ -14,10 +14,10 @@ import pytest
 from gpumond.facts.messages import Hello, Report, encode
 from gpumond.facts.process import MAX_PID
 from gpumond.facts.remedies import CONDITIONS
-from gpumond.testing import make_pool
 from tests.fakenvml import GIB, MIB, Device, FakeDriver
 from tests.helpers.agent_daemon import environment
 from tests.helpers.running import RunningDaemon, until
+from tests.helpers.values import make_pool
 
 APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 OTHER_USER = 47111

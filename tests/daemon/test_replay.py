@@ -20,9 +20,9 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen.plan import plan
 from gpumond.sim.device import Spec, create
-from gpumond.testing import GIB, TickState, advance
 from gpumond.tick.history import Point
 from tests.helpers.simulated_snapshots import snapshots
+from tests.helpers.values import GIB, TickState, advance
 
 PACE = 60.0
 UUID = "GPU-51300000-0000-4000-8000-000000000001"

@@ -15,7 +15,7 @@ from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import Identity
 from gpumond.programs.commands import AT_ONCE, MAX_FILE_BYTES, AgentCommands, PartMissing, SnapshotFile
-from gpumond.testing import make_report
+from tests.helpers.values import make_report
 
 CONTENT = os.urandom(1000) * 50
 PART = 4096

@@ -12,10 +12,10 @@ from gpumond.devices import load
 from gpumond.devices.composite import CompositeSource
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.snapshot import DeviceReading, Fault, Reading, SourceState
-from gpumond.testing import make_device
 from gpumond.tick.observe import observe
 from tests.fakenvml import FakeDriver, machine as nvidia_machine
 from tests.helpers.trees import SysTree
+from tests.helpers.values import make_device
 
 
 class Stub:

@@ -11,7 +11,7 @@ import pytest
 from gpumond.diagnosis.advice import ADVICE, Case, advice, sentence, torch_setting
 from gpumond.facts.program import LiveClasses, Oom, OomPool
 from gpumond.facts.snapshot import AgentReport
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
 
 UUID = "GPU-a"
 DEVICE = make_device(UUID, processes=(make_process(10, 30 * GIB), make_process(11, 40 * GIB)))

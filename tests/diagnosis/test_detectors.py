@@ -12,7 +12,6 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Ending, Program
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, ProgramEnd, Reading, Snapshot, SourceState, XidErrors
-from gpumond.testing import make_device, make_pool, make_process, make_report
 from gpumond.tick.observe import observe
 from tests.helpers.curves import (
     GIB,
@@ -34,6 +33,7 @@ from tests.helpers.curves import (
     onsets,
     steps_of,
 )
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 
 def at(found: list[tuple[float, Verdict]], kind: str) -> float | None:

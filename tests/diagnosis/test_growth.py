@@ -11,7 +11,6 @@ import pytest
 
 from gpumond.facts.program import StepUsage
 from gpumond.facts.snapshot import Snapshot
-from gpumond.testing import make_pool, make_process, make_report
 from tests.helpers.curves import (
     GIB,
     MIB,
@@ -28,6 +27,7 @@ from tests.helpers.curves import (
     onsets,
     steps_of,
 )
+from tests.helpers.values import make_pool, make_process, make_report
 
 
 def staircase(per_minute: float, onset: float = 0.0, base: float = 20 * GIB, quantum: float = 2 * MIB) -> Curve:

@@ -210,8 +210,8 @@ def test_leak_is_active_as_long_as_it_lasts():
 
 
 def test_leak_of_ranks_is_one_verdict_with_their_number():
-    from gpumond.testing import make_process
     from tests.helpers.curves import at_moment, of_device
+    from tests.helpers.values import make_process
 
     def snapshots():
         for at in steps_of(45):

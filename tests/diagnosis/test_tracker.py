@@ -13,7 +13,6 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import AgentReport, Snapshot
-from gpumond.testing import make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 from tests.helpers.curves import (
     GIB,
     HOUR,
@@ -32,6 +31,7 @@ from tests.helpers.curves import (
     onsets,
     steps_of,
 )
+from tests.helpers.values import make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from gpumond.testing import GIB
 from tests.engines.standin_base import Engine, Holder, Response
 from tests.engines.standin_kinds import A1111, ComfyUi, Generic, LmDeploy, SgLang, TensorRtLlm, Triton
+from tests.helpers.values import GIB
 
 
 class Ollama(Engine):

@@ -7,8 +7,8 @@ import signal
 import threading
 from typing import Any, ClassVar
 
-from gpumond.testing import GIB
 from tests.engines.standin_base import InProcess, Response
+from tests.helpers.values import GIB
 
 
 class ComfyUi(InProcess):

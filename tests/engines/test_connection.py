@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import EngineError
-from gpumond.features.engines.connection import MAX_ANSWER_BYTES, send
+from gpumond.features.engines.poller import MAX_ANSWER_BYTES, send
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import Answer, get, post
 from tests.helpers import certificates

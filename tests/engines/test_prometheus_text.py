@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import EngineError
-from gpumond.features.engines.connection import MAX_ANSWER_BYTES, carry_out
 from gpumond.features.engines.kinds import vllm
-from gpumond.features.engines.prometheus_text import MAX_LINES, Metrics
+from gpumond.features.engines.poller import MAX_ANSWER_BYTES, carry_out
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import Dialogue, get
+from gpumond.features.engines.spec import MAX_LINES, Dialogue, Metrics, get
 from tests.helpers.engines import answering
 
 NAME = b"vllm:num_requests_running"

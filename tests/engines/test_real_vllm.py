@@ -20,10 +20,10 @@ import pytest
 from gpumond.facts.pools import Receipt
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.sim.device import SimDevice
-from gpumond.testing import GIB
 from tests.engines.flushing import World, reached
 from tests.helpers.engines import StandIn, device, used_bytes
 from tests.helpers.running import free_port, until
+from tests.helpers.values import GIB
 
 VLLM = os.environ.get("GPUMOND_VLLM", "")
 

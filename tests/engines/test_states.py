@@ -15,11 +15,11 @@ from gpumond.features.engines.kinds import all_kinds
 from gpumond.features.engines.poller import MAX_MODELS, Engines, idle_seconds, quiet_seconds
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import get
-from gpumond.testing import GIB
 from tests.engines.flushing import declared
 from tests.engines.standin import KINDS as STANDINS
 from tests.helpers.engines import StandIn, answering, candidates, device, standin
 from tests.helpers.running import until
+from tests.helpers.values import GIB
 
 STATES: dict[str, EngineState] = {
     "ollama": EngineState(

@@ -22,7 +22,7 @@ from gpumond.facts.program import (
     StepUsage,
     ThreadStack,
 )
-from gpumond.testing import make_pool
+from tests.helpers.values import make_pool
 
 POOL = make_pool(live=1, cached=2, live_allocations=3, managed=True)
 

@@ -8,8 +8,8 @@ from gpumond.facts.process import MAX_PID
 from gpumond.facts.remedies import CONDITIONS
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import MISSED_LIMIT
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.conditions import conditions, of_device
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from gpumond.facts.device_names import device_uuid
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
-from gpumond.testing import make_device
+from tests.helpers.values import make_device
 
 DEVICES = (
     make_device("GPU-5a3c9a52", index=0, pci_bus_id="00000000:1B:00.0"),

@@ -10,9 +10,9 @@ from gpumond.facts import messages
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.snapshot import Reading
-from gpumond.testing import make_device, make_fault, make_process
 from tests.facts.messages import MESSAGES, POOL, PROGRAM
 from tests.helpers.fuzzing import mutated
+from tests.helpers.values import make_device, make_fault, make_process
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, Reading, Snapshot, SourceState
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.tick.conditions import conditions
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
 
 UP = SourceState(name="nvml", up=True, responsive=True)
 OTHER = make_process(20, GIB)

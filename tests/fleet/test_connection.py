@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.features.fleet.connection import Access, Client, CredentialFiles, access, run_each
-from gpumond.features.fleet.machines import Machine, machine
-from gpumond.features.fleet.prometheus import Prometheus
+from gpumond.features.fleet.connection import Access, Client, Machine, access, machine, run_each
+from gpumond.features.fleet.discovery import Prometheus
 from gpumond.host.http import may_receive_token
 from tests.helpers import certificates
 from tests.helpers.running import free_port
@@ -226,11 +225,11 @@ def test_token_of_the_daemons_is_not_sent_to_prometheus():
 @pytest.mark.needs("openssl")
 def test_client_certificate_is_presented(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
-    files = CredentialFiles(certificate=place / "client.crt", key=place / "client.key")
+    files = {"certificate": place / "client.crt", "key": place / "client.key"}
     environ = {"GPUMOND_CA_FILE": str(place / "ca.crt")}
     with stub(lambda path, body: (200, {}), place / "server.crt", clients=place / "ca.crt") as served:
-        assert get(served.address, Client(access(files, environ), 10.0), scheme="https") == {}
+        assert get(served.address, Client(access(**files, environ=environ), 10.0), scheme="https") == {}
         with pytest.raises(DaemonError):
-            get(served.address, Client(access(CredentialFiles(), environ), 10.0), scheme="https")
+            get(served.address, Client(access(environ=environ), 10.0), scheme="https")
     with pytest.raises(ConfigError, match=r"client\.key"):
-        access(CredentialFiles(certificate=place / "client.key"), environ)
+        access(certificate=place / "client.key", environ=environ)

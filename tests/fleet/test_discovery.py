@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gpumond.facts.errors import ConfigError, DiscoveryError
+from gpumond.features.fleet.connection import Machine, machine
 from gpumond.features.fleet.discovery import (
     DAEMONS,
     from_file,
@@ -20,7 +21,6 @@ from gpumond.features.fleet.discovery import (
     from_slices,
     to_groups,
 )
-from gpumond.features.fleet.machines import Machine, machine
 from tests.helpers.stubs import fleet, stub
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus/gpumond.rules.yaml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.errors import DiscoveryError
-from gpumond.features.fleet.machines import Machine, Machines, machine
+from gpumond.features.fleet.connection import Machine, Machines, machine
 
 
 @pytest.mark.parametrize(

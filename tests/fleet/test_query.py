@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.fleet.prometheus import LOOKBACK_SECONDS, Named, Sample, data_seconds, named
+from gpumond.features.fleet.discovery import LOOKBACK_SECONDS, Named, Sample, data_seconds, named
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpumond.features.fleet.prometheus import Sample
+from gpumond.features.fleet.discovery import Sample
 from gpumond.features.fleet.report import LEVELS, MEASURES, Price, expression, usages
 from tests.helpers.html_document import checked
 from tests.helpers.stubs import fleet, prometheus_stub

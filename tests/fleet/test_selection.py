@@ -10,12 +10,12 @@ from pydantic import TypeAdapter
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.process import TICKS_PER_SECOND
-from gpumond.features.fleet.machines import Machine
-from gpumond.features.fleet.prometheus import Named
-from gpumond.features.fleet.selection import Criteria, PlannedFlush, select
+from gpumond.features.fleet.connection import Machine
+from gpumond.features.fleet.discovery import Named
+from gpumond.features.fleet.flush import Criteria, PlannedFlush, select
 from gpumond.features.fleet.status import of_frame
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from tests.helpers.frames import make_frame
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
 
 MACHINE = Machine("node-1", "http://node-1:9917")
 STARTED_AT = 500.0

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import DaemonError
-from gpumond.features.fleet.flush import result_of, waves
-from gpumond.features.fleet.machines import Machine
-from gpumond.features.fleet.selection import PlannedFlush
+from gpumond.features.fleet.connection import Machine
+from gpumond.features.fleet.flush import PlannedFlush, result_of, waves
 from gpumond.view.frame import receipts_of
 from tests.helpers.stubs import receipt
 

@@ -16,8 +16,8 @@ from gpumond.facts.program import Program
 from gpumond.facts.remedies import CONDITIONS
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import Identity
-from gpumond.testing import GIB, make_pool, make_report
 from tests.helpers.scripted_programs import ScriptedPrograms, release_all, train
+from tests.helpers.values import GIB, make_pool, make_report
 
 RANK = Program(distributed=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.view.bars import COLOURS
+from gpumond.view.text import COLOURS
 from tests.grafana.boards import BOARDS, DIRECTORY, NAMES, ROOT, Target, marks, opened, panels, targets, variables
 from tools.docs.metrics import document
 

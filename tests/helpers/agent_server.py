@@ -17,7 +17,7 @@ from gpumond.host.machine import start_ticks
 from gpumond.host.peer import Identity
 from gpumond.host.runtime_directory import bind_agent_socket
 from gpumond.programs.server import AgentServer, Limits
-from gpumond.testing import make_pool
+from tests.helpers.values import make_pool
 
 HELLO = encode(Hello("train"))
 REPORT = encode(Report(pools=(make_pool(live=7),)))

@@ -9,7 +9,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 MIB = 1 << 20
 MINUTE = 60.0

@@ -18,7 +18,7 @@ from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Reading
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.sim.device import SimDevice, Spec, create
-from gpumond.testing import GIB
+from tests.helpers.values import GIB
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,8 @@ from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.whole_frame import StatedCondition, StatedFault, WholeFrame
 from gpumond.serve.whole_frame import holdings
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.ledger import attribute
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 FRAME = TypeAdapter(WholeFrame)
 

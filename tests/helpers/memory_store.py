@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.store.database import STEPS
-from gpumond.store.rows import Rows
+from gpumond.store.table import Rows
 
 T = TypeVar("T")
 

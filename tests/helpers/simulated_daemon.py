@@ -22,13 +22,14 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProgramEnd, Reading, SourceState
-from gpumond.features.alerts.part import Receivers
+from gpumond.features.alerts.dispatcher import Receivers
 from gpumond.features.alerts.receivers import Retry
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.peer import Identity
-from gpumond.kernel import Clock, Edges, Programs, Tick
+from gpumond.kernel import Clock, Edges, Tick
 from gpumond.metrics.telemetry import Telemetry
+from gpumond.programs.server import AgentServer
 from gpumond.store.store import Bounds, Store
 from tests.helpers.world import TICK_SECONDS
 
@@ -140,7 +141,7 @@ class SimulatedDaemon:
         store_bytes: int,
         began: float | None = None,
         receiver: CountingReceiver | None = None,
-        agents: Programs | None = None,
+        agents: AgentServer | None = None,
     ) -> None:
         self.world, self.receiver = world, receiver or CountingReceiver(world)
         clock = {} if began is None else {"clock": lambda: Heartbeat(time.time(), began + world.elapsed)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpumond.facts.frame import Frame
 from gpumond.facts.sensors import Sensors
 from gpumond.facts.snapshot import DeviceReading, Snapshot
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.ledger import attribute
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 
 def frame(seconds: float, *devices: DeviceReading, **fields: object) -> Frame:

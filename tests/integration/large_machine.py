@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from tests.helpers.browser import PageSession, show_frame
 from tests.helpers.frames import make_frame
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
 
 NODES = """() => {
     const all = document.createNodeIterator(document, NodeFilter.SHOW_ALL);

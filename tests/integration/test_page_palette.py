@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from gpumond.testing import make_device
 from tests.helpers.browser import PageSession, check_access, needs_chromium, show_frame
 from tests.helpers.frames import make_frame
 from tests.helpers.running import RunningDaemon
+from tests.helpers.values import make_device
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpumond.facts.units import human
-from gpumond.testing import GIB
 from tests.fakenvml import FakeDriver, Process, machine
 from tests.helpers.browser import Serve, needs_chromium, open_page
 from tests.helpers.running import until
+from tests.helpers.values import GIB
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Verdict
 from gpumond.serve.examples import VERDICT
-from gpumond.testing import GIB
 from tests.helpers.browser import (
     LIVE,
     PROGRAMS,
@@ -23,6 +22,7 @@ from tests.helpers.browser import (
     signed_in,
 )
 from tests.helpers.running import RunningDaemon, until
+from tests.helpers.values import GIB
 from tests.integration.large_machine import machine, show
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import GIB
-from gpumond.features.loadgen.report import regressions
+from gpumond.features.loadgen.runner import regressions
 from gpumond.sim.device import SimDevice, Spec, create
 from tests.loadgen.loads import CONTEXT, SIZE, load
 

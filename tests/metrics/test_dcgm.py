@@ -19,7 +19,7 @@ from gpumond.metrics import dcgm
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, FrameCollector, Group
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.testing import make_device, make_process, make_snapshot
+from tests.helpers.values import make_device, make_process, make_snapshot
 
 GOLDEN: Mapping[Compat, Path] = {
     "dcgm-4.9": Path(__file__).with_name("dcgm.txt"),

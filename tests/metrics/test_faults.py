@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpumond.facts.snapshot import Fault
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.testing import make_fault
+from tests.helpers.values import make_fault
 
 
 def count(telemetry: Telemetry, fault: Fault) -> float | None:

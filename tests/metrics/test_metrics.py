@@ -22,7 +22,8 @@ from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.programs import PROCESSES_PER_DEVICE
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT
-from gpumond.testing import (
+from gpumond.tick.observe import observe
+from tests.helpers.values import (
     GIB,
     TickState,
     advance,
@@ -33,7 +34,6 @@ from gpumond.testing import (
     make_report,
     make_snapshot,
 )
-from gpumond.tick.observe import observe
 from tools.docs.metrics import document
 
 GOLDEN = Path(__file__).with_name("golden.txt")

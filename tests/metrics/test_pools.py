@@ -11,7 +11,7 @@ from gpumond.facts.pools import Exactness, HostPool, PoolUsage, Reclaimable
 from gpumond.facts.snapshot import AgentReport
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.testing import TickState, advance, make_device, make_snapshot
+from tests.helpers.values import TickState, advance, make_device, make_snapshot
 
 
 def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str, str]:

@@ -24,7 +24,7 @@ from gpumond.features.rules.settings import RuleConfig, written
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import SNAPSHOT
-from gpumond.testing import TickState, advance
+from tests.helpers.values import TickState, advance
 from tools.docs.rules import document
 
 ROOT = Path(__file__).parents[2]

@@ -17,10 +17,9 @@ from gpumond.features.alerts.outbox import QUEUE_LIMIT
 from gpumond.features.baselines.recordings import MAX_BASELINES
 from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
 from gpumond.features.flush.hook import REMEMBERED
-from gpumond.features.flush.hook_routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
+from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
 from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
-from gpumond.features.quotas.quotas import SENT_PER_HOUR
-from gpumond.features.quotas.registry import MAX_QUOTAS
+from gpumond.features.quotas.quotas import MAX_QUOTAS, SENT_PER_HOUR
 from gpumond.features.rules.registry import MAX_RULES
 from gpumond.features.silences import silences
 from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE
@@ -47,7 +46,7 @@ from gpumond.serve.limits import (
 from gpumond.serve.listener import HEAD_SECONDS
 from gpumond.serve.live_frames import MAX_STREAMS
 from gpumond.serve.token_reviews import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
-from gpumond.store.retention import Bounds
+from gpumond.store.history import Bounds
 from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
 from gpumond.tick.history import MAX_PROCESSES
 

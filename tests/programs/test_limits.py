@@ -10,8 +10,8 @@ import pytest
 
 from gpumond.facts.messages import Report, encode
 from gpumond.programs.server import Limits
-from gpumond.testing import make_pool
 from tests.helpers.agent_server import HELLO, REPORT, ServerOnSocket, closed, eventually, in_event_loop, serving
+from tests.helpers.values import make_pool
 
 
 @in_event_loop

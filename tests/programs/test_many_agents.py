@@ -21,9 +21,9 @@ from gpumond.facts.messages import Hello, Report, encode
 from gpumond.host.runtime_directory import bind_agent_socket
 from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.programs.server import AgentServer, Limits
-from gpumond.testing import make_pool
 from tests.fakenvml import FakeDriver
 from tests.helpers.running import until
+from tests.helpers.values import make_pool
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be many users")
 

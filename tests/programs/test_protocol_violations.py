@@ -22,9 +22,9 @@ from gpumond.facts.messages import (
 )
 from gpumond.facts.program import SCOPES, Program, ScopeUsage
 from gpumond.programs.server import Limits
-from gpumond.testing import make_pool
 from tests.helpers.agent_server import HELLO, REPORT, closed, eventually, in_event_loop, serving
 from tests.helpers.fuzzing import mutated
+from tests.helpers.values import make_pool
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from gpumond.facts.snapshot import ProgramEnd
 from gpumond.host.peer import Identity
 from gpumond.programs.connection import AgentConnection, Budget, Limits
 from gpumond.programs.server import AgentServer
-from gpumond.testing import make_pool
 from gpumond.tick.claims import MAX_REPORTED_POOLS
 from tests.helpers.agent_server import HELLO, MALFORMED_REPORT, OWN, REPORT, closed, eventually, in_event_loop, serving
+from tests.helpers.values import make_pool
 
 
 @in_event_loop

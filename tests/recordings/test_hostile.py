@@ -11,7 +11,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.recordings.formats import FORMATS
-from gpumond.testing import make_device, make_snapshot
+from tests.helpers.values import make_device, make_snapshot
 from tests.recordings.reading import read
 from tests.recordings.samples import (
     DMON,

@@ -10,7 +10,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Expected, Held, Receipt
 from gpumond.facts.rule import Action, Rule
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.actions import (
+from gpumond.features.alerts.dispatcher import (
     ANNOTATION,
     ActionTrack,
     FlushOrder,
@@ -21,7 +21,7 @@ from gpumond.features.alerts.actions import (
     forget,
     remembered,
 )
-from gpumond.testing import GIB, make_pool, make_report
+from tests.helpers.values import GIB, make_pool, make_report
 
 LABELS = (("alertname", "waste"), ("gpu", "0"), ("uuid", "GPU-a"))
 ALERT = Alert(

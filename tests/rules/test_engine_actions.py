@@ -14,9 +14,9 @@ from gpumond.facts.pools import Receipt
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Action, Rule
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.actions import conclude, decide
+from gpumond.features.alerts.dispatcher import conclude, decide
 from gpumond.features.rules.settings import RuleConfig, written
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 ENGINE = EngineReading(
     name="chat",

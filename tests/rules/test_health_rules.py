@@ -11,7 +11,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.rule import Rule
 from gpumond.facts.sensors import Sensors
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.testing import Advanced, TickState, advance, make_device, make_snapshot
+from tests.helpers.values import Advanced, TickState, advance, make_device, make_snapshot
 
 RULES = {rule.name: rule for rule in BUILT_IN}
 HEALTHY = Sensors(

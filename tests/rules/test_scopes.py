@@ -17,8 +17,17 @@ from gpumond.quantities import RuleContext, subjects
 from gpumond.quantities.table import Unit, readable
 from gpumond.quantities.verdicts import active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
-from gpumond.testing import GIB, TickState, advance, make_device, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.ledger import attribute
+from tests.helpers.values import (
+    GIB,
+    TickState,
+    advance,
+    make_device,
+    make_pool,
+    make_process,
+    make_report,
+    make_snapshot,
+)
 
 ENGINE = EngineReading(
     name="chat",

@@ -11,7 +11,7 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.testing import (
+from tests.helpers.values import (
     GIB,
     Advanced,
     TickState,

@@ -13,7 +13,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErro
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.quantities import RuleContext, subjects
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
-from gpumond.testing import (
+from tests.helpers.values import (
     GIB,
     Advanced,
     TickState,

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from gpumond.config.settings import Settings
 from gpumond.events import EventLog
 from gpumond.facts.alerts import ended
 from gpumond.facts.errors import ConfigError, FlushError
@@ -21,13 +22,13 @@ from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.pools import Receipt
 from gpumond.facts.rule import Rule
 from gpumond.features import routers
-from gpumond.features.alerts.receivers.test_message import ReceiverTest
+from gpumond.features.alerts.dispatcher import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE
 from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
-from gpumond.features.quotas.registry import QuotaRegistry
+from gpumond.features.quotas.quotas import QuotaRegistry
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.preview import Preview, pack, preview
+from gpumond.features.rules.evaluation import Preview, pack, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
 from gpumond.metrics.dcgm import Compat
@@ -37,9 +38,9 @@ from gpumond.serve.app import create_app, state_of
 from gpumond.serve.auth import Tokens
 from gpumond.serve.examples import ALERT, AUDIT_ENTRY, RECEIPT, SNAPSHOT
 from gpumond.store.audit import AuditEntry
-from gpumond.testing import TickState, advance
 from gpumond.tick.history import History
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.values import TickState, advance
 
 FRAME = advance(TickState(), BUILT_IN, SNAPSHOT).frame
 
@@ -62,7 +63,7 @@ class View:
         self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
         self.history = history or History()
         self.store, self.commands = AuditedStore(), self
-        self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
+        self.rulebook = RuleRegistry(Settings(), self.store)
         self.quotas = QuotaRegistry((), self.store)
         self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0, self.store)
         self.hook = AlertmanagerHook(self.flush, self.store, lambda: ("node7",), lambda: False)

@@ -14,8 +14,8 @@ from gpumond.facts.sensors import Sensors
 from gpumond.facts.whole_frame import WholeFrame
 from gpumond.serve.live_frames import WHOLE, changes, live_frame
 from gpumond.serve.whole_frame import whole_frame
-from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.ledger import attribute
+from tests.helpers.values import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 
 
 def random_frame(rng: random.Random, seq: int) -> Frame:

@@ -8,7 +8,7 @@ from gpumond.events import EventLog
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.serve import events as route
 from gpumond.serve.live_frames import MAX_STREAMS
-from gpumond.testing import make_report, make_snapshot
+from tests.helpers.values import make_report, make_snapshot
 from tests.serve.application import View, ask, serving
 from tests.serve.event_reader import Reader
 

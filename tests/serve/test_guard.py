@@ -9,8 +9,8 @@ import bcrypt
 import pytest
 
 from gpumond.config.tokens import Token, digest
-from gpumond.config.web import Web
-from gpumond.features.flush.hook_routes import EXAMPLE_BODY as HOOK
+from gpumond.config.web_file import Web
+from gpumond.features.flush.routes import EXAMPLE_BODY as HOOK
 from gpumond.page.files import PAGE
 from gpumond.serve.guard import Policy
 from gpumond.serve.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket

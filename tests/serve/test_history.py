@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.testing import GIB, make_device, make_process, make_snapshot
 from gpumond.tick.history import History
+from tests.helpers.values import GIB, make_device, make_process, make_snapshot
 from tests.serve.application import View, ask
 
 SECONDS = 1200

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.features.flush.hook_routes import EXAMPLE_BODY, MAX_ALERTS, MAX_LABEL, STARTS_AT
+from gpumond.features.flush.routes import EXAMPLE_BODY, MAX_ALERTS, MAX_LABEL, STARTS_AT
 from gpumond.serve import examples
 from gpumond.serve.limits import FLUSHES_PER_MINUTE
 from tests.serve.application import TOKEN, View, ask

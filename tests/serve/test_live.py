@@ -17,8 +17,8 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.whole_frame import WholeFrame
 from gpumond.serve.live_frames import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
 from gpumond.serve.whole_frame import whole_frame
-from gpumond.testing import make_report, make_snapshot
 from gpumond.tick.ledger import attribute
+from tests.helpers.values import make_report, make_snapshot
 from tests.serve.application import View, ask, serving
 from tests.serve.event_reader import Reader
 from tests.serve.live_frames import as_json, changes_as_json, random_frame, random_wholes

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpumond.config.settings import Settings
 from gpumond.facts.rule import Rule
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.registry import override_table
@@ -83,7 +84,7 @@ def test_fields_of_the_file_take_precedence_and_are_read_only():
     view = View()
     put(view, {"threshold": 0.7, "for": 10})
     file = {"device-nearly-full": {"threshold": 0.95, "severity": "page"}, "leak": {"enabled": False}}
-    view.rulebook.configure(BUILT_IN, (), overrides=file)
+    view.rulebook.configure(Settings(rule_overrides=file))
     read = ask(view, "/api/v1/rules/device-nearly-full").json()
     origins = {name: (field["origin"], field["value"]) for name, field in read["overrides"].items()}
     assert origins == {"threshold": ("file", 0.95), "severity": ("file", "page"), "for": ("api", 10.0)}
@@ -92,13 +93,13 @@ def test_fields_of_the_file_take_precedence_and_are_read_only():
     assert "the configuration file overrides threshold; change it there" in refused.json()["detail"]
     assert put(view, {"for": 20}).json()["overrides"]["for"]["value"] == 20
     assert in_effect(view, "leak") is None
-    view.rulebook.configure(BUILT_IN, ())
+    view.rulebook.configure(Settings())
     assert ask(view, "/api/v1/rules/device-nearly-full").json()["overrides"].keys() == {"for"}
 
 
 def test_only_built_in_rules_have_overrides():
     view = View()
-    view.rulebook.configure(BUILT_IN, [Rule(name="mine", scope="device", value="used_ratio", above=0.5)])
+    view.rulebook.configure(Settings(rules=(Rule(name="mine", scope="device", value="used_ratio", above=0.5),)))
     ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG)
     for name, status, hint in (
         ("mine", 409, "configuration file"),

@@ -17,9 +17,9 @@ from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import SHAPES
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.page.files import FILES, MODULES, PAGE, POLICY, bundle
-from gpumond.testing import TickState, advance, make_device, make_fault, make_snapshot
-from gpumond.view.bars import COLOURS, FREE_ON_DARK
+from gpumond.view.text import COLOURS, FREE_ON_DARK
 from tests.helpers.color_vision import COLOR_VISION, MIN_DISTANCE, distance, linear
+from tests.helpers.values import TickState, advance, make_device, make_fault, make_snapshot
 from tests.serve.application import View, ask
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}

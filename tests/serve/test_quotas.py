@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gpumond.config.tokens import Token, digest
-from gpumond.features.quotas.registry import quota_table
+from gpumond.features.quotas.quotas import quota_table
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve.auth import Tokens
 from tests.serve.application import TOKEN, View, ask, serving

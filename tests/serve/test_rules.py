@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gpumond.config.settings import Settings
 from gpumond.facts.rule import Rule
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.preview import Preview
+from gpumond.features.rules.evaluation import Preview
 from gpumond.features.rules.registry import rule_table
 from tests.serve.application import HOG, TOKEN, View, ask, serving
 from tests.serve.guarded import PeerMiddleware
@@ -60,7 +61,7 @@ def test_if_match_of_another_version_changes_nothing():
 
 def test_configured_and_built_in_rules_are_read_only_and_name_where_to_change_them():
     view = View()
-    view.rulebook.configure(BUILT_IN, [Rule(name="mine", scope="device", value="used_ratio", above=0.5)])
+    view.rulebook.configure(Settings(rules=(Rule(name="mine", scope="device", value="used_ratio", above=0.5),)))
     for name, hint in (("mine", "configuration file"), ("device-lost", "disabled_rules")):
         body = ask(view, f"/api/v1/rules/{name}").json()["rule"]
         refused = [put(view, body), ask(view, f"/api/v1/rules/{name}", "DELETE", headers=TOKEN)]
@@ -75,7 +76,7 @@ def test_rules_round_trip_unchanged():
     entries = ask(View(), "/api/v1/rules").json()
     assert {entry["origin"] for entry in entries} == {"built-in"}
     view = View()
-    view.rulebook.configure((), ())
+    view.rulebook.configure(Settings(disabled_rules=tuple(rule.name for rule in BUILT_IN)))
     for entry in entries:
         assert ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=entry["rule"]).json()["rule"] == entry["rule"]
     assert view.rulebook.rules == BUILT_IN
@@ -148,7 +149,7 @@ def test_stored_rule_that_cannot_be_read_is_left_out_and_named():
     (wrong,) = asyncio.run(view.rulebook.load())
     assert wrong.startswith("later: ")
     assert names(view)[-1] == "hog"
-    view.rulebook.configure(BUILT_IN, [Rule(name="hog", scope="device", value="used_ratio", above=0.5)])
+    view.rulebook.configure(Settings(rules=(Rule(name="hog", scope="device", value="used_ratio", above=0.5),)))
     assert [entry.origin for entry in view.rulebook.entries() if entry.name == "hog"] == ["file"]
 
 

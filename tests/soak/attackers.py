@@ -32,8 +32,8 @@ from gpumond.facts.messages import (
 )
 from gpumond.facts.program import SCOPES, Dump, Oom, Program, ScopeUsage
 from gpumond.programs.connection import check_hello, check_report
-from gpumond.testing import make_pool
 from tests.helpers.fuzzing import fuzzed
+from tests.helpers.values import make_pool
 
 FIRST_UID = 20_001
 LINGERING = 4

@@ -26,7 +26,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.messages import from_json
 from gpumond.facts.snapshot import AgentReport, Reading, SourceState
 from gpumond.programs.server import AgentServer
-from gpumond.store.rows import to_text
+from gpumond.store.table import to_text
 from tests.helpers.simulated_daemon import CountingReceiver, SimulatedDaemon
 from tests.helpers.world import EPOCH
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from bench.result import spread
 from bench.scrape import children, rss
 from gpumond.facts.messages import Goodbye, Hello, Report, encode
-from gpumond.testing import make_pool
 from tests.helpers.running import RunningDaemon, until
+from tests.helpers.values import make_pool
 from tests.soak.attackers import Attackers
 
 USERS = 8

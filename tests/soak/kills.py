@@ -24,8 +24,8 @@ from gpumond.facts.messages import Hello, Report, encode, to_json
 from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import Reading
 from gpumond.host.machine import start_ticks
-from gpumond.store.rows import from_text
 from gpumond.store.store import verify_audit
+from gpumond.store.table import from_text
 from tests.helpers.simulated_program import Process
 from tests.helpers.world import TICK_SECONDS, World
 from tests.soak.attackers import messages_of_connection

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.store.audit import GENESIS, append
 from gpumond.store.database import STEPS
-from gpumond.store.retention import remove_excess
+from gpumond.store.history import remove_excess
 from gpumond.store.store import Bounds, Store, verify_audit
 from tests.helpers.opened_store import with_store
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpumond.config.settings import Settings
 from gpumond.facts.alerts import KeptAdmission, Notice, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Matcher, Silence
@@ -20,7 +21,7 @@ from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.features.baselines.recordings import baseline_table
 from gpumond.features.baselines.statistics import Baseline
 from gpumond.features.quotas.admissions import admission_table
-from gpumond.features.quotas.registry import quota_table
+from gpumond.features.quotas.quotas import quota_table
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.registry import RuleRegistry, override_table, rule_table
 from gpumond.features.rules.settings import written
@@ -137,7 +138,7 @@ async def start(store: Store) -> dict[str, int]:
     await read("quotas", quota_table(store).rows)
     await read("admissions", admission_table(store).rows)
     await read("baselines", baseline_table(store, "before").rows)
-    book = RuleRegistry(BUILT_IN, (), store)
+    book = RuleRegistry(Settings(), store)
     await read("wrong", book.load)
     found["rules"] = len([entry for entry in book.entries() if entry.origin == "api"])
     found["rule_overrides"] = len([entry for entry in book.entries() if entry.overrides])

@@ -14,8 +14,8 @@ from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.process import ProcessKey
 from gpumond.store.history import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence
 from gpumond.store.store import Store
-from gpumond.testing import make_snapshot
 from gpumond.tick.history import CoarseSeries, History
+from tests.helpers.values import make_snapshot
 
 T = TypeVar("T")
 PROCESS_SERIES = ("GPU-a", ProcessKey(10, 100))

@@ -12,7 +12,7 @@ import pytest
 
 from gpumond.facts.alerts import Heartbeat
 from gpumond.store.audit import GENESIS, entry_hash
-from gpumond.store.retention import same_clock
+from gpumond.store.history import same_clock
 from gpumond.store.store import Bounds, Store, verify_audit
 from tests.helpers.opened_store import RECEIPT, over, with_store
 

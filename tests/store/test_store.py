@@ -17,9 +17,8 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
 from gpumond.features.rules.registry import override_table, rule_table
 from gpumond.store.database import STEPS
-from gpumond.store.rows import to_text
 from gpumond.store.store import Store, verify_audit
-from gpumond.store.table import Row
+from gpumond.store.table import Row, to_text
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
 

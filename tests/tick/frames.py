@@ -7,7 +7,7 @@ from typing import Any
 from gpumond.events import Event, EventState, advance_events
 from gpumond.facts.frame import Frame, Ledger, Verdict
 from gpumond.facts.snapshot import DeviceReading
-from gpumond.testing import make_device, make_snapshot
+from tests.helpers.values import make_device, make_snapshot
 
 UUID = "GPU-a"
 

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.process import ProcessKey
-from gpumond.features.quotas.queue import Competitor, Decision, Grant, Queue, Room, WaitingRequest, decide, reclaim_plan
+from gpumond.features.quotas.admissions import Competitor, Decision, Queue, Room, decide, reclaim_plan
 
 SCHEDULES = 10_000
 PROGRAMS = 8
@@ -17,8 +18,20 @@ DEADLINE = 8
 """In steps of a schedule. Programs allocate within this time."""
 
 
-def request(name: str, need: int, uid: int | None = None) -> WaitingRequest:
-    return WaitingRequest(id=name, device_uuid="GPU-a", need_bytes=need, grant_seconds=DEADLINE, uid=uid)
+def request(name: str, need: int, uid: int | None = None) -> KeptAdmission:
+    return KeptAdmission(
+        id=name,
+        owner="",
+        device_uuid="GPU-a",
+        device_index=0,
+        need_bytes=need,
+        grant_seconds=DEADLINE,
+        uid=uid,
+        pid=None,
+        start_ticks=None,
+        program_uid=None,
+        deadline=None,
+    )
 
 
 def room(free: int | None, *neighbors: Competitor, reserved: int = 0) -> Room:
@@ -192,11 +205,11 @@ def test_devices_have_separate_queues():
     rooms = [room(0), Room(uuid="GPU-b", size_bytes=SIZE, free_bytes=64)]
     decision = decide(Queue((request("one", 10), other)), rooms, {}, (), 0.0)
     assert [each.id for each in decision.granted] == ["other"]
-    assert decision.queue.grants == (Grant("other", "GPU-b", 10, DEADLINE),)
+    assert decision.queue.grants == (replace(other, deadline=DEADLINE),)
 
 
-def of_user(user: str, name: str, need: int) -> WaitingRequest:
-    return replace(request(name, need), user=user)
+def of_user(user: str, name: str, need: int) -> KeptAdmission:
+    return replace(request(name, need), owner=user)
 
 
 def granted_ids(decision: Decision) -> list[str]:

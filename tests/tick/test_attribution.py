@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 
 from gpumond.facts.frame import Ledger
 from gpumond.facts.pools import PoolUsage, Reclaimable
-from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.ledger import attribute
+from tests.helpers.values import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 
 
 def shares(ledger: Ledger, device_uuid: str = "GPU-a") -> Counter[str]:

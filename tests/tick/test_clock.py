@@ -13,7 +13,7 @@ import pytest
 
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.testing import (
+from tests.helpers.values import (
     GIB,
     TickState,
     advance,

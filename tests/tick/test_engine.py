@@ -6,7 +6,8 @@ import pytest
 
 from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Reading, Snapshot, SourceState
-from gpumond.testing import (
+from gpumond.tick.observe import observe
+from tests.helpers.values import (
     GIB,
     TickState,
     advance,
@@ -17,7 +18,6 @@ from gpumond.testing import (
     make_report,
     make_snapshot,
 )
-from gpumond.tick.observe import observe
 
 UP = SourceState(name="nvml", up=True, responsive=True)
 FULL = (Rule(name="full", scope="device", value="used_ratio", above=0.8),)

@@ -8,7 +8,6 @@ import pytest
 
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.process import ProcessKey
-from gpumond.testing import make_snapshot
 from gpumond.tick import history as module
 from gpumond.tick.history import (
     LIVE,
@@ -27,6 +26,7 @@ from gpumond.tick.history import (
     Rows,
     Series,
 )
+from tests.helpers.values import make_snapshot
 
 PROCESS_SERIES = ("GPU-a", ProcessKey(10, 100))
 NAN = float("nan")

@@ -19,7 +19,7 @@ from gpumond.facts.program import (
     Site,
     ThreadStack,
 )
-from gpumond.testing import GIB, make_pool, make_report
+from tests.helpers.values import GIB, make_pool, make_report
 from tests.tick.frames import UUID, between, make_frame
 
 

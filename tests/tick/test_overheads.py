@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpumond.facts.snapshot import Reading, Snapshot, SourceState
-from gpumond.testing import make_device, make_pool, make_process, make_report
 from gpumond.tick.ledger import parts
 from gpumond.tick.observe import observe
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 UP = SourceState(name="nvml", up=True, responsive=True)
 MIB = 1 << 20

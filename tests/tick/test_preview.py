@@ -8,9 +8,9 @@ from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import STARTING, SourceState
-from gpumond.features.rules.preview import MAX_FIRED, RESOLUTION_SECONDS, PreviewWindow, pack, preview, unpack
+from gpumond.features.rules.evaluation import MAX_FIRED, RESOLUTION_SECONDS, PreviewWindow, pack, preview, unpack
 from gpumond.serve.examples import SNAPSHOT, VERDICT
-from gpumond.testing import make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 RULE = Rule(name="hog", scope="device", value="used_ratio", above=0.5, for_seconds=0.0)
 

@@ -9,7 +9,7 @@ import pytest
 from gpumond.diagnosis.messages import with_retainers
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ByteChange, Program, Retainer, ScopeDevice, ScopeUsage
-from gpumond.testing import GIB, make_device, make_report, make_snapshot
+from tests.helpers.values import GIB, make_device, make_report, make_snapshot
 
 LEAK = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="train grows")
 RETAINER = Retainer(file="/home/a/train.py", line=31, function="train", name="losses", size_bytes=GIB, tensors=12)

@@ -12,10 +12,13 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Action, Rule
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot, SourceState
-from gpumond.features.alerts.actions import annotate, conclude, decide
+from gpumond.features.alerts.dispatcher import annotate, conclude, decide
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.serve.whole_frame import holdings
-from gpumond.testing import (
+from gpumond.tick.observe import observe
+from gpumond.view.frame import view
+from tests.helpers.frames import make_frame
+from tests.helpers.values import (
     GIB,
     Advanced,
     TickState,
@@ -26,9 +29,6 @@ from gpumond.testing import (
     make_process,
     make_report,
 )
-from gpumond.tick.observe import observe
-from gpumond.view.machine import view
-from tests.helpers.frames import make_frame
 
 PID, UUID = 10, "GPU-a"
 OLD, NEW, UNKNOWN = ProcessKey(PID, 100), ProcessKey(PID, 200), ProcessKey(PID, None)

@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 from gpumond.facts.frame import Verdict
 from gpumond.facts.whole_frame import StatedFault
 from gpumond.serve.examples import RECEIPT
-from gpumond.testing import GIB, make_device, make_process
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import until
 from tests.helpers.screens import Session, top
 from tests.helpers.stubs import receipt
+from tests.helpers.values import GIB, make_device, make_process
 
 pytestmark = pytest.mark.slow
 

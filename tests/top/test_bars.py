@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.facts.frame import SHARES
-from gpumond.view.bars import COLOURS, FILLS, StackCell, bar, block, stack
-from gpumond.view.lines import GROUNDS
+from gpumond.view.text import COLOURS, FILLS, GROUNDS, StackCell, bar, block, stack
 
 PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))
 

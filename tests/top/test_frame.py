@@ -14,16 +14,15 @@ from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert, Fit, RefusedKind, Verdict
 from gpumond.facts.whole_frame import StatedCondition, StatedFault
+from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.doctor import _of_frame as findings_of
-from gpumond.features.fleet.machines import Machine
-from gpumond.features.fleet.selection import Criteria, select
+from gpumond.features.fleet.flush import Criteria, select
 from gpumond.features.fleet.status import of_frame, status_table, summary
-from gpumond.testing import GIB
-from gpumond.view.frame import MALFORMED, MAX_TEXT, decoded, frame_of
-from gpumond.view.machine import merged, view
+from gpumond.view.frame import MALFORMED, MAX_TEXT, decoded, frame_of, merged, view
 from gpumond.view.tables import device_table, engine_table, notes, page, process_table
 from tests.helpers.frames import busy_frame
 from tests.helpers.fuzzing import fuzzed
+from tests.helpers.values import GIB
 
 MACHINE = Machine("node-1", "https://node-1:9917")
 FIT = Fit(

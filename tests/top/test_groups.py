@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gpumond.facts.process import ProcessKey
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
-from gpumond.view.machine import view
+from gpumond.view.frame import view
 from tests.helpers.frames import fake_daemon, make_frame
 from tests.helpers.screens import top
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
 
 USERS = {1: "analysis", 2: "research", 3: "analysis", 4: None}
 SIZES = {1: GIB, 2: 2 * GIB, 3: 3 * GIB, 4: 5 * GIB}

@@ -8,11 +8,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gpumond.facts.errors import DaemonError
-from gpumond.testing import GIB
-from gpumond.top.history import HistoryChart, drawn, extended, read_history
-from gpumond.view.lines import plain_text
-from gpumond.view.machine import key_of, view
+from gpumond.top.screen import HistoryChart, drawn, extended, read_history
+from gpumond.view.frame import key_of, view
+from gpumond.view.text import plain_text
 from tests.helpers.frames import busy_frame
+from tests.helpers.values import GIB
 
 
 class Recorded:

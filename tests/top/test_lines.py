@@ -5,8 +5,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.view.lines import Piece, ansi, cells, clipped, colors_of, cut, fitted, plain_text, width_of, wrapped
-from gpumond.view.text import table_lines as table
+from gpumond.view.text import (
+    Piece,
+    ansi,
+    cells,
+    clipped,
+    colors_of,
+    cut,
+    fitted,
+    plain_text,
+    table_lines as table,
+    width_of,
+    wrapped,
+)
 
 LINES = st.lists(st.builds(Piece, st.text(st.sampled_from("ab 漢…é"), max_size=12)), max_size=5)
 

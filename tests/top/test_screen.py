@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.top.screen import LEAST_TABLE, device_at, heights, scrolled
-from gpumond.view.lines import Piece, plain_text
+from gpumond.top.screen import LEAST_TABLE, device_at, heights, remark_lines, remarks_in_full, scrolled
 from gpumond.view.notices import FrameNotice
-from gpumond.view.remarks import remark_lines, remarks_in_full
+from gpumond.view.text import Piece, plain_text
 
 PARTS = ("devices", "estimate", "filter", "chart", "remarks")
 

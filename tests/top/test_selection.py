@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from gpumond.facts.sensors import Sensors
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from gpumond.view.machine import at_index, merged, neighbor, place_of, processes_on, view
+from gpumond.view.frame import at_index, merged, neighbor, place_of, processes_on, view
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame
 from tests.helpers.running import until
 from tests.helpers.screens import top
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
 
 pytestmark = pytest.mark.slow
 

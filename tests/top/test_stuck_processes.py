@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import duration
-from gpumond.testing import GIB
 from gpumond.view.notices import LIKELY_MEANT, stuck
 from tests.helpers.frames import holding_with
+from tests.helpers.values import GIB
 
 
 @pytest.mark.parametrize(

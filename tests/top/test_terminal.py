@@ -17,10 +17,10 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import human
 from gpumond.facts.whole_frame import StatedFault
-from gpumond.testing import GIB, make_device, make_process
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.screens import TOP, terminal
+from tests.helpers.values import GIB, make_device, make_process
 
 pytestmark = pytest.mark.slow
 

@@ -12,16 +12,15 @@ from gpumond.facts.frame import Alert, Verdict
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.whole_frame import StatedCondition, StatedFault
-from gpumond.testing import GIB, make_device, make_pool, make_process, make_quotas, make_report
-from gpumond.top.panels import described as details
 from gpumond.top.processes import SortOrder, arranged, fitting
-from gpumond.view.ledger import device_lines, flush_estimate
-from gpumond.view.lines import plain_text
-from gpumond.view.machine import view
+from gpumond.top.screen import described as details
+from gpumond.view.frame import view
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import ProcessRow, plain
-from gpumond.view.tables import process_table
+from gpumond.view.tables import device_lines, flush_estimate, process_table
+from gpumond.view.text import plain_text
 from tests.helpers.frames import busy_frame, make_frame
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_quotas, make_report
 
 LEAK = Verdict(
     device_uuid="GPU-a",

@@ -6,7 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="alerts",
-    parts=("gpumond.features.alerts.part:AlertsPart",),
+    parts=("gpumond.features.alerts.dispatcher:AlertsPart",),
     routes=("gpumond.features.alerts.routes:router", "gpumond.features.alerts.routes:facts"),
     commands=(
         Command(

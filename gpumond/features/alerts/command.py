@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
@@ -23,14 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     answer = client.get(arguments.url, "/api/v1/alerts" + ("/history" if arguments.past else ""))
     found = checked_as(tuple[Alert, ...], answer, "alerts")
-    if arguments.json:
-        print(json.dumps(found, indent=2))
-    elif found:
-        print(table(("PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY"), _rows(found)))
-        if links := [_runbook(arguments.url, rule) for rule in sorted({alert["rule"] for alert in found} & RUNBOOKS)]:
-            print("", *links, sep="\n")
-    else:
-        print("no resolved alert" if arguments.past else "no alert is active")
+    rules = sorted({alert["rule"] for alert in found} & RUNBOOKS)
+    links = ["", *(_runbook(arguments.url, rule) for rule in rules)] if rules else []
+    nothing = "no resolved alert" if arguments.past else "no alert is active"
+    header = ("PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY")
+    print_answer(arguments, found, lambda: "\n".join((table(header, _rows(found)), *links)) if found else nothing)
     return DONE
 
 

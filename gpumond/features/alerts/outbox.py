@@ -21,13 +21,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from gpumond.facts.alerts import Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.rule import Labels
-from gpumond.features.alerts.receivers import Receiver, Rejected, Retry
+from gpumond.features.alerts.receivers import ReceiverType, Rejected, Retry
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +42,6 @@ KEEP_RESOLVED_SECONDS = 15 * 60.0
 DRAIN_SECONDS = 0.5
 
 
-class Journal(Protocol):
-    """Persistent queue and knowledge of receivers; both methods may raise StoreUnavailable."""
-
-    async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notice], list[tuple[str, Alert]]]: ...
-    async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None: ...
-
-
-class Counts(Protocol):
-    def notified(self, receiver: str) -> None: ...
-    def not_notified(self, receiver: str, reason: str) -> None: ...
-
-
 class Outbox:
     """``wants(receiver, rule)`` returns True if a receiver is notified of a rule's alerts; ``silenced(alert)`` returns
     True while an alert is not sent.
@@ -60,9 +49,9 @@ class Outbox:
 
     def __init__(
         self,
-        receivers: Iterable[Receiver],
-        journal: Journal,
-        counts: Counts,
+        receivers: Iterable[ReceiverType],
+        journal: Store,
+        counts: Telemetry,
         *,
         wants: Callable[[str, str], bool] = lambda receiver, rule: True,
         silenced: Callable[[Alert], bool] = lambda alert: False,
@@ -70,16 +59,9 @@ class Outbox:
         keep_resolved_seconds: float = KEEP_RESOLVED_SECONDS,
         queue_limit: int = QUEUE_LIMIT,
     ) -> None:
-        self._receivers, self._journal, self._wants = tuple(receivers), journal, wants
-        self._make_queue = partial(
-            ReceiverQueue,
-            journal=journal,
-            counts=counts,
-            silenced=silenced,
-            backoff_seconds=backoff_seconds,
-            keep_resolved_seconds=keep_resolved_seconds,
-            queue_limit=queue_limit,
-        )
+        self._receivers, self.journal, self.counts = tuple(receivers), journal, counts
+        self._wants, self.silenced, self.backoff_seconds = wants, silenced, backoff_seconds
+        self.keep_resolved_seconds, self.queue_limit = keep_resolved_seconds, queue_limit
         self._queues: dict[str, ReceiverQueue] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
 
@@ -87,19 +69,19 @@ class Outbox:
         """Load the queues of the previous daemon, and start to deliver."""
         await self.configure(self._receivers)
 
-    async def configure(self, receivers: Iterable[Receiver]) -> None:
+    async def configure(self, receivers: Iterable[ReceiverType]) -> None:
         """Replace the receivers. A remaining receiver keeps its queue; the queue of a removed one is deleted."""
         given = {receiver.name: receiver for receiver in receivers}
         for name in self._queues.keys() - given.keys():
             del self._queues[name]
             self._workers.pop(name).cancel()
         try:
-            notices, known = await self._journal.undelivered(given)
+            notices, known = await self.journal.undelivered(given)
         except StoreUnavailable:
             notices, known = [], []
         for name in self._queues:
             self._queues[name].use(given[name])
-        new = {name: self._make_queue(given[name]) for name in given if name not in self._queues}
+        new = {name: ReceiverQueue(given[name], self) for name in given if name not in self._queues}
         for receiver, alert in known:
             if receiver in new:
                 new[receiver].add_known(alert)
@@ -136,20 +118,10 @@ class Outbox:
 class ReceiverQueue:
     """Queue of one receiver, the alerts that it knows, and those that are sent again."""
 
-    def __init__(
-        self,
-        receiver: Receiver,
-        journal: Journal,
-        counts: Counts,
-        silenced: Callable[[Alert], bool],
-        backoff_seconds: tuple[float, float],
-        keep_resolved_seconds: float,
-        queue_limit: int,
-    ) -> None:
+    def __init__(self, receiver: ReceiverType, outbox: Outbox) -> None:
         self.idle = asyncio.Event()
         self.idle.set()
-        self._receiver, self._journal, self._counts, self._silenced = receiver, journal, counts, silenced
-        self._backoff, self._keep_resolved, self._limit = backoff_seconds, keep_resolved_seconds, queue_limit
+        self._receiver, self._outbox, self._counts, self._limit = receiver, outbox, outbox.counts, outbox.queue_limit
         self._queue: deque[Notice] = deque()
         self._seq = 0
         self._full = False
@@ -161,7 +133,7 @@ class ReceiverQueue:
         self._changed = asyncio.Event()
         self._resend_at = time.monotonic()
 
-    def use(self, receiver: Receiver) -> None:
+    def use(self, receiver: ReceiverType) -> None:
         """Replace the receiver. Its address or secret may have changed, so the present pause ends."""
         self._receiver = receiver
         self._news.set()
@@ -187,7 +159,7 @@ class ReceiverQueue:
         before, self._firing = len(self._queue), firing
         for labels, alert in firing.items():
             news_of_it = labels in news or labels not in self._will_know
-            if news_of_it and wants(alert.rule) and not self._silenced(alert):
+            if news_of_it and wants(alert.rule) and not self._outbox.silenced(alert):
                 self._offer("raised", alert)
         if self._will_know.keys() - firing.keys():
             for labels, alert in list(self._will_know.items()):
@@ -286,7 +258,7 @@ class ReceiverQueue:
         """Return the present state of known alerts that still fire and are not silenced."""
         other = {each.alert.labels for each in batch}
         firing = (self._firing[labels] for labels in self._known if labels in self._firing and labels not in other)
-        return {alert.labels: alert for alert in firing if not self._silenced(alert)}
+        return {alert.labels: alert for alert in firing if not self._outbox.silenced(alert)}
 
     def _resolved_again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
         now, other = time.monotonic(), {each.alert.labels for each in batch}
@@ -303,17 +275,17 @@ class ReceiverQueue:
                 if accepted:
                     self._known[labels] = notice.alert
             elif self._known.pop(labels, None) and accepted and self._receiver.resend_seconds is not None:
-                self._resolved[labels] = (notice.alert, time.monotonic() + self._keep_resolved)
+                self._resolved[labels] = (notice.alert, time.monotonic() + self._outbox.keep_resolved_seconds)
         if len(self._queue) < self._limit // 2:
             self._full = False
         if batch:
             try:
-                await self._journal.delivered(batch, accepted)
+                await self._outbox.journal.delivered(batch, accepted)
             except StoreUnavailable:
                 pass  # the store logs it; after a crash now, the notification is sent twice
 
     def _quiet(self, notice: Notice) -> bool:
-        return notice.kind == "raised" and self._silenced(notice.alert)
+        return notice.kind == "raised" and self._outbox.silenced(notice.alert)
 
     def _unsent(self, batch: Sequence[Notice]) -> None:
         """Let ``put`` queue these silenced alerts later, unless another notification of them is in the queue."""
@@ -323,7 +295,7 @@ class ReceiverQueue:
 
     def _pause(self, failures: int) -> float:
         """Return a random pause between the minimum and a maximum that doubles with each failure (full jitter)."""
-        least, most = self._backoff
+        least, most = self._outbox.backoff_seconds
         if any(notice.kind == "raised" for notice in self._queue):
             most = min(most, PROMPT_SECONDS)
         if (resend := self._receiver.resend_seconds) is not None:

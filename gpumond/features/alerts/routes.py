@@ -10,8 +10,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.alerts import ended
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.part import AlertsPart
-from gpumond.features.alerts.receivers.test_message import ReceiverTest
+from gpumond.features.alerts.dispatcher import AlertsPart, ReceiverTest
 from gpumond.serve import examples
 from gpumond.serve.auth import admit
 from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE, FAILED
+from gpumond.cli.arguments import DONE, FAILED, print_answer
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import counted, duration, human
 from gpumond.view.text import moment, table
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, f"/api/v1/audit?limit={arguments.limit}")
-    print(json.dumps(entries, indent=2) if arguments.json else table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries)))
+    print_answer(arguments, entries, lambda: table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries)))
     return DONE
 
 
@@ -56,10 +56,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     named = None if arguments.config or arguments.state_dir else _store_of(arguments.url)
     file = named or load(arguments.config, {"state_dir": arguments.state_dir}).store_file()
     wrong = verify_audit(file)
-    if arguments.json:
-        print(json.dumps({"file": str(file), "problems": wrong}, indent=2))
-    else:
-        print("\n".join(f"{file}: {problem}" for problem in wrong) or f"{file}: the audit log is intact")
+    text = "\n".join(f"{file}: {problem}" for problem in wrong) or f"{file}: the audit log is intact"
+    print_answer(arguments, {"file": str(file), "problems": wrong}, lambda: text)
     return FAILED if wrong else DONE
 
 
@@ -83,7 +81,8 @@ Detail = Mapping[str, Any]
 def sentence(action: str, detail: Any) -> str:
     """Describe an entry. One of an unknown action, or whose detail was shortened, is its action with pairs."""
     try:
-        return SENTENCES[action](detail)
+        made = SENTENCES[action]
+        return made.format(**detail) if isinstance(made, str) else made(detail)
     except (KeyError, TypeError, ValueError, AttributeError):
         return f"{action}: {described(detail)}"
 
@@ -93,10 +92,6 @@ def described(detail: Any) -> str:
     pairs = detail.items() if isinstance(detail, dict) else [("detail", detail)]
     text = ", ".join(f"{key}: {json.dumps(value).strip(QUOTE)}" for key, value in pairs)
     return text if len(text) <= PAIRS_LENGTH else f"{text[:PAIRS_LENGTH].rpartition(',')[0] or text[:PAIRS_LENGTH]}, …"
-
-
-def _named(verb: str, noun: str) -> Callable[[Detail], str]:
-    return lambda detail: f"{verb} {noun} {detail['name']}"
 
 
 def _program(detail: Detail) -> str:
@@ -117,10 +112,6 @@ def _flush(detail: Detail) -> str:
 def _receipts(detail: Detail) -> str:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in detail["outcomes"].items())
     return f"flushed {_pids(detail)}: {human(detail['released_bytes'])} released ({counts})"
-
-
-def _refused(detail: Any) -> str:
-    return f"was refused a flush: {_text(detail)}"
 
 
 def _action(detail: Detail) -> str:
@@ -151,14 +142,12 @@ def _override(detail: Detail) -> str:
     return f"overrode fields of rule {detail['name']}: {fields}"
 
 
+def _matchers(detail: Detail) -> str:
+    return " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
+
+
 def _silence(detail: Detail) -> str:
-    matchers = " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
-    return f"silenced {matchers} until {moment(detail['ends_at'])}: {detail['reason'] or 'without a reason'}"
-
-
-def _expire(detail: Detail) -> str:
-    matchers = " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
-    return f"ended the silence of {matchers}"
+    return f"silenced {_matchers(detail)} until {moment(detail['ends_at'])}: {detail['reason'] or 'without a reason'}"
 
 
 def _baseline(detail: Detail) -> str:
@@ -177,10 +166,10 @@ def _text(detail: Any) -> str:
     return detail
 
 
-SENTENCES: Mapping[str, Callable[[Any], str]] = {
+SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "flush.request": _flush,
     "flush.receipts": _receipts,
-    "flush.refused": _refused,
+    "flush.refused": lambda detail: f"was refused a flush: {_text(detail)}",
     "flush.interrupted": lambda detail: f"was interrupted: {_text(detail)}",
     "action": _action,
     "hook.flush": lambda detail: f"flushed {_pids(detail)} for the alert {detail['alert']} of Alertmanager",
@@ -191,23 +180,23 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "agent.end": lambda detail: f"asked {_program(detail)} to end",
     "agent.fetch": lambda detail: f"fetched memory snapshot {detail['snapshot']} of {_program(detail)}",
     **{f"agent.{kind}.answer": _answer for kind in ("limit", "snapshot", "classes", "retainers", "end")},
-    "rule.create": _named("created", "rule"),
-    "rule.replace": _named("replaced", "rule"),
-    "rule.delete": _named("deleted", "rule"),
+    "rule.create": "created rule {name}",
+    "rule.replace": "replaced rule {name}",
+    "rule.delete": "deleted rule {name}",
     "rule.override": _override,
-    "rule.restore": _named("restored", "rule"),
-    "quota.create": _named("created", "quota"),
-    "quota.replace": _named("replaced", "quota"),
-    "quota.delete": _named("deleted", "quota"),
+    "rule.restore": "restored rule {name}",
+    "quota.create": "created quota {name}",
+    "quota.replace": "replaced quota {name}",
+    "quota.delete": "deleted quota {name}",
     "silence.create": _silence,
-    "silence.expire": _expire,
+    "silence.expire": lambda detail: f"ended the silence of {_matchers(detail)}",
     "baseline.record": _baseline,
     "baseline.compare": lambda detail: f"compared baseline {detail['name']} for {duration(detail['for_seconds'])}",
-    "baseline.delete": _named("deleted", "baseline"),
-    "receiver.test": lambda detail: f"sent a test message to receiver {detail['receiver']}",
+    "baseline.delete": "deleted baseline {name}",
+    "receiver.test": "sent a test message to receiver {receiver}",
     "release": lambda detail: f"released the driver for {duration(detail['for_seconds'])}",
     "reload": _reload,
-    "trim": lambda detail: f"removed the entries up to {detail['through']}, which were too old or too many",
-    "audit.missing": lambda detail: f"found that entries up to {detail['through']} are missing",
-    "store.set-aside": lambda detail: f"renamed a damaged store to {detail['file']}: {detail['reason']}",
+    "trim": "removed the entries up to {through}, which were too old or too many",
+    "audit.missing": "found that entries up to {through} are missing",
+    "store.set-aside": "renamed a damaged store to {file}: {reason}",
 }

@@ -6,7 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="baselines",
-    parts=("gpumond.features.baselines.part:BaselinesPart",),
+    parts=("gpumond.features.baselines.recordings:BaselinesPart",),
     routes=("gpumond.features.baselines.routes:router",),
     commands=(
         Command(

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import duration, value
-from gpumond.cli.exits import DONE, FAILED, print_error
+from gpumond.cli.arguments import DONE, FAILED, duration, print_answer, print_error, value
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import GIB, human
@@ -123,7 +122,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, ROUTE)
     header = ("NAME", "STARTED", ">SECONDS", "STATE", "WORKLOADS")
-    print(json.dumps(entries, indent=2) if arguments.json else table(header, map(_entry, entries)))
+    print_answer(arguments, entries, lambda: table(header, map(_entry, entries)))
     return DONE
 
 

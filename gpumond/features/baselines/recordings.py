@@ -1,4 +1,4 @@
-"""Stored baselines, and recordings in progress."""
+"""Stored baselines, and recordings in progress, which follow the daemon's frames."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from gpumond.facts.errors import NoSuchBaseline, StoreUnavailable, TooManyBaselines
 from gpumond.facts.frame import Frame, Line
@@ -21,7 +21,9 @@ from gpumond.features.baselines.statistics import (
     WorkloadMeasures,
     compare,
 )
-from gpumond.store.table import Actions, Table, Transactions
+from gpumond.kernel import Kernel, Part, Tick
+from gpumond.store.store import Store
+from gpumond.store.table import Actions, Table
 
 Side = Literal["before", "after"]
 
@@ -29,13 +31,7 @@ MAX_BASELINES = 100
 MAX_BYTES = 8 * 1024**2
 
 
-class BaselineStore(Transactions, Protocol):
-    """Methods of the store that are used; each raises StoreUnavailable."""
-
-    async def audit(self, actor: str, action: str, detail: object) -> None: ...
-
-
-def baseline_table(store: Transactions, side: Side) -> Table[Baseline]:
+def baseline_table(store: Store, side: Side) -> Table[Baseline]:
     """Return the store's table of baselines, or of the last measurement that was compared with each."""
     return Table(store, "baselines", Baseline, part=("side", side), actions=Actions(delete="baseline.delete"))
 
@@ -43,7 +39,7 @@ def baseline_table(store: Transactions, side: Side) -> Table[Baseline]:
 class BaselineService:
     """One recording at a time for each name and side. A recording in progress is lost when the daemon ends."""
 
-    def __init__(self, store: BaselineStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._tables: Mapping[Side, Table[Baseline]] = {side: baseline_table(store, side) for side in _SIDES}
         self._recordings: dict[tuple[str, Side], BaselineRecorder] = {}
@@ -269,3 +265,12 @@ def _measures(name: str, workload: _Workload) -> WorkloadMeasures:
     return WorkloadMeasures(
         name, workload.seconds, measured, retries if workload.last_retries else None, workload.flushes
     )
+
+
+class BaselinesPart(BaselineService, Part):
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel.store)
+        kernel.provide(BaselineService, self)
+
+    def act(self, tick: Tick) -> None:
+        self.add(tick.frame)

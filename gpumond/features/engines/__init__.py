@@ -6,5 +6,5 @@ from gpumond.feature import Feature
 
 FEATURE = Feature(
     name="engines",
-    parts=("gpumond.features.engines.part:EnginesPart",),
+    parts=("gpumond.features.engines.flush_step:EnginesPart",),
 )

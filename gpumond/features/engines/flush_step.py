@@ -18,19 +18,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from gpumond.config.settings import Settings
 from gpumond.facts.engines import EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineRejected, EngineTimeout
 from gpumond.facts.flush import FlushRequest, receipt_without_bytes
 from gpumond.facts.pools import ENGINE_STEP, Expected, Held, Outcome, Receipt, StepResult
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.snapshot import ProcessUsage, Reading
+from gpumond.facts.snapshot import ProcessUsage, Reading, Snapshot
 from gpumond.facts.units import human
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
 from gpumond.host.event_loop import cancelled
 from gpumond.host.machine import process_start
-from gpumond.kernel import EngineStep
+from gpumond.kernel import EngineStep, Kernel, Part
 
 log = logging.getLogger(__name__)
 
@@ -305,9 +306,8 @@ class EngineFlusher(EngineStep):
         engines: Engines,
         read_driver: Callable[[], Awaitable[Reading | None]],
         timing: Timing = Timing(),
-        proc: str = "/proc",
     ) -> None:
-        self.engines, self._read_driver, self._timing, self._proc = engines, read_driver, timing, proc
+        self.engines, self._read_driver, self._timing = engines, read_driver, timing
         self._receipts: Callable[[], Iterable[Receipt]] = tuple
         self._returned: Callable[[Receipt], Awaitable[None]] | None = None
         self._under_way: dict[str, frozenset[ProcessKey]] = {}
@@ -599,7 +599,7 @@ class EngineFlusher(EngineStep):
         return frozenset(key for key in memory.listeners | memory.processes if not self._is_alive(key))
 
     def _is_alive(self, key: ProcessKey) -> bool:
-        start = process_start(self._proc, key.pid)
+        start = process_start("/proc", key.pid)
         return start is not None and start.start_ticks == key.start_ticks and start.state not in ENDED_STATES
 
 
@@ -628,3 +628,24 @@ def _method_of(engine: EngineConfig, released: Sequence[Receipt]) -> ReleaseMeth
     """Return the method of a release, which the declaration may not name any more."""
     named = next((method for method in engine.spec.methods if method.name == released[0].method), None)
     return named or engine.release_method
+
+
+class EnginesPart(Part):
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._engines = kernel.find(Engines) or Engines()
+        kernel.provide(Engines, self._engines)
+        kernel.provide(EngineStep, EngineFlusher(self._engines, kernel.read_driver))
+
+    def start(self) -> None:
+        self._engines.configure(self._kernel.settings.engines)
+        self._engines.start(self._kernel.gpu_processes)
+
+    def observe(self, snapshot: Snapshot) -> Snapshot:
+        return replace(snapshot, engines=self._engines.readings())
+
+    async def configure(self, settings: Settings) -> None:
+        self._engines.configure(settings.engines)
+
+    async def close(self) -> None:
+        await self._engines.close()

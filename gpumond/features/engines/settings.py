@@ -10,10 +10,10 @@ import re
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gpumond.config.models import Strict
 from gpumond.facts.pools import ENGINE_STEP
@@ -22,6 +22,15 @@ from gpumond.features.engines.spec import Address, Call, EngineSpec, ReleaseMeth
 
 POINTER = re.compile(r"(/([^~/]|~[01])*)+")
 HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+
+def _pointer(text: str) -> str:
+    if text and not POINTER.fullmatch(text):
+        raise ValueError("expected a JSON pointer such as /requests/running")
+    return text
+
+
+Pointer = Annotated[str, AfterValidator(_pointer)]
 
 
 class AuthConfig(Strict):
@@ -78,23 +87,14 @@ class RequestConfig(Strict):
 class StateConfig(RequestConfig):
     """A generic engine's harmless read, with JSON pointers (RFC 6901) into its answer; empty for what it lacks."""
 
-    running: str = ""
-    waiting: str = ""
-    work: str = ""
-    models: str = ""
-    asleep: str = ""
-    held_bytes: str = ""
-    kv_cache_bytes: str = ""
-    kv_cache_used_ratio: str = ""
-
-    @field_validator(
-        "running", "waiting", "work", "models", "asleep", "held_bytes", "kv_cache_bytes", "kv_cache_used_ratio"
-    )
-    @classmethod
-    def _pointer(cls, pointer: str) -> str:
-        if pointer and not POINTER.fullmatch(pointer):
-            raise ValueError("expected a JSON pointer such as /requests/running")
-        return pointer
+    running: Pointer = ""
+    waiting: Pointer = ""
+    work: Pointer = ""
+    models: Pointer = ""
+    asleep: Pointer = ""
+    held_bytes: Pointer = ""
+    kv_cache_bytes: Pointer = ""
+    kv_cache_used_ratio: Pointer = ""
 
 
 class ReleaseConfig(RequestConfig):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gpumond.cli.exits import DONE, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO
 from gpumond.features.fleet import discovery, doctor, flush, report, status, top
 from gpumond.view.text import table
 
-GC_THRESHOLDS = (100_000, 20, 20)
-"""Thresholds of the garbage collection. The frames of thousands of machines have many objects, and no cycle."""
 FLUSHES = {
     "flush": "flush programs on several machines, and print receipts",
     "sleep": "release the memory of declared serving engines, and print receipts",
@@ -51,12 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         "report": report.run,
         **dict.fromkeys(FLUSHES, flush.run),
     }
-    thresholds = gc.get_threshold()
-    gc.set_threshold(*GC_THRESHOLDS)
-    try:
-        return asyncio.run(actions[arguments.what](arguments))
-    finally:
-        gc.set_threshold(*thresholds)
+    return asyncio.run(actions[arguments.what](arguments))
 
 
 async def _targets(arguments: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import ssl
 import stat
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -12,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
-from gpumond.features.fleet.machines import Machine
 from gpumond.host.files import open_regular, read_secret
 from gpumond.host.http import (
     MAX_ANSWER_BYTES,
@@ -31,34 +32,130 @@ from gpumond.host.http import (
 )
 from gpumond.view.frame import FRAME, MAX_FRAME_BYTES, CheckedFrame, decoded, frame_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CredentialFiles:
-    """``tokens``: a YAML file of tokens by machine. ``certificate`` and ``key``: those of the client."""
-
-    token: Path | None = None
-    tokens: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
+DEFAULT_PORT = 9917
+METRICS_PATH = "/metrics"
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
+_PREFIX = re.compile(r"[A-Za-z0-9._~/-]*")
 
 
-def access(files: CredentialFiles, environ: Mapping[str, str] = os.environ) -> Access:
-    """Return tokens and trust. $GPUMOND_TOKEN is used without a token file. Raises ConfigError."""
-    named = environ.get("GPUMOND_TOKEN")
-    token = secret(files.token) if files.token else (check_token(named, "GPUMOND_TOKEN") if named else None)
-    tokens = _tokens(files.tokens) if files.tokens else {}
-    return Access(trust=client_trust(files, environ.get("GPUMOND_CA_FILE") or None), token=token, tokens=tokens)
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One daemon. ``name`` is its label ``instance``, ``url`` its address, ``labels`` are the other labels.
+
+    ``proven``: the list with this name and address comes from this machine, or from a server that was verified.
+    """
+
+    name: str
+    url: str
+    labels: tuple[tuple[str, str], ...] = ()
+    proven: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable():
+            raise DiscoveryError(f"{self.name!r:.80} is not a name of a machine")
+
+    @property
+    def scheme(self) -> str:
+        return urlsplit(self.url).scheme
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT``"""
+        return urlsplit(self.url).netloc
+
+    @property
+    def prefix(self) -> str:
+        """The path before those of the API; empty without a proxy that adds one."""
+        return urlsplit(self.url).path
 
 
-def client_trust(files: CredentialFiles, authorities: str | None) -> ssl.SSLContext:
-    """Return a TLS context with the client's certificate, if it has one. Raises ConfigError."""
-    context = trust(authorities)
-    if files.certificate is not None:
+class Machines:
+    """Machines by name, in the order in which they were found, each address once."""
+
+    def __init__(self, machines: Iterable[Machine]) -> None:
+        self.all = tuple({(each.name, each.url): each for each in machines}.values())
+        self._by_name: dict[str, list[Machine]] = {}
+        self._by_address: dict[str, list[Machine]] = {}
+        self._by_host: dict[str, list[Machine]] = {}
+        for each in self.all:
+            self._by_name.setdefault(each.name, []).append(each)
+            self._by_address.setdefault(each.address, []).append(each)
+            for host in {each.host, _parts(each.name)[0]}:
+                self._by_host.setdefault(host, []).append(each)
+
+    def address_of(self, instance: str) -> Machine:
+        """Return the machine of a label ``instance``: by its name, its address or, if one of the two has no port, its
+        host.
+
+        Raises DiscoveryError for none, and for several with different addresses.
+        """
+        host, port = _parts(instance)
+        same_host = [each for each in self._by_host.get(host, ()) if port is None or _parts(each.name)[1] is None]
+        found = self._by_name.get(instance) or self._by_address.get(instance) or same_host
+        if len({each.url for each in found}) > 1:
+            raise DiscoveryError(f"several addresses have the name {instance}: {', '.join(each.url for each in found)}")
+        if not found:
+            raise DiscoveryError(f"no address of {instance} is known")
+        return found[0]
+
+
+def machine(
+    address: str, labels: Mapping[str, str], *, scheme: str = "http", port: int | None = DEFAULT_PORT
+) -> Machine:
+    """Return the machine of an address such as ``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT``. Raises DiscoveryError.
+
+    The labels ``__scheme__`` and ``__metrics_path__`` have the meaning that Prometheus defines; ``scheme`` and ``port``
+    are the defaults. Without the label ``instance``, the address is the name.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None or int(match[2] or 1) not in range(1, 65536):
+        raise DiscoveryError(f"{address!r:.80} is not an address; expected HOST or HOST:PORT")
+    scheme = labels.get("__scheme__", scheme)
+    if scheme not in ("http", "https"):
+        raise DiscoveryError(f"{address}: __scheme__ is {scheme!r:.40}; expected http or https")
+    prefix = labels.get("__metrics_path__", METRICS_PATH).removesuffix(METRICS_PATH).rstrip("/")
+    if not _PREFIX.fullmatch(prefix) or (prefix and not prefix.startswith("/")):
+        raise DiscoveryError(f"{address}: __metrics_path__ {prefix!r:.80} is not a path")
+    default = port or {"http": 80, "https": 443}[scheme]
+    own = {name: text for name, text in labels.items() if name != "instance" and not name.startswith("__")}
+    url = f"{scheme}://{match[1]}:{match[2] or default}{prefix}"
+    return Machine(labels.get("instance") or address, url, tuple(sorted(own.items())))
+
+
+def _parts(name: str) -> tuple[str, str | None]:
+    """Return host and port of a name; the port is None without one. A name of another form is its own host."""
+    match = _ADDRESS.fullmatch(name)
+    return (match[1].strip("[]").lower(), match[2]) if match else (name, None)
+
+
+def access(
+    *,
+    token: Path | None = None,
+    tokens: Path | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Access:
+    """Return tokens and trust. Raises ConfigError.
+
+    ``tokens``: a YAML file of tokens by machine. $GPUMOND_TOKEN is used without a token file. ``certificate`` and
+    ``key``: those of the client.
+    """
+    named, context = environ.get("GPUMOND_TOKEN"), trust(environ.get("GPUMOND_CA_FILE") or None)
+    if certificate is not None:
         try:
-            context.load_cert_chain(files.certificate, files.key, password="")  # no prompt for an encrypted key
+            context.load_cert_chain(certificate, key, password="")  # no prompt for an encrypted key
         except OSError as error:
-            raise ConfigError(f"--client-cert {files.certificate}: {error.strerror or error}") from None
-    return context
+            raise ConfigError(f"--client-cert {certificate}: {error.strerror or error}") from None
+    return Access(
+        trust=context,
+        token=secret(token) if token else (check_token(named, "GPUMOND_TOKEN") if named else None),
+        tokens=_tokens(tokens) if tokens else {},
+    )
 
 
 def secret(file: Path) -> str:

@@ -1,32 +1,219 @@
 """Machines that the options of ``gpumond fleet`` select: lists of daemons in files in Prometheus' file_sd format,
-http_sd, Prometheus, Kubernetes and Slurm.
+http_sd, Kubernetes, Slurm, and queries to Prometheus, Thanos or Mimir, which change nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlencode, urlsplit
 
 import yaml
 
+from gpumond.agent.transport import trusted_uids
 from gpumond.cli.arguments import duration
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.features.fleet.connection import Client, CredentialFiles, access, run_each, secret
-from gpumond.features.fleet.machines import METRICS_PATH, Machine, Machines, machine
-from gpumond.features.fleet.prometheus import Prometheus
+from gpumond.features.fleet.connection import (
+    METRICS_PATH,
+    Client,
+    Machine,
+    Machines,
+    access,
+    call,
+    machine,
+    run_each,
+    secret,
+)
 from gpumond.host.files import read_text
-from gpumond.host.http import trust
+from gpumond.host.http import Request, is_proven, may_receive_token, trust
 from gpumond.view.frame import CheckedFrame
+
+Point = tuple[float, float]
+"""Unix time and value."""
+
+
+class Sample(NamedTuple):
+    """Labels of a series, the unix time at which the query was evaluated, and the value."""
+
+    labels: Mapping[str, str]
+    at: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prometheus:
+    """``token`` is sent over TLS or to a loopback address only. It is not a token of the daemons."""
+
+    url: str
+    trust: ssl.SSLContext
+    token: str | None = field(default=None, repr=False)
+    timeout_seconds: float = 30.0
+
+    async def proven(self) -> bool:
+        """Return whether the server is verified, by TLS or by the kernel."""
+        return await asyncio.to_thread(is_proven, self.url, self.timeout_seconds, trusted_uids())
+
+    async def targets(self) -> Sequence[Mapping[str, Any]]:
+        """Return the active targets. Raises DiscoveryError."""
+        data = await self._call("GET", "/api/v1/targets?state=active", None)
+        active = data.get("activeTargets") if isinstance(data, Mapping) else None
+        if not isinstance(active, list) or not all(isinstance(target, Mapping) for target in active):
+            raise DiscoveryError(f"{self.url} does not list its targets, as behind Thanos or Mimir; use --targets")
+        return active
+
+    async def query(self, expression: str, at: float | None = None) -> Sequence[Sample]:
+        """Return the instant vector of an expression, now or at a unix time.
+
+        Raises DiscoveryError, and ConfigError for an expression that is not valid.
+        """
+        parameters = {"query": expression} | ({} if at is None else {"time": f"{at:.3f}"})
+        data = await self._call("POST", "/api/v1/query", urlencode(parameters).encode())
+        if not isinstance(data, Mapping) or data.get("resultType") != "vector":
+            raise ConfigError(f"the result of {expression!r:.200} is not an instant vector")
+        try:
+            return [_sample(series) for series in data["result"]]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise DiscoveryError(f"{self.url}: the result has not the format of Prometheus") from None
+
+    async def query_range(self, expression: str, begin: float, end: float, step: float) -> Sequence[Point]:
+        """Return unix times and values of the only series of an expression; none without a series.
+
+        Raises DiscoveryError and ConfigError.
+        """
+        times = {"start": f"{begin:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
+        data = await self._call("POST", "/api/v1/query_range", urlencode({"query": expression, **times}).encode())
+        try:
+            series = data["result"]
+            if data["resultType"] != "matrix" or len(series) > 1:
+                raise ValueError
+            return [(float(at), float(value)) for at, value in series[0]["values"]] if series else []
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise DiscoveryError(f"{self.url}: the result has not the format of Prometheus") from None
+
+    async def _call(self, method: str, path: str, form: bytes | None) -> Any:
+        headers = {"Content-Type": "application/x-www-form-urlencoded"} if form is not None else {}
+        if self.token and not may_receive_token(self.url):
+            raise DiscoveryError(f"{self.url}: the token is not sent without TLS")
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        try:
+            url = self.url.rstrip("/") + path
+            answer: Any = await call(url, Request(method, "", headers, form), self.trust, self.timeout_seconds)
+        except DaemonError as error:
+            kind = ConfigError if error.status in (400, 422) else DiscoveryError  # the expression is not valid
+            raise kind(f"{self.url}: {error}") from None
+        return answer.get("data") if isinstance(answer, Mapping) else None
+
+
+def _sample(series: Mapping[str, Any]) -> Sample:
+    at, value = series["value"]
+    return Sample({str(name): str(text) for name, text in series["metric"].items()}, float(at), float(value))
+
+
+SCRAPES = "gpumond_snapshot_timestamp_seconds"
+"""Metric with the time of the snapshot that was scraped last, by the clock of the machine."""
+LOOKBACK_SECONDS = 300.0
+"""Prometheus' default lookback: the longest age of a sample in an instant vector, and of a recorded sample."""
+
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`|#[^\n]*', re.DOTALL)
+"""Strings and comments."""
+_RANGE = re.compile(r"\[([^\]]*)\]|\boffset\s+(-?\s*[\w.]+|\()", re.IGNORECASE)
+_DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+")
+_PART = re.compile(r"(\d+)(ms|[smhdwy])")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
+_RECORDED = re.compile(r'\bALERTS\b|\b__name__\b|\w:\w|[{,]\s*""\s*[,}]')
+"""Names of recorded series and alerts, and selectors whose metric is a string."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A process as a query names it: it ran at the unix time ``ran_at``, by the clock of its machine.
+
+    ``uuids`` and ``workloads`` are those of its series; empty without such a label.
+    """
+
+    pid: int
+    ran_at: float
+    uuids: frozenset[str] = frozenset()
+    workloads: frozenset[str] = frozenset()
+
+
+def data_seconds(expression: str) -> float:
+    """Return an upper bound of the time before the last scrape from which a query reads data: the sum of its ranges,
+    resolutions and offsets, and the lookback if it reads recorded series or alerts.
+
+    Raises ConfigError for the modifier ``@`` and for durations of another form.
+    """
+    code = _TEXT.sub('""', expression)
+    if "@" in code:
+        raise ConfigError("the query has the modifier @: its data may be of processes that have ended")
+    total = 0.0
+    for found in _RANGE.finditer(code):
+        for text in (found[1] if found[1] is not None else found[2]).split(":"):
+            total += _seconds(text.strip())
+    names = re.sub(r"\[[^\]]*\]", "", code)
+    return total + (LOOKBACK_SECONDS if _RECORDED.search(names) else 0.0)
+
+
+def named(
+    samples: Iterable[Sample], scrapes: Sequence[Sample], age_seconds: float
+) -> Mapping[str, Mapping[int, Named]]:
+    """Return the processes that the series of a result name, by instance and pid.
+
+    ``scrapes``: the result of the query SCRAPES at the same time. Raises ConfigError for a series without the labels
+    instance and pid.
+    """
+    scraped_at: dict[str, float] = {}
+    for sample in scrapes:
+        name = sample.labels.get("instance", "")
+        scraped_at[name] = min(sample.value, scraped_at.get(name, sample.value))
+    found: dict[str, dict[int, Named]] = {}
+    for sample in samples:
+        instance, pid = sample.labels.get("instance"), sample.labels.get("pid")
+        if not instance or not pid:
+            raise ConfigError(
+                "a series of the result has no labels instance and pid; keep them, for example with by (instance, pid)"
+            )
+        if not pid.isdecimal():
+            continue  # "other": the sum of several processes
+        latest = scraped_at.get(instance, sample.at - LOOKBACK_SECONDS)
+        own = found.setdefault(instance, {})
+        before = own.get(int(pid), Named(int(pid), latest - age_seconds))
+        own[int(pid)] = Named(
+            before.pid,
+            before.ran_at,
+            before.uuids | _label(sample, "uuid"),
+            before.workloads | _label(sample, "workload"),
+        )
+    return found
+
+
+def _label(sample: Sample, name: str) -> frozenset[str]:
+    text = sample.labels.get(name)
+    return frozenset((text,)) if text else frozenset()
+
+
+def _seconds(text: str) -> float:
+    if not text:
+        return 0.0  # the default resolution of a subquery, which reads no earlier data
+    if text.isdecimal():
+        return float(text)
+    if not _DURATION.fullmatch(text):
+        raise ConfigError(f"{text!r:.40} in the query is not a duration such as 5m or 1h30m")
+    return sum(int(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+
 
 COMMAND_SECONDS = 60.0
 DEFAULT_SERVICE = "gpumond/gpumond"
@@ -36,44 +223,32 @@ DAEMONS = 'up{job=~".*gpumond.*"} or gpumond_build_info or gpumond:up'
 """The daemons in Prometheus, whatever the name of their job, as ``deploy/prometheus/gpumond.rules.yaml`` finds them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """Where the machines are listed. Of the first four at most one is set; ``prometheus`` lists them without one.
+async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prometheus | None) -> Machines:
+    """Return all machines that the options list; Prometheus lists them without another source.
 
-    ``job``: the label ``job`` of the daemons in Prometheus; None for any. ``scheme``: that of addresses without one.
+    Raises DiscoveryError, and ConfigError without a source.
     """
-
-    file: Path | None = None
-    http_sd: str | None = None
-    kubernetes: str | None = None
-    slurm: bool = False
-    prometheus: Prometheus | None = None
-    job: str | None = None
-    scheme: str = "http"
-
-
-async def discover(sources: Sources, client: Client) -> Machines:
-    """Return the machines that the source lists. Raises DiscoveryError, and ConfigError without a source."""
-    if sources.file is not None:
-        return Machines(from_file(sources.file, sources.scheme))
-    if sources.http_sd is not None:
-        groups, proven = await client.get_list(sources.http_sd)
-        found = from_groups(groups, sources.scheme, sources.http_sd)
+    scheme, kubernetes = arguments.scheme, arguments.kubernetes
+    if arguments.targets is not None:
+        return Machines(from_file(arguments.targets, scheme))
+    if arguments.http_sd is not None:
+        groups, proven = await client.get_list(arguments.http_sd)
+        found = from_groups(groups, scheme, arguments.http_sd)
         return Machines(replace(each, proven=proven) for each in found)
-    if sources.kubernetes is not None:
-        namespace, slash, service = sources.kubernetes.partition("/")
+    if kubernetes is not None:
+        namespace, slash, service = kubernetes.partition("/")
         if not (namespace and slash and service) or "/" in service:
-            raise ConfigError(f"--kubernetes {sources.kubernetes!r:.80}: expected NAMESPACE/SERVICE")
+            raise ConfigError(f"--kubernetes {kubernetes!r:.80}: expected NAMESPACE/SERVICE")
         selector = f"--selector=kubernetes.io/service-name={service}"
         command = ("kubectl", "get", "endpointslices", f"--namespace={namespace}", selector, "--output=json")
-        return Machines(from_slices(_json(_output(command), command[0]), sources.scheme))
-    if sources.slurm:
-        return Machines(from_nodes(_output(("sinfo", "-h", "-N", "-o", "%N")), sources.scheme))
-    if sources.prometheus is not None:
-        selected = DAEMONS if sources.job is None else f"up{{job={json.dumps(sources.job)}}}"
-        daemons = await sources.prometheus.query(f"group by (job, instance) ({selected})")
-        found = from_prometheus(await sources.prometheus.targets(), [each.labels for each in daemons])
-        proven = await sources.prometheus.proven()
+        return Machines(from_slices(_json(_output(command), command[0]), scheme))
+    if arguments.slurm:
+        return Machines(from_nodes(_output(("sinfo", "-h", "-N", "-o", "%N")), scheme))
+    if prometheus is not None:
+        selected = DAEMONS if arguments.job is None else f"up{{job={json.dumps(arguments.job)}}}"
+        daemons = await prometheus.query(f"group by (job, instance) ({selected})")
+        found = from_prometheus(await prometheus.targets(), [each.labels for each in daemons])
+        proven = await prometheus.proven()
         return Machines(replace(each, proven=proven) for each in found)
     raise ConfigError("no list of machines: use --targets, --http-sd, --prometheus, --kubernetes or --slurm")
 
@@ -244,13 +419,9 @@ def make_client(arguments: argparse.Namespace) -> Client:
         raise ConfigError("--parallel and --timeout must be positive")
     if arguments.client_key and not arguments.client_cert:
         raise ConfigError("--client-key requires --client-cert")
-    files = CredentialFiles(
-        token=arguments.token_file,
-        tokens=arguments.tokens,
-        certificate=arguments.client_cert,
-        key=arguments.client_key,
-    )
-    return Client(access(files), arguments.timeout)
+    token, tokens = arguments.token_file, arguments.tokens
+    credentials = access(token=token, tokens=tokens, certificate=arguments.client_cert, key=arguments.client_key)
+    return Client(credentials, arguments.timeout)
 
 
 def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
@@ -266,20 +437,6 @@ async def selected(arguments: argparse.Namespace) -> tuple[Client, list[Machine]
     """Return the client and the machines that the options select. Raises DiscoveryError, ConfigError."""
     client = make_client(arguments)
     return client, chosen(arguments, (await listed(arguments, client, make_prometheus(arguments))).all)
-
-
-async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prometheus | None) -> Machines:
-    """Return all machines that the options list. Raises DiscoveryError, ConfigError."""
-    sources = Sources(
-        file=arguments.targets,
-        http_sd=arguments.http_sd,
-        kubernetes=arguments.kubernetes,
-        slurm=arguments.slurm,
-        prometheus=prometheus,
-        job=arguments.job,
-        scheme=arguments.scheme,
-    )
-    return await discover(sources, client)
 
 
 def chosen(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:

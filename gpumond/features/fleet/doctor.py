@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import counted
-from gpumond.features.fleet.connection import Client
+from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import progress, read_frames, selected
-from gpumond.features.fleet.machines import Machine
 from gpumond.features.fleet.status import MachineStatus, of_frame
 from gpumond.view.frame import CheckedFrame
 from gpumond.view.text import safe

@@ -11,22 +11,258 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
-from gpumond.cli.arguments import duration, value
-from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, value
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
-from gpumond.facts.units import byte_size, counted
+from gpumond.facts.process import TICKS_PER_SECOND
+from gpumond.facts.units import byte_size, counted, human
 from gpumond.features.fleet import discovery
-from gpumond.features.fleet.connection import Client
-from gpumond.features.fleet.discovery import chosen, listed, make_client, make_prometheus, progress, read_frames
-from gpumond.features.fleet.machines import Machine, Machines
-from gpumond.features.fleet.prometheus import SCRAPES, Named, Prometheus, data_seconds, named
-from gpumond.features.fleet.selection import Criteria, PlannedFlush, select
-from gpumond.view.frame import CheckedFrame, receipts_of
+from gpumond.features.fleet.connection import Client, Machine, Machines
+from gpumond.features.fleet.discovery import (
+    SCRAPES,
+    Named,
+    Prometheus,
+    chosen,
+    data_seconds,
+    listed,
+    make_client,
+    make_prometheus,
+    named,
+    progress,
+    read_frames,
+)
+from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
 from gpumond.view.text import safe, size, table
+
+Key = tuple[int, int | None]
+"""Pid and start of a process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criteria:
+    """A process must match each pattern, such as ``train-*``, that is not None. An engine is named by ``engine``, and
+    has the workload and the users of its processes; ``workload`` may also be its name.
+
+    With ``engines``, engines are selected instead of processes; with ``wake``, those to wake. What would release fewer
+    than ``min_reclaimable_bytes`` is not flushed.
+    """
+
+    workload: str | None = None
+    user: str | None = None
+    engine: str | None = None
+    engines: bool = False
+    wake: bool = False
+    min_reclaimable_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFlush:
+    """One process, or one serving engine, and the bytes that a flush would release. With a ``refusal``, the reason, it
+    is not flushed.
+
+    ``start_ticks`` is None only with a refusal. ``engine`` is the name of an engine, which is also its ``workload``;
+    ``pid`` is then that of its first process, 0 without one.
+    """
+
+    machine: Machine = field(repr=False)
+    pid: int
+    start_ticks: int | None = None
+    workload: str = ""
+    user: str = ""
+    engine: str = ""
+    low_bytes: int = 0
+    likely_bytes: int = 0
+    high_bytes: int = 0
+    refusal: str = ""
+
+
+def select(
+    machine: Machine, answer: object, criteria: Criteria, named: Mapping[int, Named] | None
+) -> list[PlannedFlush]:
+    """Return what matches on a machine. Raises DaemonError if ``answer`` is not a frame.
+
+    ``named``: the processes that a query names; None without a query.
+    """
+    frame = frame_of(answer)
+    processes: dict[int, _Process] = {}
+    for each in _processes(frame):
+        if each.report or each.pid not in processes:
+            processes[each.pid] = each
+    if criteria.engines:
+        return [*_select_engines(machine, frame["snapshot"]["engines"], processes, criteria, named)]
+    return [*_select(machine, processes, criteria, named)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    """``used_bytes``: on all devices, as far as the driver counts it."""
+
+    pid: int
+    start_ticks: int | None
+    started_at: float | None
+    user: str
+    uuids: frozenset[str]
+    used_bytes: int
+    report: Mapping[str, Any] | None
+
+    @property
+    def workload(self) -> str:
+        return str(self.report["workload"]) if self.report else ""
+
+
+def _select(
+    machine: Machine, processes: Mapping[int, _Process], criteria: Criteria, named: Mapping[int, Named] | None
+) -> Iterator[PlannedFlush]:
+    for pid in sorted(processes if named is None else named):
+        process = processes.get(pid)
+        if process is None:
+            yield PlannedFlush(machine=machine, pid=pid, refusal="the process has ended")
+        elif named is None and not process.uuids:
+            continue  # a launcher, which uses no device
+        elif _matches((process.workload,), criteria.workload) and _matches((process.user,), criteria.user):
+            yield _planned(machine, process, criteria, named[pid] if named is not None else None)
+
+
+def _matches(texts: Iterable[str], pattern: str | None) -> bool:
+    return pattern is None or any(fnmatchcase(text, pattern) for text in texts)
+
+
+def _planned(machine: Machine, process: _Process, criteria: Criteria, named: Named | None) -> PlannedFlush:
+    pools = process.report["pools"] if process.report else []
+    low, likely, high = (sum(int(pool["reclaimable"][name]) for pool in pools) for name in ("low", "likely", "high"))
+    return PlannedFlush(
+        machine=machine,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        workload=process.workload,
+        user=process.user,
+        low_bytes=low,
+        likely_bytes=likely,
+        high_bytes=high,
+        refusal=_refusal(process, likely, criteria, named),
+    )
+
+
+def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: Named | None) -> str:
+    """Return the reason for which a process is not flushed, or an empty string."""
+    if named is not None and (other := _other(process, named)):
+        return other
+    if process.report is None:
+        return "it has no agent"
+    if process.start_ticks is None:
+        return "its start is unknown"
+    if process.report["flush_policy"] == "never":
+        return "its agent allows no flush"
+    return _too_few(likely_bytes, criteria)
+
+
+def _too_few(likely_bytes: int, criteria: Criteria) -> str:
+    if likely_bytes >= criteria.min_reclaimable_bytes:
+        return ""
+    least = human(criteria.min_reclaimable_bytes)
+    return f"{human(likely_bytes)} is reclaimable, less than the {least} requested"
+
+
+def _other(process: _Process, named: Named) -> str:
+    """Return the reason why a process is, or may be, another one than the query names."""
+    if process.started_at is None:
+        return "its start is unknown, so that it may be another process than the query names"
+    if process.started_at > named.ran_at:
+        return "it started after the data that the query reads: the pid was reused"
+    if named.workloads and process.workload not in named.workloads:
+        return f"its workload is {process.workload or 'unknown'}, not {', '.join(sorted(named.workloads))}"
+    if named.uuids and not named.uuids & process.uuids:
+        return f"it does not use {', '.join(sorted(named.uuids))}"
+    return ""
+
+
+def _select_engines(
+    machine: Machine,
+    engines: Iterable[Mapping[str, Any]],
+    processes: Mapping[int, _Process],
+    criteria: Criteria,
+    named: Mapping[int, Named] | None,
+) -> Iterator[PlannedFlush]:
+    rest = set(named or ())
+    for engine in engines:
+        name = str(engine["name"])
+        keys = {(each["pid"], each["start_ticks"]) for each in engine["processes"]}
+        own = [processes[pid] for pid in sorted(processes) if (pid, processes[pid].start_ticks) in keys]
+        meant = own if named is None else [each for each in own if each.pid in named]
+        rest -= {each.pid for each in own}
+        workloads, users = (name, *(each.workload for each in own)), [each.user for each in own]
+        chosen = _matches((name,), criteria.engine) and _matches(workloads, criteria.workload)
+        if not chosen or not _matches(users, criteria.user) or (named is not None and not meant):
+            continue
+        others = [] if named is None else [_other(each, named[each.pid]) for each in meant]
+        used = 0 if criteria.wake else sum(each.used_bytes for each in own)
+        yield PlannedFlush(
+            machine=machine,
+            pid=own[0].pid if own else 0,
+            start_ticks=own[0].start_ticks if own else None,
+            workload=name,
+            user=own[0].user if own else "",
+            engine=name,
+            likely_bytes=used,
+            high_bytes=used,
+            refusal=next(filter(None, others), "") or _engine_refusal(engine, bool(own), used, criteria),
+        )
+    for pid in sorted(rest):
+        reason = "it belongs to no declared serving engine" if pid in processes else "the process has ended"
+        yield PlannedFlush(machine=machine, pid=pid, refusal=reason)
+
+
+def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: int, criteria: Criteria) -> str:
+    """Return the reason for which an engine is not flushed or woken, or an empty string. The daemon checks more."""
+    if not engine["up"]:
+        return f"it does not answer: {engine['problem']}"
+    if criteria.wake:
+        return "it does not sleep" if engine["asleep"] is False and not engine.get("paused") else ""
+    if not engine["methods"]:
+        return "its declaration does not allow it; add allow: [engine]"
+    if engine["asleep"]:
+        return "it sleeps already"
+    active = (engine["running"] or 0) + (engine["waiting"] or 0)
+    if active:
+        return f"it has {active} running or waiting requests"
+    if not has_processes:
+        return str(engine["processes_problem"]) or "no process of its server is on a device"
+    return _too_few(used_bytes, criteria)
+
+
+def _processes(frame: Mapping[str, Any]) -> Iterator[_Process]:
+    """Yield each process that uses a device or has an agent, once."""
+    snapshot = frame["snapshot"]
+    uptime = snapshot["uptime_seconds"]
+    boot = None if uptime is None else float(snapshot["taken_at"]) - float(uptime)
+    reports: dict[Key, Any] = {(report["pid"], report["start_ticks"]): report for report in snapshot["reports"]}
+    users: dict[Key, str] = {}
+    used: dict[Key, int] = {}
+    uuids: dict[Key, set[str]] = {key: set() for key in reports}
+    for each in frame["processes"]:
+        key = (int(each["pid"]), each["start_ticks"])
+        uuids.setdefault(key, set()).add(str(each["device_uuid"]))
+        users[key] = users.get(key) or str(each["user"] or ("" if each["uid"] is None else each["uid"]))
+        used[key] = used.get(key, 0) + (each["used_bytes"] or 0)
+    for key, report in reports.items():
+        uuids[key] |= {str(pool["device_uuid"]) for pool in report["pools"]}
+        users[key] = users.get(key) or str(report["uid"])
+    for key, own in uuids.items():
+        pid, start_ticks = key
+        yield _Process(
+            pid=pid,
+            start_ticks=start_ticks,
+            started_at=None if start_ticks is None or boot is None else boot + start_ticks / TICKS_PER_SECOND,
+            user=users[key],
+            uuids=frozenset(own),
+            used_bytes=used.get(key, 0),
+            report=reports.get(key),
+        )
+
 
 FLUSHES = "/api/v1/flushes"
 MARGIN_SECONDS = 15.0
@@ -312,21 +548,20 @@ async def run(arguments: argparse.Namespace) -> int:
         planned, unread = await plan(client, selected, criteria, arguments.parallel, done)
     missing += unread
     due = [each for each in planned if not each.refusal]
-    order = waves(due, arguments.max_parallel)
+    flushes = _Flushes(planned, waves(due, arguments.max_parallel), missing, criteria)
     if not arguments.json:
-        _print_plan(planned, order, missing, criteria)
-    results: list[ProcessResult] = []
+        print(flushes.plan_text(), flush=True)
     if due and not arguments.dry_run:
         if not arguments.yes and not _confirmed(criteria):
             print("gpumond: nothing was flushed; --yes confirms without a question", file=sys.stderr)
             return WRONG_USE
         with progress(len(due), "requests answered") as done:
-            results = await carry_out(client, order, options, done)
+            flushes.results = await carry_out(client, flushes.order, options, done)
         if not arguments.json:
-            print(f"\n{receipt_table(results)}")
+            print(f"\n{receipt_table(flushes.results)}")
     if arguments.json:
-        print(json.dumps(_document(planned, order, missing, results), indent=2))
-    return _exit_code(planned, missing, results, arguments.dry_run, criteria)
+        print(json.dumps(flushes.document(), indent=2))
+    return flushes.exit_code(arguments.dry_run)
 
 
 def _criteria(arguments: argparse.Namespace) -> Criteria:
@@ -371,27 +606,56 @@ def _confirmed(criteria: Criteria) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _print_plan(
-    planned: Sequence[PlannedFlush],
-    order: Sequence[Sequence[PlannedFlush]],
-    missing: Sequence[Missing],
-    criteria: Criteria,
-) -> None:
-    parts = [plan_table(planned, order)] if planned else []
-    parts.append("\n".join(safe(f"missing {each.machine}: {each.problem}") for each in missing))
-    noun = "engine" if criteria.engines else "program"
-    nothing = "woken" if criteria.wake else "flushed"
-    parts.append(_total(order, noun, criteria.wake) if order else f"no {noun} would be {nothing}")
-    print("\n\n".join(filter(None, parts)), flush=True)
+@dataclass(slots=True)
+class _Flushes:
+    """What is planned, in which order, and the results so far."""
 
+    planned: Sequence[PlannedFlush]
+    order: Sequence[Sequence[PlannedFlush]]
+    missing: Sequence[Missing]
+    criteria: Criteria
+    results: Sequence[ProcessResult] = ()
 
-def _total(order: Sequence[Sequence[PlannedFlush]], noun: str, wake: bool) -> str:
-    due = [each for wave in order for each in wave]
-    low, likely, high = (sum(getattr(each, f"{name}_bytes") for each in due) for name in ("low", "likely", "high"))
-    between = "" if low == high else f", between {size(low)} and {size(high)}"
-    machines = counted(len({each.machine.url for each in due}), "machine")
-    what = f"{counted(len(due), noun)} on {machines} in {counted(len(order), 'wave')}"
-    return f"{what} would be woken" if wake else f"a flush of {what} would release {size(likely)}{between}"
+    def plan_text(self) -> str:
+        noun = "engine" if self.criteria.engines else "program"
+        nothing = f"no {noun} would be {'woken' if self.criteria.wake else 'flushed'}"
+        missing = "\n".join(safe(f"missing {each.machine}: {each.problem}") for each in self.missing)
+        table = plan_table(self.planned, self.order) if self.planned else ""
+        return "\n\n".join(filter(None, (table, missing, self._total(noun) if self.order else nothing)))
+
+    def _total(self, noun: str) -> str:
+        due = [each for wave in self.order for each in wave]
+        low, likely, high = (sum(getattr(each, f"{name}_bytes") for each in due) for name in ("low", "likely", "high"))
+        between = "" if low == high else f", between {size(low)} and {size(high)}"
+        machines = counted(len({each.machine.url for each in due}), "machine")
+        what = f"{counted(len(due), noun)} on {machines} in {counted(len(self.order), 'wave')}"
+        if self.criteria.wake:
+            return f"{what} would be woken"
+        return f"a flush of {what} would release {size(likely)}{between}"
+
+    def document(self) -> dict[str, Any]:
+        numbers = {id(each): number for number, wave in enumerate(self.order, start=1) for each in wave}
+        sizes = ("low_bytes", "likely_bytes", "high_bytes", "refusal")
+        result = ("wave", "result", "reason", "receipts", "released_bytes")
+        return {
+            "plan": [_fields(each, *SUBJECT, *sizes) | {"wave": numbers.get(id(each))} for each in self.planned],
+            "missing": [each._asdict() for each in self.missing],
+            "results": [
+                _fields(each.planned, *SUBJECT) | {name: getattr(each, name) for name in result}
+                for each in self.results
+            ],
+            "released_bytes": sum(each.released_bytes for each in self.results),
+        }
+
+    def exit_code(self, dry_run: bool) -> int:
+        """Return FAILED after a failure, NOTHING_TO_DO if nothing was, or would be, released or woken."""
+        if self.missing or any(each.result in ("failed", "skipped") for each in self.results):
+            return FAILED
+        woken = any(receipt["outcome"] == "woken" for each in self.results for receipt in each.receipts)
+        effective = woken or any(each.released_bytes for each in self.results)
+        if dry_run:
+            effective = any(self.criteria.wake or each.high_bytes for each in self.planned if not each.refusal)
+        return DONE if effective else NOTHING_TO_DO
 
 
 def plan_table(planned: Sequence[PlannedFlush], order: Sequence[Sequence[PlannedFlush]]) -> str:
@@ -439,45 +703,8 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
         ]
 
 
-def _document(
-    planned: Sequence[PlannedFlush],
-    order: Sequence[Sequence[PlannedFlush]],
-    missing: Sequence[Missing],
-    results: Sequence[ProcessResult],
-) -> dict[str, Any]:
-    numbers = {id(each): number for number, wave in enumerate(order, start=1) for each in wave}
-    sizes = ("low_bytes", "likely_bytes", "high_bytes", "refusal")
-    return {
-        "plan": [_fields(each, *SUBJECT, *sizes) | {"wave": numbers.get(id(each))} for each in planned],
-        "missing": [each._asdict() for each in missing],
-        "results": [
-            _fields(each.planned, *SUBJECT)
-            | {name: getattr(each, name) for name in ("wave", "result", "reason", "receipts", "released_bytes")}
-            for each in results
-        ],
-        "released_bytes": sum(each.released_bytes for each in results),
-    }
-
-
 SUBJECT = ("pid", "start_ticks", "workload", "user", "engine")
 
 
 def _fields(planned: PlannedFlush, *names: str) -> dict[str, Any]:
     return {"machine": planned.machine.name} | {name: getattr(planned, name) for name in names}
-
-
-def _exit_code(
-    planned: Sequence[PlannedFlush],
-    missing: Sequence[Missing],
-    results: Sequence[ProcessResult],
-    dry_run: bool,
-    criteria: Criteria,
-) -> int:
-    """Return FAILED if a machine or program failed, NOTHING_TO_DO if nothing was, or would be, released or woken."""
-    if missing or any(each.result in ("failed", "skipped") for each in results):
-        return FAILED
-    woken = any(receipt["outcome"] == "woken" for each in results for receipt in each.receipts)
-    effective = woken or any(each.released_bytes for each in results)
-    if dry_run:
-        effective = any(criteria.wake or each.high_bytes for each in planned if not each.refusal)
-    return DONE if effective else NOTHING_TO_DO

@@ -15,12 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from gpumond.cli.arguments import above_zero, duration
-from gpumond.cli.exits import DONE, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, above_zero, duration
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import byte_size, duration as readable
-from gpumond.features.fleet.discovery import add_prometheus, make_prometheus
-from gpumond.features.fleet.prometheus import Point, Prometheus, Sample
+from gpumond.features.fleet.discovery import Point, Prometheus, Sample, add_prometheus, make_prometheus
 from gpumond.view import html_report
 from gpumond.view.text import moment, safe, table
 

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import counted
+from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import progress, read_frames, selected
-from gpumond.features.fleet.machines import Machine
 from gpumond.view.frame import frame_of
 from gpumond.view.text import safe, size, table
 

@@ -10,17 +10,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.features.fleet.connection import Client
+from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import read_frames, selected
-from gpumond.features.fleet.machines import Machine
-from gpumond.view.frame import CheckedFrame
-from gpumond.view.lines import colors_of
-from gpumond.view.machine import View, merged, view
+from gpumond.view.frame import CheckedFrame, View, merged, view
 from gpumond.view.rows import plain
 from gpumond.view.tables import page
-from gpumond.view.text import safe
+from gpumond.view.text import colors_of, safe
 
 MAX_MACHINES = 64
 """Machines that are shown at a time; each is read every second."""

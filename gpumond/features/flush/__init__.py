@@ -6,11 +6,11 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="flush",
-    parts=("gpumond.features.flush.part:FlushPart",),
+    parts=("gpumond.features.flush.flusher:FlushPart",),
     routes=(
         "gpumond.features.flush.routes:router",
         "gpumond.features.flush.routes:facts",
-        "gpumond.features.flush.hook_routes:router",
+        "gpumond.features.flush.routes:hooks",
     ),
     commands=(
         Command(
@@ -26,7 +26,7 @@ FEATURE = Feature(
         ),
         Command(
             name="receipts",
-            module="gpumond.features.flush.receipts_command",
+            module="gpumond.features.flush.command:Receipts",
             help="show the receipts of past flushes",
             group="Memory",
             examples=("gpumond receipts --limit 10",),

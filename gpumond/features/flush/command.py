@@ -1,4 +1,4 @@
-"""``gpumond flush``: make programs release cached memory, and print receipts."""
+"""``gpumond flush``: make programs release cached memory, and print receipts; ``gpumond receipts``: past receipts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import add_target, duration
-from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
+from gpumond.cli.arguments import (
+    DONE,
+    FAILED,
+    NOTHING_TO_DO,
+    WRONG_USE,
+    add_target,
+    duration,
+    print_answer,
+    print_error,
+)
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
+from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP, Receipt
 from gpumond.facts.units import byte_size
-from gpumond.view.frame import receipts_of
+from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.text import size, table
 
 
@@ -145,3 +153,22 @@ def _subject(receipt: Mapping[str, Any]) -> list[str]:
 
 def _part(promise: Mapping[str, Any] | None, name: str) -> str:
     return size(promise[name] if promise else None)
+
+
+class Receipts:
+    """``gpumond receipts``: the receipts of past flushes."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--limit", type=int, default=100, metavar="N", help="number of receipts, newest last (default: 100)"
+        )
+        client.add_arguments(parser)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        receipts = checked_as(tuple[Receipt, ...], client.get(arguments.url, "/api/v1/receipts"), "receipts")
+        found = receipts[-arguments.limit :] if arguments.limit else []
+        nothing = "no flush since the start of the daemon"
+        print_answer(arguments, found, lambda: receipt_table(found) if found else nothing)
+        return DONE

@@ -1,39 +1,219 @@
-"""Verified flushes: plan, execute, verify, receipt. `Locks` separates flushes that must not run at the same time."""
+"""Verified flushes: plan, execute, verify, receipt. `Locks` separates flushes that must not run at the same time.
+
+`verify` compares the bytes that the agent reports as released with the driver's count, without I/O.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Protocol
+from hashlib import sha256
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from gpumond.facts.errors import CooldownActive, FlushInProgress, NoSuchTarget
+from gpumond.config.settings import Settings
+from gpumond.facts.errors import CooldownActive, FlushError, FlushInProgress, NoSuchTarget, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
-from gpumond.facts.pools import ENGINE_STEP, SUSPENDED, Outcome, Receipt, ordered_steps as ordered_steps
+from gpumond.facts.pools import (
+    ENGINE_STEP,
+    SUSPENDED,
+    Expected,
+    Held,
+    Outcome,
+    PoolUsage,
+    Receipt,
+    ordered_steps as ordered_steps,
+)
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.remedies import CONDITIONS
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
-from gpumond.features.flush.receipts import (
-    DriverCounts,
-    Plans,
-    Promises,
-    had_effect,
-    has_changed_around,
-    of_driver,
-    of_reported,
-    pool_of,
-    verify,
-    with_thrash,
-)
+from gpumond.features.flush.hook import AlertmanagerHook
 from gpumond.host.peer import Identity
-from gpumond.kernel import EngineStep
+from gpumond.kernel import EngineStep, Flushes, Kernel, Part
+from gpumond.programs.server import AgentServer
+from gpumond.store.table import to_text
+
+
+class DriverCounts(NamedTuple):
+    """Driver's count for one process and the device's size in bytes, by device. Unknown is absent."""
+
+    used: Mapping[str, int]
+    sizes: Mapping[str, int]
+
+
+def of_reported(
+    result: FlushResult, allocator: str, reported: Iterable[PoolUsage], steps: Sequence[str]
+) -> FlushResult:
+    """Return the agent's answer, limited to reported pools and requested steps, each once."""
+    known = {pool.device_uuid for pool in reported if pool.allocator == allocator}
+    pools: dict[str, PoolChange] = {}
+    for change in result.pools:
+        device = change.before.device_uuid
+        if device in known and device == change.after.device_uuid and change.before.allocator == allocator:
+            pools.setdefault(device, change)
+    done = {step.step: step for step in reversed(result.steps) if step.step in steps}
+    return replace(result, pools=tuple(pools.values()), steps=tuple(done[step] for step in steps if step in done))
+
+
+def had_effect(result: FlushResult) -> bool:
+    """Return True if a flush changed anything, so that the cooldown starts."""
+    return result.outcome in ("freed", "partial", "failed") or any(
+        change.after.held_bytes < change.before.held_bytes
+        or (change.after.live_bytes or 0) < (change.before.live_bytes or 0)
+        for change in result.pools
+    )
+
+
+def has_changed_around(change: PoolChange, reports: Iterable[PoolUsage]) -> bool:
+    """Return True if the program allocated or freed device memory just before or after the flush.
+
+    The driver is read a moment before and a moment after the agent reads its pools. ``reports`` are the agent's
+    reports around both: if they differ from its pools, the program changed its memory in between.
+    """
+    known_states = {_allocation_state(change.before), _allocation_state(change.after)}
+    pool = (change.before.allocator, change.before.device_uuid)
+    return any(
+        _allocation_state(own) not in known_states for own in reports if (own.allocator, own.device_uuid) == pool
+    )
+
+
+def verify(
+    receipt: Receipt,
+    result: FlushResult,
+    change: PoolChange,
+    has_changed: bool,
+    before: DriverCounts,
+    after: DriverCounts,
+) -> Receipt:
+    """Make the receipt of one pool: the bytes that its allocator released, and those that the driver counts as
+    released.
+
+    The driver decides: memory that an allocator reports as freed and that the driver still counts for the process
+    was freed in part, unless the program allocated meanwhile. An impossible release counts as 0, and the reason
+    states it.
+    """
+    device = change.before.device_uuid
+    stated = change.before.held_bytes - change.after.held_bytes
+    driver_before, driver_after = before.used.get(device), after.used.get(device)
+    if change.before.managed:  # not part of the driver's count for the process
+        driver_before = driver_after = None
+    driver_released = None if driver_before is None or driver_after is None else driver_before - driver_after
+    raced = change.raced or (has_changed and driver_released not in (None, stated))
+    outcome, reason = result.outcome, result.reason
+    released, doubt = _possible(stated, driver_before, before.sizes.get(device))
+    if doubt:
+        outcome = "nothing" if outcome in ("freed", "partial") else outcome
+        reason = "; ".join(filter(None, (reason, doubt)))
+    elif outcome == "freed" and driver_released is not None and driver_released < released and not raced:
+        counted = human(driver_released)
+        outcome, reason = "partial", f"the driver counts only {counted} of {human(released)} as released"
+    if change.before.live_bytes is None:
+        reason = "; ".join(filter(None, (reason, CONDITIONS["live_unknown"])))
+    planned = outcome == "planned"
+    return replace(
+        receipt,
+        device_uuid=device,
+        outcome=outcome,
+        reason=reason,
+        expected=change.expected,
+        released_bytes=released,
+        driver_released_bytes=None if planned else driver_released,
+        before=_held(change.before, driver_before),
+        after=None if planned else _held(change.after, driver_after),
+        steps=result.steps,
+        raced=raced,
+    )
+
+
+def of_driver(receipt: Receipt, before: DriverCounts, after: DriverCounts) -> list[Receipt]:
+    """Make the receipts of functions of a program without pools, by device: only the driver counts their effect."""
+    if receipt.outcome != "nothing" or not receipt.steps:
+        return [receipt]
+    made = []
+    for device, used in sorted(before.used.items()):
+        left = after.used.get(device)
+        released = None if left is None else used - left
+        outcome: Outcome = "freed" if released and released > 0 else "nothing"
+        own = replace(receipt, device_uuid=device, outcome=outcome, driver_released_bytes=released)
+        made.append(replace(own, released_bytes=max(0, released or 0)))
+    return made or [receipt]
+
+
+def _possible(stated: int, driver_used: int | None, size: int | None) -> tuple[int, str]:
+    """Return the bytes that count as released, and the reason if they differ from the agent's."""
+    if stated < 0:
+        return 0, f"the pool holds {human(-stated)} more than before"
+    if driver_used is not None and stated > driver_used:
+        return 0, _impossible(stated, f"the driver counted only {human(driver_used)} before")
+    if size is not None and stated > size:
+        return 0, _impossible(stated, f"the device has only {human(size)}")
+    return stated, ""
+
+
+def _impossible(stated: int, bound: str) -> str:
+    return f"the agent states that {human(stated)} were released, but {bound}; this does not count as released"
+
+
+def with_thrash(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
+    """Return the receipt, with a note if the agent observed that the program allocated its memory again."""
+    if before is None or after is None or _thrashes(receipt, after) <= _thrashes(receipt, before):
+        return receipt
+    reasons = (receipt.reason, "thrash: the program allocated half of it or more again at once")
+    return replace(receipt, reason="; ".join(filter(None, reasons)))
+
+
+def _thrashes(receipt: Receipt, report: AgentReport) -> int:
+    own = (receipt.allocator, receipt.device_uuid)
+    return sum(pool.thrashes for pool in report.pools if (pool.allocator, pool.device_uuid) == own)
+
+
+def _allocation_state(pool: PoolUsage) -> tuple[int | None, ...]:
+    return pool.held_bytes, pool.device_allocations, pool.device_frees
+
+
+def _held(pool: PoolUsage, driver_used: int | None) -> Held:
+    return Held(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, driver_used)
+
+
+PLANS_OF_ONE = 8
+REQUESTERS = 64
+
+Pool = tuple[ProcessKey, str | None, str | None]
+"""Process, allocator and device"""
+
+Promises = Mapping[Pool, Expected]
+
+
+def pool_of(receipt: Receipt) -> Pool:
+    return ProcessKey(receipt.pid, receipt.start_ticks), receipt.allocator, receipt.device_uuid
+
+
+class Plans:
+    """Newest plans of each requester, so that no requester's plans displace another's."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, Promises]] = {}
+
+    def keep(self, requested_by: str, plan: str, receipts: Iterable[Receipt]) -> None:
+        own = self._of.pop(requested_by, {})
+        own[plan] = {pool_of(receipt): receipt.expected for receipt in receipts if receipt.expected}
+        self._of[requested_by] = dict([*own.items()][-PLANS_OF_ONE:])
+        if len(self._of) > REQUESTERS:
+            del self._of[next(iter(self._of))]
+
+    def promises(self, requested_by: str, plan: str | None) -> Promises:
+        """Return the estimates of a plan; empty if it is unknown or expired."""
+        return self._of.get(requested_by, {}).get(plan or "", {})
+
 
 NEIGHBOUR_SECONDS = 5.0
 
@@ -101,19 +281,12 @@ PERSON_COOLDOWN_SECONDS = 5.0
 RECEIPTS_KEPT = 1000
 
 
-class AgentConnections(Protocol):
-    def reports(self) -> Sequence[AgentReport]: ...
-    def report(self, identity: Identity) -> AgentReport | None: ...
-    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
-    def flushing(self, identity: Identity) -> bool: ...
-
-
 class Flusher:
     """Executor of flushes, one at a time for a process; keeps their receipts."""
 
     def __init__(
         self,
-        agents: AgentConnections,
+        agents: AgentServer,
         read_driver: Callable[[], Awaitable[Reading | None]],
         *,
         done: Callable[[Receipt], None] = lambda receipt: None,
@@ -352,3 +525,102 @@ class Flusher:
 def _resting(ago: float, wait: float) -> str:
     again = f"the next flush is allowed in {math.ceil(wait)} s"
     return f'it was flushed {ago:.0f} s ago; {again}, or now with --force (in a request: "force": true)'
+
+
+log = logging.getLogger(__name__)
+
+AUDITED_PIDS = 100
+"""The most pids that the audit entry of a flush names."""
+
+
+class FlushPart(Part, Flushes):
+    table = "receipts"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._store = kernel, kernel.store
+        self.flusher = Flusher(
+            kernel.programs,
+            kernel.read_driver,
+            done=kernel.flushed,
+            cooldown_seconds=kernel.settings.flush_cooldown,
+            engines=kernel.find(EngineStep),
+            keep=self._keep,
+        )
+        self.hook = AlertmanagerHook(
+            self.flush, kernel.store, kernel.machine_names, lambda: kernel.settings.hook_dry_run
+        )
+        self.loaded = False
+        kernel.provide(Flushes, self)
+        kernel.provide(AlertmanagerHook, self.hook)
+        kernel.provide(FlushPart, self)
+
+    async def load(self) -> Sequence[str]:
+        await self.hook.resume()
+        self.flusher.receipts.extend(await self._store.receipts())
+        self.loaded = True
+        return ()
+
+    def start(self) -> None:
+        self.flusher.resume()
+
+    async def configure(self, settings: Settings) -> None:
+        self.flusher.cooldown_seconds = settings.flush_cooldown
+
+    async def close(self) -> None:
+        await self.flusher.close()
+
+    def receipts(self) -> Sequence[Receipt]:
+        return tuple(self.flusher.receipts)
+
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+        """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
+        kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
+        description = f"{kind} of {request.target}, steps {','.join(request.steps)}, by {requested_by}"
+        note = self._kernel.note if not request.dry_run else _nothing
+        if not request.dry_run:
+            detail = {"target": str(request.target), "steps": request.steps}
+            forced = {"force": True} if request.force else {}
+            await self._store.audit(requested_by, "flush.request", detail | forced)
+        try:
+            outcome = await self.flusher.flush(request, requested_by)
+        except FlushError as error:
+            log.info("%s: refused: %s", description, error)
+            await note(requested_by, "flush.refused", str(error))
+            raise
+        except asyncio.CancelledError:
+            log.info("%s: interrupted: the daemon stops", description)
+            reason = f"the daemon stopped before the flush of {request.target} ended"
+            await note(requested_by, "flush.interrupted", reason)
+            raise
+        counts = Counter(receipt.outcome for receipt in outcome.receipts)
+        results = ", ".join(f"{count} {name}" for name, count in counts.items())
+        returned = "" if request.dry_run else f"; {human(outcome.released_bytes)} released"
+        log.info("%s: %s%s", description, results, returned)
+        await note(requested_by, "flush.receipts", _proof(outcome), outcome.receipts)
+        self._kernel.edges.wake.set()  # the next frame shows the effect of the flush
+        return outcome
+
+    async def _keep(self, receipt: Receipt) -> None:
+        """Store the receipt of an engine that was returned to service. The store has logged it if it cannot."""
+        with suppress(StoreUnavailable):
+            detail = {"engine": receipt.workload, "outcome": receipt.outcome, "reason": receipt.reason}
+            await self._store.audit(receipt.requested_by, "engine.returned", detail)
+            await self._store.add_receipts([receipt])
+
+
+async def _nothing(actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
+    """Note nothing about a plan, which changes nothing."""
+
+
+def _proof(outcome: FlushOutcome) -> dict[str, Any]:
+    """Return the audit's detail of a flush: totals, and the SHA-256 of the receipts as the store keeps them, one a
+    line."""
+    text = "".join(f"{to_text(receipt)}\n" for receipt in outcome.receipts)
+    return {
+        "id": outcome.id,
+        "released_bytes": outcome.released_bytes,
+        "receipts": len(outcome.receipts),
+        "outcomes": dict(Counter(receipt.outcome for receipt in outcome.receipts)),
+        "pids": sorted({receipt.pid for receipt in outcome.receipts})[:AUDITED_PIDS],
+        "sha256": sha256(text.encode()).hexdigest(),
+    }

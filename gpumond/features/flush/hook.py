@@ -7,21 +7,22 @@ tries again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from gpumond.facts.errors import FlushError, StoreUnavailable
+from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, concerns, empty_receipt, reclaimable_bytes
 from gpumond.facts.pools import Receipt
 from gpumond.facts.process import TICKS_PER_SECOND, ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import human
+from gpumond.kernel import flush_each
 from gpumond.store.audit import AuditEntry
+from gpumond.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,6 @@ FLUSH, REFUSED = "hook.flush", "hook.refused"
 
 REMEMBERED = 1024
 """Starts of alerts that are remembered for each caller."""
-
-PROGRAMS_AT_ONCE = 16
 
 CLOCK_SECONDS = 5.0
 """Tolerated difference between the clocks of this machine and of the sender of an alert."""
@@ -88,13 +87,6 @@ class HookAnswer:
     released_bytes: int
 
 
-class AuditStore(Protocol):
-    """The methods of the store that the hook calls; each raises StoreUnavailable."""
-
-    async def audit(self, actor: str, action: str, detail: Any) -> None: ...
-    async def audit_entries(self, *, users: bool) -> list[AuditEntry]: ...
-
-
 class AlertmanagerHook:
     """Flushes for alerts, and remembers their starts. ``dry_run``: returns whether every request is a dry run.
 
@@ -104,7 +96,7 @@ class AlertmanagerHook:
     def __init__(
         self,
         flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
-        store: AuditStore,
+        store: Store,
         machine: Callable[[], Collection[str]],
         dry_run: Callable[[], bool],
     ) -> None:
@@ -181,20 +173,12 @@ class AlertmanagerHook:
     ) -> dict[ProcessKey, Sequence[Receipt]]:
         """Flush each program once, whatever number of alerts name it."""
         programs = {program.key: program for own in chosen for program in own}
-        places = asyncio.Semaphore(PROGRAMS_AT_ONCE)
-        flushed = await asyncio.gather(*(self._flush_one(each, by, dry_run, places) for each in programs.values()))
-        return dict(zip(programs, flushed, strict=True))
-
-    async def _flush_one(
-        self, program: AgentReport, by: str, dry_run: bool, places: asyncio.Semaphore
-    ) -> Sequence[Receipt]:
-        """Return the receipts of one program. An error becomes a receipt, so that the other programs are flushed."""
-        target = Target(pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
-        async with places:
-            try:
-                return (await self._flush(FlushRequest(target=target, dry_run=dry_run, by_rule=True), by)).receipts
-            except (FlushError, StoreUnavailable) as error:
-                return (empty_receipt(program, "refused", str(error), by, time.time()),)
+        requests = []
+        for each in programs.values():
+            target = Target(pid=each.pid, start_ticks=each.start_ticks, uid=each.uid)
+            refused = empty_receipt(each, "refused", "", by, time.time())
+            requests.append((FlushRequest(target=target, dry_run=dry_run, by_rule=True), refused))
+        return dict(zip(programs, await flush_each(self._flush, requests, by), strict=True))
 
     def _remember(self, by: str, start: Start) -> None:
         handled = self._handled[by]

@@ -1,25 +1,27 @@
-"""HTTP API of flushes: flush programs and return the receipts, and past receipts."""
+"""HTTP API of flushes: flush programs and return the receipts, past receipts, and the webhook of Alertmanager."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import Response
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from gpumond.config.models import Encodable
 from gpumond.facts.device_names import device_named
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
-from gpumond.features.flush.part import FlushPart
+from gpumond.features.flush.flusher import FlushPart
+from gpumond.features.flush.hook import AlertmanagerHook, HookAlert, HookAnswer, HookResult
 from gpumond.host.peer import counted_name
 from gpumond.kernel import Flushes
 from gpumond.serve import examples
 from gpumond.serve.answers import problem
 from gpumond.serve.auth import Caller, Tokens, admit
-from gpumond.serve.dependencies import bearer, kernel_of, require_flush
+from gpumond.serve.dependencies import CHANGES, bearer, kernel_of, require_flush
 from gpumond.serve.problems import responses
 from gpumond.serve.resources import answer_list
 
@@ -108,26 +110,10 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
         count_flush(request.app.state.tokens, caller)
     kernel, device = kernel_of(request), body.target.device
     uuid = None if device is None else device_named(device, kernel.frame, caller.uid)
-    wanted = body.target
-    target = Target(
-        pid=wanted.pid,
-        start_ticks=wanted.start_ticks,
-        device=uuid,
-        workload=wanted.workload,
-        all=wanted.all,
-        uid=caller.uid,
-    )
+    target = Target(**body.target.model_dump() | {"device": uuid, "uid": caller.uid})
     timeout = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
-    flush = FlushRequest(
-        target=target,
-        steps=body.steps,
-        min_reclaimable_bytes=body.min_reclaimable_bytes,
-        dry_run=body.dry_run,
-        timeout_seconds=timeout,
-        force=body.force,
-        plan=body.plan,
-        wake=body.wake,
-    )
+    fields = body.model_dump(exclude={"target", "timeout_seconds"})
+    flush = FlushRequest(target=target, timeout_seconds=timeout, **fields)
     answer = await kernel.get(Flushes).flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:
@@ -151,3 +137,112 @@ def count_flush(tokens: Tokens, caller: Caller) -> None:
 )
 async def receipts(request: Request) -> Response:
     return answer_list(request, Receipt, list(kernel_of(request).get(FlushPart).receipts()))
+
+
+MAX_ALERTS = 64
+MAX_LABELS, MAX_LABEL = 64, 1024
+
+hooks = APIRouter(prefix="/api/v1", tags=["flush"])
+HOOK_ANSWER = TypeAdapter(HookAnswer)
+TIME = TypeAdapter(datetime)
+RFC_3339 = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$"
+
+FINGERPRINT = "b1f4f0c0d9a3e7c2"
+STARTS_AT = "2026-09-21T14:13:20.125Z"
+EXAMPLE_BODY: dict[str, Any] = {
+    "version": "4",
+    "status": "firing",
+    "alerts": [
+        {
+            "status": "firing",
+            "labels": {"alertname": "GpumondReclaimableWaste", "instance": "node7:9917", "uuid": examples.UUID},
+            "startsAt": STARTS_AT,
+            "fingerprint": FINGERPRINT,
+        }
+    ],
+}
+HOOK_EXAMPLE = HookAnswer(
+    dry_run=False,
+    alerts=(
+        HookResult(
+            fingerprint=FINGERPRINT,
+            alert="GpumondReclaimableWaste",
+            starts_at=1_790_000_000.125,
+            outcome="flushed",
+            pids=(4242,),
+            released_bytes=examples.RECEIPT.released_bytes,
+        ),
+    ),
+    receipts=(examples.RECEIPT,),
+    released_bytes=examples.RECEIPT.released_bytes,
+)
+
+
+def _time(text: str) -> str:
+    try:
+        TIME.validate_python(text).timestamp()
+    except (ValidationError, OverflowError, ValueError):
+        raise ValueError("expected a time in the form of RFC 3339") from None
+    return text
+
+
+class AlertBody(Encodable):
+    """One alert. Further keys are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    status: Literal["firing", "resolved"]
+    labels: dict[str, Annotated[str, Field(max_length=MAX_LABEL)]] = Field(max_length=MAX_LABELS)
+    starts_at: Annotated[str, AfterValidator(_time)] = Field(alias="startsAt", pattern=RFC_3339, max_length=40)
+    fingerprint: str = Field(pattern="^[0-9a-f]{1,32}$")
+
+    def alert(self) -> HookAlert:
+        return HookAlert(
+            fingerprint=self.fingerprint,
+            starts_at=TIME.validate_python(self.starts_at).timestamp(),
+            firing=self.status == "firing",
+            labels=self.labels,
+        )
+
+
+class NotificationBody(Encodable):
+    """A notification of Alertmanager's webhook, version 4. Further keys are ignored."""
+
+    model_config = ConfigDict(strict=True, json_schema_extra={"examples": [EXAMPLE_BODY]})
+
+    version: Literal["4"]
+    alerts: list[AlertBody] = Field(max_length=MAX_ALERTS)
+
+
+@hooks.post(
+    "/hooks/alertmanager",
+    summary="Flush the programs that alerts of Alertmanager name",
+    dependencies=CHANGES,
+    **examples.described(HookAnswer, HOOK_EXAMPLE, 401, 403, 422, 429, 503, 507),
+)
+async def alertmanager(
+    request: Request,
+    body: NotificationBody,
+    dry_run: Annotated[Literal["true", "false"], Query(description="Plan, and flush nothing.")] = "false",
+    caller: Caller = Depends(require_flush),
+) -> Response:
+    """Flushes the programs on this machine that the labels `uuid`, `pid`, `start_ticks`, `workload` and `uid` of firing
+    alerts name, and responds when all flushes are complete.
+
+    An alert that starts once is flushed once for each caller: another notification has the outcome `repeated`. Alerts
+    that are resolved, of other machines, or without such labels have the outcome `skipped`, with the reason. An alert
+    has the outcome `refused` if none of its programs could be flushed now; its next notification tries again. The wait
+    after a flush is that of rules (`flush_cooldown`).
+
+    429: too many flushes by this caller. 503, 507: nothing was flushed, because it cannot be recorded, or because the
+    devices have not been read yet.
+    """
+    kernel = kernel_of(request)
+    if kernel.frame is None:
+        raise HTTPException(503, "the first reading is in progress; retry in a second", {"Retry-After": "1"})
+    alerts = [each.alert() for each in body.alerts]
+    plan = dry_run == "true"
+    if not plan and any(alert.firing for alert in alerts):
+        count_flush(request.app.state.tokens, caller)
+    answer = await kernel.get(AlertmanagerHook).receive(alerts, kernel.frame.snapshot, caller.name, caller.uid, plan)
+    return Response(HOOK_ANSWER.dump_json(answer), media_type="application/json")

@@ -12,9 +12,10 @@ import uuid
 from gpumond.facts.frame import Frame
 from gpumond.facts.messages import AgentRequest
 from gpumond.facts.process import ProcessKey
+from gpumond.host.event_loop import cancelled
 from gpumond.host.peer import Identity
 from gpumond.kernel import Kernel, Part, Tick
-from gpumond.programs.commands import AgentConnections
+from gpumond.programs.server import AgentServer
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ MAX_REMEMBERED = 4096
 class LeakInquiry:
     """Remembers the leaks for which it has sent a request."""
 
-    def __init__(self, agents: AgentConnections) -> None:
+    def __init__(self, agents: AgentServer) -> None:
         self._agents = agents
         self._asked: dict[tuple[ProcessKey, float], None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -46,9 +47,7 @@ class LeakInquiry:
                 task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(self._tasks)
 
     async def _ask(self, identity: Identity) -> None:
         answer = await self._agents.ask(identity, AgentRequest(uuid.uuid4().hex, "retainers"))
@@ -57,12 +56,9 @@ class LeakInquiry:
             log.info("pid %d is not searched for the lines that keep its memory: %s", identity.pid, reason)
 
 
-class InstrumentsPart(Part):
+class InstrumentsPart(LeakInquiry, Part):
     def __init__(self, kernel: Kernel) -> None:
-        self._leaks = LeakInquiry(kernel.programs)
+        super().__init__(kernel.programs)
 
     def act(self, tick: Tick) -> None:
-        self._leaks.consider(tick.frame)
-
-    async def close(self) -> None:
-        await self._leaks.close()
+        self.consider(tick.frame)

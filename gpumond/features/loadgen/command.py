@@ -18,14 +18,12 @@ from typing import Any
 
 from gpumond import agent
 from gpumond.agent.settings import workload_name
-from gpumond.cli.arguments import above_zero, duration, value
-from gpumond.cli.exits import DONE, FAILED
+from gpumond.cli.arguments import DONE, FAILED, above_zero, duration, value
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import byte_size, threshold
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings, backend
 from gpumond.features.loadgen.plan import COMMON, TABLE, Plan, find, plan
-from gpumond.features.loadgen.report import Report, account, failure, summary
-from gpumond.features.loadgen.runner import Executed, Terms, run as carry_out
+from gpumond.features.loadgen.runner import Executed, Report, Terms, account, failure, run as carry_out, summary
 from gpumond.features.loadgen.script import CONTEXT_BYTES, Option, Scenario
 from gpumond.sim.device import Spec, create, simulated_devices
 from gpumond.view.text import size

@@ -96,7 +96,6 @@ def per_epoch(script: Script) -> None:
     ),
 )
 def under_load(script: Script) -> None:
-    """Every request leaks a small block. Busy and idle periods alternate; there is no growth in idle periods."""
     kept = script.number("step", script.dice.choice((5, 50, 150)) * MIB)
     fastest = min(1.0, MAX_RATE / kept)
     rate = script.number("requests", math.exp(script.dice.uniform(math.log(0.02), math.log(fastest))))
@@ -152,7 +151,6 @@ def irregular(script: Script) -> None:
     ),
 )
 def compile_cache(script: Script) -> None:
-    """Every new shape keeps its executable, in the framework's pool or outside it."""
     period = script.number("period", script.dice.uniform(1.0, 5.0) * MINUTE_SECONDS)
     outside = script.word("where", script.dice.choice(("outside", "pool"))) == "outside"
     end = script.last(8 * HOUR_SECONDS)
@@ -174,7 +172,6 @@ def compile_cache(script: Script) -> None:
     options=(Option("period", "duration", "20 to 40 min", "time between two evaluations", 120.0),),
 )
 def at_evaluation(script: Script) -> None:
-    """An evaluation allocates 20 to 28 GiB and frees half of it."""
     period = script.number("period", script.dice.uniform(20.0, 40.0) * MINUTE_SECONDS)
     end = script.last(5 * HOUR_SECONDS)
     ready = host(script, (0.12, 0.2))
@@ -295,7 +292,6 @@ def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
     views=("agent", "process"),
 )
 def orphan(script: Script) -> None:
-    """A program is killed and its memory stays allocated without an owner."""
     end = script.last(3 * HOUR_SECONDS)
     script.number("noise", QUIET_BYTES)
     kind = script.word("as", script.dice.choice(ORPHANS))
@@ -318,7 +314,6 @@ def orphan(script: Script) -> None:
     neighbors=False,
 )
 def crash(script: Script) -> None:
-    """Memory runs out and the program crashes, once or in a loop of restarts."""
     times = int(script.number("times", script.dice.choice((1, 1, 4))))
     end = script.last(3 * HOUR_SECONDS)
     script.number("noise", QUIET_BYTES)
@@ -382,7 +377,6 @@ def stress(script: Script) -> None:
     neighbors=False,
 )
 def flush_storm(script: Script) -> None:
-    """Allocate and free continuously, with repeated flushes."""
     period = script.number("period", 2.0)
     script.last(HOUR_SECONDS)
     script.number("noise", QUIET_BYTES)
@@ -426,7 +420,6 @@ def warm_up(script: Script) -> None:
     options=(Option("share", "share", "50 to 90 %", "share of the device at the peak", 0.1, 0.9),),
 )
 def autotune(script: Script) -> None:
-    """Trials of algorithms allocate large workspaces, then release them to the device, too."""
     peak = script.number("share", script.dice.uniform(0.5, 0.9)) * script.size_bytes
     kept = peak * script.dice.uniform(0.15, 0.4)
     script.last(3 * HOUR_SECONDS)
@@ -473,7 +466,6 @@ def preallocated(script: Script) -> None:
     ),
 )
 def saturating_cache(script: Script) -> None:
-    """A cache grows with every request larger than all previous ones; these become rare."""
     time = script.number("time", script.dice.uniform(2.0, 6.0) * HOUR_SECONDS)
     rate = script.number("requests", script.dice.uniform(0.1, 1.0))
     full = script.number("share", script.dice.uniform(0.3, 0.6)) * script.size_bytes
@@ -527,7 +519,6 @@ def periodic_evaluation(script: Script) -> None:
     ),
 )
 def curriculum(script: Script) -> None:
-    """The batch size grows permanently, in steps that are hours apart."""
     steps = int(script.number("times", script.dice.choice((1, 2, 3))))
     script.last(9 * HOUR_SECONDS)
     at = host(script, (0.1, 0.2), noise(script)) + script.dice.uniform(0.5, 2.0) * HOUR_SECONDS

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, seconds, threshold
@@ -230,19 +230,10 @@ class Scenario:
 
 
 def scenario(
-    name: str,
-    alias: str,
-    summary: str,
-    verdict: str,
-    *,
-    shape: tuple[str, ...],
-    options: tuple[Option, ...] = (),
-    views: tuple[View, ...] = VIEWS,
-    neighbors: bool = True,
-    size_bytes: int = 80 * GIB,
+    name: str, alias: str, summary: str, verdict: str, **fields: Any
 ) -> Callable[[Callable[[Script], None]], Scenario]:
-    """Make a scenario of the function below. It is offered once it is in ``plan.TABLE``."""
-    return lambda write: Scenario(name, alias, summary, verdict, shape, write, options, views, neighbors, size_bytes)
+    """Make a scenario of the function below. It is offered once it is in ``plan.TABLE``. ``fields``: of `Scenario`."""
+    return lambda write: Scenario(name, alias, summary, verdict, write=write, **fields)
 
 
 QUIET_BYTES = 32 * MIB

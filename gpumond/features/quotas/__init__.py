@@ -7,11 +7,11 @@ from gpumond.feature import Feature
 FEATURE = Feature(
     name="quotas",
     parts=(
-        "gpumond.features.quotas.part:QuotasPart",
-        "gpumond.features.quotas.part:AdmissionsPart",
+        "gpumond.features.quotas.quotas:QuotasPart",
+        "gpumond.features.quotas.quotas:AdmissionsPart",
     ),
     routes=(
         "gpumond.features.quotas.routes:router",
-        "gpumond.features.quotas.admission_routes:router",
+        "gpumond.features.quotas.routes:admissions_router",
     ),
 )

@@ -1,6 +1,6 @@
 """Requests for device memory: who waits, who was granted, and the flushes that make room.
 
-``engine.admission`` decides; this module keeps the queue, also in the store, and carries out its plans.
+``decide`` concludes without I/O; `Admissions` keeps the queue, also in the store, and carries out its plans.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Literal
 
@@ -17,25 +18,321 @@ from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.quota import ReclaimPolicy
-from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.facts.quota import NO_QUOTA, ReclaimPolicy
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import human
-from gpumond.features.quotas.queue import (
-    Decision,
-    Grant,
-    Plan,
-    Queue,
-    Started,
-    WaitingRequest,
-    allocated,
-    available_bytes,
-    decide,
-    in_turn,
-    plan,
-    rooms,
-)
 from gpumond.host.peer import counted_name
 from gpumond.store.table import Table, Transactions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Competitor:
+    """A program on the device that may be flushed. ``thrashes``: how often it allocated flushed memory again."""
+
+    process: ProcessKey
+    uid: int
+    workload: str
+    reclaimable_bytes: int
+    idle_seconds: float | None = None
+    thrashes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Memory of one device. ``free_bytes`` is None if unknown.
+
+    ``reserved_bytes``: the part of the reserves of quotas that their programs do not use. ``flushable_users``: the
+    users whose programs may be flushed for them; None for all users.
+    """
+
+    uuid: str
+    size_bytes: int | None
+    free_bytes: int | None
+    reserved_bytes: int = 0
+    flushable_users: frozenset[int] | None = None
+    neighbors: tuple[Competitor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The flushes after which a request fits. ``missing_bytes``: what is missing even after them; then none is due."""
+
+    available_bytes: int | None
+    flushes: tuple[Competitor, ...] = ()
+    missing_bytes: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """True if the request fits without a flush."""
+        return self.available_bytes is not None and not self.flushes and not self.missing_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Requests in the order of their arrival, and grants, with a deadline, whose memory is not allocated yet."""
+
+    waiting: tuple[KeptAdmission, ...] = ()
+    grants: tuple[KeptAdmission, ...] = ()
+
+    @property
+    def all(self) -> tuple[KeptAdmission, ...]:
+        return *self.waiting, *self.grants
+
+    def find(self, id: str) -> KeptAdmission | None:
+        return next((each for each in self.all if each.id == id), None)
+
+    def without(self, id: str) -> Queue:
+        waiting, grants = (tuple(each for each in part if each.id != id) for part in (self.waiting, self.grants))
+        return Queue(waiting, grants)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``plans``: by id, the plan of the first request of each user on a device; by UUID, that of reserves that do not
+    fit. ``holders``: the request of each device for which programs are flushed.
+    """
+
+    queue: Queue
+    granted: tuple[KeptAdmission, ...] = ()
+    plans: Mapping[str, Plan] = field(default_factory=dict)
+    holders: tuple[str, ...] = ()
+
+
+def decide(
+    queue: Queue,
+    rooms: Iterable[Room],
+    allocated: Mapping[str, int],
+    ended: Collection[str],
+    now: float,
+    passed: Collection[str] = (),
+    people: Mapping[str, str] = {},
+) -> Decision:
+    """Return the requests that are granted now, and the plans of those that wait at the head of a user's queue.
+
+    ``allocated``: bytes that the program of each grant holds on its device. ``ended``: grants whose program has ended.
+    ``passed``: requests that have kept others back for long enough. ``people``: the user of an owner whose queue has
+    another name.
+    """
+    grants = [
+        grant
+        for grant in queue.grants
+        if grant.id not in ended and now < (grant.deadline or 0.0) and allocated.get(grant.id, 0) < grant.need_bytes
+    ]
+    user_of = {each.id: people.get(each.owner, each.owner) for each in queue.all}
+    granted: list[KeptAdmission] = []
+    plans: dict[str, Plan] = {}
+    holders: list[str] = []
+    for room in rooms:
+        available = available_bytes(room, grants, allocated, user_of)
+        if available is not None and available < 0 and room.reserved_bytes:
+            allowed = room.flushable_users
+            flushable = [each for each in room.neighbors if allowed is None or each.uid in allowed]
+            plans[room.uuid] = reclaim_plan(flushable, min(-available, room.reserved_bytes), available)
+        able: list[str] = []
+        stopped: set[str] = set()
+        order = in_turn(queue.waiting, grants, room.uuid, user_of)
+        users = {user_of[request.id] for request in order}
+        for request in order:
+            user = user_of[request.id]
+            if user in stopped:
+                continue
+            available = available_bytes(room, grants, allocated, user_of, user, users)
+            if available is not None and request.need_bytes <= available:
+                granted.append(request)
+                grants.append(replace(request, deadline=now + request.grant_seconds))
+                continue
+            found = plans[request.id] = plan(room, request, available)
+            stopped.add(user)
+            own = [grant for grant in grants if user_of[grant.id] == user]
+            without = available_bytes(room, own, allocated, user_of)
+            if available is None or without is None or found.missing_bytes <= without - available:
+                able.append(request.id)
+                if request.id not in passed:
+                    break
+        holders += able[-1:] if able and able[-1] not in passed else able[:1]
+    started = {request.id for request in granted}
+    waiting = tuple(request for request in queue.waiting if request.id not in started)
+    return Decision(Queue(waiting, tuple(grants)), tuple(granted), plans, tuple(holders))
+
+
+def in_turn(
+    waiting: Iterable[KeptAdmission], grants: Iterable[KeptAdmission], device_uuid: str, user_of: Mapping[str, str]
+) -> list[KeptAdmission]:
+    """Return the requests for a device: the first of each user before the second of any, else by arrival.
+
+    The grants of a user, which precede the requests, count as well. ``user_of``: the user of each request and grant.
+    """
+    places = Counter(user_of[grant.id] for grant in grants if grant.device_uuid == device_uuid)
+    ranked: list[tuple[int, KeptAdmission]] = []
+    for request in waiting:
+        if request.device_uuid == device_uuid:
+            ranked.append((places[user_of[request.id]], request))
+            places[user_of[request.id]] += 1
+    return [request for _, request in sorted(ranked, key=lambda each: each[0])]
+
+
+def available_bytes(
+    room: Room,
+    grants: Iterable[KeptAdmission],
+    allocated: Mapping[str, int],
+    user_of: Mapping[str, str],
+    user: str | None = None,
+    users: Collection[str] = (),
+) -> int | None:
+    """Return the free bytes that neither a grant nor a reserve claims; negative if these exceed the free bytes.
+
+    For ``user``, the claims of another user are limited. ``users`` are those who wait.
+    """
+    if room.free_bytes is None:
+        return None
+    claims: defaultdict[str, list[int]] = defaultdict(list)
+    for grant in grants:
+        if grant.device_uuid == room.uuid:
+            claims[user_of[grant.id]].append(max(0, grant.need_bytes - allocated.get(grant.id, 0)))
+    claimed = sum(map(sum, claims.values()))
+    if user is not None and room.size_bytes is not None:
+        share = room.size_bytes // len({user, *users, *claims})
+        claimed = sum(sum(each) if name == user else min(sum(each), max(share, *each)) for name, each in claims.items())
+    return room.free_bytes - claimed - room.reserved_bytes
+
+
+def plan(room: Room, request: KeptAdmission, available: int | None) -> Plan:
+    """Return the plan for one request."""
+    if available is None:
+        return Plan(None)
+    if request.need_bytes <= available:
+        return Plan(available)
+    allowed = [each for each in room.neighbors if request.uid in (None, each.uid)]
+    return reclaim_plan(allowed, request.need_bytes - available, available)
+
+
+def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: int) -> Plan:
+    """Return the cheapest flushes that return ``short_bytes``.
+
+    A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
+    the largest is first, so that few programs are flushed.
+    """
+    chosen: list[Competitor] = []
+    for each in sorted(neighbors, key=_cost):
+        if short_bytes <= 0:
+            break
+        if each.reclaimable_bytes > 0:
+            chosen.append(each)
+            short_bytes -= each.reclaimable_bytes
+    return Plan(available, _needed(chosen, -short_bytes), max(0, short_bytes))
+
+
+def _cost(neighbor: Competitor) -> tuple[int, bool, int, int]:
+    return (neighbor.thrashes, not neighbor.idle_seconds, -neighbor.reclaimable_bytes, neighbor.process.pid)
+
+
+def _needed(chosen: Sequence[Competitor], spare_bytes: int) -> tuple[Competitor, ...]:
+    """Return the flushes without those that the rest makes superfluous, the most expensive of these first."""
+    kept: list[Competitor] = []
+    for each in reversed(chosen):
+        if each.reclaimable_bytes <= spare_bytes:
+            spare_bytes -= each.reclaimable_bytes
+        else:
+            kept.append(each)
+    return tuple(reversed(kept))
+
+
+def allocated(snapshot: Snapshot, grants: Iterable[KeptAdmission]) -> dict[str, int]:
+    """Return the bytes that the processes of each grant hold on its device. Absent: none of them is known there."""
+    found: dict[str, int] = {}
+    for grant, keys in members(snapshot, grants):
+        device = snapshot.device(grant.device_uuid)
+        sizes = [snapshot.used_by(key, device) for key in keys] if device else []
+        if known := [size for size in sizes if size is not None]:
+            found[grant.id] = sum(known)
+    return found
+
+
+def members(snapshot: Snapshot, grants: Iterable[KeptAdmission]) -> Iterator[tuple[KeptAdmission, set[ProcessKey]]]:
+    """Yield each grant with its processes: the one that was started, and those whose agent names the grant."""
+    for grant in grants:
+        named = {
+            report.key
+            for report in snapshot.reports
+            if report.admission == grant.id and grant.program_uid in (None, report.uid)
+        }
+        process = program_of(grant)
+        yield grant, named | ({process} if process else set())
+
+
+def program_of(request: KeptAdmission) -> ProcessKey | None:
+    """Return the process that becomes the program, if it is known."""
+    return None if request.pid is None else ProcessKey(request.pid, request.start_ticks)
+
+
+def rooms(
+    snapshot: Snapshot,
+    grants: Iterable[KeptAdmission],
+    reclaim: ReclaimPolicy,
+    devices: Sequence[DeviceReading] | None = None,
+) -> list[Room]:
+    """Return the memory of each device, or of ``devices``. Without a current reading, the memory is unknown."""
+    granted = {(grant.device_uuid, key): grant.need_bytes for grant, keys in members(snapshot, grants) for key in keys}
+    return [_room(each, snapshot, granted, reclaim) for each in (snapshot.devices if devices is None else devices)]
+
+
+def _room(
+    device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], reclaim: ReclaimPolicy
+) -> Room:
+    reserved, holders = 0, set[int]()
+    for key, unused in snapshot.unused_reserves.get(device.uuid, {}).items():
+        quotas = snapshot.quotas_by_process
+        own = quotas[key]
+        grants = (
+            need
+            for (uuid, other), need in granted.items()
+            if uuid == device.uuid and quotas.get(other, NO_QUOTA).reserve_quota == own.reserve_quota
+        )
+        ungranted = min(unused, (own.reserve_bytes or 0) - sum(grants))
+        if ungranted > 0:
+            reserved += ungranted
+            holders |= _uids(device, key, snapshot)
+    return Room(
+        uuid=device.uuid,
+        size_bytes=device.size_bytes,
+        free_bytes=device.current_free_bytes,
+        reserved_bytes=min(reserved, reserved if device.size_bytes is None else device.size_bytes),
+        flushable_users=None if reclaim == "all" else frozenset(holders),
+        neighbors=() if reclaim == "off" else tuple(_neighbors(device, snapshot, granted)),
+    )
+
+
+def _neighbors(
+    device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int]
+) -> Iterator[Competitor]:
+    for report in snapshot.reports_by_device.get(device.uuid, ()):
+        if report.flush_policy == "never" or (device.uuid, report.key) in granted:
+            continue
+        pools = [pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None]
+        reserve = snapshot.quotas_by_process.get(report.key, NO_QUOTA).reserve_bytes or 0
+        held = snapshot.used_by(report.key, device) or 0
+        reclaimable = min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
+        if reclaimable > 0:
+            yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools))
+
+
+def _neighbor(device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int) -> Competitor:
+    process = device.processes_by_key.get(report.key)
+    return Competitor(
+        process=report.key,
+        uid=report.uid,
+        workload=report.workload,
+        reclaimable_bytes=reclaimable,
+        idle_seconds=process.idle_seconds if process else None,
+        thrashes=thrashes,
+    )
+
+
+def _uids(device: DeviceReading, key: ProcessKey, snapshot: Snapshot) -> set[int]:
+    process, report = device.processes_by_key.get(key), snapshot.reports_by_process.get(key)
+    uid = report.uid if report else process.uid if process else None
+    return set() if uid is None else {uid}
+
 
 log = logging.getLogger(__name__)
 
@@ -91,18 +388,6 @@ class Admission:
     plan: tuple[PlannedFlush, ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
-class _Entry:
-    owner: str
-    started: Started
-    request: WaitingRequest
-    device_index: int
-    leased_until: float
-    granted: bool = False
-    held_from: float | None = None
-    """Time from which it has kept others back."""
-
-
 @dataclass(slots=True)
 class _Pause:
     until: float = 0.0
@@ -141,7 +426,9 @@ class Admissions:
         """The queue that the store contains; None if that is unknown."""
         self._keeping: asyncio.Task[None] | None = None
         self._queue = Queue()
-        self._entries: dict[str, _Entry] = {}
+        self._leased_until: dict[str, float] = {}
+        self._held_from: dict[str, float] = {}
+        """By id: the time from which a request has kept others back."""
         self._pauses: dict[str, _Pause] = {}
         self._lent_to: dict[str, str] = {}
         self._unused: dict[str, tuple[int, int]] = {}
@@ -152,32 +439,14 @@ class Admissions:
     async def load(self) -> list[str]:
         """Restore the requests of the previous daemon, before those that were made since. Raises StoreUnavailable."""
         now = self._clock()
-        entries: dict[str, _Entry] = {}
-        grants: list[Grant] = []
-        for row in await self._table.rows():
-            each = row.value
-            process = None if each.pid is None else ProcessKey(each.pid, each.start_ticks)
-            request = WaitingRequest(
-                id=each.id,
-                device_uuid=each.device_uuid,
-                need_bytes=each.need_bytes,
-                grant_seconds=each.grant_seconds,
-                uid=each.uid,
-                user=counted_name(each.owner),
-            )
-            entries[each.id] = _Entry(
-                owner=each.owner,
-                started=Started(process, each.program_uid, each.device_uuid, each.need_bytes),
-                request=request,
-                device_index=each.device_index,
-                leased_until=now + LEASE_SECONDS,
-                granted=each.deadline is not None,
-            )
-            if each.deadline is not None:  # of another clock, if the machine was started again
-                deadline = min(each.deadline, now + each.grant_seconds)
-                grants.append(Grant(each.id, each.device_uuid, each.need_bytes, deadline, request.user))
-        waiting = tuple(entry.request for entry in entries.values() if not entry.granted)
-        self._entries = entries | self._entries
+        kept = [row.value for row in await self._table.rows()]
+        waiting = [each for each in kept if each.deadline is None]
+        grants = [  # the deadline is of another clock, if the machine was started again
+            replace(each, deadline=min(each.deadline, now + each.grant_seconds))
+            for each in kept
+            if each.deadline is not None
+        ]
+        self._leased_until |= dict.fromkeys((each.id for each in waiting), now + LEASE_SECONDS)
         self._queue = Queue((*waiting, *self._queue.waiting), (*grants, *self._queue.grants))
         self.loaded = True
         return []
@@ -188,29 +457,10 @@ class Admissions:
             queue = self._queue
             if self.loaded and queue != self._kept:
                 try:
-                    await self._table.replace(self._requests())
+                    await self._table.replace(queue.all)
                 except StoreUnavailable:
                     return  # the store has logged it; the next tick tries again
                 self._kept = queue
-
-    def _requests(self) -> tuple[KeptAdmission, ...]:
-        deadlines = {grant.id: grant.deadline for grant in self._queue.grants}
-        return tuple(
-            KeptAdmission(
-                id=name,
-                owner=entry.owner,
-                device_uuid=entry.request.device_uuid,
-                device_index=entry.device_index,
-                need_bytes=entry.request.need_bytes,
-                grant_seconds=entry.request.grant_seconds,
-                uid=entry.request.uid,
-                pid=entry.started.process.pid if entry.started.process else None,
-                start_ticks=entry.started.process.start_ticks if entry.started.process else None,
-                program_uid=entry.started.uid,
-                deadline=deadlines.get(name),
-            )
-            for name, entry in self._entries.items()
-        )
 
     def request(
         self,
@@ -230,32 +480,31 @@ class Admissions:
         """
         self._expire()
         user = counted_name(owner)
-        own = sum(entry.request.user == user for entry in self._entries.values())
-        if own >= PER_OWNER or len(self._entries) >= IN_TOTAL:
+        own = sum(counted_name(each.owner) == user for each in self._queue.all)
+        if own >= PER_OWNER or len(self._queue.all) >= IN_TOTAL:
             limit = f"{PER_OWNER} requests of one user" if own >= PER_OWNER else f"{IN_TOTAL} requests"
             raise TooManyAdmissions(f"the limit of {limit} for memory is reached; wait until a program has started")
-        name, now = uuid.uuid4().hex, self._clock()
         found = self._find(pid) if pid is not None else None
-        process, owner_uid = found if found and uid in (None, found[1]) else (None, uid)
-        request = WaitingRequest(
-            id=name,
+        process, program_uid = found if found and uid in (None, found[1]) else (None, uid)
+        request = KeptAdmission(
+            id=uuid.uuid4().hex,
+            owner=owner,
             device_uuid=device.uuid,
+            device_index=device.index,
             need_bytes=need_bytes,
             grant_seconds=self._grant_seconds(user, PROCESS_GRANT_SECONDS if process else GRANT_SECONDS),
             uid=uid if self._reclaim() == "user" else None,
-            user=user,
+            pid=process.pid if process else None,
+            start_ticks=process.start_ticks if process else None,
+            program_uid=program_uid,
+            deadline=None,
         )
-        started = Started(process, owner_uid, device.uuid, need_bytes)
-        leased_until = now + LEASE_SECONDS
-        entry = _Entry(
-            owner=owner, started=started, request=request, device_index=device.index, leased_until=leased_until
-        )
-        self._entries[name] = entry
-        self._queue = Queue((*self._queue.waiting, request), self._queue.grants)
+        self._leased_until[request.id] = self._clock() + LEASE_SECONDS
+        self._queue = replace(self._queue, waiting=(*self._queue.waiting, request))
         self._decide(snapshot)
-        answer = self._answer(snapshot, name, entry)
-        if not entry.granted and not wait:
-            self._remove(name)
+        answer = self._answer(snapshot, self._queue.find(request.id) or request)
+        if answer.state == "waiting" and not wait:
+            self._queue = self._queue.without(request.id)
             return replace(answer, state="refused")
         return answer
 
@@ -265,25 +514,26 @@ class Admissions:
         Raises NoSuchAdmission.
         """
         self._expire()
-        entry = self._entry(name, owner)
-        entry.leased_until = self._clock() + LEASE_SECONDS
-        return self._answer(snapshot, name, entry)
+        request = self._own(name, owner)
+        self._leased_until[name] = self._clock() + LEASE_SECONDS
+        return self._answer(snapshot, request)
 
     def cancel(self, name: str, owner: str) -> None:
         """Remove a request, or release what it was granted. Raises NoSuchAdmission."""
-        self._entry(name, owner)
-        self._remove(name)
+        self._own(name, owner)
+        self._queue = self._queue.without(name)
 
     def execute(self, snapshot: Snapshot) -> None:
         """Decide on a new snapshot, and start the flushes that are due; waits for none of them."""
-        if self._entries or any(each.quota.reserve_bytes for each in snapshot.quotas):
+        if self._queue != Queue() or any(each.quota.reserve_bytes for each in snapshot.quotas):
             self._expire()
             self._decide(snapshot)
             short = {self._device_of(key) for key in self._decision.plans}
             self._pauses = {device: pause for device, pause in self._pauses.items() if device in short}
             for key, found in self._decision.plans.items():
-                own = key in self._entries
-                if found.flushes and (not own or (key in self._decision.holders and not found.missing_bytes)):
+                if found.flushes and (
+                    not self._queue.find(key) or (key in self._decision.holders and not found.missing_bytes)
+                ):
                     self._reclaim_for(key, found)
         else:
             self._pauses.clear()
@@ -298,24 +548,21 @@ class Admissions:
         await self.keep()
 
     def _decide(self, snapshot: Snapshot) -> None:
-        started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
-        ended = {name for name, own in started.items() if own.process and not self._is_alive(own.process)}
-        concerned = {request.device_uuid for request in self._queue.waiting} | snapshot.unused_reserves.keys()
+        queue, now = self._queue, self._clock()
+        programs = {grant.id: program for grant in queue.grants if (program := program_of(grant))}
+        ended = {name for name, program in programs.items() if not self._is_alive(program)}
+        concerned = {request.device_uuid for request in queue.waiting} | snapshot.unused_reserves.keys()
         devices = [device for device in snapshot.devices if device.uuid in concerned]
-        own_rooms = rooms(snapshot, started, self._reclaim(), devices)
-        held, now = allocated(snapshot, started), self._clock()
+        own_rooms, held = rooms(snapshot, queue.grants, self._reclaim(), devices), allocated(snapshot, queue.grants)
         self._count_unused(held, now)
-        times = {name: entry.held_from for name, entry in self._entries.items() if entry.held_from is not None}
-        passed = {name for name, since in times.items() if now - since >= HOLD_SECONDS}
-        self._decision = decide(self._queue, own_rooms, held, ended, now, passed)
+        passed = {name for name, since in self._held_from.items() if now - since >= HOLD_SECONDS}
+        people = {each.owner: counted_name(each.owner) for each in queue.all}
+        self._decision = decide(queue, own_rooms, held, ended, now, passed, people)
         self._queue = self._decision.queue
-        for name in self._decision.holders:
-            self._entries[name].held_from = times.get(name, now)
-        for request in self._decision.granted:
-            self._entries[request.id].granted = True
-        current = {grant.id for grant in self._queue.grants}
-        for name in [name for name, entry in self._entries.items() if entry.granted and name not in current]:
-            del self._entries[name]
+        waiting = {each.id for each in self._queue.waiting}
+        since = {name: self._held_from.get(name, now) for name in self._decision.holders}
+        self._held_from = {name: at for name, at in (self._held_from | since).items() if name in waiting}
+        self._leased_until = {name: at for name, at in self._leased_until.items() if name in waiting}
 
     def _grant_seconds(self, user: str, seconds: float) -> float:
         times, _ = self._unused.get(user, (0, 0))
@@ -324,28 +571,33 @@ class Admissions:
     def _count_unused(self, held: Mapping[str, int], now: float) -> None:
         """Note which grants were used, and which have lapsed with less than half of their memory allocated."""
         for grant in self._queue.grants:
-            times, largest = self._unused.get(grant.user, (0, 0))
+            user = counted_name(grant.owner)
+            times, largest = self._unused.get(user, (0, 0))
             if held.get(grant.id, 0) >= grant.need_bytes >= largest:
-                self._unused.pop(grant.user, None)
-            elif now >= grant.deadline and 2 * held.get(grant.id, 0) < grant.need_bytes:
-                self._unused[grant.user] = times + 1, max(largest, grant.need_bytes)
+                self._unused.pop(user, None)
+            elif now >= (grant.deadline or 0.0) and 2 * held.get(grant.id, 0) < grant.need_bytes:
+                self._unused[user] = times + 1, max(largest, grant.need_bytes)
 
     def _is_alive(self, process: ProcessKey) -> bool:
         found = self._find(process.pid)
         return found is not None and found[0] == process
 
-    def _answer(self, snapshot: Snapshot | None, name: str, entry: _Entry) -> Admission:
-        device, index, need = entry.request.device_uuid, entry.device_index, entry.request.need_bytes
-        if entry.granted:
-            return Admission(id=name, state="granted", device_uuid=device, device_index=index, need_bytes=need)
-        ahead = self._ahead(name, device)
-        found = self._decision.plans.get(name) or self._plan_behind(snapshot, entry.request, ahead)
-        return Admission(
-            id=name,
-            state="waiting",
-            device_uuid=device,
-            device_index=index,
-            need_bytes=need,
+    def _answer(self, snapshot: Snapshot | None, request: KeptAdmission) -> Admission:
+        answer = Admission(
+            id=request.id,
+            state="waiting" if request.deadline is None else "granted",
+            device_uuid=request.device_uuid,
+            device_index=request.device_index,
+            need_bytes=request.need_bytes,
+        )
+        if request.deadline is not None:
+            return answer
+        user_of = {each.id: counted_name(each.owner) for each in self._queue.all}
+        order = in_turn(self._queue.waiting, self._queue.grants, request.device_uuid, user_of)
+        ahead = order[: [each.id for each in order].index(request.id)]
+        found = self._decision.plans.get(request.id) or self._plan_behind(snapshot, request, ahead, user_of)
+        return replace(
+            answer,
             ahead=len(ahead),
             available_bytes=found.available_bytes,
             missing_bytes=found.missing_bytes,
@@ -360,21 +612,24 @@ class Admissions:
             ),
         )
 
-    def _plan_behind(self, snapshot: Snapshot | None, request: WaitingRequest, ahead: list[WaitingRequest]) -> Plan:
+    def _plan_behind(
+        self,
+        snapshot: Snapshot | None,
+        request: KeptAdmission,
+        ahead: Sequence[KeptAdmission],
+        user_of: Mapping[str, str],
+    ) -> Plan:
         """Return the plan of a request behind others, whose memory counts as used."""
         device = snapshot.device(request.device_uuid) if snapshot else None
         if snapshot is None or device is None:
             return Plan(None)
-        started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
-        (room,) = rooms(snapshot, started, self._reclaim(), (device,))
-        users = {each.user for each in self._queue.waiting if each.device_uuid == device.uuid}
-        available = available_bytes(room, self._queue.grants, allocated(snapshot, started), request.user, users)
+        grants = self._queue.grants
+        (room,) = rooms(snapshot, grants, self._reclaim(), (device,))
+        users = {user_of[each.id] for each in self._queue.waiting if each.device_uuid == device.uuid}
+        held = allocated(snapshot, grants)
+        available = available_bytes(room, grants, held, user_of, user_of[request.id], users)
         claimed = sum(each.need_bytes for each in ahead)
         return plan(room, request, None if available is None else available - claimed)
-
-    def _ahead(self, name: str, device: str) -> list[WaitingRequest]:
-        order = in_turn(self._queue.waiting, self._queue.grants, device)
-        return order[: [each.id for each in order].index(name)]
 
     def _reclaim_for(self, key: str, found: Plan) -> None:
         device, now = self._device_of(key), self._clock()
@@ -386,8 +641,8 @@ class Admissions:
         self._lent_to[device] = key
         pause.until = now + pause.seconds
         pause.seconds = min(MAX_PAUSE_SECONDS, 2 * pause.seconds)
-        entry = self._entries.get(key)
-        actor = entry.owner if entry else RESERVE
+        request = self._queue.find(key)
+        actor = request.owner if request else RESERVE
         task = asyncio.create_task(self._carry_out(device, found, actor))
         self._flushing[device] = task
         task.add_done_callback(lambda _: self._flushing.pop(device, None))
@@ -402,25 +657,18 @@ class Admissions:
                 raise result
 
     def _device_of(self, key: str) -> str:
-        entry = self._entries.get(key)
-        return entry.request.device_uuid if entry else key
+        request = self._queue.find(key)
+        return request.device_uuid if request else key
 
-    def _entry(self, name: str, owner: str) -> _Entry:
-        entry = self._entries.get(name)
-        if entry is None or entry.owner != owner:
+    def _own(self, name: str, owner: str) -> KeptAdmission:
+        request = self._queue.find(name)
+        if request is None or request.owner != owner:
             raise NoSuchAdmission(
                 f"no request of {owner} has this id; it was not renewed in {LEASE_SECONDS:g} s, or ended"
             )
-        return entry
+        return request
 
     def _expire(self) -> None:
         now = self._clock()
-        for name in [name for name, entry in self._entries.items() if not entry.granted and entry.leased_until < now]:
-            self._remove(name)
-
-    def _remove(self, name: str) -> None:
-        del self._entries[name]
-        self._queue = Queue(
-            tuple(each for each in self._queue.waiting if each.id != name),
-            tuple(each for each in self._queue.grants if each.id != name),
-        )
+        waiting = tuple(each for each in self._queue.waiting if self._leased_until.get(each.id, 0.0) >= now)
+        self._queue = replace(self._queue, waiting=waiting)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.exits import print_error
+from gpumond.cli.arguments import print_error
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.units import human

@@ -1,26 +1,99 @@
-"""Quotas of the processes of a snapshot, and the limits that are due in programs. No I/O; time is an argument."""
+"""Quotas of the processes of a snapshot: those of the configuration file, those set over the API, which the store
+keeps, and the limits that are due in programs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from gpumond.config.settings import Settings
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.messages import AgentResponse
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import AppliedLimit, PoolLimit
-from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, QuotaTable
+from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, Quota, QuotaTable
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
 from gpumond.facts.units import HOUR_SECONDS
+from gpumond.features.quotas.admissions import Admissions
+from gpumond.features.quotas.settings import QuotaConfig
+from gpumond.host.machine import find_process
 from gpumond.host.peer import person_of
+from gpumond.kernel import Flushes, Kernel, Part, Tick
 from gpumond.serve.limits import TokenBucket
+from gpumond.store.table import Actions, Registered, Registry, Table, Transactions, etag_of
+
+QuotaOrigin = Literal["file", "api"]
+
+MAX_QUOTAS = 200
+
+
+def quota_table(store: Transactions) -> Table[dict[str, Any]]:
+    """Return the store's table of quotas, each in the format of the configuration file."""
+    return Table(
+        store,
+        "quotas",
+        dict[str, Any],
+        etag=True,
+        valid=lambda quota: "name" in quota,
+        actions=Actions("quota.create", "quota.replace", "quota.delete"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaEntry:
+    """One quota in the format of the configuration file. Only those of origin ``api`` can be changed over the API."""
+
+    name: str
+    origin: QuotaOrigin
+    etag: str
+    quota: dict[str, Any] = field(hash=False)
+
+
+class QuotaRegistry(Registry[Quota, QuotaEntry]):
+    """``table`` contains the quotas in effect; it is replaced as a whole."""
+
+    noun, limit = "quota", MAX_QUOTAS
+
+    def __init__(self, file: Iterable[Quota], store: Transactions) -> None:
+        super().__init__(quota_table(store))
+        self.configure(file)
+
+    def configure(self, file: Iterable[Quota]) -> None:
+        """Set the configuration's quotas. They take precedence over API quotas of the same name."""
+        fixed: dict[str, Registered[Quota, QuotaEntry]] = {}
+        for quota in file:
+            body = self._body(quota)
+            fixed[quota.name] = Registered(quota, QuotaEntry(quota.name, "file", etag_of(body), body))
+        self._fixed = fixed
+        self._rebuild()
+
+    def _value(self, body: Mapping[str, Any]) -> Quota:
+        return QuotaConfig.model_validate(body).quota()
+
+    def _body(self, quota: Quota) -> dict[str, Any]:
+        match = {name: getattr(quota, name) for name in ("workload", "user", "container", "namespace")}
+        limits = {"soft_limit": quota.soft_limit_bytes, "limit": quota.limit_bytes, "reserve": quota.reserve_bytes}
+        return {"name": quota.name, "match": _known(match)} | _known(limits)
+
+    def _entry(self, name: str, etag: str, body: dict[str, Any]) -> QuotaEntry:
+        return QuotaEntry(name, "api", etag, body)
+
+    def _rebuild(self) -> None:
+        super()._rebuild()
+        self.table = QuotaTable([registered.value for registered in self._registered.values()])
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
 
 RETRY_SECONDS = 10.0
 """Time until a limit that the program does not report is sent again. It doubles with each attempt."""
 MAX_RETRY_SECONDS = 600.0
-PROCESSES_AT_ONCE = 64
 
 
 def assign_quotas(
@@ -106,14 +179,10 @@ def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[Pro
             continue
         failures = before.failures + 1 if before else 0
         again_at = snapshot.elapsed_seconds + min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures, 10))
-        due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota or _quota_of(report)))
+        set_by = next((limit.quota for limit in report.limits if limit.quota), "")
+        due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota or set_by))
         known[report.key] = replace(before or required, again_at=again_at, failures=failures)
     return due, known
-
-
-def _quota_of(report: AgentReport) -> str:
-    """Return the quota that has set a limit in the program."""
-    return next((limit.quota for limit in report.limits if limit.quota), "")
 
 
 def answered(sent: SentLimit, answer: Sequence[AppliedLimit]) -> SentLimit:
@@ -191,3 +260,43 @@ class QuotaLimits:
             if sent is not None and (sent.limit_bytes, sent.quota) == (due.limit_bytes, due.quota):
                 self._sent[due.report.key] = answered(sent, limits)
         self._answers.clear()
+
+
+class QuotasPart(Part):
+    table = "quotas"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.loaded = False
+        self.registry = QuotaRegistry(kernel.settings.quotas, kernel.store)
+        self._limits = QuotaLimits(kernel.commands.set_limit)
+        kernel.provide(QuotaRegistry, self.registry)
+
+    async def load(self) -> Sequence[str]:
+        invalid = await self.registry.load()
+        self.loaded = True
+        return invalid
+
+    def observe(self, snapshot: Snapshot) -> Snapshot:
+        return replace(snapshot, quotas=assign_quotas(self.registry.table, snapshot.devices, snapshot.reports))
+
+    def act(self, tick: Tick) -> None:
+        if self.loaded:  # until then, the limit of an unknown quota may be that of a stored one
+            self._limits.execute(tick.frame.snapshot)
+
+    async def configure(self, settings: Settings) -> None:
+        self.registry.configure(settings.quotas)
+
+    async def close(self) -> None:
+        await self._limits.close()
+
+
+class AdmissionsPart(Admissions, Part):
+    table = "admissions"
+
+    def __init__(self, kernel: Kernel) -> None:
+        flush, clock = kernel.get(Flushes).flush, kernel.clock.monotonic
+        super().__init__(flush, lambda: kernel.settings.reclaim, find_process, clock, kernel.store)
+        kernel.provide(Admissions, self)
+
+    def act(self, tick: Tick) -> None:
+        self.execute(tick.frame.snapshot)

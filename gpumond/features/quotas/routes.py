@@ -1,18 +1,150 @@
-"""HTTP API of quotas: read, create or replace, delete."""
+"""HTTP API of quotas, and of requests for device memory: `gpumond run --need` asks whether its program fits."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Request
+from fastapi import APIRouter, Depends, Header, HTTPException, Path, Request
 from fastapi.responses import Response
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
-from gpumond.features.quotas.registry import QuotaEntry, QuotaRegistry
+from gpumond.config.models import Encodable
+from gpumond.facts.device_names import device_named
+from gpumond.facts.frame import Frame
+from gpumond.facts.snapshot import STARTING, DeviceReading
+from gpumond.facts.units import human
+from gpumond.features.quotas.admissions import Admission, Admissions, PlannedFlush
+from gpumond.features.quotas.quotas import QuotaEntry, QuotaRegistry
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve import examples
-from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, require_rules
+from gpumond.serve.auth import Caller
+from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, require_flush, require_rules
 from gpumond.serve.problems import responses
+
+admissions_router = APIRouter(prefix="/api/v1", tags=["admissions"])
+ANSWER = TypeAdapter(Admission)
+EXAMPLE = Admission(
+    id="5b1f6a0c9d1e4c7f8a2b3c4d5e6f7a8b",
+    state="waiting",
+    device_uuid=examples.UUID,
+    device_index=0,
+    need_bytes=40 * examples.GIB,
+    available_bytes=examples.GIB,
+    plan=(
+        PlannedFlush(pid=4242, start_ticks=examples.START_TICKS, workload="train", reclaimable_bytes=40 * examples.GIB),
+    ),
+)
+
+Id = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="The `id` of the request.")]
+
+
+class AdmissionBody(Encodable):
+    """`device`: an index, a UUID or a prefix of one, or a PCI address; required if there are several devices.
+
+    `pid`: the process that becomes the program, in the daemon's PID namespace.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"need_bytes": 40 * examples.GIB, "device": "0", "wait": True}]},
+    )
+
+    need_bytes: int = Field(gt=0, lt=2**62)
+    device: str | None = Field(default=None, min_length=1, max_length=128)
+    wait: bool = Field(default=False, description="Queue the request if it does not fit now.")
+    pid: int | None = Field(default=None, gt=0, lt=2**31)
+
+
+def _json(admission: Admission) -> Response:
+    return Response(ANSWER.dump_json(admission), media_type="application/json")
+
+
+@admissions_router.post(
+    "/admissions",
+    summary="Request device memory for a program",
+    dependencies=CHANGES,
+    **examples.described(Admission, EXAMPLE, 401, 403, 404, 409, 422, 429, 503),
+)
+async def request_memory(request: Request, body: AdmissionBody, caller: Caller = Depends(require_flush)) -> Response:
+    """Grants the memory if it fits now. A granted request counts as used until its program has allocated it.
+
+    With `wait`, a request that does not fit waits in the order of arrival, and the daemon flushes programs for it as
+    the setting `reclaim` allows. `PUT` keeps its place; without one for 10 s it is removed. Without `wait`, its `state`
+    is `refused`, and `plan` contains the flushes after which it would fit.
+
+    409: the device is smaller. 422: there are several devices, and `device` is absent. 429: the caller has 16 requests.
+    """
+    kernel = kernel_of(request)
+    admissions, frame = kernel.get(Admissions), _frame(kernel.frame)
+    device = _device(frame, body.device, caller.uid)
+    if device.size_bytes is not None and body.need_bytes > device.size_bytes:
+        size = human(device.size_bytes)
+        raise HTTPException(409, f"GPU {device.index} has {size}, less than the {human(body.need_bytes)} requested")
+    admission = admissions.request(
+        frame.snapshot,
+        device,
+        body.need_bytes,
+        caller.name,
+        uid=caller.uid,
+        pid=body.pid,
+        wait=body.wait,
+    )
+    await admissions.keep()
+    return _json(admission)
+
+
+@admissions_router.put(
+    "/admissions/{id}",
+    summary="Keep the place of a request, and return its state",
+    dependencies=CHANGES,
+    **examples.described(Admission, EXAMPLE, 401, 403, 404, 422),
+)
+async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
+    """404: the request was not renewed in time, belongs to another user, or its program has allocated the memory."""
+    kernel = kernel_of(request)
+    admissions = kernel.get(Admissions)
+    admission = admissions.renew(kernel.frame.snapshot if kernel.frame else None, id, caller.name)
+    await admissions.keep()
+    return _json(admission)
+
+
+@admissions_router.delete(
+    "/admissions/{id}",
+    summary="Withdraw a request, or release its grant",
+    dependencies=CHANGES,
+    status_code=204,
+    response_model=None,
+    responses=responses(401, 403, 404, 422),
+)
+async def withdraw(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
+    admissions = kernel_of(request).get(Admissions)
+    admissions.cancel(id, caller.name)
+    await admissions.keep()
+    return Response(status_code=204)
+
+
+def _frame(frame: Frame | None) -> Frame:
+    if frame is None or (not frame.snapshot.devices and frame.snapshot.source.reason == STARTING):
+        raise HTTPException(503, "the first reading is in progress; retry in a second")
+    return frame
+
+
+def _device(frame: Frame, name: str | None, uid: int | None) -> DeviceReading:
+    """Return the device with that name, or the only one. Raises NoSuchDevice, AmbiguousDevice, HTTPException."""
+    if name is None:
+        if len(frame.snapshot.devices) != 1:
+            count = len(frame.snapshot.devices)
+            raise HTTPException(
+                422, f"device: expected the name of one of the {count} devices; gpumond status lists them"
+            )
+        return frame.snapshot.devices[0]
+    uuid = device_named(name, frame, uid)
+    device = frame.snapshot.device(uuid)
+    if device is None:
+        raise HTTPException(404, f"the driver does not list the device {uuid}")
+    return device
+
 
 router = APIRouter(prefix="/api/v1", tags=["quotas"])
 

@@ -88,10 +88,7 @@ class QuotaConfig(Strict):
     def quota(self) -> Quota:
         return Quota(
             name=self.name,
-            workload=self.match.workload,
-            user=self.match.user,
-            container=self.match.container,
-            namespace=self.match.namespace,
+            **self.match.model_dump(),
             soft_limit_bytes=self.soft_limit,
             limit_bytes=self.limit,
             reserve_bytes=self.reserve,

@@ -12,8 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
 
-from gpumond.cli.arguments import above_zero
-from gpumond.cli.exits import DONE, print_error
+from gpumond.cli.arguments import DONE, above_zero, print_error
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.process import ProcessKey

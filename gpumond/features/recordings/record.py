@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpumond.cli import client
-from gpumond.cli.arguments import duration
-from gpumond.cli.exits import DONE, print_error
+from gpumond.cli.arguments import DONE, duration, print_error
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot

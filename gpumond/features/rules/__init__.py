@@ -6,7 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="rules",
-    parts=("gpumond.features.rules.part:RulesPart",),
+    parts=("gpumond.features.rules.registry:RulesPart",),
     routes=("gpumond.features.rules.routes:router",),
     commands=(
         Command(

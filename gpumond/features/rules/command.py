@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE, FAILED, print_answer
+from gpumond.cli.arguments import DONE, FAILED, print_answer
 from gpumond.config.loading import load, read_yaml
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import Settings

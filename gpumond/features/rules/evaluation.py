@@ -1,13 +1,15 @@
-"""Alerts across a restart, with Prometheus' tolerance. No I/O.
+"""Rules on snapshots: their alerts, previews, and alerts across a restart with Prometheus' tolerance. No I/O.
 
-An alert whose subject has not been observed since the start (its agent is not
-connected, its driver is slow) is neither dropped nor resolved for ten minutes; one on a verdict for two hours, since
-the verdict has to be found again (a slow leak took 70 minutes).
+An alert whose subject has not been observed since the start (its agent is not connected, its driver is slow) is neither
+dropped nor resolved for ten minutes; one on a verdict for two hours, since the verdict has to be found again (a slow
+leak took 70 minutes).
 """
 
 from __future__ import annotations
 
 import re
+import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -17,15 +19,18 @@ from typing import Any, NamedTuple
 from gpumond.facts.alerts import Activities, Activity, ended, same_process
 from gpumond.facts.device_names import device_uuid
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
-from gpumond.facts.frame import Alert, Frame, Phase
+from gpumond.facts.frame import Alert, Frame, Phase, Verdict
+from gpumond.facts.messages import to_json
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Labels, Rule, Scope
-from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
 from gpumond.quantities import RuleContext, departure, hidden, subjects
 from gpumond.quantities.scope import Hidden, Row, Subjects
 from gpumond.quantities.table import readable
 from gpumond.quantities.verdicts import NOTHING, active_verdicts
-from gpumond.quantities.window import RuleWindow
+from gpumond.quantities.window import RuleWindow, remember
+from gpumond.store.table import adapter
+from gpumond.tick.ledger import attribute
 
 GRACE_SECONDS = 600.0
 VERDICT_GRACE_SECONDS = 7200.0
@@ -258,3 +263,88 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) ->
 
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+KEPT_SECONDS = 3600.0
+RESOLUTION_SECONDS = 30.0
+MAX_FIRED = 1000
+"""Alerts of a preview: a rule that many subjects breach every other moment would have hundreds of thousands."""
+KEPT_BYTES = 16 << 20
+"""Maximum size of all packed moments: 120 moments of 1000 processes each take a third of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """Alerts that ``fired`` between the two times, oldest first; one that still fires has no ``resolved_at``.
+
+    One snapshot per ``resolution_seconds`` was evaluated: a shorter breach is not found. The time before
+    ``from_at`` (the daemon's start, if that is less than an hour ago, or the oldest snapshot that is kept) is
+    unknown. ``fired`` has at most ``MAX_FIRED`` alerts, the newest; ``omitted`` is the number of the others.
+    """
+
+    from_at: float | None
+    to_at: float | None
+    resolution_seconds: float
+    snapshots: int
+    omitted: int
+    fired: tuple[Alert, ...]
+
+
+def pack(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> bytes:
+    """Pack a moment as compressed JSON: an hour of 1000 processes takes 5 MiB, as objects 200 MiB."""
+    return zlib.compress(to_json(snapshot) + b"\n" + to_json(verdicts), 1)
+
+
+def unpack(packed: bytes) -> tuple[Snapshot, tuple[Verdict, ...]]:
+    snapshot, verdicts = zlib.decompress(packed).split(b"\n")
+    return adapter(Snapshot).validate_json(snapshot), adapter(tuple[Verdict, ...]).validate_json(verdicts)
+
+
+class PreviewWindow:
+    """Packed moments of the last hour, fewer if they are large."""
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._moments: deque[bytes] = deque(maxlen=int(KEPT_SECONDS / RESOLUTION_SECONDS))
+        self._kept_bytes, self._added_at = kept_bytes, -RESOLUTION_SECONDS
+
+    def add(self, frame: Frame) -> None:
+        """Keep a frame if it is due. Frames from before the first reading are left out, because they have no values."""
+        now = frame.snapshot.elapsed_seconds
+        if now - self._added_at < RESOLUTION_SECONDS or frame.snapshot.source.reason == STARTING:
+            return
+        self._added_at = now
+        self._moments.append(pack(frame.snapshot, frame.verdicts))
+        while len(self._moments) > 1 and sum(map(len, self._moments)) > self._kept_bytes:
+            self._moments.popleft()
+
+    def moments(self) -> tuple[bytes, ...]:
+        return tuple(self._moments)
+
+
+def preview(rule: Rule, moments: Iterable[bytes]) -> Preview:
+    """Evaluate the rule on packed ``moments``, oldest first."""
+    state, window, times = RuleState(), RuleWindow(), list[float]()
+    firing: dict[tuple[tuple[str, str], ...], Alert] = {}
+    over, count = deque[Alert](maxlen=MAX_FIRED), 0
+    for moment in moments:
+        snapshot, verdicts = unpack(moment)
+        window = remember(window, snapshot)
+        frame = Frame(snapshot, attribute(snapshot), verdicts)
+        state, evaluated = evaluate(state, (rule,), frame, window)
+        for alert in evaluated.resolved:
+            firing.pop(alert.labels, None)
+            over.append(alert)
+        count += len(evaluated.resolved)
+        firing.update((alert.labels, alert) for alert in evaluated.raised)
+        times.append(snapshot.taken_at)
+    fired = sorted([*over, *firing.values()], key=lambda alert: alert.active_at)[-MAX_FIRED:]
+    omitted = count + len(firing) - len(fired)
+    first, last = (times[0], times[-1]) if times else (None, None)
+    return Preview(
+        from_at=first,
+        to_at=last,
+        resolution_seconds=RESOLUTION_SECONDS,
+        snapshots=len(times),
+        omitted=omitted,
+        fired=tuple(fired),
+    )

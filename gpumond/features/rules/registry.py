@@ -1,25 +1,28 @@
 """Rules in effect: the built-in rules, those of the configuration file, and those created over the API.
 
 The store keeps the last kind. The first two are read-only here, but single fields of a built-in rule can be overridden
-in the file and over the API; the store keeps the latter.
+in the file and over the API; the store keeps the latter. An hour of frames is kept for previews.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from time import time
 from types import MappingProxyType
 from typing import Any
 
-from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition
-from gpumond.facts.rule import Overrides, Rule, overridden, own_fields
-from gpumond.features.rules.settings import written
-from gpumond.kernel import Rules
-from gpumond.store.registry import Origin, Registered, Registry
-from gpumond.store.table import Actions, Table, Transactions, etag_of
+from gpumond.config.settings import Settings
+from gpumond.facts.alerts import resume
+from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition, StoreUnavailable
+from gpumond.facts.rule import Rule, overridden, own_fields
+from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited, evaluate, preview
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
+from gpumond.kernel import Kernel, Part, Rules, Tick
+from gpumond.store.table import Actions, Origin, Registered, Registry, Table, Transactions, etag_of
 
 MAX_RULES = 500
-NO_OVERRIDES: Overrides = MappingProxyType({})
 
 
 def rule_table(store: Transactions) -> Table[dict[str, Any]]:
@@ -64,34 +67,21 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
 
     noun, limit = "rule", MAX_RULES
 
-    def __init__(
-        self,
-        built_in: Iterable[Rule],
-        file: Iterable[Rule],
-        store: Transactions,
-        receivers: Iterable[str] = (),
-        overrides: Overrides = NO_OVERRIDES,
-    ) -> None:
+    def __init__(self, settings: Settings, store: Transactions) -> None:
         super().__init__(rule_table(store))
         self._overrides = override_table(store)
         self._stored_overrides: dict[str, dict[str, Any]] = {}
-        self.configure(built_in, file, receivers, overrides)
+        self.configure(settings)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         return self._rules
 
-    def configure(
-        self,
-        built_in: Iterable[Rule],
-        file: Iterable[Rule],
-        receivers: Iterable[str] = (),
-        overrides: Overrides = NO_OVERRIDES,
-    ) -> None:
+    def configure(self, settings: Settings) -> None:
         """Set the configuration's rules and overrides. They take precedence over those of the API."""
-        self._receivers, self._file_overrides = tuple(receivers), overrides
-        self._file = {rule.name: _registered(rule, "file") for rule in file}
-        self._built_in = {rule.name: rule for rule in built_in if rule.name not in self._file}
+        self._receivers, self._file_overrides = settings.receiver_names(), settings.rule_overrides
+        self._file = {rule.name: _registered(rule, "file") for rule in settings.rules}
+        self._built_in = {rule.name: rule for rule in settings.built_in_rules() if rule.name not in self._file}
         self._rebuild()
 
     async def load(self) -> list[str]:
@@ -160,8 +150,6 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
         super()._check_writable(name)
 
     def _value(self, body: Mapping[str, Any]) -> Rule:
-        from gpumond.features.rules.settings import RuleConfig  # it imports pydantic, and most stores contain no rule
-
         return RuleConfig.model_validate(body).rule()
 
     def _body(self, rule: Rule) -> dict[str, Any]:
@@ -198,8 +186,6 @@ def _require(entry: RuleEntry, if_match: str | None) -> None:
 
 def _checked_override(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored fields of an override. Raises ValueError if this version cannot read them."""
-    from gpumond.features.rules.settings import OverrideConfig
-
     return OverrideConfig.model_validate(body).fields()
 
 
@@ -212,3 +198,50 @@ def _registered(
     body = written(rule)
     described = [body, {name: asdict(each) for name, each in overrides.items()}] if overrides else body
     return Registered(rule, RuleEntry(rule.name, origin, etag_of(described), body, enabled, dict(overrides)))
+
+
+class RulesPart(Part):
+    table = "rules"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._store = kernel.store
+        self._state = RuleState()
+        self._window = PreviewWindow()
+        self.registry = RuleRegistry(kernel.settings, kernel.store)
+        self.loaded = self._resumed = False
+        kernel.provide(Rules, self.registry)
+        kernel.provide(RuleRegistry, self.registry)
+        kernel.provide(RulesPart, self)
+
+    async def load(self) -> Sequence[str]:
+        """Load the rules that were created over the API and, at the start, the alerts of the previous daemon."""
+        if not self._resumed:
+            self._resumed = True
+            try:
+                activities = resume(*await self._store.kept(), time())
+                self._state = RuleState(activities, awaited(activities))
+            except StoreUnavailable:
+                pass  # the store has logged it
+        invalid = await self.registry.load()
+        self.loaded = True
+        return invalid
+
+    def conclude(self, tick: Tick) -> Tick:
+        self._state, evaluated = evaluate(self._state, self.registry.rules, tick.frame, tick.window)
+        return replace(
+            tick,
+            frame=replace(tick.frame, alerts=evaluated.alerts),
+            raised=evaluated.raised,
+            resolved=evaluated.resolved,
+            activities=self._state.activities,
+        )
+
+    def act(self, tick: Tick) -> None:
+        self._window.add(tick.frame)
+
+    async def preview(self, rule: Rule) -> Preview:
+        """Evaluate a rule on the last hour, in a thread: a visitor may request it."""
+        return await asyncio.to_thread(preview, rule, self._window.moments())
+
+    async def configure(self, settings: Settings) -> None:
+        self.registry.configure(settings)

@@ -10,9 +10,8 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.alerts import ended
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.part import RulesPart
-from gpumond.features.rules.preview import Preview
-from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry
+from gpumond.features.rules.evaluation import Preview
+from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry, RulesPart
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.serve import examples
 from gpumond.serve.answers import problem

@@ -6,7 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="silences",
-    parts=("gpumond.features.silences.part:SilencesPart",),
+    parts=("gpumond.features.silences.silences:SilencesPart",),
     routes=("gpumond.features.silences.routes:router",),
     commands=(
         Command(

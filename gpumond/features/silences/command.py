@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.exits import DONE
+from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import seconds
@@ -57,20 +57,14 @@ def _add(arguments: argparse.Namespace) -> int:
     if arguments.start is not None:
         body["starts_at"] = _time(arguments.start)
     entry = client.post(arguments.url, ROUTE, body, timeout=30)
-    print(json.dumps(entry, indent=2) if arguments.json else entry["silence"]["id"])
+    print_answer(arguments, entry, lambda: str(entry["silence"]["id"]))
     return DONE
 
 
 def _list(arguments: argparse.Namespace) -> int:
     entries = [each for each in client.get(arguments.url, ROUTE) if arguments.all or each["state"] != "ended"]
-    if arguments.json:
-        print(json.dumps(entries, indent=2))
-    else:
-        print(
-            table(
-                ("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON"), ([*_row(entry)] for entry in entries)
-            )
-        )
+    header = ("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON")
+    print_answer(arguments, entries, lambda: table(header, ([*_row(entry)] for entry in entries)))
     return DONE
 
 

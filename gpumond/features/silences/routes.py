@@ -158,12 +158,9 @@ async def create(request: Request, body: SilenceBody, by: str = Depends(require_
     _count_change(request, by)
     silence = await _silences(request).add(
         [Matcher(each.name, each.operator, each.value) for each in body.matchers],
-        starts_at=body.starts_at,
-        ends_at=body.ends_at,
-        for_seconds=body.for_seconds,
         author=body.author.strip(),
-        reason=body.reason,
         by=by,
+        **body.model_dump(include={"starts_at", "ends_at", "for_seconds", "reason"}),
     )
     return _entry(request, silence, 201)
 

@@ -1,4 +1,4 @@
-"""Registry of silences, and the alerts that each one matches."""
+"""Silences: their registry, and the alerts of each frame that each one matches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
+from operator import attrgetter
 from typing import Annotated, NamedTuple
 
 from pydantic import StringConstraints, TypeAdapter, ValidationError
@@ -19,7 +20,7 @@ from gpumond.facts.errors import ConfigError, NoSuchSilence, TooManySilences
 from gpumond.facts.frame import Alert, Matcher, Silence, State
 from gpumond.facts.rule import Labels
 from gpumond.facts.units import DAY_SECONDS, human
-from gpumond.kernel import Silencing
+from gpumond.kernel import Kernel, Part, Silencing, Tick
 from gpumond.store.table import Actions, Table, Transactions
 
 MAX_SILENCES = 100
@@ -197,7 +198,9 @@ class Silences(Silencing):
     def _excess(self, creator: str) -> Iterator[str]:
         """Yield the ended silences that are too old, and the oldest of a creator who has too many."""
         now = self._clock()
-        ended = sorted((each for each in self._silences.values() if each.state(now) == "ended"), key=_end)
+        ended = sorted(
+            (each for each in self._silences.values() if each.state(now) == "ended"), key=attrgetter("ends_at")
+        )
         own = [each for each in ended if each.created_by == creator]
         yield from (each.id for each in ended if each.ends_at < now - KEEP_ENDED_SECONDS)
         yield from (each.id for each in own[: max(0, len(own) - KEEP_ENDED + 1)])
@@ -208,17 +211,11 @@ class Silences(Silencing):
         self._tests = {id: test for id, test in self._tests.items() if id in current}
 
 
-def _end(silence: Silence) -> float:
-    return silence.ends_at
-
-
 def _compiled_bytes(matchers: Sequence[Matcher]) -> int:
     """Return the memory of the compiled regular expressions. Raises ConfigError."""
     sizes = 0
     for number, matcher in enumerate(matchers):
         if "~" in matcher.operator:
-            # it imports pydantic
-
             with _about(number, matcher):
                 sizes += compiled_bytes(matcher.value)
     return sizes
@@ -343,3 +340,20 @@ def _bytes_of(part: str, least: int) -> int:
 
 def _invalid(reason: str) -> ConfigError:
     return ConfigError(f"not a regular expression: {reason}; expected one such as train.*")
+
+
+class SilencesPart(Silences, Part):
+    table = "silences"
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel.store, kernel.clock.wall)
+        self._telemetry = kernel.telemetry
+        kernel.provide(Silences, self)
+        kernel.provide(Silencing, self)
+
+    def conclude(self, tick: Tick) -> Tick:
+        frame = tick.frame
+        return replace(tick, frame=replace(frame, alerts=self.mark(frame.alerts), silences=self.current()))
+
+    def act(self, tick: Tick) -> None:
+        self._telemetry.count_silences(map(self.state, self.current()))

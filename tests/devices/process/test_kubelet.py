@@ -14,9 +14,9 @@ import pytest
 from gpumond.devices.process.containers import LIST, Kubelet, Pod
 from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.snapshot import DeviceReading, Reading
-from gpumond.testing import GIB, make_device, make_process
 from tests.helpers.running import until
 from tests.helpers.trees import ProcTree
+from tests.helpers.values import GIB, make_device, make_process
 
 A, B = "a1" * 32, "b2" * 32
 UID, OTHER_UID = "2c48913c-b29f-11e7-9350-020968147796", "3d48913c-b29f-11e7-9350-020968147796"

@@ -15,10 +15,10 @@ from gpumond.devices.process.containers import place
 from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.sim.device import MIB
-from gpumond.testing import GIB, make_device, make_process
 from tests.helpers.holding import holder, small_device
 from tests.helpers.running import until
 from tests.helpers.trees import ProcTree, SysTree
+from tests.helpers.values import GIB, make_device, make_process
 
 A, B = "a1" * 32, "b2" * 32
 NODE = "/dev/nvidia0"

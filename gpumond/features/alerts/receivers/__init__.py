@@ -10,30 +10,14 @@ docs/reference/plugins.md derive from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
+from pydantic import Field
+
+from gpumond.config.models import Strict
 from gpumond.facts.errors import GpumondError
 from gpumond.facts.frame import Alert
 
 BATCH_LIMIT = 64
-
-
-class Receiver(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def resend_seconds(self) -> float | None:
-        """Seconds after which firing alerts are sent again; None if once is enough."""
-
-    @property
-    def batch_limit(self) -> int:
-        """The most alerts of one call of ``send``."""
-
-    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int | None:
-        """Send notifications. Return the HTTP status of the answer; None if the receiver has none.
-
-        Raises Retry if another attempt may succeed, Rejected if none will.
-        """
 
 
 class NotSent(GpumondError):
@@ -57,3 +41,30 @@ class Retry(NotSent):
 
 class Rejected(NotSent):
     """The receiver will not accept this notification."""
+
+
+class ReceiverType(Strict):
+    """Base of the types of receivers. Its fields are the keys of its configuration.
+
+    A subclass has a field ``type`` with its name. Addresses and secrets must not be logged; files are read at each
+    send.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", description="name in rules and metrics")
+
+    @property
+    def resend_seconds(self) -> float | None:
+        """Seconds after which firing alerts are sent again; None if once is enough."""
+        return None
+
+    @property
+    def batch_limit(self) -> int:
+        """The most alerts of one call of ``send``."""
+        return BATCH_LIMIT
+
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int | None:
+        """Send notifications. Return the HTTP status of the answer; None if the receiver has none.
+
+        Raises Retry if another attempt may succeed, Rejected if none will.
+        """
+        raise NotImplementedError

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers import BATCH_LIMIT
+from gpumond.features.alerts.receivers import ReceiverType
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """A `Receiver` without pydantic, since it is the default."""
-
-    name: str
-
-    @property
-    def resend_seconds(self) -> None:
-        return None
-
-    @property
-    def batch_limit(self) -> int:
-        return BATCH_LIMIT
+class Log(ReceiverType):
+    type: Literal["log"] = "log"
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
         for alert in raised:

@@ -8,16 +8,244 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import time
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers import templates
-from gpumond.features.alerts.receivers.http_client import HttpReceiver, linkable, post, secret
+from gpumond.features.alerts.receivers.http_client import RUNBOOK_URL, HttpReceiver, linkable, post, secret
+
+Template = Literal["slack", "teams", "discord", "json"]
+
+BATCH_LIMIT = 5
+"""Alerts of one message."""
+MAX_LINK = 320
+"""Characters of the address of a runbook; a longer one is text."""
+MAX_FIELDS = 6
+"""Labels of an alert that a message shows; the generic document has all of them."""
+CUT = "…"
+COLOURS = {"critical": 0xB3241B, "page": 0xB3241B, "warning": 0xE08A00, "info": 0x1857B8}
+RESOLVED_COLOUR = 0x2E7D32
+FIRST = ("severity", "workload", "gpu", "pid", "user", "engine", "uuid")
+"""Labels that are shown first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One alert of a message: plain text without control characters. ``runbook`` is an address, or empty."""
+
+    rule: str
+    title: str
+    text: str
+    fields: tuple[tuple[str, str], ...]
+    color: int
+    status: Literal["firing", "resolved"]
+    runbook: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Alerts of one message. ``link`` is the address of the page, empty if it is not configured."""
+
+    title: str
+    sections: tuple[Section, ...]
+    link: str
+    instance: str
+
+
+def body(template: Template, raised: Sequence[Alert], resolved: Sequence[Alert], instance: str, link: str) -> Any:
+    """Return the JSON document of a message."""
+    sections = (*(_section("firing", each) for each in raised), *(_section("resolved", each) for each in resolved))
+    return _WRITERS[template](Message(_title(sections, instance), sections, link, plain(instance)))
+
+
+def plain(text: str) -> str:
+    """Return the text without line ends, controls, marks that change the direction, and halves of surrogate pairs."""
+    return "".join("\ufffd" if unicodedata.category(each) in _REPLACED else each for each in text)
+
+
+_REPLACED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _section(status: Literal["firing", "resolved"], alert: Alert) -> Section:
+    labels, annotations = dict(alert.labels), dict(alert.annotations)
+    shown = [name for name in FIRST if name in labels]
+    shown += [name for name in labels if name not in (*FIRST, "alertname")]
+    runbook = annotations.get(RUNBOOK_URL, "")
+    if len(runbook) <= MAX_LINK and linkable(runbook):
+        del annotations[RUNBOOK_URL]
+    else:
+        runbook = ""
+    texts = [annotations.pop("summary", ""), *annotations.values()]
+    return Section(
+        rule=plain(alert.rule),
+        title=f"{plain(alert.rule)} {'fires' if status == 'firing' else 'resolved'}",
+        text=plain("; ".join(text for text in texts if text)) or plain(alert.rule),
+        fields=tuple((plain(name), plain(labels[name])) for name in shown if labels[name]),
+        color=RESOLVED_COLOUR if status == "resolved" else COLOURS.get(labels.get("severity", ""), COLOURS["warning"]),
+        status=status,
+        runbook=runbook,
+    )
+
+
+def _title(sections: Sequence[Section], instance: str) -> str:
+    if len(sections) == 1:
+        return f"{sections[0].title} on {plain(instance)}"
+    firing = sum(section.status == "firing" for section in sections)
+    counts = ((firing, "firing"), (len(sections) - firing, "resolved"))
+    return f"Alerts on {plain(instance)}: " + ", ".join(f"{count} {state}" for count, state in counts if count)
+
+
+def cut(text: str, most: int, escape: Callable[[str], str] = str) -> str:
+    """Return the escaped text in at most ``most`` UTF-16 units. An escape is never divided."""
+    parts: list[str] = []
+    used = 0
+    for each in text:
+        part = escape(each)
+        size = len(part.encode("utf-16-le")) // 2
+        if used + size > most - len(CUT):
+            rest = "".join(map(escape, text[len(parts) :]))
+            whole = used + len(rest.encode("utf-16-le")) // 2 <= most
+            return "".join(parts) + (rest if whole else CUT)
+        parts.append(part)
+        used += size
+    return "".join(parts)
+
+
+def _slack(message: Message) -> Any:
+    """Return blocks of plain text, which has neither markup nor mentions, and a text for the notification."""
+    each = 11_000 // len(message.sections)
+    blocks: list[Any] = []
+    for section in message.sections:
+        names = [f"{name}: {value}" for name, value in section.fields[:MAX_FIELDS]]
+        facts = cut("   ".join(names), min(1000, each // 3))
+        blocks.append({"type": "header", "text": _slack_text(cut(section.title, 150))})
+        blocks.append({"type": "section", "text": _slack_text(cut(section.text, min(2900, each // 2)))})
+        elements = [_slack_text(facts)] if facts else []
+        if section.runbook:
+            elements.append(_slack_link(section.runbook, "Runbook"))
+        if elements:
+            blocks.append({"type": "context", "elements": elements})
+    if message.link:
+        link = _slack_link(message.link, f"gpumond on {cut(message.instance, 100)}")
+        blocks.append({"type": "section", "text": link})
+    return {"text": cut(message.title, 300, _slack_escape), "mrkdwn": False, "blocks": blocks}
+
+
+def _slack_text(text: str) -> dict[str, Any]:
+    return {"type": "plain_text", "text": text, "emoji": False}
+
+
+def _slack_link(address: str, text: str) -> dict[str, Any]:
+    return {"type": "mrkdwn", "text": f"<{_slack_escape(address)}|{_slack_escape(text)}>", "verbatim": True}
+
+
+def _slack_escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _teams(message: Message) -> Any:
+    """Return an Adaptive Card for a workflow. Its text runs have no markup, and it has no entities for mentions."""
+    each = 3400 // len(message.sections)  # of 28 KB: in JSON a UTF-16 unit takes at most 6 bytes
+    blocks: list[Any] = [_teams_text(cut(message.title, 150), size="Large", weight="Bolder")]
+    for section in message.sections:
+        facts = "   ".join(f"{name}: {value}" for name, value in section.fields[:MAX_FIELDS])
+        color = "Good" if section.status == "resolved" else "Attention"
+        if len(message.sections) > 1:
+            blocks.append(_teams_text(cut(section.title, 80), weight="Bolder", color=color))
+        blocks.append(_teams_text(cut(section.text, each // 2)))
+        if facts:
+            blocks.append(_teams_text(cut(facts, each // 3), isSubtle=True))
+    card: dict[str, Any] = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": blocks,
+        "msteams": {"width": "Full"},
+    }
+    links = {each.runbook: f"Runbook: {cut(each.rule, 64)}" for each in message.sections if each.runbook}
+    if message.link:
+        links = {message.link: "Open gpumond", **links}
+    if links:
+        card["actions"] = [{"type": "Action.OpenUrl", "title": title, "url": url} for url, title in links.items()]
+    return {
+        "type": "message",
+        "attachments": [
+            {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+        ],
+    }
+
+
+def _teams_text(text: str, **style: Any) -> dict[str, Any]:
+    return {"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": text, **style}]}
+
+
+def _discord(message: Message) -> Any:
+    """Return embeds. No mention notifies anyone, and Markdown is escaped."""
+    each = 5800 // len(message.sections)
+    embeds = []
+    for section in message.sections:
+        runbook = f" [Runbook](<{section.runbook}>)" if section.runbook else ""
+        left = each - 140 - len(runbook)
+        embed: dict[str, Any] = {
+            "title": cut(f"{section.title} on {message.instance}", 140, _discord_escape),
+            "description": cut(section.text, min(3000, left // 2), _discord_escape) + runbook,
+            "color": section.color,
+        }
+        if message.link:
+            embed["url"] = message.link
+        fields = section.fields[:MAX_FIELDS]
+        share = left // 2 // max(1, len(fields)) - 1
+        embed["fields"] = [
+            {
+                "name": cut(name, min(60, share // 3), _discord_escape),
+                "value": cut(value, min(1000, share - share // 3), _discord_escape),
+                "inline": True,
+            }
+            for name, value in fields
+        ]
+        embeds.append(embed)
+    return {"embeds": embeds, "allowed_mentions": {"parse": []}}
+
+
+def _discord_escape(text: str) -> str:
+    return re.sub(r"([\\*_~`|<>\[\]()#:@-])", r"\\\1", text)
+
+
+def _generic(message: Message) -> Any:
+    alerts: list[dict[str, Any]] = [
+        {
+            "status": each.status,
+            "title": each.title,
+            "text": each.text,
+            "fields": _named(each.fields),
+            "runbook": each.runbook or None,
+        }
+        for each in message.sections
+    ]
+    return {
+        "title": message.title,
+        "text": "\n".join(f"{each.title}: {each.text}" for each in message.sections),
+        "fields": [{"name": "instance", "value": message.instance}, *(alerts[0]["fields"] if len(alerts) == 1 else ())],
+        "link": message.link or None,
+        "alerts": alerts,
+    }
+
+
+def _named(fields: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in fields]
+
+
+_WRITERS: Mapping[Template, Callable[[Message], Any]] = dict(
+    zip(get_args(Template), (_slack, _teams, _discord, _generic), strict=True)
+)
+
 
 VERSION = 1
 
@@ -25,7 +253,7 @@ VERSION = 1
 class Webhook(HttpReceiver):
     type: Literal["webhook"] = "webhook"
     secret_file: Path | None = Field(None, description="the key of the signature")
-    template: templates.Template | None = Field(
+    template: Template | None = Field(
         None,
         description="format of the messages: `slack`, `teams`, `discord`, or `json` (title, text, fields, link); by "
         "default the document of [the webhook](../how-to/notifications.md#the-webhook)",
@@ -36,7 +264,7 @@ class Webhook(HttpReceiver):
 
     @property
     def batch_limit(self) -> int:
-        return super().batch_limit if self.template is None else templates.BATCH_LIMIT
+        return super().batch_limit if self.template is None else BATCH_LIMIT
 
     @property
     def runbooks_address(self) -> str:
@@ -55,17 +283,17 @@ class Webhook(HttpReceiver):
         document = (
             self._document(raised, resolved)
             if self.template is None
-            else templates.body(self.template, raised, resolved, self.instance, self.page_url or "")
+            else body(self.template, raised, resolved, self.instance, self.page_url or "")
         )
-        body = json.dumps(document, separators=(",", ":")).encode()
+        content = json.dumps(document, separators=(",", ":")).encode()
         headers = {}
         if self.secret_file:
             at = str(int(time.time()))
             headers = {
                 "X-Gpumond-Timestamp": at,
-                "X-Gpumond-Signature": f"sha256={signature(secret(self.secret_file), at, body)}",
+                "X-Gpumond-Signature": f"sha256={signature(secret(self.secret_file), at, content)}",
             }
-        return await post(self, "", body, headers)
+        return await post(self, "", content, headers)
 
     def _document(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> dict[str, Any]:
         return {

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpumond.facts.engines import EngineModel, EngineState
-from gpumond.features.engines.prometheus_text import Metrics
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import (
     Dialogue,
     EngineSpec,
+    Metrics,
     ReleaseMethod,
     any_selected,
     at,

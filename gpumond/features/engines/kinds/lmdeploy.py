@@ -6,9 +6,8 @@ The call ends all sessions. Level 2 would lose the weights.
 from __future__ import annotations
 
 from gpumond.facts.engines import EngineState
-from gpumond.features.engines.prometheus_text import Metrics
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import Dialogue, EngineSpec, ReleaseMethod, flag, get, post, sends
+from gpumond.features.engines.spec import Dialogue, EngineSpec, Metrics, ReleaseMethod, flag, get, post, sends
 
 WAITING = ("lmdeploy:num_requests_waiting", "lmdeploy:num_api_requests_waiting")
 WORK = ("lmdeploy:prompt_tokens_total", "lmdeploy:generation_tokens_total", "lmdeploy:num_requests_finished")

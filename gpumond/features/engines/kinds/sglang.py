@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumond.facts.engines import EngineState
-from gpumond.features.engines.prometheus_text import Metrics
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import Dialogue, EngineSpec, at, entries, get
+from gpumond.features.engines.spec import Dialogue, EngineSpec, Metrics, at, entries, get
 
 WAITING = ("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs", "sglang:num_paused_reqs")
 GB = 1 << 30

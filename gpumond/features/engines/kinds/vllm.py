@@ -11,9 +11,19 @@ from dataclasses import replace
 
 from gpumond.facts.engines import EngineModel, EngineState
 from gpumond.facts.errors import EngineError
-from gpumond.features.engines.prometheus_text import Metrics
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import Dialogue, EngineSpec, ReleaseMethod, at, flag, get, name_of, post, sends
+from gpumond.features.engines.spec import (
+    Dialogue,
+    EngineSpec,
+    Metrics,
+    ReleaseMethod,
+    at,
+    flag,
+    get,
+    name_of,
+    post,
+    sends,
+)
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KV_CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
