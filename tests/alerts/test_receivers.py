@@ -98,7 +98,13 @@ def test_alertmanager_request_ends_after_four_resend_intervals(listener: Listene
     (request,) = listener.requests
     assert request.line == "POST /prefix/api/v2/alerts HTTP/1.1"
     firing, resolved = request.json
-    assert firing["labels"] == {"alertname": "full", "gpu": "0", "instance": socket.gethostname()}
+    assert firing["labels"] == {
+        "alertname": "full",
+        "gpu": "0",
+        "instance": socket.gethostname(),
+        "machine": socket.gethostname(),
+        "rule": "full",
+    }
     assert firing["startsAt"] == "1970-01-01T00:17:40+00:00"
     assert firing["endsAt"] > "2020"
     assert resolved["endsAt"] == "1970-01-01T00:33:20+00:00"
