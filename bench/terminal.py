@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from bench.result import publish
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Sensors
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame
 from tests.helpers.screens import Session, top

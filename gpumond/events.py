@@ -18,8 +18,7 @@ from gpumond.diagnosis.advice import advice, case_of
 from gpumond.diagnosis.messages import clock, program
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, Site
+from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import human
 from gpumond.facts.verdicts import SHAPES

@@ -17,15 +17,14 @@ from typing import Any, Protocol, TypeVar, cast
 from gpumond.config.settings import Settings
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
-from gpumond.facts.alerts import Activities
+from gpumond.facts.alerts import Activities, Rule
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Rule
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Fault, ProgramEnd, Reading, Snapshot, SourceState
 from gpumond.host.peer import Identity
 from gpumond.metrics.dcgm import Compat

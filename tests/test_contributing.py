@@ -152,7 +152,7 @@ assert "| `free_ratio` | ratio | free bytes over size |" in document()
 VERDICT = """
 from gpumond.testing import TickState, advance
 from gpumond.metrics.catalogue import FAMILIES
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Sensors
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.testing import make_device, make_snapshot
 sensors = Sensors(remapped_rows_failed=True, remapped_rows_uncorrectable=2)

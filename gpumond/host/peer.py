@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.facts.process import MAX_PID, ProcessKey
+from gpumond.facts.program import MAX_PID, ProcessKey
 from gpumond.host.files import read_text
 from gpumond.host.machine import start_ticks
 

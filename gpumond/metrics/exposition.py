@@ -13,12 +13,11 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpumond.facts.frame import Frame
-from gpumond.facts.text import accepts
+from gpumond.facts.units import accepts
 from gpumond.host.peer import person_of
 from gpumond.metrics import dcgm
-from gpumond.metrics.catalogue import FAMILIES
+from gpumond.metrics.catalogue import FAMILIES, XID_ERRORS
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.devices import XID_ERRORS
 from gpumond.metrics.families import Family, Row, write
 from gpumond.metrics.telemetry import Telemetry
 

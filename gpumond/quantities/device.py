@@ -9,15 +9,16 @@ from itertools import chain
 from typing import NamedTuple
 
 from gpumond.facts.frame import Line, Verdict
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.sensors import THROTTLE_REASONS, Sensors
-from gpumond.facts.snapshot import RELEASED, DeviceReading, Snapshot
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.snapshot import RELEASED, THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
 from gpumond.facts.units import counted
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
     IN_WINDOW,
     NAMED,
+    VERDICT_TEXTS,
+    VERDICTS,
     RuleContext,
     ScopeSpec,
     Texts,
@@ -25,9 +26,11 @@ from gpumond.quantities.scope import (
     named,
     ratio,
     size,
+    texts_of_verdicts,
+    values_of_verdicts,
+    values_without_verdict,
 )
 from gpumond.quantities.table import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS, Quantity, Unit, readable
-from gpumond.quantities.verdicts import VERDICT_TEXTS, VERDICTS, texts, values, values_without_verdict
 from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow, combined
 from gpumond.tick.claims import complete_lists, is_confirmed
 
@@ -86,7 +89,7 @@ def devices(context: RuleContext) -> Sequence[_Device]:
             short=short[uuid],
             xids=xids,
             verdicts=verdicts_by_device[uuid],
-            verdict_values=values(verdicts_by_device[uuid], values_without_verdict(device)),
+            verdict_values=values_of_verdicts(verdicts_by_device[uuid], values_without_verdict(device)),
             released=released,
             recent=recent,
         )
@@ -164,7 +167,7 @@ def _device_texts(row: _Device) -> Texts:
         "top_cache": lambda: _top_cache(row),
         "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
         **_sensor_texts(device.sensors),
-        **texts(row.verdicts),
+        **texts_of_verdicts(row.verdicts),
     }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gpumond.facts.alerts import Labels
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.facts.units import duration
 from gpumond.quantities.scope import RuleContext, ScopeSpec, size

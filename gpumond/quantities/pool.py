@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
 from gpumond.diagnosis.detectors import FRAGMENTED_FROM
+from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.quantities.scope import (
     DEVICE_LABELS,

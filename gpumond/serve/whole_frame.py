@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from gpumond import __version__, revision
 from gpumond.diagnosis.detectors import idle_seconds
-from gpumond.facts.frame import Frame, Line
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.remedies import remedy
+from gpumond.facts.errors import remedy
+from gpumond.facts.frame import Frame, Line, ProcessHolding, StatedCondition, StatedFault, WholeFrame
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
-from gpumond.facts.whole_frame import ProcessHolding, StatedCondition, StatedFault, WholeFrame
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.tick.claims import unmapped_by_device
 from gpumond.tick.conditions import conditions

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from gpumond.facts.errors import GpumondError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import DeviceReading, ProcessUsage
+from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Sensors
 from gpumond.facts.units import MIB
 from gpumond.host.machine import ENDED_STATES, read_head, start_of, stat_fields
 

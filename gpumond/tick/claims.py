@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gpumond.facts.pools import PoolUsage, Reclaimable
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.program import OTHER
+from gpumond.facts.program import OTHER, ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Excess, Fault, Snapshot
 
 MAX_POOLS = 32

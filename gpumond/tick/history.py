@@ -9,7 +9,7 @@ from itertools import chain
 from math import floor, inf, isfinite, nan
 from typing import Literal, NamedTuple
 
-from gpumond.facts.process import ProcessKey, process_key
+from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.snapshot import Snapshot
 
 Signal = Literal["used", "live", "held", "utilization", "unclaimed"]

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterable, Mapping
 
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.host.machine import find_process, process_start, read_head
 from gpumond.top.processes import Ancestor
 from gpumond.view.rows import ProcessRow, plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.units import human
 from gpumond.view.lines import Line, Piece, fitted
 from gpumond.view.rows import HOLDINGS, ProcessLife, ProcessRow

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.alerts import Heartbeat, KeptAlert, Notice
+from gpumond.facts.alerts import Action, Heartbeat, KeptAlert, Labels, Notice, Rule
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
-from gpumond.facts.rule import Action, Labels, Rule
 from gpumond.features.alerts.actions import ANNOTATION
 from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.store.audit import AuditEntry

@@ -13,13 +13,12 @@ import httpx
 from fastapi import FastAPI
 
 from gpumond.events import EventLog
-from gpumond.facts.alerts import ended
+from gpumond.facts.alerts import Rule, ended
 from gpumond.facts.errors import ConfigError, FlushError
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.pools import Receipt
-from gpumond.facts.rule import Rule
 from gpumond.features import routers
 from gpumond.features.alerts.receivers.test_message import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE

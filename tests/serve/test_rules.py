@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gpumond.facts.rule import Rule
+from gpumond.facts.alerts import Rule
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.preview import Preview
 from gpumond.features.rules.registry import rule_table

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.features.quotas.queue import Decision, Grant, Neighbour, Queue, Room, WaitingRequest, decide, lending
 
 SCHEDULES = 10_000

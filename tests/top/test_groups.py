@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
 from gpumond.view.machine import view

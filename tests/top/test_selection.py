@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Sensors
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.view.machine import at_index, merged, neighbour, place_of, processes_on, view
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame

@@ -16,8 +16,7 @@ from weakref import ref
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.mempools import cached
-from gpumond.agent.allocators.python_owners import MAX_ALLOCATIONS, instances
+from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, cached, instances
 from gpumond.facts.pools import PoolUsage, StepResult
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.mempools import is_counted
-from gpumond.agent.allocators.python_owners import retained_by_trim
+from gpumond.agent.allocators.mempools import is_counted, retained_by_trim
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit
 

@@ -21,8 +21,7 @@ from weakref import WeakValueDictionary
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.mempools import counter_of, is_counted
-from gpumond.agent.allocators.python_owners import retained_by_trim
+from gpumond.agent.allocators.mempools import counter_of, is_counted, retained_by_trim
 from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable, StepResult
 
 PROBE_BYTES = 256

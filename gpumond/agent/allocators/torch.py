@@ -24,7 +24,7 @@ from gpumond.agent.allocators import (
     torch_classes,
     torch_xpu,
 )
-from gpumond.agent.allocators.python_owners import retained_by_trim
+from gpumond.agent.allocators.mempools import retained_by_trim
 from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE,
     MIB,

@@ -12,9 +12,8 @@ import glob
 import os
 from collections.abc import Iterator, Mapping
 
-from gpumond.facts.errors import FaultKind, SourceUnavailable
+from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
 from gpumond.facts.messages import clean
-from gpumond.facts.remedies import remedy
 
 NVML = "libnvidia-ml.so.1"
 

@@ -26,7 +26,7 @@ from gpumond.devices.nvml.library import (
 from gpumond.devices.validation import IMPOSSIBLE, Tally
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.messages import MAX_INTEGER
-from gpumond.facts.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES
+from gpumond.facts.snapshot import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES
 from gpumond.facts.units import MIB
 
 SLOW_SECONDS = 10.0

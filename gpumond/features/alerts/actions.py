@@ -13,13 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from gpumond.facts.alerts import same_process
+from gpumond.facts.alerts import Action, Labels, Rule, same_process
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.flush import concerns, reclaimable_bytes
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import ENGINE_STEP, PoolUsage, Receipt
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Action, Labels, Rule
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
 from gpumond.facts.units import HOUR_SECONDS, duration, human
 

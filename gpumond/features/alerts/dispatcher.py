@@ -13,13 +13,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpumond.facts.alerts import Activities, Heartbeat, KeptAlert, Notice, ended, kept, resume
+from gpumond.facts.alerts import Activities, Heartbeat, KeptAlert, Labels, Notice, Rule, ended, kept, resume
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, empty_receipt, receipt_without_bytes
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import ENGINE_STEP, Receipt
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Labels, Rule
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.features.alerts.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
 from gpumond.store.audit import AuditEntry

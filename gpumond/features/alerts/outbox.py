@@ -23,10 +23,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from gpumond.facts.alerts import Notice
+from gpumond.facts.alerts import Labels, Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
-from gpumond.facts.rule import Labels
 from gpumond.features.alerts.receivers import Notifier, Rejected, Retry
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gpumond.devices.process.procfs import user_name
 from gpumond.facts.engines import NOT_READ, EngineProcess, EngineReading, EngineState
 from gpumond.facts.errors import EngineError
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.features.engines.connection import carry_out
 from gpumond.features.engines.ownership import Owned, available_bytes, owned
 from gpumond.features.engines.settings import EngineConfig

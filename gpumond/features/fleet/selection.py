@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gpumond.facts.process import TICKS_PER_SECOND
+from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.facts.units import human
 from gpumond.features.fleet.machines import Machine
 from gpumond.features.fleet.prometheus import Named

@@ -17,7 +17,7 @@ from gpumond.facts.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
 from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import ENGINE_STEP, SUSPENDED, Outcome, Receipt, ordered_steps as ordered_steps
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
 from gpumond.features.flush.receipts import (

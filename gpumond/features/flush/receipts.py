@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from gpumond.facts.errors import CONDITIONS
 from gpumond.facts.messages import FlushResult, PoolChange
 from gpumond.facts.pools import Expected, Held, Outcome, PoolUsage, Receipt
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.remedies import CONDITIONS
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
 from gpumond.facts.units import human
 

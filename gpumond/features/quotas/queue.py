@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import NO_QUOTA, Lending
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 

@@ -16,7 +16,7 @@ from gpumond.cli.arguments import above_zero
 from gpumond.cli.exits import DONE, print_error
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import counted, duration, human, level, seconds
 from gpumond.facts.verdicts import SHAPES

@@ -8,9 +8,8 @@ from dataclasses import replace
 from time import time
 
 from gpumond.config.settings import Settings
-from gpumond.facts.alerts import resume
+from gpumond.facts.alerts import Rule, resume
 from gpumond.facts.errors import StoreUnavailable
-from gpumond.facts.rule import Rule
 from gpumond.features.rules.evaluation import RuleState, awaited, evaluate
 from gpumond.features.rules.preview import Preview, PreviewWindow, preview
 from gpumond.features.rules.registry import RuleRegistry

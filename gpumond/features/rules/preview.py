@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from gpumond.facts.alerts import Rule
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.messages import to_json
-from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import STARTING, Snapshot
 from gpumond.features.rules.evaluation import RuleState, evaluate
 from gpumond.quantities.window import RuleWindow, remember

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from gpumond.facts.alerts import Overrides, Rule, overridden, own_fields
 from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition
-from gpumond.facts.rule import Overrides, Rule, overridden, own_fields
 from gpumond.features.rules.settings import written
 from gpumond.kernel import Rules
 from gpumond.store.registry import Origin, Registered, Registry
