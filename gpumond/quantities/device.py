@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -31,7 +31,7 @@ from gpumond.quantities.scope import (
     values_without_verdict,
 )
 from gpumond.quantities.table import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS, Quantity, Unit, readable
-from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow, combined
+from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, combined
 from gpumond.tick.claims import complete_lists, is_confirmed
 
 LOADED_RATIO = 0.5
@@ -76,7 +76,9 @@ def devices(context: RuleContext) -> Sequence[_Device]:
 
     def row(device: DeviceReading) -> _Device:
         uuid, known = device.uuid, device.used_bytes is not None
-        sums = _sums(lines[uuid])
+        sums = Counter[str]()
+        for line in lines[uuid]:
+            sums[line.share] += line.used_bytes
         xids = {e.xid: recent.xids[uuid, e.xid].increase for e in snapshot.xids if e.device_uuid == uuid}
         return _Device(
             device=device,
@@ -95,23 +97,6 @@ def devices(context: RuleContext) -> Sequence[_Device]:
         )
 
     return tuple(map(row, snapshot.devices))
-
-
-def _sums(lines: Sequence[Line]) -> Mapping[str, int]:
-    sums = dict.fromkeys(("live", "cached", "stranded", "overhead", "opaque", "unclaimed"), 0)
-    for line in lines:
-        sums[line.share] += line.used_bytes
-    return sums
-
-
-def _programs(lines: Sequence[Line]) -> tuple[str, ...]:
-    """Return the names of the programs on a device, each once."""
-    return tuple({line.workload: None for line in lines if line.workload})
-
-
-def _caches(lines: Sequence[Line]) -> dict[ProcessKey, int]:
-    cached = (line for line in lines if line.share == "cached")
-    return {line.process: line.used_bytes for line in cached if line.process is not None}
 
 
 def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKey]]:
@@ -145,7 +130,7 @@ def short_users(recent: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[i
 def _wasted(row: _Device) -> int | None:
     if row.cached is None or row.used_ratio is None or row.used_ratio >= NEARLY_FULL:
         return row.cached
-    caches = _caches(row.lines) if row.short else {}
+    caches = {line.process: line.used_bytes for line in row.lines if line.share == "cached"}
     return max((row.cached - caches.get(process, 0) for process in row.short), default=0)
 
 
@@ -219,24 +204,18 @@ def _pcie_link_deficit(sensors: Sensors) -> float | None:
     return 1.0 - part if busy >= LOADED_RATIO else 0.0
 
 
-def _history(row: _Device) -> CounterHistory | None:
-    return row.recent.devices.get(row.device.uuid)
-
-
 def _with_increase(sensor: Quantity[DeviceReading]) -> Iterator[Quantity[_Device]]:
     """Yield the rule value of a sensor and, if it counts events, that of its increase."""
     quantity = sensor.of(_device)
     yield quantity
     if sensor.counted:
-        yield increase(quantity, DEVICE_COUNTERS.index(sensor.name), _history)
+        yield increase(
+            quantity, DEVICE_COUNTERS.index(sensor.name), lambda row: row.recent.devices.get(row.device.uuid)
+        )
 
 
 def _device(row: _Device) -> DeviceReading:
     return row.device
-
-
-def _nvlink_errors(row: _Device) -> float | None:
-    return combined(tuple(value.read(row) for value in NVLINK_INCREASES))
 
 
 OF_SENSORS: tuple[Quantity[_Device], ...] = tuple(chain.from_iterable(map(_with_increase, SENSORS)))
@@ -288,7 +267,7 @@ DERIVED: tuple[Quantity[_Device], ...] = (
         "nvlink_errors_increase",
         "count",
         f"Errors of all kinds on all NVLinks {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
-        _nvlink_errors,
+        lambda row: combined(tuple(value.read(row) for value in NVLINK_INCREASES)),
     ),
 )
 
@@ -402,5 +381,5 @@ DEVICE = ScopeSpec(
         **VERDICT_TEXTS,
     },
     texts=_device_texts,
-    programs=lambda row: _programs(row.lines),
+    programs=lambda row: tuple({line.workload: None for line in row.lines if line.workload}),
 )

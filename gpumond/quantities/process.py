@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from gpumond.facts.alerts import Labels
 from gpumond.facts.frame import Verdict
 from gpumond.facts.pools import HostPool, PoolUsage
-from gpumond.facts.program import TICKS_PER_SECOND, Program, StepUsage
+from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.quantities.scope import (
@@ -111,10 +111,6 @@ def processes(context: RuleContext) -> Sequence[_Process]:
     return rows
 
 
-def _limit(row: _Process) -> float | None:
-    return row.snapshot.limits.get((row.device.uuid, row.process.key))
-
-
 def _limit_ratio(row: _Process) -> float | None:
     """Return the ratio of the pool that is closest to its limit."""
     if row.report is None or not row.report.limits:
@@ -176,18 +172,6 @@ def _usage(row: _Process) -> ProcessUsage:
     return row.process
 
 
-def _report(row: _Process) -> AgentReport | None:
-    return row.report
-
-
-def _program(row: _Process) -> Program | None:
-    return None if row.report is None else row.report.program
-
-
-def _step(row: _Process) -> StepUsage | None:
-    return None if row.report is None else row.report.program.step
-
-
 def _history(row: _Process) -> CounterHistory | None:
     return None if row.report is None else row.recent.programs.get(row.report.key)
 
@@ -240,7 +224,10 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
         ),
         Quantity(
-            "limit_bytes", "bytes", "the lowest limit of its allocators on the device; unknown without a limit", _limit
+            "limit_bytes",
+            "bytes",
+            "the lowest limit of its allocators on the device; unknown without a limit",
+            lambda row: row.snapshot.limits.get((row.device.uuid, row.process.key)),
         ),
         Quantity(
             "limit_ratio",
@@ -287,13 +274,13 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "bytes by which the claim of its agent exceeds the driver's count, else 0; unknown without an agent",
             _claim_excess,
         ),
-        REPORT_AGE.of(_report),
+        REPORT_AGE.of(lambda row: row.report),
         *map(_sum, (LIVE, HELD, RECLAIMABLE)),
         _sum(STRANDED, attrgetter("stranded_bytes")),
         _sum(UNMAPPED),
         *map(_host_sum, HOST_POOL),
-        *_with_increases(STEP, _step),
-        *_with_increases(PROGRAM, _program),
+        *_with_increases(STEP, lambda row: row.report.program.step if row.report else None),
+        *_with_increases(PROGRAM, lambda row: row.report.program if row.report else None),
         *VERDICTS,
     ),
     labels={
