@@ -7,9 +7,8 @@ event. The time of an earlier occurrence is in the details, the onset of a verdi
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal
@@ -22,6 +21,7 @@ from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, Proce
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import human
 from gpumond.facts.verdicts import SHAPES
+from gpumond.host.event_loop import Signal
 
 Kind = Literal[
     "agent-connected",
@@ -390,11 +390,6 @@ def _gpu(frame: Frame, uuid: str) -> str:
     return uuid if device is None else f"GPU {device.index}"
 
 
-def after(events: Iterable[Event], last_id: int) -> tuple[Event, ...]:
-    """Return the events after ``last_id``."""
-    return tuple(event for event in events if event.id > last_id)
-
-
 SHOWN_CALLS, SHOWN_THREAD_CALLS, SHOWN_THREADS = 8, 3, 4
 SHOWN_SCOPES, SHOWN_CLASSES, SHOWN_SITES = 8, 8, 4
 MAX_CALL = 200
@@ -510,7 +505,7 @@ class EventLog:
         self._state = EventState(last_id=int(started_at) * 1000, since=started_at)
         self._receipts: list[Receipt] = []
         self._events: deque[Event] = deque(maxlen=kept)
-        self._published = asyncio.Event()
+        self._published = Signal()
 
     def flushed(self, receipt: Receipt) -> None:
         """Record a receipt; its event is published with the next frame."""
@@ -528,8 +523,7 @@ class EventLog:
         self._receipts.clear()
         self._events.extend(events)
         if events:
-            self._published.set()  # wakes current waiters; later ones wait for the next event
-            self._published = asyncio.Event()
+            self._published.send()
         return events
 
     @property
@@ -541,7 +535,7 @@ class EventLog:
 
     def after(self, last_id: int) -> tuple[Event, ...]:
         """Return the events after ``last_id`` that are still kept."""
-        return after(self._events, last_id)
+        return tuple(event for event in self._events if event.id > last_id)
 
     @property
     def before_id(self) -> int:
@@ -550,9 +544,4 @@ class EventLog:
 
     async def wait(self, seconds: float) -> bool:
         """Wait for new events. Returns False on timeout."""
-        published = self._published
-        try:
-            await asyncio.wait_for(published.wait(), seconds)
-        except asyncio.TimeoutError:
-            return False
-        return True
+        return await self._published.wait(seconds)

@@ -21,6 +21,7 @@ from starlette.types import Message, Scope, Send
 from gpumond.events import Event, EventLog
 from gpumond.facts.frame import Frame, WholeFrame
 from gpumond.facts.units import accepts
+from gpumond.host.event_loop import Signal
 from gpumond.kernel import Kernel
 from gpumond.serve import examples
 from gpumond.serve.auth import user
@@ -107,7 +108,7 @@ class LiveFrames:
     def __init__(self, kernel: Kernel, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self._kernel, self._heartbeat_seconds = kernel, heartbeat_seconds
         self._readers = 0
-        self._wanted, self._published = asyncio.Event(), asyncio.Event()
+        self._wanted, self._published = asyncio.Event(), Signal()
         self._encoding = asyncio.Lock()
         self.number = 0
         """Number of the newest message."""
@@ -182,8 +183,7 @@ class LiveFrames:
     def _publish(self, message: LiveMessage) -> None:
         self.number = message.number
         self._later.append(message)
-        self._published.set()  # wakes current waiters; later ones wait for the next message
-        self._published = asyncio.Event()
+        self._published.send()
 
 
 def encoded(number: int, kind: str, body: bytes, events: bytes) -> LiveMessage:

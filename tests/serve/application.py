@@ -89,7 +89,7 @@ class View:
     def get(self, kind: type) -> Any:
         """Return the service of a feature; this object stands for those that have no state."""
         services = (self.rulebook, self.quotas, self.admissions, self.hook, self.silences)
-        return next((service for service in services if isinstance(service, kind)), self)
+        return next((service for service in services if kind in type(service).__mro__), self)
 
     def past(self) -> list[Alert]:
         return [ended(ALERT, 2.0)]
