@@ -16,15 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.mempools import is_counted, retained_by_trim
+from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators.mempools import CudaAdapter, is_counted, retained_by_trim
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit
 
 T = TypeVar("T")
 
 
-class CupyAdapter(AllocatorAdapter):
+class CupyAdapter(CudaAdapter):
     """Reads the default pool, and the pool in use if it is another pool of CuPy.
 
     If CuPy allocates through the function of another library without a pool of its own, it has nothing to report: the
@@ -54,10 +54,6 @@ class CupyAdapter(AllocatorAdapter):
         return retained_by_trim(
             (ordinal, amounts[1]) for ordinal, handle in counted if (amounts := cuda.pool_bytes(handle))
         )
-
-    def check(self) -> None:
-        if reason := cuda.refusal():
-            raise FlushRefused(reason)
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Free whole chunks with cudaFree. The stream-ordered pool first waits until the device is idle."""

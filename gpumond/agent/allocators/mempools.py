@@ -26,8 +26,17 @@ SEARCH_SECONDS = 0.05
 _search_at = 0.0
 
 
-class MempoolsAdapter(AllocatorAdapter):
+class CudaAdapter(AllocatorAdapter):
+    """Refuses a flush while no device has a context, and while a graph is captured."""
+
+    def check(self) -> None:
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
+
+
+class MempoolsAdapter(CudaAdapter):
     name = "mempool"
+    step = "trim"
 
     def framework(self) -> str:
         return f"cuda {cuda.version()}"
@@ -41,20 +50,8 @@ class MempoolsAdapter(AllocatorAdapter):
     def retained_bytes(self) -> Mapping[str, int]:
         return retained_by_trim((ordinal, used) for ordinal, _, _, used in _pools())
 
-    def check(self) -> None:
-        if reason := cuda.refusal():
-            raise FlushRefused(reason)
-
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        """Wait until each device is idle, then trim its pool: freed but pending bytes would stay."""
-        self.check()
-        if "trim" not in steps:
-            return ()
-        started, released = time.perf_counter(), 0
-        for ordinal, pool, reserved, _ in list(_pools()):
-            if cuda.trim(ordinal, pool) and (after := cuda.pool_bytes(pool)):
-                released += max(0, reserved - after[0])
-        return (StepResult("trim", released, time.perf_counter() - started),)
+    def release(self) -> tuple[int, str]:
+        return trim((ordinal, pool) for ordinal, pool, _, _ in _pools())[0], ""
 
 
 def adapter() -> MempoolsAdapter | None:
@@ -107,6 +104,20 @@ def _pools() -> Iterator[tuple[int, int, int, int]]:
 def _is_counted_by_torch(ordinal: int) -> bool:
     torch = sys.modules.get("gpumond.agent.allocators.torch")
     return torch is not None and torch.counts_default_pool(ordinal)
+
+
+def trim(pools: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Trim pools, each given by ordinal and handle, when their device is idle: freed but pending bytes would stay.
+
+    Return the released bytes, and the number of pools.
+    """
+    released = trimmed = 0
+    for ordinal, pool in list(pools):
+        before = cuda.pool_bytes(pool)
+        if before and cuda.trim(ordinal, pool):
+            after = cuda.pool_bytes(pool)
+            released, trimmed = released + (max(0, before[0] - after[0]) if after else 0), trimmed + 1
+    return released, trimmed
 
 
 NOT_RELEASABLE = Reclaimable(0, 0, 0, "not_releasable")
