@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from gpumond.agent.allocators import ADAPTERS, HistoryRecording, TensorTracking
 from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.steps import READ_SECONDS, RecentUsage
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent.registry import REGISTRY, collected
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import (
@@ -287,14 +287,8 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
 
     ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
     """
-    found: list[LiveClasses] = []
-    for adapter in REGISTRY.known():
-        if isinstance(adapter, TensorTracking):
-            try:
-                found += adapter.live_classes(search_seconds)
-            except Exception:  # a version of the library that is not understood
-                continue
-    return tuple(found[:OOM_POOLS])
+    trackers = (adapter for adapter in REGISTRY.known() if isinstance(adapter, TensorTracking))
+    return tuple(collected(trackers, lambda adapter: adapter.live_classes(search_seconds))[:OOM_POOLS])
 
 
 def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
