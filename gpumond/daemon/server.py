@@ -19,7 +19,7 @@ from gpumond.config.tls import alternative_names
 from gpumond.config.tokens import Token, check_subjects, read_tokens
 from gpumond.config.watched_file import ReloadingFile
 from gpumond.config.web import Web
-from gpumond.daemon.daemon import Daemon, Load, make_daemon
+from gpumond.daemon.daemon import Daemon, Load, real_edges
 from gpumond.devices.child.supervisor import Worker
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Fault
@@ -79,7 +79,8 @@ async def serve(
             if not without_port:
                 raise
             listener, problem = None, str(error)
-        daemon = stack.enter_context(make_daemon(settings, source, load, pace, worker, kept))
+        edges = stack.enter_context(real_edges(settings, source, worker))
+        daemon = Daemon(settings, edges, load, pace, kept)
         if log_limit is not None:
             log_limit.dropped = daemon.kernel.telemetry.log_dropped
         own = settings.runtime_directory()

@@ -113,8 +113,24 @@ MISSED_LIMIT = 3
 """Number of consecutive readings without a device after which its values are withheld."""
 
 
+class OfProcess:
+    """A fact about one process."""
+
+    __slots__ = ()
+    pid: int
+    start_ticks: int | None
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+    @property
+    def process(self) -> ProcessKey:
+        return self.key
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessUsage:
+class ProcessUsage(OfProcess):
     """One process on one device, as the driver lists it; all other facts about the process come from /proc.
 
     ``start_ticks`` is None when /proc does not know the pid (it has ended, or is in another PID namespace).
@@ -145,10 +161,6 @@ class ProcessUsage:
     utilization_ratio: float | None = None
     orphaned: bool | None = None
     idle_seconds: float | None = None
-
-    @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached property
@@ -270,7 +282,7 @@ class SourceState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentReport:
+class AgentReport(OfProcess):
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
     For a process in a PID namespace that the daemon cannot see, ``pid`` is the number of its connection, which is above
@@ -304,30 +316,22 @@ class AgentReport:
     components: tuple[str, ...] = ()
 
     @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
-
-    @property
     def has_pid(self) -> bool:
         """False if ``pid`` is the number of a connection."""
         return self.pid <= MAX_PID
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramEnd:
+class ProgramEnd(OfProcess):
     """A program whose agent announced its end, and the kind of the end."""
 
     pid: int
     start_ticks: int | None
     ending: Ending
 
-    @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excess:
+class Excess(OfProcess):
     """Claim of one process on one device that exceeds the driver's count or, of one pool, the device's size.
 
     ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is counted as unmapped because of it.
@@ -343,10 +347,6 @@ class Excess:
     ticks: int
     unmapped_bytes: int = 0
     allocator: str = ""
-
-    @property
-    def process(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +369,7 @@ class Suspension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead:
+class Overhead(OfProcess):
     """The overhead of one process on one device over time: what is known about its parts.
 
     ``began``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they were
@@ -389,22 +389,14 @@ class Overhead:
     held_bytes: int = 0
     rest_bytes: int = 0
 
-    @property
-    def process(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessQuota:
+class ProcessQuota(OfProcess):
     """The quotas of one process, which apply on each device that it uses."""
 
     pid: int
     start_ticks: int | None
     quota: EffectiveQuota
-
-    @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties

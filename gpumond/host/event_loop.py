@@ -26,7 +26,7 @@ async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             log.error("a background task failed", exc_info=error)
 
 
-async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks, and wait for their end. Before Python 3.12, ``wait_for`` swallows a cancellation at times."""
     pending = set(tasks)
     while pending:

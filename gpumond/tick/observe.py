@@ -181,9 +181,7 @@ def observe(
     all_faults = [*(reading.faults if reading else ()), *faults]
     known = previous.devices if previous else ()
     seconds = elapsed_seconds - previous.elapsed_seconds if previous else 0.0
-    devices: list[DeviceReading] = []
-    for device in _devices(known, reading, seconds):
-        devices.append(device)
+    devices = list(_devices(known, reading, seconds))
     complete = complete_lists(devices, all_faults, private_pid_namespace)
     reports, suspensions = suspending(
         reports, silent, devices, all_faults, private_pid_namespace, previous, elapsed_seconds
@@ -191,10 +189,9 @@ def observe(
     reports, excesses = check_claims(reports, devices, complete, previous, all_faults, person_of)
     if not source.up and source.reason and source.reason != STARTING:
         all_faults.append(Fault(source.name, source.reason, None, source.detail))
-    seq = previous.seq + 1 if previous else 1
     xids = reading.xids if reading else previous.xids if previous else ()
     return Snapshot(
-        seq=seq,
+        seq=previous.seq + 1 if previous else 1,
         taken_at=taken_at,
         elapsed_seconds=elapsed_seconds,
         source=source,
@@ -208,7 +205,7 @@ def observe(
         excesses=excesses,
         uptime_seconds=uptime_seconds,
         suspensions=suspensions,
-        overheads=(tuple(following(devices, reports, suspensions, previous, elapsed_seconds))),
+        overheads=tuple(following(devices, reports, suspensions, previous, elapsed_seconds)),
     )
 
 
