@@ -234,19 +234,13 @@ def _process_limit(frame: Frame) -> Iterator[Row]:
 
 def _process_soft_limit(frame: Frame) -> Iterator[Row]:
     quotas = frame.snapshot.quotas_by_process
-    for device, processes in frame.processes_by_size if quotas else ():
-        for process in processes[:PROCESSES_PER_DEVICE]:
-            if process.key in quotas:
-                yield (device.uuid, str(device.index), str(process.pid)), quotas[process.key].soft_bytes
+    yield from ((row, quotas[each.key].soft_bytes) for row, each in processes(frame) if each.key in quotas)
 
 
 def _process_reserve_shortage(frame: Frame) -> Iterator[Row]:
     shortages = frame.snapshot.reserve_shortages
-    for device, processes in frame.processes_by_size if shortages else ():
-        for process in processes[:PROCESSES_PER_DEVICE]:
-            if (device.uuid, process.key) in shortages:
-                row = device.uuid, str(device.index), str(process.pid)
-                yield row, shortages[device.uuid, process.key]
+    rows = ((row, (row[0], process.key)) for row, process in processes(frame))
+    yield from ((row, shortages[key]) for row, key in rows if key in shortages)
 
 
 def _process_info(frame: Frame) -> Iterator[Row]:
@@ -381,14 +375,6 @@ def _time_to_oom(frame: Frame) -> Iterator[Row]:
     yield from times.items()
 
 
-def _alerts(frame: Frame) -> Iterator[Row]:
-    yield from Counter((alert.rule, alert.phase) for alert in frame.alerts).items()
-
-
-def _agents(frame: Frame) -> Iterator[Row]:
-    yield from Counter((report.workload,) for report in frame.snapshot.reports if report.uses_device).items()
-
-
 def _engines(frame: Frame) -> Iterator[tuple[tuple[str, ...], EngineReading]]:
     for engine in frame.snapshot.engines:
         yield (engine.name, engine.kind), engine
@@ -416,10 +402,6 @@ def _conditions(frame: Frame) -> Iterator[Row]:
     for uuid, kind in dict.fromkeys((each.device_uuid, each.kind) for each in conditions(frame.snapshot)):
         if uuid is not None:
             yield (uuid, index[uuid], kind), 1
-
-
-def _private(frame: Frame) -> Iterator[Row]:
-    yield (), frame.snapshot.private_pid_namespace
 
 
 def _driver_info(frame: Frame) -> Iterator[Row]:
@@ -464,13 +446,19 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         ("uuid", "gpu", "pid"),
         _time_to_oom,
     ),
-    Family("gpumond_alerts", "gauge", "Number of active alerts by rule and phase.", ("rule", "phase"), _alerts),
+    Family(
+        "gpumond_alerts",
+        "gauge",
+        "Number of active alerts by rule and phase.",
+        ("rule", "phase"),
+        lambda frame: Counter((alert.rule, alert.phase) for alert in frame.alerts).items(),
+    ),
     Family(
         "gpumond_agents",
         "gauge",
         "Number of programs with an agent that use, or have used, a device.",
         ("workload",),
-        _agents,
+        lambda frame: Counter((each.workload,) for each in frame.snapshot.reports if each.uses_device).items(),
     ),
     *families("gpumond_engine_", ("engine", "kind"), _engines, ENGINE),
     family("gpumond_engine_", ("uuid", "gpu", "engine", "kind"), ENGINE_USED, _engine_memory),
@@ -503,7 +491,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         "gauge",
         "1 if the daemon runs in its own PID namespace, where the driver's pids may refer to other processes; else 0.",
         (),
-        _private,
+        lambda frame: [((), frame.snapshot.private_pid_namespace)],
     ),
     Family(
         "gpumond_snapshot_timestamp_seconds",
