@@ -7,8 +7,11 @@ scrape, and an unknown value is an absent series. To add a metric, add a Family.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from itertools import groupby
 from operator import attrgetter
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Frame
@@ -16,7 +19,6 @@ from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, SHAPES
-from gpumond.metrics.families import Family, Row, families, family
 from gpumond.quantities.table import (
     DEVICE_IDLE,
     DEVICE_UP,
@@ -32,10 +34,88 @@ from gpumond.quantities.table import (
     PROGRAM,
     REPORT_AGE,
     SENSORS,
+    SHARED_FAMILIES,
     STEP,
     Quantity,
 )
 from gpumond.tick.conditions import OF_DEVICES, conditions
+
+Row = tuple[tuple[str, ...], float | None]
+"""Label values in the family's order, and the value. A row whose value is None is omitted."""
+
+
+Kind = Literal["gauge", "counter"]
+
+
+Rows = Callable[[Frame], Iterable[Row]]
+
+
+class Family(NamedTuple):
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+    rows: Rows
+
+
+TOTAL = "_total"
+
+Fact = TypeVar("Fact")
+Facts = Callable[[Frame], Iterable[tuple[tuple[str, ...], Fact]]]
+"""The facts of one kind in a frame, each with its label values."""
+
+
+def families(
+    prefix: str, labels: tuple[str, ...], facts: Facts[Fact], quantities: Iterable[Quantity[Fact]]
+) -> Iterator[Family]:
+    """Yield the families of quantities in their order; consecutive ones of one name share a family."""
+    facts = _read_once(facts)
+    for name, group in groupby(quantities, lambda quantity: quantity.metric):
+        members = tuple(group)
+        if name and members[0].labels:
+            names = (*labels, *members[0].labels)
+            yield Family(
+                f"{prefix}{name}", kind_of(name), SHARED_FAMILIES[name], names, partial(_shared, facts, members)
+            )
+        elif name:
+            (quantity,) = members
+            yield family(prefix, labels, quantity, partial(_rows, facts, quantity.export or quantity.read))
+
+
+def family(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: Rows, note: str = "") -> Family:
+    """Return the family of a quantity whose rows are not one for each fact."""
+    name = quantity.metric
+    return Family(f"{prefix}{name}", kind_of(name), quantity.help + note, labels, rows)
+
+
+def kind_of(name: str) -> Kind:
+    return "counter" if name.endswith(TOTAL) else "gauge"
+
+
+def _read_once(facts: Facts[Fact]) -> Facts[Fact]:
+    """Return a function that keeps the facts of the last frame, which all families of these facts read."""
+    kept: tuple[Frame | None, Collection[tuple[tuple[str, ...], Fact]]] = None, ()
+
+    def read(frame: Frame) -> Collection[tuple[tuple[str, ...], Fact]]:
+        nonlocal kept
+        last, read_facts = kept
+        if frame is not last:
+            read_facts = tuple(facts(frame))
+            kept = frame, read_facts
+        return read_facts
+
+    return read
+
+
+def _rows(facts: Facts[Fact], read: Callable[[Fact], float | None], frame: Frame) -> Iterable[Row]:
+    return [(labels, read(fact)) for labels, fact in facts(frame)]
+
+
+def _shared(facts: Facts[Fact], quantities: Iterable[Quantity[Fact]], frame: Frame) -> Iterator[Row]:
+    for labels, fact in facts(frame):
+        for quantity in quantities:
+            yield (*labels, *quantity.labels.values()), quantity.read(fact)
+
 
 DEVICE_LABELS = ("uuid", "gpu")
 

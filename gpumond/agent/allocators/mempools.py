@@ -158,17 +158,19 @@ def arena(
     )
 
 
-def kept(allocator: str, pools: Sequence[PoolUsage], steps: Sequence[str]) -> Sequence[StepResult]:
-    """Return the result of a flush of arenas: no bytes, and the reason."""
-    step = next((step for step in ("cache", "trim") if step in steps), None)
-    if step is None or not pools:
-        return ()
-    counter = next((pool.inside for pool in pools if pool.inside), None)
-    if counter:
-        why = f"{counter} counts and releases its memory"
-    else:
-        why = f"{allocator} keeps its memory until the program ends"
-    return (StepResult(step, 0, 0.0, why),)
+class ArenaAdapter(AllocatorAdapter):
+    """A library that keeps all memory: a flush returns no bytes, and the reason."""
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        pools, step = self.read(), next((step for step in ("cache", "trim") if step in steps), None)
+        if step is None or not pools:
+            return ()
+        counter = next((pool.inside for pool in pools if pool.inside), None)
+        if counter:
+            why = f"{counter} counts and releases its memory"
+        else:
+            why = f"{self.name} keeps its memory until the program ends"
+        return (StepResult(step, 0, 0.0, why),)
 
 
 MAX_ALLOCATIONS = 2_000_000
