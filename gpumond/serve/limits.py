@@ -72,25 +72,24 @@ def limited(receive: Receive) -> Receive:
 
 
 class RequestSlots:
-    """At most ``each`` concurrent requests per user, and a queue of at most ``waiting`` more.
+    """At most ``CONCURRENT_REQUESTS`` per user, and a queue of at most ``WAITING`` more.
 
     A user with a thousand requests therefore delays other users no more than a user with a few.
     """
 
-    def __init__(self, each: int = CONCURRENT_REQUESTS, waiting: int = WAITING) -> None:
-        self._each, self._waiting = each, waiting
+    def __init__(self) -> None:
         self._taken: Counter[object] = Counter()
         self._queues: dict[object, deque[asyncio.Future[None]]] = {}
 
     async def take(self, key: object) -> Callable[[], None]:
         """Wait for a slot, and return a function that releases it once. Raises 503 if the queue is full."""
-        if self._taken[key] < self._each:
+        if self._taken[key] < CONCURRENT_REQUESTS:
             self._taken[key] += 1
         else:
             queue = self._queues.setdefault(key, deque())
-            if len(queue) >= self._waiting:
+            if len(queue) >= WAITING:
                 raise HTTPException(
-                    503, f"too many requests by this user: {self._waiting} are already waiting", {"Retry-After": "1"}
+                    503, f"too many requests by this user: {WAITING} are already waiting", {"Retry-After": "1"}
                 )
             slot = asyncio.get_running_loop().create_future()
             queue.append(slot)
@@ -128,16 +127,21 @@ Holder = TypeVar("Holder", bound=Hashable)
 LOOPBACK = "loopback"
 
 
+def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address, that of IPv4 where it is mapped into IPv6; None for a name."""
+    try:
+        ip = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(ip, "ipv4_mapped", None) or ip
+
+
 def user_of(uid: int | None, address: str = "") -> str:
     """Return the user that a connection is counted for."""
     if uid is not None:
         return f"uid:{person_of(uid)}"
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return LOOPBACK if ip.is_loopback else str(ip)
+    ip = plain_address(address)
+    return address if ip is None else LOOPBACK if ip.is_loopback else str(ip)
 
 
 class Shares(Generic[Holder]):

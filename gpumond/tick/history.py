@@ -354,8 +354,8 @@ class Series:
     def samples(self, signal: int, count: int = SAMPLES) -> array[float]:
         return self.rows.newest(count)[1 + signal :: 1 + self.signals]
 
-    def sample_times(self, count: int = SAMPLES) -> array[float]:
-        return self.rows.newest(count)[:: 1 + self.signals]
+    def sample_times(self) -> array[float]:
+        return self.rows.newest(SAMPLES)[:: 1 + self.signals]
 
     def restore(self, blocks: Iterable[Sequence[float]], records: Sequence[Sequence[float]]) -> None:
         for block in blocks:

@@ -199,7 +199,7 @@ class DeviceHolders:
     has exited is often kept by a child, a debugger or a service with an open device node. This is a fact and not a
     verdict: a service may have a reason to keep it open.
 
-    ``proc`` and ``sys`` replace /proc and /sys; ``own`` is a pid to exclude.
+    ``proc`` and ``sys`` replace /proc and /sys.
     """
 
     def __init__(
@@ -207,10 +207,8 @@ class DeviceHolders:
         proc: str = "/proc",
         sys: str = "/sys",
         clock: Callable[[], float] = time.monotonic,
-        own: int | None = None,
     ) -> None:
         self._proc, self._sys, self._clock = proc, sys, clock
-        self._own = os.getpid() if own is None else own
         self._descriptors = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/renderD"), proc, inspect_every=1)
         self._table = ProcessTable(proc)
         self._next_scan = float("-inf")
@@ -242,7 +240,7 @@ class DeviceHolders:
 
     def _scan(self) -> dict[str, list[ProcessKey]]:
         addresses = {**_nvidia(self._proc), **_drm(self._sys)}
-        found = {pid: nodes for pid, nodes in self._descriptors.read().items() if pid != self._own}
+        found = {pid: nodes for pid, nodes in self._descriptors.read().items() if pid != os.getpid()}
         identities = self._table.read(found)
         holders: dict[str, list[ProcessKey]] = {}
         for pid, nodes in found.items():
