@@ -67,7 +67,6 @@ class EventState:
     last_id: int = 0
     since: float = 0.0
     frame: Frame | None = None
-    reports: Mapping[ProcessKey, AgentReport] = field(default_factory=dict)
     ooms: Mapping[ProcessKey, int] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
 
@@ -91,16 +90,17 @@ def advance_events(
     reported = dict(before.ooms)
     lost = set(before.lost)
     now = frame.snapshot.reports_by_process
+    earlier = before.frame.snapshot.reports_by_process if before.frame else {}
     drafts: list[Event] = [
         *_devices(before.frame, frame, lost),
         *_xids(before.frame, frame),
-        *_agents(before.reports, now, frame.snapshot),
+        *_agents(earlier, now, frame.snapshot),
         *_ends(before.frame, frame),
         *(
             event
             for process, report in (*((last.key, last) for last in departed), *now.items())
             if report.program.ooms or any(pool.ooms for pool in report.pools)
-            for event in _ooms(report, before.reports.get(process), frame, reported, before.since)
+            for event in _ooms(report, earlier.get(process), frame, reported, before.since)
         ),
         *(_flush(receipt, frame) for receipt in receipts if receipt.outcome != "planned"),
         *_verdicts(before.frame, frame),
@@ -113,7 +113,6 @@ def advance_events(
         last_id=before.last_id + len(events),
         since=before.since,
         frame=frame,
-        reports=now,
         ooms=ooms,
         lost=frozenset(lost),
     ), events

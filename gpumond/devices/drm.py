@@ -30,7 +30,7 @@ from glob import glob
 from typing import Any, NamedTuple
 
 from gpumond.devices import INTEL_INTEGRATED, may_have_gpu
-from gpumond.devices.process.procfs import Node, OpenDeviceNodes, ProcessOwner, ProcessTable
+from gpumond.devices.process.procfs import Node, OpenDeviceNodes, ProcessOwner, ProcessTable, read_text
 from gpumond.devices.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, processes, usages
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
 from gpumond.facts.messages import MAX_INTEGER, clean
@@ -239,20 +239,20 @@ class Kfd:
     def _used(self) -> Iterator[tuple[int, str, int]]:
         for pid in _names(f"{self._root}/proc"):
             for file in _names(f"{self._root}/proc/{pid}"):
-                size = _text(f"{self._root}/proc/{pid}/{file}") if file.startswith("vram_") else ""
+                size = read_text(f"{self._root}/proc/{pid}/{file}") if file.startswith("vram_") else ""
                 if pid.isdecimal() and size.isdecimal():
                     yield int(pid), file.removeprefix("vram_"), int(size)
 
     def _topology(self) -> Iterator[tuple[str, str]]:
         for node in _names(f"{self._root}/topology/nodes"):
             directory = f"{self._root}/topology/nodes/{node}"
-            lines = (line.split() for line in _text(f"{directory}/properties").splitlines())
+            lines = (line.split() for line in read_text(f"{directory}/properties").splitlines())
             properties = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
             where = properties.get("location_id", 0)
             if where:
                 bus, device, function = where >> 8 & 0xFF, where >> 3 & 0x1F, where & 7
                 address = f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
-                yield _text(f"{directory}/gpu_id"), address
+                yield read_text(f"{directory}/gpu_id"), address
 
 
 def _names(directory: str) -> list[str]:
@@ -260,14 +260,6 @@ def _names(directory: str) -> list[str]:
         return os.listdir(directory)
     except OSError:
         return []
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read(65536).strip()
-    except OSError:
-        return ""  # the process or its queue no longer exists
 
 
 Ioctl = Callable[[int, int, bytearray, bool], int]

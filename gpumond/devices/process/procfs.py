@@ -261,7 +261,7 @@ def _nvidia(proc: str) -> Mapping[str, str]:
     return {
         f"/dev/nvidia{minor}": _address(os.path.basename(os.path.dirname(path)))
         for path in glob(f"{proc}/driver/nvidia/gpus/*/information")
-        for minor in re.findall(r"^Device Minor:\s*(\d+)", _text(path), re.MULTILINE)
+        for minor in re.findall(r"^Device Minor:\s*(\d+)", read_text(path), re.MULTILINE)
     }
 
 
@@ -277,9 +277,10 @@ def _address(pci_bus_id: str) -> str:
     return pci_bus_id[-12:].lower()
 
 
-def _text(path: str) -> str:
+def read_text(path: str) -> str:
+    """Return a file of the kernel; empty if it does not exist any more."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(4096)
+            return file.read(65536).strip()
     except OSError:
         return ""
