@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
@@ -71,6 +72,10 @@ def limited(receive: Receive) -> Receive:
     return receive_limited
 
 
+class _Slots(asyncio.Semaphore):
+    waiting = 0
+
+
 class RequestSlots:
     """At most ``CONCURRENT_REQUESTS`` per user, and a queue of at most ``WAITING`` more.
 
@@ -78,48 +83,30 @@ class RequestSlots:
     """
 
     def __init__(self) -> None:
-        self._taken: Counter[object] = Counter()
-        self._queues: dict[object, deque[asyncio.Future[None]]] = {}
+        self._of: WeakValueDictionary[object, _Slots] = WeakValueDictionary()
+        """The slots of each user with a request."""
 
     async def take(self, key: object) -> Callable[[], None]:
         """Wait for a slot, and return a function that releases it once. Raises 503 if the queue is full."""
-        if self._taken[key] < CONCURRENT_REQUESTS:
-            self._taken[key] += 1
-        else:
-            queue = self._queues.setdefault(key, deque())
-            if len(queue) >= WAITING:
-                raise HTTPException(
-                    503, f"too many requests by this user: {WAITING} are already waiting", {"Retry-After": "1"}
-                )
-            slot = asyncio.get_running_loop().create_future()
-            queue.append(slot)
-            try:
-                await slot
-            except asyncio.CancelledError:
-                if slot.done() and not slot.cancelled():
-                    self._release(key)
-                raise HTTPException(503, "the daemon is shutting down", {"Connection": "close"}) from None
-        released = False
+        slots = self._of.get(key) or self._of.setdefault(key, _Slots(CONCURRENT_REQUESTS))
+        if slots.waiting >= WAITING:
+            detail = f"too many requests by this user: {WAITING} are already waiting"
+            raise HTTPException(503, detail, {"Retry-After": "1"})
+        waits = slots.locked()
+        slots.waiting += waits
+        try:
+            await slots.acquire()
+        except asyncio.CancelledError:
+            raise HTTPException(503, "the daemon is shutting down", {"Connection": "close"}) from None
+        finally:
+            slots.waiting -= waits
+        held = [slots]
 
         def release() -> None:
-            nonlocal released
-            if not released:
-                released = True
-                self._release(key)
+            if held:
+                held.pop().release()
 
         return release
-
-    def _release(self, key: object) -> None:
-        queue = self._queues.get(key, deque())
-        while queue:
-            slot = queue.popleft()
-            if not slot.done():
-                slot.set_result(None)
-                return
-        self._queues.pop(key, None)
-        self._taken[key] -= 1
-        if not self._taken[key]:
-            del self._taken[key]
 
 
 Holder = TypeVar("Holder", bound=Hashable)
