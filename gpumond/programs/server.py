@@ -3,9 +3,9 @@
 Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer; one in a PID
 namespace that is not visible here is identified by its connection and its uid. Messages and connections of one user do
 not delay other users, and the connection of a peer that violates the protocol is closed and counted. ``connection`` has
-the state of one peer, ``limits`` the limits and what each user uses of them.
+the state of one peer, the limits, and what each user uses of them.
 
-This module does *not* cover: the meaning of reports (``engine``) and when to flush (``flush``).
+This module does *not* cover: the meaning of reports (``tick``) and when to flush (the feature ``flush``).
 """
 
 from __future__ import annotations
