@@ -314,13 +314,16 @@ def _process_limit(frame: Frame) -> Iterator[Row]:
 
 def _process_soft_limit(frame: Frame) -> Iterator[Row]:
     quotas = frame.snapshot.quotas_by_process
-    yield from ((row, quotas[each.key].soft_bytes) for row, each in processes(frame) if each.key in quotas)
+    for labels, process in processes(frame) if quotas else ():
+        if process.key in quotas:
+            yield labels, quotas[process.key].soft_bytes
 
 
 def _process_reserve_shortage(frame: Frame) -> Iterator[Row]:
     shortages = frame.snapshot.reserve_shortages
-    rows = ((row, (row[0], process.key)) for row, process in processes(frame))
-    yield from ((row, shortages[key]) for row, key in rows if key in shortages)
+    for labels, process in processes(frame) if shortages else ():
+        if (labels[0], process.key) in shortages:
+            yield labels, shortages[labels[0], process.key]
 
 
 def _process_info(frame: Frame) -> Iterator[Row]:
