@@ -10,8 +10,7 @@ import time
 
 from bench.result import publish, spread
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import Snapshot
+from gpumond.facts.snapshot import Sensors, Snapshot
 from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 DEVICES, PROCESSES, TICKS, WARM = 64, 500, 900, 400

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import publish, spread
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Sensors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry

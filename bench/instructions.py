@@ -71,8 +71,7 @@ def render() -> Callable[[], object]:
 
 def decode() -> Callable[[], object]:
     """Decode 50 reports of agents."""
-    from gpumond.facts.messages import Report, encode
-    from gpumond.programs.validator import decode as decoded
+    from gpumond.facts.messages import Report, decode as decoded, encode
     from tests.helpers.values import GIB, make_pool
 
     lines = [encode(Report(pools=(make_pool("GPU-0", live=GIB + number, cached=GIB),))) for number in range(50)]

@@ -15,11 +15,10 @@ import time
 from pydantic_core import to_json
 
 from bench.result import publish
-from gpumond.facts.frame import Frame
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.frame import Frame, WholeFrame
+from gpumond.facts.snapshot import Sensors
 from gpumond.facts.units import MIB
-from gpumond.facts.whole_frame import WholeFrame
-from gpumond.serve.live_frames import WHOLE, changes, encoded, live_frame
+from gpumond.serve.live import WHOLE, changes, encoded, live_frame
 from gpumond.serve.whole_frame import whole_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from bench.result import publish
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Sensors
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame
 from tests.helpers.screens import Session, top
 from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report

@@ -9,7 +9,7 @@ import gc
 import time
 
 from bench.result import publish, spread
-from gpumond.facts.rule import Rule, Scope
+from gpumond.facts.alerts import Rule, Scope
 from gpumond.facts.snapshot import AgentReport, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import VALUES

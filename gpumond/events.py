@@ -7,9 +7,8 @@ event. The time of an earlier occurrence is in the details, the onset of a verdi
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal
@@ -18,11 +17,11 @@ from gpumond.diagnosis.advice import advice, case_of
 from gpumond.diagnosis.messages import clock, program
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, Site
+from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import human
 from gpumond.facts.verdicts import SHAPES
+from gpumond.host.event_loop import Signal
 
 Kind = Literal[
     "agent-connected",
@@ -68,7 +67,6 @@ class EventState:
     last_id: int = 0
     since: float = 0.0
     frame: Frame | None = None
-    reports: Mapping[ProcessKey, AgentReport] = field(default_factory=dict)
     ooms: Mapping[ProcessKey, int] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
 
@@ -92,16 +90,17 @@ def advance_events(
     reported = dict(before.ooms)
     lost = set(before.lost)
     now = frame.snapshot.reports_by_process
+    earlier = before.frame.snapshot.reports_by_process if before.frame else {}
     drafts: list[Event] = [
         *_devices(before.frame, frame, lost),
         *_xids(before.frame, frame),
-        *_agents(before.reports, now, frame.snapshot),
+        *_agents(earlier, now, frame.snapshot),
         *_ends(before.frame, frame),
         *(
             event
             for process, report in (*((last.key, last) for last in departed), *now.items())
             if report.program.ooms or any(pool.ooms for pool in report.pools)
-            for event in _ooms(report, before.reports.get(process), frame, reported, before.since)
+            for event in _ooms(report, earlier.get(process), frame, reported, before.since)
         ),
         *(_flush(receipt, frame) for receipt in receipts if receipt.outcome != "planned"),
         *_verdicts(before.frame, frame),
@@ -114,7 +113,6 @@ def advance_events(
         last_id=before.last_id + len(events),
         since=before.since,
         frame=frame,
-        reports=now,
         ooms=ooms,
         lost=frozenset(lost),
     ), events
@@ -391,11 +389,6 @@ def _gpu(frame: Frame, uuid: str) -> str:
     return uuid if device is None else f"GPU {device.index}"
 
 
-def after(events: Iterable[Event], last_id: int) -> tuple[Event, ...]:
-    """Return the events after ``last_id``."""
-    return tuple(event for event in events if event.id > last_id)
-
-
 SHOWN_CALLS, SHOWN_THREAD_CALLS, SHOWN_THREADS = 8, 3, 4
 SHOWN_SCOPES, SHOWN_CLASSES, SHOWN_SITES = 8, 8, 4
 MAX_CALL = 200
@@ -511,7 +504,7 @@ class EventLog:
         self._state = EventState(last_id=int(started_at) * 1000, since=started_at)
         self._receipts: list[Receipt] = []
         self._events: deque[Event] = deque(maxlen=kept)
-        self._published = asyncio.Event()
+        self._published = Signal()
 
     def flushed(self, receipt: Receipt) -> None:
         """Record a receipt; its event is published with the next frame."""
@@ -529,8 +522,7 @@ class EventLog:
         self._receipts.clear()
         self._events.extend(events)
         if events:
-            self._published.set()  # wakes current waiters; later ones wait for the next event
-            self._published = asyncio.Event()
+            self._published.send()
         return events
 
     @property
@@ -542,7 +534,7 @@ class EventLog:
 
     def after(self, last_id: int) -> tuple[Event, ...]:
         """Return the events after ``last_id`` that are still kept."""
-        return after(self._events, last_id)
+        return tuple(event for event in self._events if event.id > last_id)
 
     @property
     def before_id(self) -> int:
@@ -551,9 +543,4 @@ class EventLog:
 
     async def wait(self, seconds: float) -> bool:
         """Wait for new events. Returns False on timeout."""
-        published = self._published
-        try:
-            await asyncio.wait_for(published.wait(), seconds)
-        except asyncio.TimeoutError:
-            return False
-        return True
+        return await self._published.wait(seconds)

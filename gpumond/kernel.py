@@ -12,21 +12,21 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from gpumond.config.settings import Settings
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
-from gpumond.facts.alerts import Activities
+from gpumond.facts.alerts import Activities, Rule
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.pools import Receipt
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Rule
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Fault, Reading, Snapshot
+from gpumond.host.event_loop import Signal
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
 from gpumond.metrics.telemetry import Telemetry
@@ -127,24 +127,21 @@ class Part:
         """End background work."""
 
 
-class Operations:
+class Operations(Protocol):
     """Operations on the daemon itself."""
 
     async def reload(self, requested_by: str) -> str:
         """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
-        raise NotImplementedError
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
-        raise NotImplementedError
 
 
-class Flushes:
+class Flushes(Protocol):
     """The one path by which anything is flushed."""
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
-        raise NotImplementedError
 
 
 async def flush_each(
@@ -165,43 +162,36 @@ async def flush_each(
     return await asyncio.gather(*(carry_out(*each) for each in requests))
 
 
-class EngineStep:
+class EngineStep(Protocol):
     """The step of a flush that asks declared serving engines to release memory."""
 
     def readings(self) -> Sequence[EngineReading]:
         """Return the newest state of each engine."""
-        raise NotImplementedError
 
     def attach(self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]) -> None:
         """Use these past receipts. ``returned`` takes that of an engine which was returned to service."""
-        raise NotImplementedError
 
     async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
         """Release the memory of one engine, or undo the last release, and return a receipt for each device."""
-        raise NotImplementedError
 
     def resume(self) -> None:
         """Continue to return engines to service, as the previous daemon did."""
-        raise NotImplementedError
 
-    async def close(self) -> None:
-        raise NotImplementedError
+    async def close(self) -> None: ...
 
 
-class Rules:
+class Rules(Protocol):
     """The rules in effect."""
 
     @property
-    def rules(self) -> tuple[Rule, ...]:
-        raise NotImplementedError
+    def rules(self) -> tuple[Rule, ...]: ...
 
 
-class Silencing:
+class Silencing(Protocol):
     """The silences in effect."""
 
     def silencing(self, alert: Alert) -> Sequence[str]:
         """Return the ids of the active silences that match an alert."""
-        raise NotImplementedError
 
 
 class Kernel:
@@ -225,7 +215,7 @@ class Kernel:
         """Encoded answers of the API about this frame, by route."""
         self.parts: tuple[Part, ...] = ()
         self.first_frame_seconds = FIRST_FRAME_SECONDS
-        self._swapped = asyncio.Event()
+        self._swapped = Signal()
         self._services: dict[type, object] = dict(edges.services)
 
     def provide(self, kind: type[Any], service: object) -> None:
@@ -251,16 +241,11 @@ class Kernel:
     def swap(self, frame: Frame) -> None:
         """Make ``frame`` the current one."""
         self.frame, self.answers = frame, {}
-        self._swapped.set()  # wakes current waiters; later ones wait for the next frame
-        self._swapped = asyncio.Event()
+        self._swapped.send()
 
     async def await_frame(self, seconds: float) -> bool:
         """Wait for the next frame. Returns False if none is taken in time."""
-        try:
-            await asyncio.wait_for(self._swapped.wait(), seconds)
-        except asyncio.TimeoutError:
-            return False
-        return True
+        return await self._swapped.wait(seconds)
 
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
         """Return the page of the current frame. The first scrapes after the start wait for the first frame."""

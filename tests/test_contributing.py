@@ -151,7 +151,7 @@ assert "| `free_ratio` | ratio | free bytes over size |" in document()
 VERDICT = """
 from tests.helpers.values import TickState, advance
 from gpumond.metrics.catalogue import FAMILIES
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Sensors
 from gpumond.features.rules.settings import RuleConfig
 from tests.helpers.values import make_device, make_snapshot
 sensors = Sensors(remapped_rows_failed=True, remapped_rows_uncorrectable=2)

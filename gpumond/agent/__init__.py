@@ -189,13 +189,13 @@ def retry_on_oom(  # noqa: F811
     arguments to replace, or None if they cannot be smaller. After ``attempts`` attempts the last error is raised
     unchanged. ``gc`` collects garbage before the last attempt, for memory that only reference cycles hold.
     """
-    from gpumond.agent.measure.retry import check, wrap
+    from gpumond.agent.measure.oom import check_retry, wrap_retry
 
-    check(shrink, attempts, gc)
+    check_retry(shrink, attempts, gc)
     last = _collect_and_flush if gc else _flush_all
     if function is None:
-        return lambda function: wrap(function, shrink, attempts, _flush_all, last)
-    return wrap(function, shrink, attempts, _flush_all, last)
+        return lambda function: wrap_retry(function, shrink, attempts, _flush_all, last)
+    return wrap_retry(function, shrink, attempts, _flush_all, last)
 
 
 def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLimit, ...]:

@@ -175,45 +175,33 @@ def carry_out(
     Raises FlushRefused if nothing may be done now, and errors of the library that occur before the first step.
     """
     try:
-        return _carry_out(command, adapter, hooks, permissions, stranded, hook_bytes, deadline)
+        adapter.check()
+        if _obstacle(deadline) == "deferred":
+            return FlushResult(command.id, "deferred", SUSPENDED)
+        before = stranded.adjusted(adapter.read(exact=True), adapter.retained_bytes())
+        if command.dry_run:
+            return FlushResult(command.id, "planned", "", changes(before, before, command.steps, hook_bytes))
+        done: list[StepResult] = []
+        failure, obstacle = "", None
+        for step in STEPS:
+            if step in command.steps and not failure:
+                if obstacle := _obstacle(deadline):
+                    failure = f"{step}: {OBSTACLES[obstacle]}"
+                    break
+                try:
+                    done += _measured(step, adapter, hooks, permissions)
+                except Exception as error:  # of a hook or the library; the steps before it count
+                    failure = clean(f"{step}: {type(error).__name__}: {error}")
+        compared = changes(before, adapter.read(), command.steps, hook_bytes)
+        stranded.flushed(compared, [step.step for step in done if not step.detail.startswith(REFUSED)])
+        if obstacle and not done:
+            return FlushResult(command.id, obstacle, clean(f"{failure}; nothing was done"))
+        if failure:
+            return FlushResult(command.id, "failed", failure, compared, tuple(done))
+        outcome, reason = conclude(done, compared, command.steps, adapter.name)
+        return FlushResult(command.id, outcome, clean(reason), compared, tuple(done))
     finally:
         adapter.finish()
-
-
-def _carry_out(
-    command: FlushCommand,
-    adapter: AllocatorAdapter,
-    hooks: Sequence[Hook],
-    permissions: Permissions,
-    stranded: StrandedEstimate,
-    hook_bytes: int | None,
-    deadline: float,
-) -> FlushResult:
-    adapter.check()
-    if _obstacle(deadline) == "deferred":
-        return FlushResult(command.id, "deferred", SUSPENDED)
-    before = stranded.adjusted(adapter.read(exact=True), adapter.retained_bytes())
-    if command.dry_run:
-        return FlushResult(command.id, "planned", "", planned(before, command.steps, hook_bytes))
-    done: list[StepResult] = []
-    failure, obstacle = "", None
-    for step in STEPS:
-        if step in command.steps and not failure:
-            if obstacle := _obstacle(deadline):
-                failure = f"{step}: {OBSTACLES[obstacle]}"
-                break
-            try:
-                done += _measured(step, adapter, hooks, permissions)
-            except Exception as error:  # of a hook or the library; the steps before it count
-                failure = clean(f"{step}: {type(error).__name__}: {error}")
-    compared = changes(before, adapter.read(), command.steps, hook_bytes)
-    stranded.flushed(compared, [step.step for step in done if not step.detail.startswith(REFUSED)])
-    if obstacle and not done:
-        return FlushResult(command.id, obstacle, clean(f"{failure}; nothing was done"))
-    if failure:
-        return FlushResult(command.id, "failed", failure, compared, tuple(done))
-    outcome, reason = conclude(done, compared, command.steps, adapter.name)
-    return FlushResult(command.id, outcome, clean(reason), compared, tuple(done))
 
 
 OBSTACLES: Mapping[Outcome, str] = {
@@ -355,14 +343,6 @@ def raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
     grew = after.live_bytes > before.live_bytes
     shrank = after.live_bytes < before.live_bytes and not RELEASING.intersection(steps)
     return allocated or grew or shrank
-
-
-def planned(before: Iterable[PoolUsage], steps: Sequence[str], hook_bytes: int | None = 0) -> tuple[PoolChange, ...]:
-    before = tuple(before)
-    return tuple(
-        PoolChange(pool, pool, promise)
-        for pool, promise in zip(before, promises(before, steps, hook_bytes), strict=True)
-    )
 
 
 def changes(

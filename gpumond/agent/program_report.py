@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpumond.agent.measure.oom import OOMS
@@ -66,29 +66,29 @@ RANKS = (
 
 def is_rank(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] = sys.modules) -> bool:
     """Return whether the program is one of several ranks, by the launcher's environment or torch.distributed."""
-    if any(_more_than_one(environ.get(size, "")) for _, size in RANKS):
+    sizes = (environ.get(size, "") for _, size in RANKS)
+    if any(size.isdecimal() and size != "1" and size.strip("0") for size in sizes):
         return True
-    distributed = modules.get("torch.distributed")
-    try:
-        return bool(distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1)
-    except Exception:  # a build without it, or an incomplete set-up
-        return False
+    return _distributed(modules, lambda distributed: distributed.get_world_size() > 1)
 
 
 def components(modules: Mapping[str, Any] = sys.modules) -> tuple[str, ...]:
     """Return what takes device memory outside of the pools, as far as it is visible without a call of CUDA."""
-    found = []
+    seen = {
+        "nccl": _distributed(modules, lambda distributed: "nccl" in str(distributed.get_backend())),
+        "graphs": getattr(modules.get("gpumond.agent.cuda"), "CAPTURED", None),
+        "triton": "triton" in modules,
+    }
+    return tuple(name for name, present in seen.items() if present)
+
+
+def _distributed(modules: Mapping[str, Any], read: Callable[[Any], bool]) -> bool:
+    """Return a property of torch.distributed; False while it is not initialized."""
     distributed = modules.get("torch.distributed")
     try:
-        if distributed is not None and distributed.is_initialized() and "nccl" in str(distributed.get_backend()):
-            found.append("nccl")
+        return bool(distributed is not None and distributed.is_initialized() and read(distributed))
     except Exception:  # a build without it, or an incomplete set-up
-        pass
-    if getattr(modules.get("gpumond.agent.cuda"), "CAPTURED", None):
-        found.append("graphs")
-    if "triton" in modules:
-        found.append("triton")
-    return tuple(found)
+        return False
 
 
 def place_in_job(environ: Mapping[str, str] = os.environ) -> tuple[int | None, int | None]:
@@ -132,7 +132,3 @@ def job_of(environ: Mapping[str, str] = os.environ) -> str:
 def _name(text: str) -> str:
     """Return a name as the protocol allows it."""
     return re.sub(r"[^A-Za-z0-9._/-]", "_", text)[:MAX_JOB]
-
-
-def _more_than_one(size: str) -> bool:
-    return size.isdecimal() and size != "1" and size.strip("0") != ""

@@ -11,8 +11,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter, FlushRefused, capture_guards, loaded
 from gpumond.agent.flushing import (
@@ -31,6 +32,9 @@ from gpumond.agent.transport import RateLimit
 from gpumond.facts.messages import FlushCommand, FlushResult, clean
 from gpumond.facts.pools import STEPS, PoolUsage, Receipt
 from gpumond.facts.program import AppliedLimit, PoolLimit
+
+Adapter = TypeVar("Adapter")
+T = TypeVar("T")
 
 FLUSHES = (16, 6.0)
 PLANS = (60, 1.0)
@@ -93,7 +97,7 @@ class AllocatorRegistry:
         try:
             adapters = self.known()
             with _capture_safe():
-                pools = [pool for adapter in adapters for pool in _read(adapter)]
+                pools = _read(*adapters)
             return tuple(self._thrash.counted(self._stranded.adjusted(pools), time.monotonic()))
         finally:
             self._lock.release()
@@ -261,11 +265,19 @@ def _between_captures() -> AbstractContextManager[None]:
     return nullcontext() if guards is None else guards.between_captures()
 
 
-def _read(adapter: AllocatorAdapter) -> Sequence[PoolUsage]:
-    try:
-        return adapter.read()
-    except Exception:  # an error of the library; read the other allocators all the same
-        return ()
+def collected(adapters: Iterable[Adapter], read: Callable[[Adapter], Iterable[T]]) -> list[T]:
+    """Return what all adapters return. One whose library fails, or is not understood, is left out."""
+    found: list[T] = []
+    for adapter in adapters:
+        try:
+            found += read(adapter)
+        except Exception:
+            continue
+    return found
+
+
+def _read(*adapters: AllocatorAdapter) -> list[PoolUsage]:
+    return collected(adapters, lambda adapter: adapter.read())
 
 
 def check_limit(limit_bytes: object, device: object) -> None:

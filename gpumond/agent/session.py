@@ -11,13 +11,13 @@ import select
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from contextlib import suppress
 
 from gpumond import __version__
 from gpumond.agent.allocators import AllocatorAdapter, TensorTracking, capture_guards
 from gpumond.agent.measure.oom import OOMS, causes, is_oom
 from gpumond.agent.program_report import components, is_rank, job_of, place_in_job, program_report, sample
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent.registry import REGISTRY, collected
 from gpumond.agent.requests import STEP_SECONDS, CommandHandler, answers
 from gpumond.agent.settings import Settings
 from gpumond.agent.transport import Transport
@@ -35,7 +35,6 @@ from gpumond.facts.messages import (
     clean,
     own_socket,
 )
-from gpumond.facts.pools import HostPool
 from gpumond.facts.program import Ending
 
 REPORT_SECONDS = 1.0
@@ -51,29 +50,8 @@ class AllocatorFacts:
             guards.make_thread_capture_safe()
         self.adapters = adapters
         self.frameworks = tuple(dict.fromkeys(clean(adapter.framework()) for adapter in adapters))
-        self.host_pools = host_pools(adapters)
+        self.host_pools = tuple(collected(adapters, lambda adapter: adapter.host_pools()))
         self.distributed = is_rank()
-
-
-def _find_older_objects(adapters: Iterable[AllocatorAdapter]) -> None:
-    """Find the objects of all libraries that the program created before the agent, once."""
-    for adapter in adapters:
-        if isinstance(adapter, TensorTracking):
-            try:
-                adapter.find_older_objects()
-            except Exception:  # a version of the library that is not understood
-                continue
-
-
-def host_pools(adapters: Iterable[AllocatorAdapter]) -> tuple[HostPool, ...]:
-    """Return the pinned host memory of all libraries that report it."""
-    found: list[HostPool] = []
-    for adapter in adapters:
-        try:
-            found += adapter.host_pools()
-        except Exception:  # an error of the library; read the other libraries all the same
-            continue
-    return tuple(found)
 
 
 class Session:
@@ -121,21 +99,21 @@ class Session:
     def step(self) -> None:
         """Carry out the waiting flushes in the program's own thread."""
         for name, (command, deadline) in list(self.waiting.items()):
-            if time.monotonic() < deadline and self.waiting.pop(name, None) is not None:
-                result: FlushResult | AgentResponse
-                if isinstance(command, AgentRequest):
-                    result = self._handler.answer(command)
-                    self._step_results.append(result)
-                    self._wake.set()
-                    continue
+            if time.monotonic() >= deadline or self.waiting.pop(name, None) is None:
+                continue
+            if isinstance(command, AgentRequest):
+                self._step_results.append(self._handler.answer(command))
+            else:
                 try:
-                    result = REGISTRY.execute(command, self._settings.hooks, self._settings.main_thread, deadline)
+                    self._step_results.append(self._execute(command, deadline))
                 except BaseException as error:
                     self._step_results.append(FlushResult(command.id, "failed", clean(f"interrupted: {error!r}")))
                     raise
-                self._step_results.append(result)
                 self._report_at = 0.0
-                self._wake.set()
+            self._wake.set()
+
+    def _execute(self, command: FlushCommand, deadline: float) -> FlushResult:
+        return REGISTRY.execute(command, self._settings.hooks, self._settings.main_thread, deadline)
 
     def _cancel(self, name: str) -> None:
         """Cancel a waiting command. Every flush has a result, so that the daemon detects its end."""
@@ -222,8 +200,7 @@ class Session:
             else:
                 self.flushing = True
                 try:
-                    result = REGISTRY.execute(command, self._settings.hooks, self._settings.main_thread, deadline)
-                    self._transport.send(result)
+                    self._transport.send(self._execute(command, deadline))
                 finally:
                     self.flushing = False
                 self._report_at = 0.0
@@ -272,7 +249,10 @@ class Session:
         if self._settings.observe_ooms:
             OOMS.observe()
         if self._settings.flush_policy == "allow":
-            _find_older_objects(adapters)
+            for adapter in adapters:
+                if isinstance(adapter, TensorTracking):
+                    with suppress(Exception):  # a version of the library that is not understood
+                        adapter.find_older_objects()
         if self._transport.connected:
             pools = REGISTRY.read()
             if pools is not None:

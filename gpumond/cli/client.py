@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, address, print_error
-from gpumond.facts.device_names import device_uuid
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, HttpError
+from gpumond.facts.frame import device_uuid
 from gpumond.facts.messages import SERVICE_SOCKET, default_socket
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.host import http

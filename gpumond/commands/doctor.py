@@ -27,9 +27,8 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED
 from gpumond.devices import AUTOMATIC, SourceSpec
 from gpumond.devices.child.supervisor import Supervisor
-from gpumond.facts.errors import DaemonError, SourceUnavailable
+from gpumond.facts.errors import DaemonError, SourceUnavailable, remedy
 from gpumond.facts.messages import default_socket, to_json
-from gpumond.facts.remedies import remedy
 from gpumond.facts.snapshot import Reading, SourceState
 from gpumond.facts.units import human
 from gpumond.features.engines.ownership import WITH_PTRACE

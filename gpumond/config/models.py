@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from gpumond.facts import units
-from gpumond.facts.text import require_encodable
+from gpumond.facts.units import require_encodable
 
 
 class Encodable(BaseModel):

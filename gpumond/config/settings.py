@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from gpumond.config.web_file import Web, read_web
+from gpumond.facts.alerts import Overrides, Rule, overridden
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
 from gpumond.facts.quota import Quota, ReclaimPolicy
-from gpumond.facts.rule import Overrides, Rule, overridden
 from gpumond.features.alerts.receivers import ReceiverType
 from gpumond.features.alerts.receivers.log import Log
 from gpumond.features.engines.settings import EngineConfig

@@ -21,7 +21,7 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Fault, Reading, Snapshot
 from gpumond.feature import resolve
 from gpumond.features import features
-from gpumond.host.event_loop import background
+from gpumond.host.event_loop import background, cancelled
 from gpumond.host.machine import in_private_pid_namespace, kept_from_agents
 from gpumond.host.peer import person_of
 from gpumond.host.runtime_directory import AgentSocket
@@ -90,20 +90,6 @@ RELEASE_SECONDS = 120.0
 Load = Callable[[], Settings]
 
 
-@contextmanager
-def make_daemon(
-    settings: Settings,
-    source: str,
-    load: Load | None = None,
-    pace: float = 1.0,
-    worker: Worker | None = None,
-    kept: Kept | None = None,
-) -> Iterator[Daemon]:
-    """A Daemon with its real edges. Raises ConfigError if the agents' socket cannot be bound."""
-    with real_edges(settings, source, worker) as edges:
-        yield Daemon(settings, edges, load, pace, kept)
-
-
 class Daemon(Operations):
     """The devices and programs of one machine.
 
@@ -132,7 +118,7 @@ class Daemon(Operations):
         self._history = HistoryPersistence(kernel.store)
         self._window = RuleWindow()
         self._store_seconds = STORE_SECONDS
-        self._requests_of_signals: set[asyncio.Future[None]] = set()
+        self._requests_of_signals: set[asyncio.Task[object]] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -146,10 +132,10 @@ class Daemon(Operations):
         if another one fails."""
         kernel = self.kernel
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._close_store)
+            stack.push_async_callback(lambda: kernel.store.close(self._store_seconds))
             await kernel.store.open()
             await self._history.restore(kernel.history)
-            stack.push_async_callback(self._finish, self._close_history)
+            stack.push_async_callback(self._finish, lambda: self._history.close(kernel.history))
             stack.push_async_callback(kernel.devices.stop)
             kernel.devices.start()
             stack.callback(kernel.programs.close)
@@ -159,7 +145,7 @@ class Daemon(Operations):
                 await self._load_part(part)
             for part in kernel.parts:
                 part.start()
-            stack.push_async_callback(self._finish, self._close_requests)
+            stack.push_async_callback(self._finish, lambda: cancelled(self._requests_of_signals))
             yield
 
     async def tick(self) -> Tick:
@@ -293,7 +279,7 @@ class Daemon(Operations):
 
     def release_on_signal(self) -> None:
         """SIGUSR1, for driver upgrade hooks that cannot use HTTP. Works without the store."""
-        self._start(self._release_quietly())
+        self._start(self._release(RELEASE_SECONDS, "SIGUSR1"))
 
     async def _reload_quietly(self) -> None:
         try:
@@ -301,29 +287,15 @@ class Daemon(Operations):
         except ConfigError:
             pass  # reload has logged it
 
-    async def _release_quietly(self) -> None:
-        await self._release(RELEASE_SECONDS, "SIGUSR1")
-
     async def _release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         log.info("driver released for %g s by %s", seconds, requested_by)
         until = self.kernel.clock.wall() + seconds
         return until, await self.kernel.devices.release(seconds)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work)
         self._requests_of_signals.add(task)
         task.add_done_callback(self._requests_of_signals.discard)
-
-    async def _close_requests(self) -> None:
-        for task in self._requests_of_signals:
-            task.cancel()
-        await asyncio.gather(*self._requests_of_signals, return_exceptions=True)
-
-    async def _close_history(self) -> None:
-        await self._history.close(self.kernel.history)
-
-    async def _close_store(self) -> None:
-        await self.kernel.store.close(self._store_seconds)
 
     async def _finish(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for work that writes to the store. The first that takes too long ends the wait for all the others."""

@@ -18,7 +18,7 @@ from gpumond.config.settings import LOOPBACK, Settings
 from gpumond.config.tls import ReloadingFile, alternative_names
 from gpumond.config.tokens import Token, check_subjects, read_tokens
 from gpumond.config.web_file import Web
-from gpumond.daemon.daemon import Daemon, Load, make_daemon
+from gpumond.daemon.daemon import Daemon, Load, real_edges
 from gpumond.devices.child.supervisor import Worker
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Fault
@@ -78,7 +78,8 @@ async def serve(
             if not without_port:
                 raise
             listener, problem = None, str(error)
-        daemon = stack.enter_context(make_daemon(settings, source, load, pace, worker, kept))
+        edges = stack.enter_context(real_edges(settings, source, worker))
+        daemon = Daemon(settings, edges, load, pace, kept)
         if log_limit is not None:
             log_limit.dropped = daemon.kernel.telemetry.log_dropped
         own = settings.runtime_directory()

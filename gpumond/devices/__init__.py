@@ -7,15 +7,16 @@ To add one, write ``devices/NAME.py`` with a class that has the members of `Devi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib import import_module
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from pkgutil import resolve_name
+from typing import Protocol, runtime_checkable
 
-from gpumond.facts.errors import SourceUnavailable
-from gpumond.facts.snapshot import Reading
+from gpumond.facts.errors import SourceUnavailable, remedy
+from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, Fault, Reading
 from gpumond.host.machine import ProcessStart
 
 NOWHERE = -1
@@ -68,7 +69,7 @@ class SourceSpec:
 
     def type(self) -> type[DeviceSource]:
         """Import the class."""
-        source: type[DeviceSource] = _imported(self.implementation)
+        source: type[DeviceSource] = resolve_name(self.implementation)
         return source
 
     def detect(self, sys: str) -> bool:
@@ -78,13 +79,8 @@ class SourceSpec:
         """
         if self.requires and find_spec(self.requires) is None:
             raise ImportError(f"No module named {self.requires!r}", name=self.requires)
-        has_devices: bool = _imported(self.detector)(sys)
+        has_devices: bool = resolve_name(self.detector)(sys)
         return has_devices
-
-
-def _imported(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
 
 
 SOURCES = (
@@ -97,13 +93,11 @@ SOURCES = (
     ),
     SourceSpec(
         "drm",
-        "gpumond.devices.drm.source:DrmSource",
+        "gpumond.devices.drm:DrmSource",
         "AMD and Intel devices, through files of the kernel",
-        "gpumond.devices.drm.devices:detect",
+        "gpumond.devices.drm:detect",
     ),
-    SourceSpec(
-        "all", "gpumond.devices.composite:CompositeSource", "devices of all drivers, including those loaded later"
-    ),
+    SourceSpec("all", "gpumond.devices:CompositeSource", "devices of all drivers, including those loaded later"),
     SourceSpec("sim", "gpumond.devices.sim:SimSource", "simulated devices, as in `gpumond demo`"),
 )
 AUTOMATIC = tuple(spec for spec in SOURCES if spec.detector)
@@ -177,3 +171,85 @@ def _is_gpu(function: Path) -> bool:
     if not kind.startswith((DISPLAY, ACCELERATOR)):
         return False
     return vendor in (NVIDIA, AMD) or (vendor == INTEL and function.name != INTEL_INTEGRATED)
+
+
+RETRY_SECONDS = 30.0
+
+
+class CompositeSource:
+    """All devices of a machine: NVIDIA's through NVML, AMD's and Intel's through DRM.
+
+    A source that cannot be opened is a fault and is retried; the devices of the other are available meanwhile. A source
+    that fails later raises, because a driver's library can only be reloaded in a new process.
+    """
+
+    name = "all"
+
+    def __init__(
+        self,
+        sources: Sequence[DeviceSource] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sys: str = "/sys",
+    ) -> None:
+        self._sources = [load(spec.name) for spec in AUTOMATIC] if sources is None else sources
+        self._clock, self._sys = clock, sys
+        self._missing: dict[str, SourceUnavailable] = {}
+        self._retry_at = float("-inf")
+        self._indices: dict[str, int] = {}
+
+    def set_progress(self, progress: ReadProgress) -> None:
+        for source in self._sources:
+            if isinstance(source, ProgressReporter):
+                source.set_progress(progress)
+
+    def open(self) -> None:
+        self._missing = {source.name: SourceUnavailable("starting", "") for source in self._sources}
+        self._open_missing()
+        if len(self._missing) == len(self._sources):
+            if not may_have_gpu(self._sys):
+                raise SourceUnavailable(NO_DEVICE, f"this machine has no GPU: {remedy(NO_DEVICE)}")
+            raise next(iter(self._missing.values()))
+
+    def read(self) -> Reading:
+        if self._missing and self._clock() >= self._retry_at:
+            self._open_missing()
+        readings = [source.read() for source in self._sources if source.name not in self._missing]
+        faults = [fault for reading in readings for fault in reading.faults]
+        faults += (Fault(name, error.reason, None, str(error)) for name, error in self._missing.items())
+        first = next((reading for reading in readings if reading.library_version), readings[0])
+        return replace(
+            first,
+            devices=tuple(self._numbered([device for reading in readings for device in reading.devices])),
+            faults=tuple(faults),
+            driver_version=", ".join(reading.driver_version for reading in readings if reading.driver_version) or None,
+        )
+
+    def close(self) -> None:
+        for source in self._sources:
+            if source.name not in self._missing:
+                source.close()
+
+    def _open_missing(self) -> None:
+        self._retry_at = self._clock() + RETRY_SECONDS
+        for source in self._sources:
+            if source.name in self._missing:
+                try:
+                    source.open()
+                    del self._missing[source.name]
+                except SourceUnavailable as error:
+                    self._missing[source.name] = error
+
+    def _numbered(self, devices: Sequence[DeviceReading]) -> Sequence[DeviceReading]:
+        """Keep the indices of NVML devices; assign each other device the next free index, permanently."""
+        taken = {device.index for device in devices if device.vendor == "nvidia"}
+        numbered = []
+        for device in devices:
+            if device.vendor != "nvidia":
+                index = self._indices.get(device.uuid, device.index)
+                used = {*taken, *(number for uuid, number in self._indices.items() if uuid != device.uuid)}
+                while index in used:
+                    index += 1
+                self._indices[device.uuid] = index
+                device = replace(device, index=index)
+            numbered.append(device)
+        return numbered

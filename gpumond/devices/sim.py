@@ -9,9 +9,8 @@ from pathlib import Path
 
 from gpumond import __version__
 from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
-from gpumond.facts.errors import SourceUnavailable
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.remedies import remedy
+from gpumond.facts.errors import SourceUnavailable, remedy
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Fault, Reading
 from gpumond.sim.device import Damaged, simulated_devices
 

@@ -21,7 +21,7 @@ from gpumond.diagnosis.leak_search import allocation_growth, fit, follow, held_g
 from gpumond.diagnosis.shapes import REST_MINUTES, Shape, shape
 from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker
 from gpumond.facts.frame import Verdict
-from gpumond.facts.process import IDLE_SECONDS
+from gpumond.facts.program import IDLE_SECONDS
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import SHAPES, VerdictName
 from gpumond.tick.history import FIVE_MINUTES, HELD, MAX, MINUTE, UNATTRIBUTED, USED, History, SeriesKey

@@ -12,8 +12,7 @@ from gpumond.diagnosis.leak import Leak
 from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.diagnosis.shapes import Plateaus
 from gpumond.facts.frame import Fit, Verdict
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.program import Ending
+from gpumond.facts.program import Ending, ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, outermost

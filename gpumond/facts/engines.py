@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 
 NOT_READ = "not read yet"
 """The problem of an engine before its first read."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.pools import DEFAULT_STEPS, Outcome, Receipt, ordered_steps as ordered_steps
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
 
 

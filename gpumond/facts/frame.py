@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-from gpumond.facts.process import ProcessKey, process_key
+from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
+from gpumond.facts.program import ProcessKey, process_key
+from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
 
@@ -197,3 +200,143 @@ class Silence:
 
     def state(self, now: float) -> State:
         return "pending" if now < self.starts_at else "active" if now < self.ends_at else "ended"
+
+
+NAMED_BY = "an index, a UUID or its beginning, or a PCI address"
+LISTED = 16
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", re.IGNORECASE)
+
+
+def device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[str] = ()) -> str:
+    """Return the UUID of the device with that name.
+
+    ``others`` are UUIDs that the driver does not list, from agents or from the history. Raises NoSuchDevice and
+    AmbiguousDevice, whose messages list the devices.
+    """
+    uuids = dict.fromkeys((*(device.uuid for device in devices), *others))
+    if name in uuids:
+        return name
+    # A partition has the index and the address of its parent; the name then means the parent.
+    whole = [device for device in devices if device.parent_uuid is None] or devices
+    found = [device.uuid for device in whole if name in (str(device.index), device.pci_bus_id)]
+    if not found and (address := _address(name)):
+        found = [device.uuid for device in whole if _address(device.pci_bus_id) == address]
+    if not found and name:
+        found = [uuid for uuid in uuids if uuid.lower().startswith(name.lower())]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise AmbiguousDevice(f"device {name!r:.128} is ambiguous: {_listed(devices, found)}; specify more of the UUID")
+    known = f"the devices are {_listed(devices, uuids)}" if uuids else "no device is known"
+    raise NoSuchDevice(f"no device {name!r:.128}: {known}; expected {NAMED_BY}")
+
+
+def _address(text: str) -> tuple[int, ...] | None:
+    match = _PCI.fullmatch(text)
+    return None if match is None else tuple(int(part or "0", 16) for part in match.groups())
+
+
+def _listed(devices: Sequence[DeviceReading], uuids: Iterable[str]) -> str:
+    indices = {device.uuid: f"{device.index} " for device in devices}
+    names = [f"{indices.get(uuid, '')}{uuid}" for uuid in uuids]
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def device_named(name: str, frame: Frame | None, uid: int | None = None, others: Iterable[str] = ()) -> str:
+    """Return the device's UUID. With ``uid``, devices unknown to the driver are limited to those of that user's agents.
+
+    Raises NoSuchDevice, AmbiguousDevice.
+    """
+    if frame is None:
+        return device_uuid(name, (), others)
+    reports = (report for report in frame.snapshot.reports if uid is None or report.uid == uid)
+    pools = (pool.device_uuid for report in reports for pool in report.pools)
+    return device_uuid(name, frame.snapshot.devices, (*pools, *others))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessHolding:
+    """One process on one device: the driver's values, and its shares. Unknown values are null.
+
+    `unmapped_bytes` are counted by allocators while their pages are released (sleep mode); they are not part of
+    `used_bytes`. `overhead_parts` are names and bytes of the parts of the overhead. `limit_bytes` is the limit of its
+    allocators, `quota` what its quotas require. `reserve_shortage_bytes` is the part of its reserve that it does not
+    use and that is not free.
+    """
+
+    device_uuid: str
+    pid: int
+    start_ticks: int | None
+    comm: str | None
+    uid: int | None
+    user: str | None
+    container: str | None
+    container_name: str | None
+    pod_name: str | None
+    pod_namespace: str | None
+    pod_uid: str | None
+    unit: str | None
+    slurm_job: str | None
+    state: str | None
+    utilization_ratio: float | None
+    idle_seconds: float | None
+    orphaned: bool | None
+    workload: str
+    kinds: tuple[str, ...]
+    used_bytes: int | None
+    live_bytes: int | None
+    cached_bytes: int | None
+    stranded_bytes: int | None
+    overhead_bytes: int | None
+    overhead_parts: tuple[tuple[str, int], ...] | None
+    opaque_bytes: int | None
+    unmapped_bytes: int | None
+    limit_bytes: int | None
+    quota: EffectiveQuota | None
+    reserve_shortage_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatedFault:
+    """Failure to read a value, with its remedy."""
+
+    source: str
+    kind: str
+    device_uuid: str | None
+    detail: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatedCondition:
+    """Condition that limits the accuracy of a device's values, or of the machine's, with its remedy.
+
+    `detail` states the process and the reason if the condition concerns one process.
+    """
+
+    device_uuid: str | None
+    kind: str
+    remedy: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeFrame:
+    """One complete frame. Responses of the other routes are parts of a frame, and may differ by a tick.
+
+    `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set. `revision` is the commit of the
+    daemon's build; `null` if it is unknown.
+    """
+
+    version: str
+    revision: str | None
+    host: str
+    snapshot: Snapshot
+    ledger: Ledger
+    verdicts: tuple[Verdict, ...]
+    alerts: tuple[Alert, ...]
+    silences: tuple[Silence, ...]
+    processes: tuple[ProcessHolding, ...]
+    faults: tuple[StatedFault, ...]
+    conditions: tuple[StatedCondition, ...]

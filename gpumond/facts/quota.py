@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
@@ -90,22 +90,19 @@ class QuotaTable:
         return self._known[owner]
 
 
-WITHOUT_QUOTAS = QuotaTable()
-
-
 def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
-    soft = [(quota.soft_limit_bytes, quota.name) for quota in quotas if quota.soft_limit_bytes is not None]
-    limits = [(quota.limit_bytes, quota.name) for quota in quotas if quota.limit_bytes is not None]
-    reserves = [(quota.reserve_bytes, quota.name) for quota in quotas if quota.reserve_bytes is not None]
-    lowest_soft_limit, soft_limit_quota = min(soft, default=(None, ""))
-    lowest_limit, limit_quota = min(limits, default=(None, ""))
-    highest_reserve, reserve_quota = max(reserves, default=(None, ""))
+    def of(limit: str, choose: Callable[..., tuple[int | None, str]]) -> tuple[int | None, str]:
+        stated = ((getattr(quota, limit), quota.name) for quota in quotas)
+        return choose((each for each in stated if each[0] is not None), default=(None, ""))
+
+    (soft, soft_limit_quota), (limit, limit_quota) = of("soft_limit_bytes", min), of("limit_bytes", min)
+    reserve, reserve_quota = of("reserve_bytes", max)
     found = EffectiveQuota(
-        soft_limit_bytes=lowest_soft_limit,
+        soft_limit_bytes=soft,
         soft_limit_quota=soft_limit_quota,
-        limit_bytes=lowest_limit,
+        limit_bytes=limit,
         limit_quota=limit_quota,
-        reserve_bytes=highest_reserve,
+        reserve_bytes=reserve,
         reserve_quota=reserve_quota,
     )
     return NO_QUOTA if found == NO_QUOTA else found

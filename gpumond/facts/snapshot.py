@@ -10,10 +10,102 @@ from typing import Literal
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.pools import FlushPolicy, HostPool, PoolUsage
-from gpumond.facts.process import MAX_PID, ProcessKey
-from gpumond.facts.program import SILENT, Ending, PoolLimit, Program
+from gpumond.facts.program import MAX_PID, SILENT, Ending, PoolLimit, ProcessKey, Program
 from gpumond.facts.quota import EffectiveQuota
-from gpumond.facts.sensors import NO_SENSORS, Sensors
+
+THROTTLE_REASONS: tuple[str, ...] = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clocks_setting",
+    "board_limit",
+    "reliability",
+)
+"""Reasons for which a clock is not at its maximum; nvidia-smi's names, in the order of NVML's bits."""
+
+
+VIRTUALIZATION_MODES = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
+"""``vgpu``: a part of a device, in a virtual machine; ``host_*``: the host of such machines. In NVML's order."""
+
+ADDRESSING_MODES = ("none", "hmm", "ats")
+"""Shared addresses of device and host: none, by software, or by hardware that keeps both coherent. In NVML's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensors:
+    """Measurements and settings of a device, and its hardware's error counters.
+
+    The ECC counters start when the driver is loaded (volatile) or with the device's lifetime (aggregate).
+    ``performance_state`` is 0 (fastest) to 15. ``throttle_reasons`` are the active ones of ``THROTTLE_REASONS``.
+    ``xid_events`` is True while the driver reports Xid errors when they occur. ``numa_node``: the host's NUMA node
+    that is the device's memory; ``file_cache_bytes``: the kernel's file cache there.
+    """
+
+    gpu_utilization_ratio: float | None = None
+    memory_controller_utilization_ratio: float | None = None
+    sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
+    gpu_temperature_celsius: float | None = None
+    power_watts: float | None = None
+    energy_joules: float | None = None
+    encoder_utilization_ratio: float | None = None
+    decoder_utilization_ratio: float | None = None
+    sm_clock_max_hertz: float | None = None
+    memory_clock_max_hertz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    performance_state: int | None = None
+    memory_temperature_celsius: float | None = None
+    slowdown_temperature_celsius: float | None = None
+    shutdown_temperature_celsius: float | None = None
+    power_limit_watts: float | None = None
+    fan_speed_ratio: float | None = None
+    persistence_mode: bool | None = None
+    compute_mode: str | None = None
+    bar1_size_bytes: int | None = None
+    bar1_used_bytes: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_receive_bytes_per_second: float | None = None
+    pcie_transmit_bytes_per_second: float | None = None
+    pcie_replays: int | None = None
+    ecc_corrected_volatile: int | None = None
+    ecc_corrected_aggregate: int | None = None
+    ecc_uncorrected_volatile: int | None = None
+    ecc_uncorrected_aggregate: int | None = None
+    retired_pages_single_bit: int | None = None
+    retired_pages_double_bit: int | None = None
+    retired_pages_pending: bool | None = None
+    remapped_rows_correctable: int | None = None
+    remapped_rows_uncorrectable: int | None = None
+    remapped_rows_pending: bool | None = None
+    remapped_rows_failed: bool | None = None
+    nvlink_crc_flit_errors: int | None = None
+    nvlink_crc_data_errors: int | None = None
+    nvlink_replay_errors: int | None = None
+    nvlink_recovery_errors: int | None = None
+    xid_events: bool | None = None
+    virtualization_mode: str | None = None
+    addressing_mode: str | None = None
+    numa_node: int | None = None
+    file_cache_bytes: int | None = None
+    graphics_engine_active_ratio: float | None = None
+    sm_active_ratio: float | None = None
+    sm_occupancy_ratio: float | None = None
+    tensor_active_ratio: float | None = None
+    dram_active_ratio: float | None = None
+    nvlink_receive_bytes_per_second: float | None = None
+    nvlink_transmit_bytes_per_second: float | None = None
+
+
+NO_SENSORS = Sensors()
+
 
 MPS_SERVER = "nvidia-cuda-mps"
 """Beginning of the command name of an MPS server, nvidia-cuda-mps-server: the kernel keeps 15 characters."""
@@ -21,8 +113,24 @@ MISSED_LIMIT = 3
 """Number of consecutive readings without a device after which its values are withheld."""
 
 
+class OfProcess:
+    """A fact about one process."""
+
+    __slots__ = ()
+    pid: int
+    start_ticks: int | None
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+    @property
+    def process(self) -> ProcessKey:
+        return self.key
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessUsage:
+class ProcessUsage(OfProcess):
     """One process on one device, as the driver lists it; all other facts about the process come from /proc.
 
     ``start_ticks`` is None when /proc does not know the pid (it has ended, or is in another PID namespace).
@@ -53,10 +161,6 @@ class ProcessUsage:
     utilization_ratio: float | None = None
     orphaned: bool | None = None
     idle_seconds: float | None = None
-
-    @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached property
@@ -178,7 +282,7 @@ class SourceState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentReport:
+class AgentReport(OfProcess):
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
     For a process in a PID namespace that the daemon cannot see, ``pid`` is the number of its connection, which is above
@@ -212,30 +316,22 @@ class AgentReport:
     components: tuple[str, ...] = ()
 
     @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
-
-    @property
     def has_pid(self) -> bool:
         """False if ``pid`` is the number of a connection."""
         return self.pid <= MAX_PID
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramEnd:
+class ProgramEnd(OfProcess):
     """A program whose agent announced its end, and the kind of the end."""
 
     pid: int
     start_ticks: int | None
     ending: Ending
 
-    @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excess:
+class Excess(OfProcess):
     """Claim of one process on one device that exceeds the driver's count or, of one pool, the device's size.
 
     ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is counted as unmapped because of it.
@@ -251,10 +347,6 @@ class Excess:
     ticks: int
     unmapped_bytes: int = 0
     allocator: str = ""
-
-    @property
-    def process(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +369,7 @@ class Suspension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead:
+class Overhead(OfProcess):
     """The overhead of one process on one device over time: what is known about its parts.
 
     ``began``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they were
@@ -297,22 +389,14 @@ class Overhead:
     held_bytes: int = 0
     rest_bytes: int = 0
 
-    @property
-    def process(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessQuota:
+class ProcessQuota(OfProcess):
     """The quotas of one process, which apply on each device that it uses."""
 
     pid: int
     start_ticks: int | None
     quota: EffectiveQuota
-
-    @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties

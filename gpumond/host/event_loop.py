@@ -1,4 +1,4 @@
-"""Background tasks on the event loop that end with their block."""
+"""Background tasks on the event loop that end with their block, and signals between tasks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,29 @@ async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             log.error("a background task failed", exc_info=error)
 
 
-async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks, and wait for their end. Before Python 3.12, ``wait_for`` swallows a cancellation at times."""
     pending = set(tasks)
     while pending:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
+
+
+class Signal:
+    """Wakes those who wait for it now; later ones wait for the next."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def send(self) -> None:
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait at most ``seconds``. Returns False on timeout."""
+        try:
+            await asyncio.wait_for(self._next.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.text import has_control_characters
+from gpumond.facts.units import has_control_characters
 
 MAX_BYTES = 16 * 1024**2
 NULL = os.makedev(1, 3)

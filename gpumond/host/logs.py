@@ -25,10 +25,10 @@ class RateLimitFilter(logging.Filter):
     each dropped record, and the next record of that kind states how many were dropped.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, per_second: int = PER_SECOND) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self.dropped: Callable[[], None] = lambda: None
-        self._clock, self._per_second = clock, per_second
+        self._clock = clock
         self._kinds: dict[tuple[str, str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -36,11 +36,11 @@ class RateLimitFilter(logging.Filter):
         started, count = self._kinds.get(kind, (now, 0))
         left_out = 0
         if now - started >= 1.0:
-            left_out, started, count = max(0, count - self._per_second), now, 0
+            left_out, started, count = max(0, count - PER_SECOND), now, 0
         if kind not in self._kinds and len(self._kinds) >= KINDS:
             self._kinds.clear()
         self._kinds[kind] = started, count + 1
-        if count >= self._per_second:
+        if count >= PER_SECOND:
             self.dropped()
             return False
         record.left_out = left_out

@@ -7,7 +7,7 @@ import resource
 import socket
 from typing import NamedTuple
 
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 
 MACHINE_NAME = os.environ.get("NODE_NAME") or socket.gethostname()
 """In a pod, the name of its node: there, the kernel returns the pod's name."""

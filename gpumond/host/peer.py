@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.facts.process import MAX_PID, ProcessKey
+from gpumond.facts.program import MAX_PID, ProcessKey
 from gpumond.host.files import read_text
 from gpumond.host.machine import start_ticks
 
@@ -50,10 +50,10 @@ class Identity:
         return ProcessKey(self.pid, self.start_ticks)
 
 
-def identify(peer: socket.socket, pidfd: int | None, proc: str = "/proc") -> Identity | None:
-    """Return the peer's identity, or None if its process has exited or is not visible in ``proc``."""
+def identify(peer: socket.socket, pidfd: int | None) -> Identity | None:
+    """Return the peer's identity, or None if its process has exited or is not visible in /proc."""
     pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    start = start_ticks(pid, proc) if pid else None
+    start = start_ticks(pid) if pid else None
     if (pid and start is None) or (pidfd is not None and ended(pidfd)):
         return None
     return Identity(pid or next(_connection_numbers), start, uid)

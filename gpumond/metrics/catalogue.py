@@ -6,17 +6,423 @@ scrape, and an unknown value is an absent series. To add a metric, add a Family.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Frame
-from gpumond.facts.snapshot import Snapshot
+from gpumond.facts.pools import HostPool, PoolUsage
+from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
+from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, SHAPES
-from gpumond.metrics import devices, programs
-from gpumond.metrics.families import Family, Row, families, family
-from gpumond.quantities.table import DRIVER_RESPONSIVE, DRIVER_UP, ENGINE, ENGINE_USED
+from gpumond.quantities.table import (
+    DEVICE_IDLE,
+    DEVICE_UP,
+    DRIVER_RESPONSIVE,
+    DRIVER_UP,
+    ENGINE,
+    ENGINE_USED,
+    HOST_POOL,
+    MEMORY,
+    POOL,
+    PROCESS_USED,
+    PROCESS_UTILIZATION,
+    PROGRAM,
+    REPORT_AGE,
+    SENSORS,
+    SHARED_FAMILIES,
+    STEP,
+    Quantity,
+)
 from gpumond.tick.conditions import OF_DEVICES, conditions
+
+Row = tuple[tuple[str, ...], float | None]
+"""Label values in the family's order, and the value. A row whose value is None is omitted."""
+
+
+Kind = Literal["gauge", "counter"]
+
+
+Rows = Callable[[Frame], Iterable[Row]]
+
+
+class Family(NamedTuple):
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+    rows: Rows
+
+
+TOTAL = "_total"
+
+Fact = TypeVar("Fact")
+Facts = Callable[[Frame], Iterable[tuple[tuple[str, ...], Fact]]]
+"""The facts of one kind in a frame, each with its label values."""
+
+
+def families(
+    prefix: str, labels: tuple[str, ...], facts: Facts[Fact], quantities: Iterable[Quantity[Fact]]
+) -> Iterator[Family]:
+    """Yield the families of quantities in their order; consecutive ones of one name share a family."""
+    facts = _read_once(facts)
+    for name, group in groupby(quantities, lambda quantity: quantity.metric):
+        members = tuple(group)
+        if name and members[0].labels:
+            names = (*labels, *members[0].labels)
+            yield Family(
+                f"{prefix}{name}", kind_of(name), SHARED_FAMILIES[name], names, partial(_shared, facts, members)
+            )
+        elif name:
+            (quantity,) = members
+            yield family(prefix, labels, quantity, partial(_rows, facts, quantity.export or quantity.read))
+
+
+def family(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: Rows, note: str = "") -> Family:
+    """Return the family of a quantity whose rows are not one for each fact."""
+    name = quantity.metric
+    return Family(f"{prefix}{name}", kind_of(name), quantity.help + note, labels, rows)
+
+
+def kind_of(name: str) -> Kind:
+    return "counter" if name.endswith(TOTAL) else "gauge"
+
+
+def _read_once(facts: Facts[Fact]) -> Facts[Fact]:
+    """Return a function that keeps the facts of the last frame, which all families of these facts read."""
+    kept: tuple[Frame | None, Collection[tuple[tuple[str, ...], Fact]]] = None, ()
+
+    def read(frame: Frame) -> Collection[tuple[tuple[str, ...], Fact]]:
+        nonlocal kept
+        last, read_facts = kept
+        if frame is not last:
+            read_facts = tuple(facts(frame))
+            kept = frame, read_facts
+        return read_facts
+
+    return read
+
+
+def _rows(facts: Facts[Fact], read: Callable[[Fact], float | None], frame: Frame) -> Iterable[Row]:
+    return [(labels, read(fact)) for labels, fact in facts(frame)]
+
+
+def _shared(facts: Facts[Fact], quantities: Iterable[Quantity[Fact]], frame: Frame) -> Iterator[Row]:
+    for labels, fact in facts(frame):
+        for quantity in quantities:
+            yield (*labels, *quantity.labels.values()), quantity.read(fact)
+
+
+DEVICE_LABELS = ("uuid", "gpu")
+
+
+def devices(frame: Frame) -> Iterator[tuple[tuple[str, ...], DeviceReading]]:
+    for device in frame.snapshot.devices:
+        yield (device.uuid, str(device.index)), device
+
+
+def _device_info(frame: Frame) -> Iterator[Row]:
+    source = frame.snapshot.source
+    for device in frame.snapshot.devices:
+        labels = (device.name, device.vendor, device.pci_bus_id, device.parent_uuid or "", source.driver_version or "")
+        yield (device.uuid, str(device.index), *labels), 1
+
+
+def _throttle(frame: Frame) -> Iterator[Row]:
+    for labels, device in devices(frame):
+        active = device.sensors.throttle_reasons
+        for reason in THROTTLE_REASONS if active is not None else ():
+            yield (*labels, reason), reason in (active or ())
+
+
+def _compute_mode(frame: Frame) -> Iterator[Row]:
+    for labels, device in devices(frame):
+        if device.sensors.compute_mode is not None:
+            yield (*labels, device.sensors.compute_mode), 1
+
+
+def _of_xids(value: Callable[[XidErrors], float]) -> Callable[[Frame], Iterator[Row]]:
+    def rows(frame: Frame) -> Iterator[Row]:
+        index = frame.snapshot.gpu_labels
+        for errors in frame.snapshot.xids:
+            yield (errors.device_uuid, index.get(errors.device_uuid, ""), str(errors.xid)), value(errors)
+
+    return rows
+
+
+def _device_faults(frame: Frame) -> Iterator[Row]:
+    index = frame.snapshot.gpu_labels
+    for uuid, kind in {(fault.device_uuid, fault.kind) for fault in frame.snapshot.faults}:
+        if uuid is not None:
+            yield (uuid, index.get(uuid, ""), kind), 1
+
+
+def _device_count(frame: Frame) -> Iterator[Row]:
+    devices = frame.snapshot.devices
+    yield ("up",), sum(device.up for device in devices)
+    yield ("down",), sum(not device.up for device in devices)
+
+
+XID_ERRORS = Family(
+    "gpumond_device_xid_errors_total",
+    "counter",
+    "Xid errors reported by the driver since the daemon subscribed, including those of devices that are now lost.",
+    ("uuid", "gpu", "xid"),
+    _of_xids(lambda errors: errors.count),
+)
+
+
+THROTTLE = Family(
+    "gpumond_device_throttle",
+    "gauge",
+    "1 while the clocks are reduced for this reason; gpu_idle is one of the reasons.",
+    (*DEVICE_LABELS, "reason"),
+    _throttle,
+)
+COMPUTE_MODE = Family(
+    "gpumond_device_compute_mode", "gauge", "1 for the current compute mode.", (*DEVICE_LABELS, "mode"), _compute_mode
+)
+
+
+def _sensors() -> Iterator[Family]:
+    """Yield the families of the sensors that are numbers, and after related ones those that are names."""
+    for each in families("gpumond_device_", DEVICE_LABELS, devices, SENSORS):
+        yield each
+        if each.name == "gpumond_device_performance_state":
+            yield THROTTLE
+        elif each.name == "gpumond_device_persistence_mode":
+            yield COMPUTE_MODE
+
+
+NO_RULE_VALUES: tuple[Quantity[DeviceReading], ...] = (
+    Quantity(
+        "memory_unified",
+        "boolean",
+        "1 if the device has no memory of its own and uses host memory; size and free then describe the host, "
+        "and used is the sum over the processes.",
+        lambda device: float(device.unified) if device.size_bytes is not None else None,
+    ),
+)
+"""Quantities that rules do not compare."""
+
+DEVICE_FAMILIES: tuple[Family, ...] = (
+    Family(
+        "gpumond_device_info",
+        "gauge",
+        "Labels that describe a device. parent_uuid is set on MIG instances, whose memory is part of their parent's.",
+        ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
+        _device_info,
+    ),
+    *families("gpumond_device_", DEVICE_LABELS, devices, (DEVICE_IDLE, DEVICE_UP)),
+    Family(
+        "gpumond_device_fault",
+        "gauge",
+        "1 for each value of the device that cannot be read, and for the cause of a lost device.",
+        ("uuid", "gpu", "kind"),
+        _device_faults,
+    ),
+    *families("gpumond_device_", DEVICE_LABELS, devices, (*MEMORY, *NO_RULE_VALUES)),
+    *_sensors(),
+    XID_ERRORS,
+    Family(
+        "gpumond_device_xid_last_seen_timestamp_seconds",
+        "gauge",
+        "Unix time at which the driver last reported this Xid error.",
+        ("uuid", "gpu", "xid"),
+        _of_xids(lambda errors: errors.last_seen_at),
+    ),
+    Family(
+        "gpumond_devices",
+        "gauge",
+        "Number of devices by state (up, down). A device that falls off the bus is still counted.",
+        ("state",),
+        _device_count,
+    ),
+)
+
+
+PROCESSES_PER_DEVICE = 50
+PROCESS_LABELS = ("uuid", "gpu", "pid")
+
+Labels = tuple[str, ...]
+
+
+def processes(frame: Frame) -> Iterator[tuple[Labels, ProcessUsage]]:
+    """Yield the largest processes of each device."""
+    for device, usages in frame.processes_by_size:
+        for process in usages[:PROCESSES_PER_DEVICE]:
+            yield (device.uuid, str(device.index), str(process.pid)), process
+
+
+def pools(frame: Frame) -> Iterator[tuple[Labels, PoolUsage]]:
+    index = frame.snapshot.gpu_labels
+    for report in frame.snapshot.reports:
+        pid = str(report.pid)
+        for pool in report.pools:
+            uuid = pool.device_uuid
+            yield (uuid, index.get(uuid, ""), pid, report.workload, pool.allocator), pool
+
+
+def host_pools(frame: Frame) -> Iterator[tuple[Labels, HostPool]]:
+    for report in frame.snapshot.reports:
+        for pool in report.host_pools:
+            yield (str(report.pid), report.workload, pool.allocator), pool
+
+
+def programs(frame: Frame) -> Iterator[tuple[Labels, Program]]:
+    for report in frame.snapshot.reports:
+        yield (str(report.pid), report.workload), report.program
+
+
+def steps(frame: Frame) -> Iterator[tuple[Labels, StepUsage]]:
+    for labels, program in programs(frame):
+        if program.step is not None:
+            yield labels, program.step
+
+
+def scopes(frame: Frame) -> Iterator[tuple[Labels, ScopeUsage]]:
+    for labels, program in programs(frame):
+        for scope in program.scopes:
+            yield (*labels, scope.name), scope
+
+
+def scope_devices(frame: Frame) -> Iterator[tuple[Labels, ScopeDevice]]:
+    index = frame.snapshot.gpu_labels
+    for labels, scope in scopes(frame):
+        for device in scope.devices:
+            yield (device.device_uuid, index.get(device.device_uuid, ""), *labels), device
+
+
+def _process_used(frame: Frame) -> Iterator[Row]:
+    for device, processes in frame.processes_by_size:
+        for process in processes[:PROCESSES_PER_DEVICE]:
+            yield (device.uuid, str(device.index), str(process.pid)), process.used_bytes
+        if len(processes) > PROCESSES_PER_DEVICE:
+            used = sum(process.used_bytes or 0 for process in processes[PROCESSES_PER_DEVICE:])
+            yield (device.uuid, str(device.index), "other"), used
+
+
+def _process_limit(frame: Frame) -> Iterator[Row]:
+    index = frame.snapshot.gpu_labels
+    for (uuid, key), limit_bytes in frame.snapshot.limits.items():
+        yield (uuid, index.get(uuid, ""), str(key.pid)), limit_bytes
+
+
+def _process_soft_limit(frame: Frame) -> Iterator[Row]:
+    quotas = frame.snapshot.quotas_by_process
+    for labels, process in processes(frame) if quotas else ():
+        if process.key in quotas:
+            yield labels, quotas[process.key].soft_limit_bytes
+
+
+def _process_reserve_shortage(frame: Frame) -> Iterator[Row]:
+    shortages = frame.snapshot.reserve_shortages
+    for labels, process in processes(frame) if shortages else ():
+        if (labels[0], process.key) in shortages:
+            yield labels, shortages[labels[0], process.key]
+
+
+def _process_info(frame: Frame) -> Iterator[Row]:
+    reports = frame.snapshot.reports_by_process
+    seen: set[int] = set()  # the label: several series for one pid would break joins
+    for _, processes in frame.processes_by_size:
+        for process in processes[:PROCESSES_PER_DEVICE]:
+            if process.pid in seen:
+                continue
+            seen.add(process.pid)
+            report = reports.get(process.key)
+            workload = report.workload if report else ""
+            user = process.user or ("" if process.uid is None else str(process.uid))
+            labels = (str(process.pid), process.comm or "", user, workload, process.container or "")
+            names = (process.container_name, process.pod_name, process.pod_namespace, process.pod_uid)
+            place = (report.rank, report.world_size, report.job) if report else (None, None, "")
+            owner = (process.unit, process.slurm_job, *("" if number is None else str(number) for number in place))
+            yield (*labels, *(name or "" for name in (*names, *owner))), 1
+
+
+def _report_age(frame: Frame) -> Iterator[Row]:
+    ages: defaultdict[str, float] = defaultdict(float)
+    for report in frame.snapshot.reports:
+        ages[str(report.pid)] = max(ages[str(report.pid)], report.age_seconds)
+    for pid, age in ages.items():
+        yield (pid,), age
+
+
+SCOPE_DEVICE: tuple[Quantity[ScopeDevice], ...] = (
+    Quantity(
+        "kept_bytes",
+        "bytes",
+        "Live memory after the scope minus before it, summed over all entries; negative if the scope freed memory.",
+        attrgetter("kept_bytes"),
+    ),
+    Quantity("peak_bytes", "bytes", "Peak live memory within the scope.", attrgetter("peak_bytes")),
+)
+SCOPE: tuple[Quantity[ScopeUsage], ...] = (
+    Quantity("entries_total", "count", "Number of times the scope was entered.", attrgetter("entries")),
+    Quantity(
+        "retries_total", "count", "Cache flushes by the allocators themselves within the scope.", attrgetter("retries")
+    ),
+    Quantity("ooms_total", "count", "Entries of the scope that ended with an out-of-memory error.", attrgetter("ooms")),
+)
+
+OF_PROCESSES: tuple[Family, ...] = (
+    family(
+        "gpumond_process_",
+        PROCESS_LABELS,
+        PROCESS_USED,
+        _process_used,
+        f' Processes beyond the {PROCESSES_PER_DEVICE} largest of a device are summed as pid="other".',
+    ),
+    Family(
+        "gpumond_process_limit_bytes",
+        "gauge",
+        "Limit of the process on the device: the lowest that one of its allocators has. Absent without a limit.",
+        PROCESS_LABELS,
+        _process_limit,
+    ),
+    Family(
+        "gpumond_process_soft_limit_bytes",
+        "gauge",
+        "Lowest soft limit of the quotas that match the process. Exported for processes that have "
+        "gpumond_process_memory_used_bytes; absent without a soft limit.",
+        PROCESS_LABELS,
+        _process_soft_limit,
+    ),
+    Family(
+        "gpumond_process_reserve_shortage_bytes",
+        "gauge",
+        "Bytes of the reserve of the process's quotas that it does not use and that are not free on the device. "
+        "Exported for processes that have gpumond_process_memory_used_bytes; absent without a reserve, and while the "
+        "free memory is unknown.",
+        PROCESS_LABELS,
+        _process_reserve_shortage,
+    ),
+    *families("gpumond_process_", PROCESS_LABELS, processes, (PROCESS_UTILIZATION,)),
+    Family(
+        "gpumond_process_info",
+        "gauge",
+        "Labels that describe a process that has gpumond_process_memory_used_bytes.",
+        (
+            *("pid", "comm", "user", "workload", "container", "container_name"),
+            *("pod_name", "pod_namespace", "pod_uid", "unit", "slurm_job", "rank", "world_size", "job_id"),
+        ),
+        _process_info,
+    ),
+)
+
+OF_REPORTS: tuple[Family, ...] = (
+    family("gpumond_", ("pid",), REPORT_AGE, _report_age),
+    *families("gpumond_pool_", ("uuid", "gpu", "pid", "workload", "allocator"), pools, POOL),
+    *families("gpumond_", ("pid", "workload", "allocator"), host_pools, HOST_POOL),
+    *families("gpumond_scope_", ("uuid", "gpu", "pid", "workload", "scope"), scope_devices, SCOPE_DEVICE),
+    *families("gpumond_scope_", ("pid", "workload", "scope"), scopes, SCOPE),
+    *families("gpumond_", ("pid", "workload"), steps, STEP),
+    *families("gpumond_", ("pid", "workload"), programs, PROGRAM),
+)
 
 
 def _ledger(frame: Frame) -> Iterator[Row]:
@@ -52,14 +458,6 @@ def _time_to_oom(frame: Frame) -> Iterator[Row]:
     yield from times.items()
 
 
-def _alerts(frame: Frame) -> Iterator[Row]:
-    yield from Counter((alert.rule, alert.phase) for alert in frame.alerts).items()
-
-
-def _agents(frame: Frame) -> Iterator[Row]:
-    yield from Counter((report.workload,) for report in frame.snapshot.reports if report.uses_device).items()
-
-
 def _engines(frame: Frame) -> Iterator[tuple[tuple[str, ...], EngineReading]]:
     for engine in frame.snapshot.engines:
         yield (engine.name, engine.kind), engine
@@ -89,10 +487,6 @@ def _conditions(frame: Frame) -> Iterator[Row]:
             yield (uuid, index[uuid], kind), 1
 
 
-def _private(frame: Frame) -> Iterator[Row]:
-    yield (), frame.snapshot.private_pid_namespace
-
-
 def _driver_info(frame: Frame) -> Iterator[Row]:
     source = frame.snapshot.source
     versions = (source.driver_version, source.library_version, source.cuda_version)
@@ -101,7 +495,7 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
 
 
 FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the series limit drops these first.
-    *devices.FAMILIES,
+    *DEVICE_FAMILIES,
     Family(
         "gpumond_memory_bytes",
         "gauge",
@@ -119,7 +513,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         ("uuid", "gpu"),
         _overcount,
     ),
-    *programs.OF_PROCESSES,
+    *OF_PROCESSES,
     Family(
         "gpumond_verdict",
         "gauge",
@@ -135,13 +529,19 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         ("uuid", "gpu", "pid"),
         _time_to_oom,
     ),
-    Family("gpumond_alerts", "gauge", "Number of active alerts by rule and phase.", ("rule", "phase"), _alerts),
+    Family(
+        "gpumond_alerts",
+        "gauge",
+        "Number of active alerts by rule and phase.",
+        ("rule", "phase"),
+        lambda frame: Counter((alert.rule, alert.phase) for alert in frame.alerts).items(),
+    ),
     Family(
         "gpumond_agents",
         "gauge",
         "Number of programs with an agent that use, or have used, a device.",
         ("workload",),
-        _agents,
+        lambda frame: Counter((each.workload,) for each in frame.snapshot.reports if each.uses_device).items(),
     ),
     *families("gpumond_engine_", ("engine", "kind"), _engines, ENGINE),
     family("gpumond_engine_", ("uuid", "gpu", "engine", "kind"), ENGINE_USED, _engine_memory),
@@ -174,7 +574,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         "gauge",
         "1 if the daemon runs in its own PID namespace, where the driver's pids may refer to other processes; else 0.",
         (),
-        _private,
+        lambda frame: [((), frame.snapshot.private_pid_namespace)],
     ),
     Family(
         "gpumond_snapshot_timestamp_seconds",
@@ -183,5 +583,5 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         (),
         lambda frame: [((), frame.snapshot.taken_at)],
     ),
-    *programs.OF_REPORTS,
+    *OF_REPORTS,
 )

@@ -1,11 +1,19 @@
-"""`/metrics`: the current Frame and the daemon's own counters, in Prometheus text or OpenMetrics."""
+"""`/metrics`: the current Frame and the daemon's own counters, in Prometheus text or OpenMetrics.
+
+A page for a thousand programs has 20,000 samples, and prometheus_client takes 8 us per sample. The families of a frame
+are therefore rendered here; all others by the library. docs/decisions/008 has the figures, and the tests compare every
+line with the library's.
+
+Formats: prometheus.io/docs/instrumenting/exposition_formats, and OpenMetrics 1.0.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache, lru_cache, partial
+from math import isfinite, isnan
 from typing import Literal, NamedTuple, get_args
 
 from prometheus_client import exposition as prometheus_text
@@ -13,13 +21,11 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpumond.facts.frame import Frame
-from gpumond.facts.text import accepts
+from gpumond.facts.units import accepts
 from gpumond.host.peer import person_of
 from gpumond.metrics import dcgm
-from gpumond.metrics.catalogue import FAMILIES
+from gpumond.metrics.catalogue import FAMILIES, TOTAL, XID_ERRORS, Family, Row
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.devices import XID_ERRORS
-from gpumond.metrics.families import Family, Row, write
 from gpumond.metrics.telemetry import Telemetry
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
@@ -178,3 +184,43 @@ def _owner(family: Family, pids: Mapping[str, int | None], workloads: Mapping[st
             position = family.labels.index(label)
             return lambda labels, position=position, table=table: table.get(labels[position])  # type: ignore[misc]
     return lambda labels: None
+
+
+LABEL_SETS = 16_384
+
+
+def write(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
+    """Return the family's HELP and TYPE lines, followed by its samples, if any."""
+    return _header(family, openmetrics) + _samples(family, rows)
+
+
+@lru_cache(1_024)
+def _header(family: Family, openmetrics: bool) -> str:
+    name = family.name.removesuffix(TOTAL) if openmetrics else family.name
+    text = _escaped(family.help) if openmetrics else _escaped(family.help, quotes=False)
+    return f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n"
+
+
+def _samples(family: Family, rows: Iterable[Row]) -> str:
+    name, labels = family.name, family.labels
+    return "".join(
+        [f"{name}{_labels(labels, values)} {_number(value)}\n" for values, value in rows if value is not None]
+    )
+
+
+@lru_cache(LABEL_SETS)  # unchanged from frame to frame, and shared by all families of a pool
+def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    pairs = sorted(zip(names, values, strict=True))
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs) + "}" if pairs else ""
+
+
+def _escaped(text: str, quotes: bool = True) -> str:
+    text = text.replace("\\", r"\\").replace("\n", r"\n")
+    return text.replace('"', r"\"") if quotes else text
+
+
+def _number(value: float) -> str:
+    """Format a value; integers stay integers, so that bytes are exact."""
+    if isfinite(value):
+        return str(+value)  # True is 1
+    return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"

@@ -127,19 +127,22 @@ class Telemetry:
             registry=registry,
         )
         self.workloads = Workloads(registry)
-        self._reports = Counter("gpumond_agent_reports", "Reports accepted from agents.", registry=registry)
+        self.reported = Counter("gpumond_agent_reports", "Reports accepted from agents.", registry=registry).inc
         self._rejects = Counter(
             "gpumond_agent_connections_rejected",
             "Agent connections and messages rejected, by reason.",
             ["reason"],
             registry=registry,
         )
-        self._rejects_by_reason: dict[str, Counter] = {}
         self._http_rejects = Counter(
             "gpumond_http_rejects", "HTTP connections and requests rejected, by reason.", ["reason"], registry=registry
         )
-        self._log_dropped = Counter("gpumond_log_dropped", "Log records dropped by the rate limit.", registry=registry)
-        self._restarts = Counter("gpumond_collector_restarts", "Restarts of the collector process.", registry=registry)
+        self.log_dropped = Counter(
+            "gpumond_log_dropped", "Log records dropped by the rate limit.", registry=registry
+        ).inc
+        self.restarted = Counter(
+            "gpumond_collector_restarts", "Restarts of the collector process.", registry=registry
+        ).inc
         self._faults = Counter(
             "gpumond_faults", "Read failures, each counted once when it starts.", ["source", "kind"], registry=registry
         )
@@ -216,23 +219,11 @@ class Telemetry:
         if loaded_at is not None:
             self._reload_success_time.set(loaded_at)
 
-    def reported(self, count: int) -> None:
-        self._reports.inc(count)
-
     def rejected(self, reason: str) -> None:
-        counter = self._rejects_by_reason.get(reason)
-        if counter is None:
-            counter = self._rejects_by_reason[reason] = self._rejects.labels(reason)
-        counter.inc()
+        self._rejects.labels(reason).inc()
 
     def http_rejected(self, reason: str) -> None:
         self._http_rejects.labels(reason).inc()
-
-    def log_dropped(self) -> None:
-        self._log_dropped.inc()
-
-    def restarted(self) -> None:
-        self._restarts.inc()
 
     def notified(self, receiver: str) -> None:
         self._notifications.labels(receiver).inc()

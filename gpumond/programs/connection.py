@@ -8,7 +8,7 @@ import socket
 from collections import Counter
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.messages import (
@@ -20,6 +20,7 @@ from gpumond.facts.messages import (
     Message,
     Report,
     clean,
+    decode,
     encode,
 )
 from gpumond.facts.program import MAX_RANKS, SCOPES, PoolLimit
@@ -31,13 +32,6 @@ MAX_COMPONENTS = 8
 JOB = re.compile(r"[A-Za-z0-9._/-]{0,128}")
 Answer = TypeVar("Answer")
 SCOPE = re.compile(r"[A-Za-z0-9._/-]{1,128}")
-
-
-def decode(message: bytes) -> Message:
-    """Decode a message of an agent. Raises ProtocolError."""
-    from gpumond.programs import validator  # it imports pydantic-core, which a daemon without agents does not need
-
-    return validator.decode(message)
 
 
 class AgentConnection:
@@ -105,25 +99,18 @@ class AgentConnection:
 
     def resolve(self, message: FlushResult | AgentResponse) -> None:
         """Return an answer to the call that waits for it, if one does."""
-        if isinstance(message, FlushResult):
-            self.unanswered.discard(message.id)
-            _set_result(self.answers.get(message.id), message)
-        else:
-            _set_result(self.requests.get(message.id), message)
+        self.unanswered.discard(message.id)
+        waiting: dict[str, asyncio.Future[Any]] = self.answers if isinstance(message, FlushResult) else self.requests
+        future = waiting.get(message.id)
+        if future is not None and not future.done():
+            future.set_result(message)
 
     def left(self) -> None:
         """Cancel all waits for an answer of this agent."""
-        for answer in self.answers.values():
-            if not answer.done():
-                answer.set_exception(ConnectionResetError("the agent disconnected"))
-        for request in self.requests.values():
-            if not request.done():
-                request.set_exception(ConnectionResetError("the agent disconnected"))
-
-
-def _set_result(future: asyncio.Future[Answer] | None, answer: Answer) -> None:
-    if future is not None and not future.done():
-        future.set_result(answer)
+        waiting: list[asyncio.Future[Any]] = [*self.answers.values(), *self.requests.values()]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(ConnectionResetError("the agent disconnected"))
 
 
 def check_hello(hello: Hello) -> None:

@@ -3,9 +3,9 @@
 Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer; one in a PID
 namespace that is not visible here is identified by its connection and its uid. Messages and connections of one user do
 not delay other users, and the connection of a peer that violates the protocol is closed and counted. ``connection`` has
-the state of one peer, ``limits`` the limits and what each user uses of them.
+the state of one peer, the limits, and what each user uses of them.
 
-This module does *not* cover: the meaning of reports (``engine``) and when to flush (``flush``).
+This module does *not* cover: the meaning of reports (``tick``) and when to flush (the feature ``flush``).
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from gpumond.facts.messages import (
     Hello,
     Message,
     Report,
+    decode,
 )
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProgramEnd
 from gpumond.host.peer import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, person_of, sender_pid
-from gpumond.programs.connection import AgentConnection, Limits, UserUsage, agent_report, check_hello, decode
+from gpumond.programs.connection import AgentConnection, Answer, Limits, UserUsage, agent_report, check_hello
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +50,12 @@ REPORT = b'{"v":%d,"type":"report"' % VERSION
 DEPARTED_KEPT = 256
 ENDS_KEPT = 8192
 SUSPENDED = "this program is suspended, and executes nothing until it is resumed"
+OLD_AGENT = "this program's agent is too old"
 UNASKED = {
     "limit": "this program does not allow it, or its agent is too old; allow it with "
     "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
-    "snapshot": "this program's agent is too old",
-    "classes": "this program's agent is too old",
-    "fetch": "this program's agent is too old",
     "end": "this program has no function for requests to end, or its agent is too old; register one with "
     "gpumond.agent.on_end_request",
-    "retainers": "this program's agent is too old",
 }
 
 
@@ -158,22 +156,15 @@ class AgentServer:
         return replace(agent_report(peer.identity, peer.hello, report, age), suspended=suspended)
 
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
-        """Send a flush to one agent and return its answer: None if it timed out or the agent disconnected.
-
-        An agent that wakes up too late finds a Cancel behind the request.
-        """
+        """Send a flush to one agent and return its answer: None if it timed out or the agent disconnected."""
         peer = self._newest(identity)
-        if peer is None or not self._send(peer, request):
+        if peer is None:
             return None
-        answer = peer.answers[request.id] = asyncio.get_running_loop().create_future()
-        try:
-            return await asyncio.wait_for(answer, request.timeout_seconds + self._limits.answer_seconds)
-        except (asyncio.TimeoutError, ConnectionError):
+        seconds = request.timeout_seconds + self._limits.answer_seconds
+        answer = await self._exchange(peer, request, peer.answers, seconds)
+        if answer is None:
             peer.unanswered.add(request.id)
-            self._send(peer, Cancel(request.id))
-            return None
-        finally:
-            peer.answers.pop(request.id, None)
+        return answer
 
     async def ask(
         self, identity: Identity, request: AgentRequest, seconds: float = ASK_SECONDS
@@ -185,19 +176,29 @@ class AgentServer:
         if peer is None or peer.hello is None:
             return None
         if request.kind not in peer.hello.answers:
-            return AgentResponse(request.id, UNASKED[request.kind])
+            return AgentResponse(request.id, UNASKED.get(request.kind, OLD_AGENT))
         if identity.process in self._suspended:
             return AgentResponse(request.id, SUSPENDED)
+        return await self._exchange(peer, request, peer.requests, seconds)
+
+    async def _exchange(
+        self,
+        peer: AgentConnection,
+        request: FlushCommand | AgentRequest,
+        answers: dict[str, asyncio.Future[Answer]],
+        seconds: float,
+    ) -> Answer | None:
+        """Send a request and await its answer. An agent that wakes up too late finds a Cancel behind the request."""
         if not self._send(peer, request):
             return None
-        answer = peer.requests[request.id] = self._loop.create_future()
+        answer = answers[request.id] = self._loop.create_future()
         try:
             return await asyncio.wait_for(answer, seconds)
         except (asyncio.TimeoutError, ConnectionError):
             self._send(peer, Cancel(request.id))
             return None
         finally:
-            peer.requests.pop(request.id, None)
+            answers.pop(request.id, None)
 
     def flushing(self, identity: Identity) -> bool:
         """Return True if a flush of that process may still run: its agent is connected and has not answered."""

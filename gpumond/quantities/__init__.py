@@ -1,24 +1,51 @@
-"""Scopes of rules, each in one file with its values, labels and placeholders. No I/O.
+"""Scopes of rules, with their values, labels and placeholders; that of gpumond itself is here. No I/O.
 
 An unknown value is None: a rule on it neither fires nor resolves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpumond.facts.alerts import Scope
 from gpumond.facts.frame import Alert
-from gpumond.facts.rule import Scope
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
-from gpumond.quantities.daemon import DAEMON
 from gpumond.quantities.device import DEVICE
 from gpumond.quantities.engine import ENGINE
 from gpumond.quantities.pool import POOL
-from gpumond.quantities.process import PROCESS
+from gpumond.quantities.process import PROCESS, WORKLOAD
 from gpumond.quantities.scope import Hidden, RuleContext, ScopeSpec, Subjects
+from gpumond.quantities.table import DRIVER_RESPONSIVE, DRIVER_UP, STORE_WRITABLE, Quantity
 from gpumond.quantities.window import RuleWindow, unlisted
-from gpumond.quantities.workload import WORKLOAD
+
+
+def daemon(context: RuleContext) -> Sequence[Snapshot]:
+    return (context.snapshot,)
+
+
+DAEMON = ScopeSpec(
+    rows=daemon,
+    values=(
+        DRIVER_UP,
+        DRIVER_RESPONSIVE,
+        Quantity("agents", "count", "programs with an agent", lambda row: float(len(row.reports))),
+        STORE_WRITABLE,
+        Quantity(
+            "devices",
+            "count",
+            "devices that the driver lists; unknown while it cannot be read",
+            lambda row: float(len(row.devices)) if row.source.up else None,
+        ),
+        Quantity("engines", "count", "declared serving engines", lambda row: float(len(row.engines))),
+        Quantity("faults", "count", "values and devices that cannot be read", lambda row: float(len(row.faults))),
+    ),
+    labels={},
+    labels_of=lambda row: (),
+    placeholders={"reason": "why the driver cannot be read"},
+    texts=lambda row: {"reason": row.source.detail or row.source.reason},
+)
+
 
 __all__ = ["SCOPES", "RuleContext", "departure", "hidden", "subjects"]
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
 from gpumond.facts.frame import Line, Verdict
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.sensors import THROTTLE_REASONS, Sensors
-from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
 from gpumond.facts.units import counted
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
     IN_WINDOW,
     NAMED,
+    VERDICT_TEXTS,
+    VERDICTS,
     RuleContext,
     ScopeSpec,
     Texts,
@@ -25,10 +26,12 @@ from gpumond.quantities.scope import (
     named,
     ratio,
     size,
+    texts_of_verdicts,
+    values_of_verdicts,
+    values_without_verdict,
 )
 from gpumond.quantities.table import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS, Quantity, Unit, readable
-from gpumond.quantities.verdicts import VERDICT_TEXTS, VERDICTS, texts, values, values_without_verdict
-from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow, combined
+from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, combined
 from gpumond.tick.claims import complete_lists, is_confirmed
 
 LOADED_RATIO = 0.5
@@ -73,7 +76,9 @@ def devices(context: RuleContext) -> Sequence[_Device]:
 
     def row(device: DeviceReading) -> _Device:
         uuid, known = device.uuid, device.used_bytes is not None
-        sums = _sums(lines[uuid])
+        sums = Counter[str]()
+        for line in lines[uuid]:
+            sums[line.share] += line.used_bytes
         xids = {e.xid: recent.xids[uuid, e.xid].increase for e in snapshot.xids if e.device_uuid == uuid}
         return _Device(
             device=device,
@@ -86,29 +91,12 @@ def devices(context: RuleContext) -> Sequence[_Device]:
             short=short[uuid],
             xids=xids,
             verdicts=verdicts_by_device[uuid],
-            verdict_values=values(verdicts_by_device[uuid], values_without_verdict(device)),
+            verdict_values=values_of_verdicts(verdicts_by_device[uuid], values_without_verdict(device)),
             driver_works=source.up and source.responsive,
             recent=recent,
         )
 
     return tuple(map(row, snapshot.devices))
-
-
-def _sums(lines: Sequence[Line]) -> Mapping[str, int]:
-    sums = dict.fromkeys(("live", "cached", "stranded", "overhead", "opaque", "unattributed"), 0)
-    for line in lines:
-        sums[line.share] += line.used_bytes
-    return sums
-
-
-def _programs(lines: Sequence[Line]) -> tuple[str, ...]:
-    """Return the names of the programs on a device, each once."""
-    return tuple({line.workload: None for line in lines if line.workload})
-
-
-def _caches(lines: Sequence[Line]) -> dict[ProcessKey, int]:
-    cached = (line for line in lines if line.share == "cached")
-    return {line.process: line.used_bytes for line in cached if line.process is not None}
 
 
 def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKey]]:
@@ -147,7 +135,7 @@ def _unreclaimable(row: _Device) -> int | None:
 def _wasted(row: _Device) -> int | None:
     if row.cached is None or row.used_ratio is None or row.used_ratio >= NEARLY_FULL:
         return row.cached
-    caches = _caches(row.lines) if row.short else {}
+    caches = {line.process: line.used_bytes for line in row.lines if line.share == "cached"}
     return max((row.cached - caches.get(process, 0) for process in row.short), default=0)
 
 
@@ -169,7 +157,7 @@ def _device_texts(row: _Device) -> Texts:
         "top_cache": lambda: _top_cache(row),
         "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
         **_sensor_texts(device.sensors),
-        **texts(row.verdicts),
+        **texts_of_verdicts(row.verdicts),
     }
 
 
@@ -221,24 +209,18 @@ def _pcie_link_deficit(sensors: Sensors) -> float | None:
     return 1.0 - part if busy >= LOADED_RATIO else 0.0
 
 
-def _history(row: _Device) -> CounterHistory | None:
-    return row.recent.devices.get(row.device.uuid)
-
-
 def _with_increase(sensor: Quantity[DeviceReading]) -> Iterator[Quantity[_Device]]:
     """Yield the rule value of a sensor and, if it counts events, that of its increase."""
     quantity = sensor.of(_device)
     yield quantity
     if sensor.counted:
-        yield increase(quantity, DEVICE_COUNTERS.index(sensor.name), _history)
+        yield increase(
+            quantity, DEVICE_COUNTERS.index(sensor.name), lambda row: row.recent.devices.get(row.device.uuid)
+        )
 
 
 def _device(row: _Device) -> DeviceReading:
     return row.device
-
-
-def _nvlink_errors(row: _Device) -> float | None:
-    return combined(tuple(value.read(row) for value in NVLINK_INCREASES))
 
 
 OF_SENSORS: tuple[Quantity[_Device], ...] = tuple(chain.from_iterable(map(_with_increase, SENSORS)))
@@ -290,7 +272,7 @@ DERIVED: tuple[Quantity[_Device], ...] = (
         "nvlink_errors_increase",
         "count",
         f"Errors of all kinds on all NVLinks {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
-        _nvlink_errors,
+        lambda row: combined(tuple(value.read(row) for value in NVLINK_INCREASES)),
     ),
 )
 
@@ -410,5 +392,5 @@ DEVICE = ScopeSpec(
         **VERDICT_TEXTS,
     },
     texts=_device_texts,
-    programs=lambda row: _programs(row.lines),
+    programs=lambda row: tuple({line.workload: None for line in row.lines if line.workload}),
 )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.facts.units import duration
 from gpumond.quantities.scope import RuleContext, ScopeSpec, size
@@ -22,10 +21,6 @@ class _Engine(NamedTuple):
 
 def engines(context: RuleContext) -> Sequence[_Engine]:
     return [_Engine(engine, _used(context.snapshot, engine)) for engine in context.snapshot.engines]
-
-
-def _reading(row: _Engine) -> EngineReading:
-    return row.engine
 
 
 def _used(snapshot: Snapshot, engine: EngineReading) -> int | None:
@@ -46,10 +41,6 @@ def _used_with_idle_kv_cache(row: _Engine) -> float | None:
     return None if in_use is None else row.used if in_use < IDLE_KV_CACHE_RATIO else 0.0
 
 
-def _labels(row: _Engine) -> Labels:
-    return ("engine", row.engine.name), ("kind", row.engine.kind)
-
-
 def _texts(row: _Engine) -> dict[str, str]:
     engine = row.engine
     ratio, idle = engine.kv_cache_used_ratio, engine.idle_seconds
@@ -64,7 +55,7 @@ def _texts(row: _Engine) -> dict[str, str]:
     }
 
 
-OF_ENGINE = {quantity.name: quantity.of(_reading) for quantity in QUANTITIES}
+OF_ENGINE: dict[str, Quantity[_Engine]] = {each.name: each.of(lambda row: row.engine) for each in QUANTITIES}
 
 
 def _values(*names: str) -> tuple[Quantity[_Engine], ...]:
@@ -88,7 +79,7 @@ ENGINE = ScopeSpec(
         ),
     ),
     labels={"engine": "name of the engine", "kind": "kind of the engine, such as vllm"},
-    labels_of=_labels,
+    labels_of=lambda row: (("engine", row.engine.name), ("kind", row.engine.kind)),
     placeholders={
         "engine": "name of the engine",
         "kind": "kind of the engine",

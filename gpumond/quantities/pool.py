@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
 from gpumond.diagnosis.detectors import FRAGMENTED_FROM
+from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
@@ -23,7 +23,7 @@ from gpumond.quantities.scope import (
     size,
 )
 from gpumond.quantities.table import POOL as QUANTITIES, POOL_COUNTERS, STRANDED, Quantity
-from gpumond.quantities.window import CounterHistory, CounterTrack, RuleWindow, pool_of
+from gpumond.quantities.window import CounterTrack, RuleWindow, pool_of
 
 
 class _Pool(NamedTuple):
@@ -77,24 +77,16 @@ def _pool_texts(row: _Pool) -> dict[str, str]:
     }
 
 
-def _pool(row: _Pool) -> PoolUsage:
-    return row.pool
-
-
-def _history(row: _Pool) -> CounterHistory:
-    return row.track.counters
-
-
 def _values(*names: str) -> Iterator[Quantity[_Pool]]:
     """Yield the quantities of these names, those of counters with their increases."""
     for name in names:
         value = OF_POOL[name]
         yield value
         if name in POOL_COUNTERS:
-            yield increase(value, POOL_COUNTERS.index(name), _history)
+            yield increase(value, POOL_COUNTERS.index(name), lambda row: row.track.counters)
 
 
-OF_POOL = {quantity.name: quantity.of(_pool) for quantity in QUANTITIES}
+OF_POOL: dict[str, Quantity[_Pool]] = {each.name: each.of(lambda row: row.pool) for each in QUANTITIES}
 
 POOL = ScopeSpec(
     rows=pools,

@@ -1,22 +1,38 @@
-"""Rules on processes, one for each device that a process is on. No I/O.
+"""Rules on processes, and on workloads: all programs of one user and one name. No I/O.
 
 Values from the report of an agent are unknown without an agent that reports.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
+from gpumond.facts.alerts import Labels
 from gpumond.facts.frame import Verdict
 from gpumond.facts.pools import HostPool, PoolUsage
-from gpumond.facts.process import TICKS_PER_SECOND
-from gpumond.facts.program import Program, StepUsage
+from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota
-from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
-from gpumond.quantities.scope import DEVICE_LABELS, NAMED, RuleContext, ScopeSpec, increase, named, ratio, size
+from gpumond.quantities.scope import (
+    DEVICE_LABELS,
+    NAMED,
+    NO_VERDICT,
+    UNKNOWN_VERDICTS,
+    VERDICT_TEXTS,
+    VERDICTS,
+    RuleContext,
+    ScopeSpec,
+    increase,
+    named,
+    ratio,
+    size,
+    texts_of_verdicts,
+    values_of_verdicts,
+    values_without_verdict,
+)
 from gpumond.quantities.table import (
     HELD,
     HOST_POOL,
@@ -33,8 +49,7 @@ from gpumond.quantities.table import (
     Quantity,
     number,
 )
-from gpumond.quantities.verdicts import NOTHING, UNKNOWN, VERDICT_TEXTS, VERDICTS, texts, values, values_without_verdict
-from gpumond.quantities.window import CounterHistory, RuleWindow
+from gpumond.quantities.window import CounterHistory, RuleWindow, Workload
 from gpumond.tick.claims import outermost
 
 NOBODY = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
@@ -74,13 +89,13 @@ def processes(context: RuleContext) -> Sequence[_Process]:
         for key, process in device.processes_by_key.items():
             gone = key in silent
             verdicts = active_verdicts.get((uuid, key), ())
-            known = values(verdicts, UNKNOWN if gone else NOTHING)
+            known = values_of_verdicts(verdicts, UNKNOWN_VERDICTS if gone else NO_VERDICT)
             workload = agents.get(key)
             name = None if workload is None else workload.name
             # Positional, because keywords take twice as long, for each process of each tick.
             rows.append(_Process(device, process, name, gone, verdicts, known, snapshot, recent, reports.get(key)))
         verdicts = active_verdicts.get((uuid, None), ())
-        verdict_values = values(verdicts, values_without_verdict(device))
+        verdict_values = values_of_verdicts(verdicts, values_without_verdict(device))
         rows.append(
             _Process(
                 device=device,
@@ -94,10 +109,6 @@ def processes(context: RuleContext) -> Sequence[_Process]:
             )
         )
     return rows
-
-
-def _limit(row: _Process) -> float | None:
-    return row.snapshot.limits.get((row.device.uuid, row.process.key))
 
 
 def _limit_ratio(row: _Process) -> float | None:
@@ -144,7 +155,7 @@ def _process_texts(row: _Process) -> dict[str, str]:
     process = row.process
     return {
         **named(row.device),
-        **texts(row.verdicts),
+        **texts_of_verdicts(row.verdicts),
         "pid": str(process.pid),
         "comm": process.comm or "unknown program",
         "workload": row.workload or "",
@@ -159,18 +170,6 @@ def _process_texts(row: _Process) -> dict[str, str]:
 
 def _usage(row: _Process) -> ProcessUsage:
     return row.process
-
-
-def _report(row: _Process) -> AgentReport | None:
-    return row.report
-
-
-def _program(row: _Process) -> Program | None:
-    return None if row.report is None else row.report.program
-
-
-def _step(row: _Process) -> StepUsage | None:
-    return None if row.report is None else row.report.program.step
 
 
 def _history(row: _Process) -> CounterHistory | None:
@@ -225,7 +224,10 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
         ),
         Quantity(
-            "limit_bytes", "bytes", "the lowest limit of its allocators on the device; unknown without a limit", _limit
+            "limit_bytes",
+            "bytes",
+            "the lowest limit of its allocators on the device; unknown without a limit",
+            lambda row: row.snapshot.limits.get((row.device.uuid, row.process.key)),
         ),
         Quantity(
             "limit_ratio",
@@ -272,13 +274,13 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "bytes by which the claim of its agent exceeds the driver's count, else 0; unknown without an agent",
             _claim_excess,
         ),
-        REPORT_AGE.of(_report),
+        REPORT_AGE.of(lambda row: row.report),
         *map(_sum, (LIVE, HELD, RECLAIMABLE)),
         _sum(STRANDED, attrgetter("stranded_bytes")),
         _sum(UNMAPPED),
         *map(_host_sum, HOST_POOL),
-        *_with_increases(STEP, _step),
-        *_with_increases(PROGRAM, _program),
+        *_with_increases(STEP, lambda row: row.report.program.step if row.report else None),
+        *_with_increases(PROGRAM, lambda row: row.report.program if row.report else None),
         *VERDICTS,
     ),
     labels={
@@ -303,4 +305,79 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     texts=_process_texts,
     programs=lambda row: (row.workload or "", row.process.comm or ""),
     process=lambda row: None if row.process is NOBODY else row.process.key,
+)
+
+
+class _Workload(NamedTuple):
+    workload: Workload
+    sums: Mapping[str, int | None]
+    programs: int
+    known: bool
+
+
+def workloads(context: RuleContext) -> Sequence[_Workload]:
+    snapshot, recent = context.snapshot, context.recent
+    partly = {recent.agents[identity] for identity in recent.silent}
+    named: defaultdict[Workload, dict[str, int]] = defaultdict(
+        lambda: dict.fromkeys((quantity.name for quantity in _SUMMED), 0)
+    )
+    uncounted: set[Workload] = set()
+    programs = Counter(Workload(report.uid, report.workload) for report in snapshot.reports)
+    for report in snapshot.reports:
+        if report.workload:
+            workload = Workload(report.uid, report.workload)
+            sums = named[workload]
+            for pool in outermost(report.pools):
+                if pool.live_bytes is None:
+                    uncounted.add(workload)
+                sums["live_bytes"] += pool.live_bytes or 0
+                sums["held_bytes"] += pool.held_bytes
+                sums["reclaimable_bytes"] += pool.reclaimable.likely
+                sums["stranded_bytes"] += pool.stranded_bytes
+    return [
+        _Workload(
+            workload,
+            {**sums, "live_bytes": None, "stranded_bytes": None} if workload in uncounted else sums,
+            programs[workload],
+            workload not in partly,
+        )
+        for workload, sums in named.items()
+    ]
+
+
+_SUMMED = (LIVE, HELD, RECLAIMABLE, STRANDED)
+
+
+def _sum_of(name: str) -> Quantity[_Workload]:
+    meaning = f"`{name}` of the pools of its programs, summed."
+    return Quantity(name, "bytes", meaning, lambda row: number(row.sums[name]) if row.known else None)
+
+
+def _workload_texts(row: _Workload) -> dict[str, str]:
+    sums = {name.removesuffix("_bytes"): size(value) for name, value in row.sums.items()}
+    return {"uid": str(row.workload.uid), "workload": row.workload.name, **sums}
+
+
+WORKLOAD = ScopeSpec(
+    rows=workloads,
+    values=(
+        *(_sum_of(quantity.name) for quantity in _SUMMED),
+        Quantity(
+            "programs",
+            "count",
+            "its programs with an agent that reports",
+            lambda row: float(row.programs) if row.known else None,
+        ),
+    ),
+    labels={"uid": "uid of the user", "workload": "name of the workload"},
+    labels_of=lambda row: (("uid", str(row.workload.uid)), ("workload", row.workload.name)),
+    placeholders={
+        "uid": "uid of the user",
+        "workload": "name of the workload",
+        "live": "allocated to its programs",
+        "held": "held by the pools of its programs",
+        "reclaimable": "bytes that a flush of them would release",
+        "stranded": "held and free, but not released by a flush",
+    },
+    texts=_workload_texts,
 )

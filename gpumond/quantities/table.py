@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from gpumond.facts.engines import NOT_READ, EngineReading
 from gpumond.facts.pools import HostPool, PoolUsage
@@ -74,55 +74,45 @@ def number(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
+def _field(
+    name: str, unit: Unit, text: str, family: str | None = None, *, field: str = "", **options: Any
+) -> Quantity[Any]:
+    """Return the quantity that a fact has as an attribute: ``field``, or that of its name."""
+    return Quantity(name, unit, text, attrgetter(field or name), family, **options)
+
+
 DEVICE_UP = Quantity[DeviceReading](
     "up", "boolean", "1 while the device responds to its driver, else 0.", lambda device: float(device.up)
 )
-DEVICE_IDLE = Quantity[DeviceReading](
+DEVICE_IDLE: Quantity[DeviceReading] = _field(
     "idle_seconds",
     "seconds",
     "Time without activity on the device, according to the driver's samples since the daemon started.",
-    attrgetter("idle_seconds"),
 )
 MEMORY: tuple[Quantity[DeviceReading], ...] = (
-    Quantity("size_bytes", "bytes", "Total memory of the device.", attrgetter("size_bytes"), "memory_size_bytes"),
-    Quantity(
+    _field("size_bytes", "bytes", "Total memory of the device.", "memory_size_bytes"),
+    _field(
         "used_bytes",
         "bytes",
         "Memory in use as reported by the driver, excluding its own reservation if that is known.",
-        attrgetter("used_bytes"),
         "memory_used_bytes",
     ),
-    Quantity(
-        "free_bytes", "bytes", "Free memory as reported by the driver.", attrgetter("free_bytes"), "memory_free_bytes"
-    ),
-    Quantity(
-        "reserved_bytes",
-        "bytes",
-        "Memory reserved by the driver.",
-        attrgetter("reserved_bytes"),
-        "memory_reserved_bytes",
-    ),
+    _field("free_bytes", "bytes", "Free memory as reported by the driver.", "memory_free_bytes"),
+    _field("reserved_bytes", "bytes", "Memory reserved by the driver.", "memory_reserved_bytes"),
 )
 
 
-def _sensor(
-    name: str,
-    unit: Unit,
-    text: str,
-    family: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    counted: bool = False,
-) -> Quantity[DeviceReading]:
+def _sensor(name: str, unit: Unit, text: str, family: str | None = None, **options: Any) -> Quantity[DeviceReading]:
     """Return the quantity of the field of `Sensors` with this name."""
-    return Quantity(name, unit, text, attrgetter(f"sensors.{name}"), family, labels=labels or {}, counted=counted)
+    return _field(name, unit, text, family, field=f"sensors.{name}", **options)
 
 
 def _counter(name: str, text: str, family: str, **labels: str) -> Quantity[DeviceReading]:
-    return _sensor(name, "count", text, family, labels, counted=True)
+    return _sensor(name, "count", text, family, labels=labels, counted=True)
 
 
 def _temperature(name: str, text: str, family: str, **labels: str) -> Quantity[DeviceReading]:
-    return _sensor(f"{name}_temperature_celsius", "celsius", text, family, labels)
+    return _sensor(f"{name}_temperature_celsius", "celsius", text, family, labels=labels)
 
 
 GPM = "measured by the hardware over the last ten seconds (Hopper and later)"
@@ -264,28 +254,23 @@ SHARED_FAMILIES = {
 }
 """HELP texts of the families with several sensors; others have the text of their sensor."""
 
-PROCESS_USED = Quantity[ProcessUsage](
-    "used_bytes",
-    "bytes",
-    "Device memory used by the process, as reported by the driver.",
-    attrgetter("used_bytes"),
-    "memory_used_bytes",
+PROCESS_USED: Quantity[ProcessUsage] = _field(
+    "used_bytes", "bytes", "Device memory used by the process, as reported by the driver.", "memory_used_bytes"
 )
-PROCESS_UTILIZATION = Quantity[ProcessUsage](
+PROCESS_UTILIZATION: Quantity[ProcessUsage] = _field(
     "utilization_ratio",
     "ratio",
     "Recent utilization of the device's busiest engine by the process.",
-    attrgetter("utilization_ratio"),
     note=" Exported for processes that have gpumond_process_memory_used_bytes, if the driver reports utilization per "
     "process.",
 )
 
-REPORT_AGE = Quantity[AgentReport](
+REPORT_AGE: Quantity[AgentReport] = _field(
     "report_age_seconds",
     "seconds",
     "Age of the agent's most recent report.",
-    attrgetter("age_seconds"),
     "agent_report_age_seconds",
+    field="age_seconds",
 )
 
 
@@ -299,29 +284,27 @@ def _reported_reclaimable(pool: PoolUsage) -> int | None:
     return pool.reclaimable.likely if known else None
 
 
-LIVE = Quantity[PoolUsage](
+LIVE: Quantity[PoolUsage] = _field(
     "live_bytes",
     "bytes",
     "Memory that the allocator has allocated to the program.",
-    attrgetter("live_bytes"),
     note=" Absent if nothing counts it.",
     rule_note=" Unknown if nothing counts it.",
 )
-HELD = Quantity[PoolUsage](
+HELD: Quantity[PoolUsage] = _field(
     "held_bytes",
     "bytes",
     "Memory that the allocator has reserved from the driver",
-    attrgetter("held_bytes"),
     note="; absent if its library does not report it.",
     rule_note=".",
     export=lambda pool: pool.held_bytes if pool.held_known else None,
 )
-RECLAIMABLE = Quantity[PoolUsage](
+RECLAIMABLE: Quantity[PoolUsage] = _field(
     "reclaimable_bytes",
     "bytes",
     "Memory that a flush is expected to release.",
-    attrgetter("reclaimable.likely"),
     export=_reported_reclaimable,
+    field="reclaimable.likely",
 )
 STRANDED = Quantity[PoolUsage](
     "stranded_bytes",
@@ -330,65 +313,56 @@ STRANDED = Quantity[PoolUsage](
     _stranded,
     export=lambda pool: _stranded(pool) if pool.held_known else None,
 )
-UNMAPPED = Quantity[PoolUsage](
+UNMAPPED: Quantity[PoolUsage] = _field(
     "unmapped_bytes",
     "bytes",
     "Memory that the allocator counts while its pages are released (sleep mode). It is not part of used, live or "
     "held memory.",
-    attrgetter("unmapped_bytes"),
     note=" Absent if it is unknown.",
 )
 
 
-def _of_pool(
-    name: str, unit: Unit, text: str, family: str | None = None, note: str = "", counted: bool = False
-) -> Quantity[PoolUsage]:
-    return Quantity(name, unit, text, attrgetter(name), family, note=note, counted=counted)
-
-
-OOMS = _of_pool("ooms", "count", "Out-of-memory errors raised by the allocator.", "ooms_total")
-RETRIES = _of_pool(
-    "retries", "count", "Allocations that succeeded only after the allocator flushed its cache.", "retries_total"
-)
 POOL: tuple[Quantity[PoolUsage], ...] = (
     LIVE,
-    _of_pool(
+    _field(
         "live_allocations",
         "count",
         "Allocations that the program has not freed.",
         note=" Absent if the allocator does not count them.",
     ),
-    _of_pool("peak_live_bytes", "bytes", "Peak live memory, as recorded by the allocator; the program may reset it."),
+    _field("peak_live_bytes", "bytes", "Peak live memory, as recorded by the allocator; the program may reset it."),
     HELD,
     RECLAIMABLE,
     STRANDED,
-    _of_pool("spillable_bytes", "bytes", "Live memory that the flush step spill would move to the host."),
+    _field("spillable_bytes", "bytes", "Live memory that the flush step spill would move to the host."),
     UNMAPPED,
-    OOMS,
-    RETRIES,
-    _of_pool(
+    _field("ooms", "count", "Out-of-memory errors raised by the allocator.", "ooms_total"),
+    _field(
+        "retries", "count", "Allocations that succeeded only after the allocator flushed its cache.", "retries_total"
+    ),
+    _field(
         "device_allocations",
         "count",
         "Memory allocations that the allocator requested from the driver.",
         "device_allocations_total",
         counted=True,
     ),
-    _of_pool(
+    _field(
         "device_frees",
         "count",
         "Memory allocations that the allocator returned to the driver.",
         "device_frees_total",
         counted=True,
     ),
-    _of_pool(
+    _field(
         "thrashes",
         "count",
         "Flushes whose released memory the program immediately reallocated from the driver.",
         "thrashes_total",
         counted=True,
     ),
-    _of_pool("peak_held_bytes", "bytes", "Peak held memory, as recorded by the allocator.", family=""),
-    _of_pool("private_bytes", "bytes", "Held memory of private pools (CUDA graphs, `MemPool`).", family=""),
+    _field("peak_held_bytes", "bytes", "Peak held memory, as recorded by the allocator.", family=""),
+    _field("private_bytes", "bytes", "Held memory of private pools (CUDA graphs, `MemPool`).", family=""),
 )
 
 HOST_POOL: tuple[Quantity[HostPool], ...] = tuple(
@@ -403,52 +377,45 @@ HOST_POOL: tuple[Quantity[HostPool], ...] = tuple(
 )
 
 STEP: tuple[Quantity[StepUsage], ...] = (
-    Quantity(
-        "steps", "count", "Steps that the program has completed.", attrgetter("steps"), "steps_total", counted=True
-    ),
-    Quantity(
-        "steps_per_second", "count", "Rate of the last steps, in steps per second.", attrgetter("steps_per_second"), ""
-    ),
-    Quantity(
+    _field("steps", "count", "Steps that the program has completed.", "steps_total", counted=True),
+    _field("steps_per_second", "count", "Rate of the last steps, in steps per second.", ""),
+    _field(
         "step_kept_bytes",
         "bytes",
         "Growth of live memory per step, as the trend over the last steps.",
-        attrgetter("kept_bytes"),
+        field="kept_bytes",
     ),
-    Quantity("step_live_bytes", "bytes", "Live memory at the end of a step.", attrgetter("live_bytes")),
-    Quantity("step_stranded_bytes", "bytes", "Stranded memory at the end of a step.", attrgetter("stranded_bytes")),
-    Quantity(
+    _field("step_live_bytes", "bytes", "Live memory at the end of a step.", field="live_bytes"),
+    _field("step_stranded_bytes", "bytes", "Stranded memory at the end of a step.", field="stranded_bytes"),
+    _field(
         "step_retries",
         "count",
         "Cache flushes by the allocators themselves since the first step.",
-        attrgetter("retries"),
         "step_retries_total",
         counted=True,
+        field="retries",
     ),
 )
 
 PROGRAM: tuple[Quantity[Program], ...] = (
-    Quantity(
+    _field(
         "oom_retries",
         "count",
         "Calls that retry_on_oom repeated with a smaller batch.",
-        attrgetter("oom_retries"),
         "oom_retries_total",
         counted=True,
     ),
-    Quantity(
+    _field(
         "oom_recovered",
         "count",
         "Calls that succeeded after a retry by retry_on_oom.",
-        attrgetter("oom_recovered"),
         "oom_recovered_total",
         counted=True,
     ),
-    Quantity(
+    _field(
         "refusals",
         "count",
         "Daemons and commands that the program's agent refused: untrusted, malformed, or above its rate limit.",
-        attrgetter("refusals"),
         "agent_commands_refused_total",
         counted=True,
     ),
@@ -463,28 +430,17 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         rule_note=" Unknown before the first read.",
         export=lambda engine: float(engine.up),
     ),
-    Quantity(
+    _field(
         "kv_cache_used_ratio",
         "ratio",
         "Part of the engine's KV cache that requests use. The memory of the whole cache is in use on the device.",
-        attrgetter("kv_cache_used_ratio"),
     ),
-    Quantity(
-        "running_requests",
-        "count",
-        "Requests that the engine is processing.",
-        attrgetter("running"),
-        "requests_running",
+    _field("running_requests", "count", "Requests that the engine is processing.", "requests_running", field="running"),
+    _field(
+        "waiting_requests", "count", "Requests that wait in the engine's queue.", "requests_waiting", field="waiting"
     ),
-    Quantity(
-        "waiting_requests",
-        "count",
-        "Requests that wait in the engine's queue.",
-        attrgetter("waiting"),
-        "requests_waiting",
-    ),
-    Quantity("asleep", "boolean", "1 if the engine sleeps, else 0.", attrgetter("asleep")),
-    Quantity("paused", "boolean", "1 if the engine is paused, else 0.", attrgetter("paused")),
+    _field("asleep", "boolean", "1 if the engine sleeps, else 0."),
+    _field("paused", "boolean", "1 if the engine is paused, else 0."),
     Quantity(
         "returning_seconds",
         "seconds",
@@ -494,11 +450,10 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         rule_note=" 0 otherwise.",
         export=attrgetter("returning_seconds"),
     ),
-    Quantity(
+    _field(
         "idle_seconds",
         "seconds",
         "Time without a request and without work on a device, as far as engine and driver state it.",
-        attrgetter("idle_seconds"),
     ),
     Quantity(
         "models",
@@ -508,15 +463,9 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "models_loaded",
         rule_note=" Unknown while it does not answer.",
     ),
-    Quantity(
-        "held_bytes",
-        "bytes",
-        "Device memory in use, as the engine states it.",
-        attrgetter("held_bytes"),
-        "stated_bytes",
-    ),
-    Quantity("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", attrgetter("kv_cache_bytes"), ""),
-    Quantity("state_age_seconds", "seconds", "Age of the engine's newest state.", attrgetter("age_seconds"), ""),
+    _field("held_bytes", "bytes", "Device memory in use, as the engine states it.", "stated_bytes"),
+    _field("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", ""),
+    _field("state_age_seconds", "seconds", "Age of the engine's newest state.", "", field="age_seconds"),
 )
 
 ENGINE_USED = Quantity[int](

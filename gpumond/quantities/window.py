@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import kept_bytes, split_share
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.program import Program
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Snapshot
+from gpumond.facts.program import ProcessKey, Program
+from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Sensors, Snapshot
 from gpumond.quantities.table import DEVICE_COUNTERS, POOL_COUNTERS
 
 OBSERVED_SECONDS = 60.0

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import PlainTextResponse, Response
 
 from gpumond.facts.frame import Frame
-from gpumond.facts.text import accepts
+from gpumond.facts.units import accepts
 from gpumond.kernel import Kernel
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group

@@ -12,10 +12,10 @@ from starlette.datastructures import State
 from gpumond import __version__
 from gpumond.host.event_loop import background
 from gpumond.kernel import Kernel
-from gpumond.serve import docs as runbooks, events, history, live, operations, pages, problems, resources, sessions
+from gpumond.serve import live, operations, pages, problems, resources, sessions
 from gpumond.serve.auth import Tokens
 from gpumond.serve.limits import MAX_PREVIEWS, Shares
-from gpumond.serve.live_frames import MAX_STREAMS, SLOW_SECONDS, LiveFrames
+from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames
 from gpumond.serve.problems import responses
 
 DESCRIPTION = (
@@ -51,12 +51,9 @@ def create_app(
 
 CORE = (
     resources.router,
-    history.router,
     live.router,
-    events.router,
     operations.router,
     sessions.router,
-    runbooks.router,
     pages.router,
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBearer
 
+from gpumond.facts.frame import Frame
 from gpumond.kernel import Kernel
 from gpumond.serve.auth import Caller, authenticate
 
@@ -15,6 +16,13 @@ def kernel_of(request: Request) -> Kernel:
     """Return the daemon's kernel, typed: attributes of ``app.state`` are not."""
     kernel: Kernel = request.app.state.kernel
     return kernel
+
+
+def present(frame: Frame | None) -> Frame:
+    """Return the frame. Raises 503 before the first one."""
+    if frame is None:
+        raise HTTPException(503, "the first reading is in progress; retry in a second")
+    return frame
 
 
 bearer = HTTPBearer(

@@ -23,8 +23,7 @@ from gpumond.facts.program import (
     Site,
     StepUsage,
 )
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
 from gpumond.facts.units import GIB as GIB
 from gpumond.serve.problems import responses
 from gpumond.serve.whole_frame import holdings

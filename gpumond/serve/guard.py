@@ -8,7 +8,6 @@ are accepted from no other origin than the daemon's own page.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from gpumond.serve.limits import (
     RequestSlots,
     TokenBucket,
     limited,
+    plain_address,
     too_large,
 )
 
@@ -214,16 +214,11 @@ def _host(scope: Mapping[str, Any]) -> str:
 def _local(scope: Mapping[str, Any]) -> str | None:
     """Return the address that the connection was made to. A request that names it does not depend on DNS."""
     server = scope.get("server")
-    return _normal(str(server[0]).partition("%")[0]) if server and server[1] is not None else None
+    return _normal(str(server[0])) if server and server[1] is not None else None
 
 
 def _normal(host: str) -> str:
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return str(mapped or ip)
+    return str(plain_address(host) or host)
 
 
 def _check_origin(scope: Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from starlette.types import Message, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.config.tls import certificate_subjects
+from gpumond.serve.answers import problem
 from gpumond.serve.auth import user
 from gpumond.serve.limits import Shares
 from gpumond.serve.listener import HttpPeer
@@ -197,8 +197,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._rejected("malformed")
         status, detail = self._refusal
-        body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-        content = json.dumps(body).encode()
+        content = bytes(problem(status, detail).body)
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/problem+json\r\n"
             f"content-length: {len(content)}\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"

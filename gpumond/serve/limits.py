@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
@@ -71,56 +72,41 @@ def limited(receive: Receive) -> Receive:
     return receive_limited
 
 
+class _Slots(asyncio.Semaphore):
+    waiting = 0
+
+
 class RequestSlots:
-    """At most ``each`` concurrent requests per user, and a queue of at most ``waiting`` more.
+    """At most ``CONCURRENT_REQUESTS`` per user, and a queue of at most ``WAITING`` more.
 
     A user with a thousand requests therefore delays other users no more than a user with a few.
     """
 
-    def __init__(self, each: int = CONCURRENT_REQUESTS, waiting: int = WAITING) -> None:
-        self._each, self._waiting = each, waiting
-        self._taken: Counter[object] = Counter()
-        self._queues: dict[object, deque[asyncio.Future[None]]] = {}
+    def __init__(self) -> None:
+        self._of: WeakValueDictionary[object, _Slots] = WeakValueDictionary()
+        """The slots of each user with a request."""
 
     async def take(self, key: object) -> Callable[[], None]:
         """Wait for a slot, and return a function that releases it once. Raises 503 if the queue is full."""
-        if self._taken[key] < self._each:
-            self._taken[key] += 1
-        else:
-            queue = self._queues.setdefault(key, deque())
-            if len(queue) >= self._waiting:
-                raise HTTPException(
-                    503, f"too many requests by this user: {self._waiting} are already waiting", {"Retry-After": "1"}
-                )
-            slot = asyncio.get_running_loop().create_future()
-            queue.append(slot)
-            try:
-                await slot
-            except asyncio.CancelledError:
-                if slot.done() and not slot.cancelled():
-                    self._release(key)
-                raise HTTPException(503, "the daemon is shutting down", {"Connection": "close"}) from None
-        released = False
+        slots = self._of.get(key) or self._of.setdefault(key, _Slots(CONCURRENT_REQUESTS))
+        if slots.waiting >= WAITING:
+            detail = f"too many requests by this user: {WAITING} are already waiting"
+            raise HTTPException(503, detail, {"Retry-After": "1"})
+        waits = slots.locked()
+        slots.waiting += waits
+        try:
+            await slots.acquire()
+        except asyncio.CancelledError:
+            raise HTTPException(503, "the daemon is shutting down", {"Connection": "close"}) from None
+        finally:
+            slots.waiting -= waits
+        held = [slots]
 
         def release() -> None:
-            nonlocal released
-            if not released:
-                released = True
-                self._release(key)
+            if held:
+                held.pop().release()
 
         return release
-
-    def _release(self, key: object) -> None:
-        queue = self._queues.get(key, deque())
-        while queue:
-            slot = queue.popleft()
-            if not slot.done():
-                slot.set_result(None)
-                return
-        self._queues.pop(key, None)
-        self._taken[key] -= 1
-        if not self._taken[key]:
-            del self._taken[key]
 
 
 Holder = TypeVar("Holder", bound=Hashable)
@@ -128,16 +114,21 @@ Holder = TypeVar("Holder", bound=Hashable)
 LOOPBACK = "loopback"
 
 
+def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address, that of IPv4 where it is mapped into IPv6; None for a name."""
+    try:
+        ip = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(ip, "ipv4_mapped", None) or ip
+
+
 def user_of(uid: int | None, address: str = "") -> str:
     """Return the user that a connection is counted for."""
     if uid is not None:
         return f"uid:{person_of(uid)}"
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return LOOPBACK if ip.is_loopback else str(ip)
+    ip = plain_address(address)
+    return address if ip is None else LOOPBACK if ip.is_loopback else str(ip)
 
 
 class Shares(Generic[Holder]):

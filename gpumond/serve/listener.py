@@ -84,11 +84,10 @@ class HttpListener:
         reserved: int = RESERVED_CONNECTIONS,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         rejected: Callable[[str], None] = lambda reason: None,
-        clock: Callable[[], float] = time.monotonic,
         owner: Callable[[socket.socket], int | None] = loopback_uid,
     ) -> None:
         self._listeners, self._protocol, self._tls = listeners, protocol, tls
-        self._rejected, self._clock, self._owner = rejected, clock, owner
+        self._rejected, self._owner = rejected, owner
         self._connections: Shares[HttpPeer] = Shares(connections, per_user)
         self._reserved: Shares[HttpPeer] = Shares(reserved)
         self._starting: set[asyncio.Task[None]] = set()
@@ -152,7 +151,9 @@ class HttpListener:
                     return
                 continue  # the client closed it before it was accepted
             uid = peer_uid(connection) if connection.family == socket.AF_UNIX else None
-            peer = HttpPeer(user_of(uid) if uid is not None else self._user(connection, address[0]), uid, self._clock())
+            peer = HttpPeer(
+                user_of(uid) if uid is not None else self._user(connection, address[0]), uid, time.monotonic()
+            )
             if self._make_room(peer):
                 self._admit(connection, peer)
             else:

@@ -1,21 +1,298 @@
-"""GET /api/v1/live: a stream of frames."""
+"""Streams of server-sent events: frames, whose messages are encoded once for all readers, and events."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any, TypedDict
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+from starlette.datastructures import State
+from starlette.types import Message, Scope, Send
 
+from gpumond.events import Event, EventLog
+from gpumond.facts.frame import Frame, WholeFrame
+from gpumond.facts.units import accepts
+from gpumond.host.event_loop import Signal
+from gpumond.kernel import Kernel
 from gpumond.serve import examples
-from gpumond.serve.live_frames import EVENTS, WHOLE
-from gpumond.serve.pages import live_stream
+from gpumond.serve.auth import user
+from gpumond.serve.dependencies import kernel_of, present
+from gpumond.serve.limits import Shares
 from gpumond.serve.problems import responses
 from gpumond.serve.resources import EXAMPLE_FRAME
+from gpumond.serve.whole_frame import whole_frame
+
+SLOW_SECONDS = 30.0
+"""Time without progress after which a reader is disconnected; it can connect again."""
+
+MAX_STREAMS = 256
+"""Limit of streams. Above it, the oldest stream of the user with the most streams ends; its reader may reconnect."""
+
+RETRY_MILLISECONDS = 3000
+RETRY = f"retry: {RETRY_MILLISECONDS}\n\n".encode()
+"""First message of each stream."""
+EVENTS: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
+
+
+class EventStream(StreamingResponse):
+    """Stream of ``content`` to the reader that made the request ``scope``. ``state``: that of the application."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, scope: Scope, state: State, content: AsyncIterator[bytes], headers: Mapping[str, str] = {}
+    ) -> None:
+        super().__init__(content, headers={"Cache-Control": "no-store"} | dict(headers))
+        self._streams: Shares[EventStream] = state.event_streams
+        self._user, self._slow_seconds = user(scope), state.slow_seconds
+        self._ended = False
+
+    def end(self) -> None:
+        """End the stream. Its reader may reconnect."""
+        self._streams.remove(self._user, self)
+        self._ended = True
+        self._task.cancel()
+
+    async def stream_response(self, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), self._slow_seconds)
+
+        if not self._streams.admits(self._user):
+            self._streams.holders(self._streams.users()[0])[0].end()
+        self._streams.add(self._user, self)
+        self._task = asyncio.ensure_future(super().stream_response(in_time))
+        with suppress(asyncio.TimeoutError):  # the server closes the connection
+            try:
+                await self._task
+            except asyncio.CancelledError:
+                if not self._ended:
+                    raise
+                await in_time({"type": "http.response.body", "body": b"", "more_body": False})
+            finally:
+                self._streams.remove(self._user, self)
+
+
+HEARTBEAT_SECONDS = 2.0
+"""Longest time between two messages. A reader that receives none for longer knows that the daemon does not answer."""
+KEPT = 32
+"""Messages that a slow reader can still receive. One that needs older ones receives a complete frame."""
+EVENTS_SENT = 200
+"""Newest events that a complete frame contains."""
+GZIP_LEVEL = 6
+GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+
+WHOLE = TypeAdapter(WholeFrame)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMessage:
+    """``packed`` is a sequence of complete deflate blocks that refer to no earlier ones: it fits into any stream."""
+
+    number: int
+    plain: bytes
+    packed: bytes
+
+
+class LiveFrames:
+    """The messages of all streams. Nothing is computed or kept while there is no reader."""
+
+    def __init__(self, kernel: Kernel, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+        self._kernel, self._heartbeat_seconds = kernel, heartbeat_seconds
+        self._readers = 0
+        self._wanted, self._published = asyncio.Event(), Signal()
+        self._encoding = asyncio.Lock()
+        self.number = 0
+        """Number of the newest message."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._frame: Frame | None = None
+        self._whole: WholeFrame | None = None
+        self._first: LiveMessage | None = None
+        """The complete frame, if a reader has needed it."""
+        self._later: deque[LiveMessage] = deque(maxlen=KEPT)
+        self._last_event = 0
+
+    async def run(self) -> None:
+        """Write a message for each frame while there are readers. Does not return."""
+        while True:
+            await self._wanted.wait()
+            if self._kernel.frame is self._frame and not await self._kernel.await_frame(self._heartbeat_seconds):
+                self._publish(_packed(self.number + 1, b": alive\n\n"))
+            else:
+                await self._advance()
+
+    async def messages(self, compressed: bool) -> AsyncGenerator[bytes, None]:
+        """Yield the parts of one stream."""
+        self._readers += 1
+        self._wanted.set()
+        try:
+            yield GZIP_HEADER + START.packed if compressed else START.plain
+            number = -1
+            while True:
+                for message in await self._after(number):
+                    number = message.number
+                    yield message.packed if compressed else message.plain
+                if number == self.number:
+                    await self._published.wait()
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._wanted.clear()
+                self._forget()
+
+    async def _after(self, number: int) -> Iterable[LiveMessage]:
+        """Return the messages that follow ``number``; the complete frame if these are no longer kept."""
+        if self._later and self._later[0].number - 1 <= number:
+            return [message for message in self._later if message.number > number]
+        async with self._encoding:
+            if self._whole is None:
+                self._take(self._kernel.frame)
+            if self._first is None and self._whole is not None:
+                newest = self._kernel.events.newest()[-EVENTS_SENT:]
+                events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
+                self._first = encoded(self.number, "frame", WHOLE.dump_json(self._whole), events)
+            return [replace(self._first, number=self.number)] if self._first else []
+
+    async def _advance(self) -> None:
+        async with self._encoding:
+            before, last_event = self._whole, self._last_event
+            self._take(self._kernel.frame)
+            if before is None or self._whole is None:
+                return
+            events: list[Event] = [e for e in self._kernel.events.after(last_event) if e.id <= self._last_event]
+            found = changes(before, self._whole)
+            body = to_json(found, inf_nan_mode="null")
+            work = encoded(self.number + 1, "changes", body, EVENTS.dump_json(events))
+            self._publish(work)
+
+    def _take(self, frame: Frame | None) -> None:
+        self._frame, self._first = frame, None
+        self._whole = live_frame(whole_frame(frame)) if frame else None
+        self._last_event = self._kernel.events.last_id
+
+    def _publish(self, message: LiveMessage) -> None:
+        self.number = message.number
+        self._later.append(message)
+        self._published.send()
+
+
+def encoded(number: int, kind: str, body: bytes, events: bytes) -> LiveMessage:
+    """Return a message: an object's JSON with ``events`` added."""
+    return _packed(number, b"".join((f"event: {kind}\ndata: ".encode(), body[:-1], b',"events":', events, b"}\n\n")))
+
+
+def _packed(number: int, plain: bytes) -> LiveMessage:
+    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return LiveMessage(number, plain, packer.compress(plain) + packer.flush(zlib.Z_SYNC_FLUSH))
+
+
+START = _packed(0, RETRY)
+
+
+PROCESS = ("pid", "start_ticks")
+TABLES = {
+    "snapshot.devices": ("uuid",),
+    "snapshot.reports": PROCESS,
+    "ledger.lines": ("device_uuid", "share", "workload", *PROCESS),
+    "processes": ("device_uuid", *PROCESS),
+    "verdicts": ("device_uuid", "kind", *PROCESS),
+    "alerts": ("rule", "labels", *PROCESS),
+}
+"""The fields that identify a row of each table, by the path of the table in a frame."""
+TENTHS = ("age_seconds", "idle_seconds")
+"""Fields whose changes are sent in tenths of a second: they would otherwise change in each frame."""
+PARTS = ("snapshot", "ledger")
+"""Parts of a frame whose fields are compared one by one."""
+
+
+class TableChanges(TypedDict, total=False):
+    """``rows``: for each row now its place before, -1 for a new one; absent if the rows and their order are the same.
+    ``added``: the new rows. ``cells``: by field, the places of the rows now and their values.
+    """
+
+    rows: list[int]
+    added: list[Any]
+    cells: dict[str, tuple[list[int], list[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameChanges:
+    """``values``: by path, the values that are in no table. ``tables``: by path."""
+
+    values: dict[str, Any]
+    tables: dict[str, TableChanges]
+
+
+def live_frame(whole: WholeFrame) -> WholeFrame:
+    """Return a frame without the driver's lists of processes, whose values are in ``processes``."""
+    devices = (
+        device if device.processes is None else replace(device, processes=()) for device in whole.snapshot.devices
+    )
+    return replace(whole, snapshot=replace(whole.snapshot, devices=tuple(devices)))
+
+
+def changes(before: WholeFrame, after: WholeFrame) -> FrameChanges:
+    """Return what makes ``after`` of ``before``."""
+    values: dict[str, Any] = {}
+    for part in ("", *PARTS):
+        old, new = (attrgetter(part)(frame) if part else frame for frame in (before, after))
+        for field in fields(new):
+            path = f"{part}.{field.name}" if part else field.name
+            value = getattr(new, field.name)
+            if path not in TABLES and path not in PARTS and value != getattr(old, field.name):
+                values[path] = value
+    tables: dict[str, TableChanges] = {}
+    for path, key in TABLES.items():
+        if found := _of_table(attrgetter(path)(before), attrgetter(path)(after), attrgetter(*key)):
+            tables[path] = found
+    return FrameChanges(values, tables)
+
+
+def _of_table(before: Sequence[Any], after: Sequence[Any], key: Callable[[Any], Any]) -> TableChanges:
+    places = {key(row): place for place, row in enumerate(before)}
+    rows = [places.get(key(row), -1) for row in after]
+    if len(places) < len(before) or len(set(rows) - {-1}) < len(rows) - rows.count(-1):  # a key occurs twice
+        rows = [-1] * len(after)
+    found = TableChanges()
+    if rows != list(range(len(before))):
+        found["rows"] = rows
+        found["added"] = [row for row, place in zip(after, rows, strict=True) if place < 0]
+    cells: dict[str, tuple[list[int], list[Any]]] = {}
+    values: Callable[[Any], tuple[Any, ...]] | None = None
+    for now, (row, place) in enumerate(zip(after, rows, strict=True)):
+        if place < 0 or row is before[place]:
+            continue
+        if values is None:
+            names = [field.name for field in fields(row)]
+            values = attrgetter(*names)
+        old, new = values(before[place]), values(row)
+        if old == new:
+            continue
+        for name, was, value in zip(names, old, new, strict=True):
+            if name in TENTHS and was is not None and value is not None:
+                was, value = round(was, 1), round(value, 1)
+            if was != value:
+                changed = cells.setdefault(name, ([], []))
+                changed[0].append(now)
+                changed[1].append(value)
+    if cells:
+        found["cells"] = cells
+    return found
+
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
 
-_OK: dict[int | str, dict[str, Any]] = {
+_LIVE_OK: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Messages `frame` and `changes`",
         "content": {
@@ -28,7 +305,7 @@ _OK: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/live", summary="Stream of frames", response_class=StreamingResponse, responses=_OK | responses(503))
+@router.get("/live", summary="Stream of frames", response_class=StreamingResponse, responses=_LIVE_OK | responses(503))
 async def live(request: Request) -> Response:
     """Sends the current frame as the message `frame`, then one message `changes` for each later frame.
 
@@ -40,4 +317,64 @@ async def live(request: Request) -> Response:
     A reader that is too slow receives a `frame` again. Above 256 streams, the oldest stream of the user with the most
     streams ends.
     """
-    return live_stream(request.scope, request.app.state)
+    state = request.app.state
+    present(state.kernel.frame)
+    compressed = accepts(request.headers.get("accept-encoding", ""), "gzip")
+    headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
+    return EventStream(request.scope, state, state.live.messages(compressed), headers)
+
+
+EVENT_HEARTBEAT_SECONDS = 15.0
+
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+
+_EVENTS_OK: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": list[Event],
+        "content": {
+            "application/json": {"example": EVENTS.dump_python([examples.EVENT], mode="json")},
+            "text/event-stream": {
+                "example": f"id: {examples.EVENT.id}\nevent: {examples.EVENT.kind}\n"
+                f"data: {EVENT.dump_json(examples.EVENT).decode()}\n\n"
+            },
+        },
+    }
+}
+
+
+@router.get("/events", summary="Stream or list of events", responses=_EVENTS_OK, response_model=None)
+async def events(request: Request) -> Response:
+    """Sends events as server-sent events, starting now or, with `Last-Event-ID`, after that event if it is among the
+    newest 1000.
+
+    With `Accept: application/json`, returns those 1000 as a list, newest last; with `Last-Event-ID`, only later ones.
+    Above 256 streams, the oldest stream of the user with the most streams ends.
+    """
+    event_log = kernel_of(request).events
+    accept = request.headers.get("accept", "")
+    last_id = request.headers.get("last-event-id", "")
+    known_id = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None
+    if accepts(accept, "application/json") and not accepts(accept, "text/event-stream"):
+        return Response(EVENTS.dump_json(list(event_log.after(known_id or 0))), media_type="application/json")
+    since = event_log.last_id if known_id is None else known_id
+    return EventStream(request.scope, request.app.state, event_messages(event_log, since))
+
+
+async def event_messages(
+    event_log: EventLog, last_id: int, heartbeat_seconds: float = EVENT_HEARTBEAT_SECONDS
+) -> AsyncGenerator[bytes, None]:
+    """Yield the kept events after ``last_id``, then new events as they are published.
+
+    An event that is overwritten before it is sent is lost to this reader only.
+    """
+    yield RETRY
+    while True:
+        if last_id < event_log.before_id:
+            last_id = event_log.before_id
+            yield b": some events are no longer kept\n\n"
+        for event in event_log.after(last_id):
+            last_id = event.id
+            data = EVENT.dump_json(event).decode()
+            yield f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n".encode()
+        if not await event_log.wait(heartbeat_seconds):
+            yield b": alive\n\n"

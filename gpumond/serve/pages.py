@@ -1,33 +1,201 @@
-"""The files of the web UI and the API reference, and its stream of frames."""
+"""The files of the web UI, the API reference from the OpenAPI document, and the runbooks to which alerts link."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from typing import Any
+
 from fastapi import APIRouter, Request
-from starlette.datastructures import State
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from fastapi.responses import Response
 from starlette.types import Scope
 
-from gpumond.facts.frame import Frame
-from gpumond.facts.text import accepts
+from gpumond.facts.units import accepts
 from gpumond.page.files import FILES, HEADERS, File, file
+from gpumond.page.runbooks import INTRODUCTION, SECTIONS
+from gpumond.serve.answers import problem
 from gpumond.serve.auth import header
-from gpumond.serve.docs import reference
-from gpumond.serve.live_frames import EventStream
+
+router = APIRouter(include_in_schema=False)
+
+Schema = Mapping[str, Any]
+
+HEAD = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>gpumond: {title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="{root}docs.css">
+</head>
+<body>
+<header><h1><a href="{root}./">gpumond</a> {title}</h1></header>
+"""
+"""Beginning of a page; ``root`` is the path from the page to the daemon's root."""
 
 
-def live_stream(scope: Scope, state: State) -> EventStream:
-    present(state.kernel.frame)
-    compressed = accepts(header(scope["headers"], b"accept-encoding"), "gzip")
-    headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
-    return EventStream(scope, state, state.live.messages(compressed), headers)
+def reference(openapi: Schema) -> str:
+    """Return the page. Each operation is a collapsed section; browsers expand it for search and print."""
+    info = openapi["info"]
+    return "\n".join(
+        (
+            HEAD.format(title=f"API {escape(info['version'])}", root=""),
+            f'<main><p>{words(info["description"])} Machine-readable: <a href="openapi.json">openapi.json</a>.</p>',
+            *_operations(openapi["paths"]),
+            "<h2>Types</h2>",
+            *(_type(name, schema) for name, schema in sorted(openapi["components"]["schemas"].items())),
+            "</main>\n</body>\n</html>\n",
+        )
+    )
 
 
-def present(frame: Frame | None) -> Frame:
-    """Return the frame. Raises 503 before the first one."""
-    if frame is None:
-        raise HTTPException(503, "the first reading is in progress; retry in a second")
-    return frame
+def _operations(paths: Schema) -> Iterator[str]:
+    groups: dict[str, list[str]] = {}
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            groups.setdefault(operation["tags"][0], []).append(_operation(method.upper(), path, operation))
+    for group, operations in groups.items():
+        yield f"<h2>{escape(group.capitalize())}</h2>"
+        yield from operations
+
+
+def _operation(method: str, path: str, operation: Schema) -> str:
+    token = ' <span class="quiet">requires a token</span>' if operation.get("security") else ""
+    head = f"<code><b>{method}</b> {escape(path)}</code> {words(operation['summary'])}{token}"
+    parts = [
+        *_paragraphs(operation.get("description", "")),
+        *_table("Parameter", map(_parameter, operation.get("parameters", ()))),
+        *_body(operation.get("requestBody")),
+        *_answers(operation["responses"]),
+    ]
+    return _details(f"{method}-{path}", head, parts)
+
+
+def _parameter(parameter: Schema) -> tuple[str, str, str]:
+    name = parameter["name"] + ("" if parameter.get("required") else "?")
+    meaning = f"In the {parameter['in']}. {parameter.get('description', '')}"
+    return name, type_of(parameter.get("schema", {})), meaning
+
+
+def _body(body: Schema | None) -> Iterator[str]:
+    for media_type, content in (body or {}).get("content", {}).items():
+        yield f"<h3>Body</h3><p>{escape(media_type)}: {type_of(content.get('schema', {}))}</p>"
+        yield from _example(content)
+
+
+def _answers(answers: Schema) -> Iterator[str]:
+    """Yield the responses; those that are problem documents are listed together on one line."""
+    problems = []
+    for status, answer in answers.items():
+        contents = answer.get("content", {})
+        if contents.keys() == {"application/problem+json"}:
+            problems.append(f"{escape(status)} {words(answer['description'])}")
+            continue
+        yield f"<h3>{escape(status)}</h3><p>{words(answer['description'])}</p>"
+        for media_type, content in contents.items():
+            yield f"<p>{escape(media_type)}: {type_of(content.get('schema', {}))}</p>"
+            yield from _example(content)
+    if problems:
+        yield f"<h3>Problem documents</h3><p>{'; '.join(sorted(problems))}</p>"
+
+
+def _example(content: Schema) -> Iterator[str]:
+    examples = [content["example"]] if "example" in content else content.get("schema", {}).get("examples", [])
+    for example in examples:
+        text = example if isinstance(example, str) else json.dumps(example, indent=2, ensure_ascii=False)
+        yield f"<pre tabindex=0>{escape(text)}</pre>"
+
+
+def _type(name: str, schema: Schema) -> str:
+    required = schema.get("required", ())
+    fields = (
+        (field if field in required else f"{field}?", type_of(inner), inner.get("description", ""))
+        for field, inner in schema.get("properties", {}).items()
+    )
+    parts = [*_paragraphs(schema.get("description", "")), *_table("Field", fields)]
+    return _details(f"type-{name}", f"<code>{escape(name)}</code>", parts)
+
+
+def type_of(schema: Schema) -> str:
+    """Return the type as HTML text, with links to types described on the page."""
+    if "$ref" in schema:
+        name = escape(schema["$ref"].rpartition("/")[2])
+        return f'<a href="#type-{name}">{name}</a>'
+    if "anyOf" in schema:
+        return " or ".join(type_of(inner) for inner in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"<code>{escape(str(value))}</code>" for value in schema.get("enum", [schema.get("const")]))
+    if "prefixItems" in schema:
+        return f"({', '.join(type_of(inner) for inner in schema['prefixItems'])})"
+    if schema.get("type") == "array":
+        return f"list of {type_of(schema.get('items', {}))}"
+    if isinstance(schema.get("additionalProperties"), Mapping):
+        return f"object of {type_of(schema['additionalProperties'])}"
+    return escape(schema.get("type", "anything"))
+
+
+def _table(head: str, rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield a table of name, type (HTML) and meaning; nothing if there are no rows."""
+    lines = [
+        f"<tr><th scope=row><code>{escape(name)}</code><td>{kind}<td>{words(meaning)}" for name, kind, meaning in rows
+    ]
+    if lines:
+        yield f"<table><thead><tr><th>{head}<th>Type<th>Meaning</thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _details(anchor: str, head: str, parts: Iterable[str]) -> str:
+    """Return a collapsible section. The anchor is inside, so that a link to it expands the section."""
+    return f'<details><summary>{head}</summary><div id="{escape(anchor)}">{"".join(parts)}</div></details>'
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    return (f"<p>{words(part)}</p>" for part in text.split("\n\n") if part.strip())
+
+
+def words(text: str) -> str:
+    """Escape plain text; backticks mark code."""
+    return re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text))
+
+
+ROOT = "../../"
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]*)\)")
+
+
+@router.get("/docs/runbooks/")
+async def index() -> Response:
+    items = (f'<li><a href="{escape(name)}">{escape(name)}</a></li>' for name in SECTIONS)
+    return _document("Runbooks", *paragraphs(INTRODUCTION), "<ul>", *items, "</ul>")
+
+
+@router.get("/docs/runbooks/{name}")
+async def runbook(name: str) -> Response:
+    text = SECTIONS.get(name.lower())
+    if text is None:
+        return problem(404, f"there is no runbook {name[:80]!r}; /docs/runbooks/ lists them")
+    return _document(f"Runbook: {name.lower()}", *paragraphs(text), '<p><a href="./">All runbooks</a></p>')
+
+
+def _document(title: str, *parts: str) -> Response:
+    text = "\n".join((HEAD.format(title=escape(title), root=ROOT), "<main>", *parts, "</main>\n</body>\n</html>\n"))
+    return Response(text, media_type="text/html; charset=utf-8", headers=HEADERS)
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Convert paragraphs with code, bold words and links to sections of the document."""
+    for part in text.split("\n\n"):
+        if part.strip():
+            bold = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", words(part.strip()))
+            yield f"<p>{LINK.sub(_link, bold)}</p>"
+
+
+def _link(found: re.Match[str]) -> str:
+    text, target = found.groups()
+    return f'<a href="{target[1:]}">{text}</a>' if target.startswith("#") else text
 
 
 def file_response(scope: Scope, file: File) -> Response:
@@ -39,9 +207,6 @@ def file_response(scope: Scope, file: File) -> Response:
     if compressed:
         return Response(file.compressed, 200, headers | {"Content-Encoding": "gzip"}, file.media_type)
     return Response(file.body, headers=headers, media_type=file.media_type)
-
-
-router = APIRouter(include_in_schema=False)
 
 
 async def page(request: Request) -> Response:

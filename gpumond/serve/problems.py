@@ -19,9 +19,7 @@ from gpumond.facts.errors import (
     CooldownActive,
     DefinitionChanged,
     DefinitionConflict,
-    FlushError,
     FlushInProgress,
-    GpumondError,
     NoSuchAdmission,
     NoSuchBaseline,
     NoSuchDefinition,
@@ -36,7 +34,7 @@ from gpumond.facts.errors import (
 )
 from gpumond.serve.answers import INTERNAL_ERROR, problem
 
-STATUS: dict[type[GpumondError], int] = {
+STATUS: dict[type[Exception], int] = {
     NoSuchTarget: 404,
     NoSuchDevice: 404,
     AmbiguousDevice: 422,
@@ -102,26 +100,12 @@ def install(app: FastAPI) -> None:
         place = ".".join(str(part) for part in first["loc"])
         return problem(422, f"{place}: {first['msg'].removeprefix('Value error, ')}")
 
-    @app.exception_handler(NoSuchDevice)
-    @app.exception_handler(AmbiguousDevice)
-    @app.exception_handler(NoSuchDefinition)
-    @app.exception_handler(DefinitionConflict)
-    @app.exception_handler(DefinitionChanged)
-    @app.exception_handler(NoSuchAdmission)
-    @app.exception_handler(TooManyAdmissions)
-    @app.exception_handler(ConfigError)
-    @app.exception_handler(NoSuchBaseline)
-    @app.exception_handler(TooManyBaselines)
-    @app.exception_handler(NoSuchSilence)
-    @app.exception_handler(TooManySilences)
-    @app.exception_handler(NoSuchReceiver)
-    async def refused(request: Request, error: GpumondError) -> Response:
-        return problem(STATUS[type(error)], str(error))
-
-    @app.exception_handler(FlushError)
-    async def flush_error(request: Request, error: FlushError) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
         headers = {"Retry-After": f"{error.retry_after_seconds:.0f}"} if isinstance(error, CooldownActive) else None
         return problem(STATUS[type(error)], str(error), headers)
+
+    for kind in STATUS:
+        app.add_exception_handler(kind, refused)
 
     @app.exception_handler(StoreUnavailable)
     async def store_unavailable(request: Request, error: StoreUnavailable) -> Response:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from gpumond import __version__, revision
 from gpumond.diagnosis.detectors import idle_seconds
-from gpumond.facts.frame import Frame, Line
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.remedies import remedy
+from gpumond.facts.errors import remedy
+from gpumond.facts.frame import Frame, Line, ProcessHolding, StatedCondition, StatedFault, WholeFrame
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
-from gpumond.facts.whole_frame import ProcessHolding, StatedCondition, StatedFault, WholeFrame
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.tick.claims import unmapped_by_device
 from gpumond.tick.conditions import conditions
 from gpumond.tick.ledger import parts
 
 REVISION = revision() or None
+OF_PROCESS = {field.name for field in fields(ProcessHolding)} & {field.name for field in fields(ProcessUsage)}
+"""The fields that are the driver's values."""
 
 
 def whole_frame(frame: Frame) -> WholeFrame:
@@ -81,33 +83,14 @@ def _holding(
     shares: Counter[str] = Counter()
     for line in lines:
         shares[line.share] += line.used_bytes
+    stated: dict[str, Any] = {name: getattr(process, name) for name in OF_PROCESS}
+    stated |= {f"{share}_bytes": shares.get(share) for share in ("live", "cached", "stranded", "overhead", "opaque")}
+    stated["idle_seconds"] = idle
     return ProcessHolding(
         device_uuid=device_uuid,
-        pid=process.pid,
-        start_ticks=process.start_ticks,
-        comm=process.comm,
-        uid=process.uid,
-        user=process.user,
-        container=process.container,
-        container_name=process.container_name,
-        pod_name=process.pod_name,
-        pod_namespace=process.pod_namespace,
-        pod_uid=process.pod_uid,
-        unit=process.unit,
-        slurm_job=process.slurm_job,
-        state=process.state,
-        utilization_ratio=process.utilization_ratio,
-        idle_seconds=idle,
-        orphaned=process.orphaned,
+        **stated,
         workload=report.workload if report else "",
-        kinds=process.kinds,
-        used_bytes=process.used_bytes,
-        live_bytes=shares.get("live"),
-        cached_bytes=shares.get("cached"),
-        stranded_bytes=shares.get("stranded"),
-        overhead_bytes=shares.get("overhead"),
         overhead_parts=parts(snapshot.overheads_by_process.get((device_uuid, process.key)), shares.get("overhead")),
-        opaque_bytes=shares.get("opaque"),
         unmapped_bytes=unmapped_by_device(report.pools).get(device_uuid) if report else None,
         limit_bytes=snapshot.limits.get((device_uuid, process.key)),
         quota=snapshot.quotas_by_process.get(process.key),

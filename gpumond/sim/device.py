@@ -24,10 +24,9 @@ from pathlib import Path
 
 from gpumond.facts.errors import GpumondError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import DeviceReading, ProcessUsage
+from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Sensors
 from gpumond.facts.units import MIB
-from gpumond.host.machine import ENDED_STATES, read_head, start_of, stat_fields
+from gpumond.host.machine import ENDED_STATES, process_start, read_head
 
 RECORD_BYTES = 128
 BUSY_CELSIUS, BUSY_WATTS = 40.0, 300.0
@@ -145,18 +144,17 @@ class SimDevice:
         return records
 
     def _suspended(self) -> Sequence[str]:
-        try:
-            return os.listdir(f"{self.directory}/suspended")
-        except FileNotFoundError:
-            return ()
+        return self._names("suspended")
 
     def _orphaned(self) -> int:
         directory = f"{self.directory}/orphans"
+        return sum(int(json.loads(read_head(f"{directory}/{name}"))[0]) for name in self._names("orphans"))
+
+    def _names(self, kind: str) -> Sequence[str]:
         try:
-            names = os.listdir(directory)
+            return os.listdir(f"{self.directory}/{kind}")
         except FileNotFoundError:
-            return 0
-        return sum(int(json.loads(read_head(f"{directory}/{name}"))[0]) for name in names)
+            return ()
 
 
 class Context:
@@ -299,11 +297,8 @@ def simulated_devices(root: str | os.PathLike[str]) -> list[SimDevice]:
 
 def start_if_running(pid: int) -> int | None:
     """Return the start of a process in clock ticks after boot; None if it has ended or is a zombie."""
-    try:
-        start = start_of(stat_fields(read_head(f"/proc/{pid}/stat")))
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if start.state in ENDED_STATES else start.start_ticks
+    start = process_start("/proc", pid)
+    return None if start is None or start.state in ENDED_STATES else start.start_ticks
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from gpumond.facts.pools import PoolUsage, Reclaimable
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.program import OTHER
+from gpumond.facts.program import OTHER, ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Excess, Fault, Snapshot
 
 MAX_POOLS = 32
@@ -151,37 +151,25 @@ def bounded(
     return (*kept, *(_sum(uuid, rest[uuid]) for uuid in list(rest)[: most if devices is None else None]))
 
 
+SUMMED = (
+    *("live_bytes", "held_bytes", "stranded_bytes", "ooms", "retries", "device_allocations", "device_frees"),
+    *("thrashes", "spillable_bytes", "unmapped_bytes", "private_bytes", "live_allocations"),
+)
+
+
 def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
-    """Return the sum of the pools. A counter that one pool does not know is unknown; peaks are omitted."""
-    held = stranded = low = likely = high = thrashes = 0
-    for pool in pools:
-        flush = pool.reclaimable
-        held, stranded = held + pool.held_bytes, stranded + pool.stranded_bytes
-        low, likely, high = low + flush.low, likely + flush.likely, high + flush.high
-        thrashes += pool.thrashes
+    """Return the sum of the pools. A value that one pool does not know is unknown; peaks are omitted."""
+    low, likely, high = (sum(getattr(pool.reclaimable, name) for pool in pools) for name in ("low", "likely", "high"))
     exactness = {pool.reclaimable.exactness for pool in pools}
+    values = {name: [getattr(pool, name) for pool in pools] for name in SUMMED}
+    sums: dict[str, Any] = {name: None if None in each else sum(each) for name, each in values.items()}
     return PoolUsage(
         allocator=OTHER,
         device_uuid=uuid,
-        live_bytes=_known([pool.live_bytes for pool in pools]),
-        held_bytes=held,
         reclaimable=Reclaimable(low, likely, high, exactness.pop() if len(exactness) == 1 else "interval"),
-        stranded_bytes=stranded,
-        ooms=_known([pool.ooms for pool in pools]),
-        retries=_known([pool.retries for pool in pools]),
-        device_allocations=_known([pool.device_allocations for pool in pools]),
-        device_frees=_known([pool.device_frees for pool in pools]),
-        thrashes=thrashes,
         held_known=all(pool.held_known for pool in pools),
-        spillable_bytes=_known([pool.spillable_bytes for pool in pools]),
-        unmapped_bytes=_known([pool.unmapped_bytes for pool in pools]),
-        private_bytes=_known([pool.private_bytes for pool in pools]),
-        live_allocations=_known([pool.live_allocations for pool in pools]),
+        **sums,
     )
-
-
-def _known(values: list[int | None]) -> int | None:
-    return None if None in values else sum(value for value in values if value is not None)
 
 
 FRESH_SECONDS = 2.0

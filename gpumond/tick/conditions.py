@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.facts.remedies import CONDITIONS
+from gpumond.facts.errors import CONDITIONS
 from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, Excess, Snapshot, Suspension
 from gpumond.facts.units import human
 from gpumond.tick.claims import unmapped_by_device

@@ -9,7 +9,7 @@ from itertools import chain
 from math import floor, inf, isfinite, nan
 from typing import Literal, NamedTuple
 
-from gpumond.facts.process import ProcessKey, process_key
+from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.snapshot import Snapshot
 
 Signal = Literal["used", "live", "held", "utilization", "unattributed"]
@@ -354,8 +354,8 @@ class Series:
     def samples(self, signal: int, count: int = SAMPLES) -> array[float]:
         return self.rows.newest(count)[1 + signal :: 1 + self.signals]
 
-    def sample_times(self, count: int = SAMPLES) -> array[float]:
-        return self.rows.newest(count)[:: 1 + self.signals]
+    def sample_times(self) -> array[float]:
+        return self.rows.newest(SAMPLES)[:: 1 + self.signals]
 
     def restore(self, blocks: Iterable[Sequence[float]], records: Sequence[Sequence[float]]) -> None:
         for block in blocks:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.host.machine import find_process, process_start, read_head
 from gpumond.view.rows import HOLDINGS, ProcessLife, ProcessRow, plain
 from gpumond.view.text import Line, Piece, fitted, size

@@ -15,9 +15,9 @@ from math import isfinite
 from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 from gpumond.facts.errors import DaemonError
+from gpumond.facts.frame import WholeFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
-from gpumond.facts.whole_frame import WholeFrame
 from gpumond.view.notices import FrameNotice, alerts, notices, once, stuck, verdicts
 from gpumond.view.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, reclaimable
 

@@ -163,7 +163,7 @@ ASYNC = """
 import warnings
 warnings.simplefilter("ignore", FutureWarning)  # experimental, until CuPy 13
 from tests.agent.cupy_without_device import IN_DEFAULT_POOL
-from gpumond.agent.allocators.python_owners import GRANULE
+from gpumond.agent.allocators.mempools import GRANULE
 cupy.cuda.set_allocator(cupy.cuda.malloc_async)
 def expected():
     (plan,) = [one for one in agent.flush(dry_run=True) if one.allocator == "mempool"]

@@ -15,7 +15,7 @@ import pytest
 from gpumond.agent import cuda
 from gpumond.agent.allocators import FlushRefused, torch_xpu
 from gpumond.agent.allocators.torch_xpu import XpuAdapter
-from gpumond.devices.drm.devices import cards
+from gpumond.devices.drm import cards
 from gpumond.facts.pools import Reclaimable
 from tests.agent.standins import torch
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment

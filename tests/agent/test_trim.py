@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.agent.allocators.python_owners import GRANULE, Blocks, retained_free_bytes
+from gpumond.agent.allocators.mempools import GRANULE, Blocks, retained_free_bytes
 
 BASE = 0x7F00_0000_0000
 MIB = 1 << 20

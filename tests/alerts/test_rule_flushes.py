@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.alerts import Heartbeat, Notice, StoredAlert
+from gpumond.facts.alerts import Action, Heartbeat, Labels, Notice, Rule, StoredAlert
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
-from gpumond.facts.rule import Action, Labels, Rule
 from gpumond.features.alerts.dispatcher import ANNOTATION, AlertDispatcher
 from gpumond.store.audit import AuditEntry
 from tests.helpers.scripted_programs import ScriptedPrograms, train

@@ -13,8 +13,7 @@ import pytest
 
 from gpumond.agent.allocators import ADAPTERS
 from gpumond.commands.doctor import Finding, access_remedy, daemon, device_nodes, pid_namespace
-from gpumond.facts.errors import FAULTS
-from gpumond.facts.remedies import CONDITIONS
+from gpumond.facts.errors import CONDITIONS, FAULTS
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import INITIAL_PID_NAMESPACE
 from tests.helpers.frames import holding_with

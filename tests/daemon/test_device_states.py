@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.process.containers import place
-from gpumond.facts.errors import FAULTS
-from gpumond.facts.remedies import CONDITIONS
+from gpumond.devices.process.metadata import place
+from gpumond.facts.errors import CONDITIONS, FAULTS
 from gpumond.host.machine import in_private_pid_namespace
 from tests.fakenvml import GIB, Device, FakeDriver, Process, machine
 from tests.helpers.running import RunningDaemon, until

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.errors import CONDITIONS
 from gpumond.facts.messages import Hello, Report, encode
-from gpumond.facts.process import MAX_PID
-from gpumond.facts.remedies import CONDITIONS
+from gpumond.facts.program import MAX_PID
 from tests.fakenvml import GIB, MIB, Device, FakeDriver
 from tests.helpers.agent_daemon import environment
 from tests.helpers.running import RunningDaemon, until

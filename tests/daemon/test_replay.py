@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.settings import Settings
-from gpumond.daemon.daemon import make_daemon
+from gpumond.daemon.daemon import Daemon, real_edges
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.messages import from_json, to_json
@@ -59,7 +59,9 @@ def settings_of(directory: Path, socket: str = "agent.sock") -> Settings:
 async def recorded(directory: Path) -> list[Frame]:
     """Return every frame of a daemon, until two kinds of verdicts have occurred."""
     frames: list[Frame] = []
-    with make_daemon(settings_of(directory), "sim", pace=PACE) as daemon:
+    settings = settings_of(directory)
+    with real_edges(settings, "sim") as edges:
+        daemon = Daemon(settings, edges, pace=PACE)
         end = time.monotonic() + 60
         async with daemon.running():
             while len({verdict.kind for frame in frames for verdict in frame.verdicts}) < 2:
@@ -93,7 +95,9 @@ def test_history_of_devices_and_programs_survives_a_restart(program: Path):
     async def closed_blocks(wanted: int, socket: str) -> dict[int | None, tuple[Point, ...]]:
         """Closed blocks of 15 minutes, each of which takes a second of the test."""
         end = time.monotonic() + 60
-        with make_daemon(settings_of(program, socket), "sim", pace=900.0) as daemon:
+        settings = settings_of(program, socket)
+        with real_edges(settings, "sim") as edges:
+            daemon = Daemon(settings, edges, pace=900.0)
             async with daemon.running():
                 while True:
                     assert time.monotonic() < end, "too little was closed_blocks"

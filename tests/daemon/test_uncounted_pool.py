@@ -6,8 +6,8 @@ import os
 import socket
 from collections.abc import Callable
 
+from gpumond.facts.errors import CONDITIONS
 from gpumond.facts.messages import Hello, Report, encode
-from gpumond.facts.remedies import CONDITIONS
 from tests.fakenvml import Device, FakeDriver, Process
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.values import GIB, make_pool

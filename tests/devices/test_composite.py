@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices import load
-from gpumond.devices.composite import CompositeSource
+from gpumond.devices import CompositeSource, load
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.snapshot import DeviceReading, Fault, Reading, SourceState
 from gpumond.tick.observe import observe
@@ -163,9 +162,9 @@ def test_devices_name_their_source(driver: FakeDriver, tmp_path: Path):
     SysTree(tmp_path / "sys").amdgpu()
     (tmp_path / "proc").mkdir()
     program = (
-        "import sys; from gpumond.devices.composite import CompositeSource\n"
+        "import sys; from gpumond.devices import CompositeSource\n"
         "from gpumond.devices.nvml.source import NvmlSource\n"
-        "from gpumond.devices.drm.source import DrmSource\n"
+        "from gpumond.devices.drm import DrmSource\n"
         "every = CompositeSource([NvmlSource(), DrmSource(sys.argv[1], sys.argv[2])]); every.open()\n"
         "print(*(f'{device.vendor}={device.source}' for device in every.read().devices))"
     )

@@ -10,8 +10,16 @@ from gpumond.diagnosis.detectors import LiveAllocations, idle_seconds
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Ending, Program
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import DeviceReading, ProcessUsage, ProgramEnd, Reading, Snapshot, SourceState, XidErrors
+from gpumond.facts.snapshot import (
+    DeviceReading,
+    ProcessUsage,
+    ProgramEnd,
+    Reading,
+    Sensors,
+    Snapshot,
+    SourceState,
+    XidErrors,
+)
 from gpumond.tick.observe import observe
 from tests.helpers.curves import (
     GIB,

@@ -11,8 +11,7 @@ import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import AgentReport, Snapshot
+from gpumond.facts.snapshot import AgentReport, Sensors, Snapshot
 from tests.helpers.curves import (
     GIB,
     HOUR,

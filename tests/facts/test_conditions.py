@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.process import MAX_PID
-from gpumond.facts.remedies import CONDITIONS
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import MISSED_LIMIT
+from gpumond.facts.errors import CONDITIONS
+from gpumond.facts.program import MAX_PID
+from gpumond.facts.snapshot import MISSED_LIMIT, Sensors
 from gpumond.tick.conditions import conditions, of_device
 from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.device_names import device_uuid
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
+from gpumond.facts.frame import device_uuid
 from tests.helpers.values import make_device
 
 DEVICES = (

@@ -8,8 +8,7 @@ from typing import get_args
 import pytest
 
 import gpumond
-from gpumond.facts.errors import FAULTS, FaultKind
-from gpumond.facts.remedies import CONDITIONS, OF_A_RETURN_CODE, remedy
+from gpumond.facts.errors import CONDITIONS, FAULTS, OF_A_RETURN_CODE, FaultKind, remedy
 from gpumond.facts.verdicts import KINDS, VerdictName
 
 ROWS = [

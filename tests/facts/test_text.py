@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.text import accepts
+from gpumond.facts.units import accepts
 
 
 @pytest.mark.parametrize(

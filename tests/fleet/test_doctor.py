@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gpumond.facts.remedies import remedy
-from gpumond.facts.whole_frame import StatedCondition, StatedFault
+from gpumond.facts.errors import remedy
+from gpumond.facts.frame import StatedCondition, StatedFault
 from gpumond.features.fleet.connection import Access, Client, Machine, machine
 from gpumond.features.fleet.doctor import FleetFinding, by_subject, examine
 from gpumond.view.frame import MALFORMED

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.process import TICKS_PER_SECOND
+from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import Named
 from gpumond.features.fleet.flush import Criteria, PlannedFlush, select

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.errors import CooldownActive, NoSuchAdmission, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.quotas.admissions import (

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.errors import CooldownActive, FlushInProgress, NoSuchTarget
+from gpumond.facts.errors import CONDITIONS, CooldownActive, FlushInProgress, NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import Expected, Outcome, StepResult
 from gpumond.facts.program import Program
-from gpumond.facts.remedies import CONDITIONS
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import Identity
 from tests.helpers.scripted_programs import ScriptedPrograms, release_all, train

@@ -7,8 +7,7 @@ from random import Random
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
+from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Sensors, Snapshot
 from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 MIB = 1 << 20

@@ -11,9 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gpumond.facts.frame import Alert, Frame, Verdict
+from gpumond.facts.frame import Alert, Frame, StatedCondition, StatedFault, Verdict, WholeFrame
 from gpumond.facts.snapshot import DeviceReading
-from gpumond.facts.whole_frame import StatedCondition, StatedFault, WholeFrame
 from gpumond.serve.whole_frame import holdings
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot

@@ -20,7 +20,7 @@ from gpumond.facts.alerts import Heartbeat
 from gpumond.facts.errors import NoSuchDefinition, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProgramEnd, Reading, SourceState
 from gpumond.features.alerts.dispatcher import Receivers
 from gpumond.features.alerts.receivers import Retry

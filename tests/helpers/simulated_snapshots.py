@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from itertools import count
 from random import Random
 
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
 from gpumond.features.loadgen.plan import Plan
 from gpumond.features.loadgen.script import Ending, Observation
 from gpumond.sim.device import OutOfMemory

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gpumond.facts.frame import Frame
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.facts.snapshot import DeviceReading, Sensors, Snapshot
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.diagnosis.messages import with_retainers
-from gpumond.facts.alerts import Activities
+from gpumond.facts.alerts import Activities, Rule
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.quota import EffectiveQuota
-from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, ProcessQuota, ProcessUsage, Snapshot, SourceState
 from gpumond.facts.units import GIB as GIB
 from gpumond.features.rules.evaluation import Awaited, RuleState, evaluate as evaluate_rules

@@ -7,8 +7,16 @@ from collections.abc import Iterator
 from itertools import count
 from random import Random
 
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Reading, SourceState, XidErrors
+from gpumond.facts.snapshot import (
+    AgentReport,
+    DeviceReading,
+    Fault,
+    ProcessUsage,
+    Reading,
+    Sensors,
+    SourceState,
+    XidErrors,
+)
 from gpumond.facts.units import GIB, MIB
 from gpumond.features.loadgen.script import ProgramScript
 from gpumond.sim.device import OutOfMemory

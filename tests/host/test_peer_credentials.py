@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.devices.process.procfs import ProcessTable
-from gpumond.facts.process import MAX_PID
+from gpumond.facts.program import MAX_PID
 from gpumond.host.machine import in_private_pid_namespace, start_ticks
 from gpumond.host.peer import CREDENTIALS_SPACE, Identity, SubordinateUids, identify, peer_pidfd, sender_pid
 

@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from gpumond.facts.frame import Frame, Ledger
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import SourceState, XidErrors
+from gpumond.facts.snapshot import Sensors, SourceState, XidErrors
 from gpumond.metrics import dcgm
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, FrameCollector, Group

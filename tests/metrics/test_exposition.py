@@ -14,8 +14,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumond.metrics.exposition import FrameCollector
-from gpumond.metrics.families import Family, Row, write
+from gpumond.metrics.catalogue import Family, Row
+from gpumond.metrics.exposition import FrameCollector, write
 
 LABELS = ("workload", "gpu")
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=20)

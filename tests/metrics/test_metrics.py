@@ -17,9 +17,8 @@ from gpumond.facts.pools import Receipt
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import Fault, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.metrics.catalogue import FAMILIES, Family
+from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.exposition import Exposition, Form
-from gpumond.metrics.programs import PROCESSES_PER_DEVICE
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT
 from gpumond.tick.observe import observe

@@ -15,7 +15,7 @@ from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.commands.main import commands
 from gpumond.config.loading import load
 from gpumond.config.schema import SettingsConfig
-from gpumond.facts.rule import Rule
+from gpumond.facts.alerts import Rule
 from gpumond.facts.units import seconds
 from gpumond.features.loadgen import command as load_command
 from gpumond.features.rules.built_in import BUILT_IN

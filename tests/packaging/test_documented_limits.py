@@ -26,8 +26,8 @@ from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE
 from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION
 from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
 from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
+from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
 from gpumond.metrics.exposition import MAX_SERIES
-from gpumond.metrics.programs import PROCESSES_PER_DEVICE
 from gpumond.metrics.telemetry import MAX_WORKLOADS
 from gpumond.programs.connection import Limits
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
@@ -44,7 +44,7 @@ from gpumond.serve.limits import (
     WAITING,
 )
 from gpumond.serve.listener import HEAD_SECONDS
-from gpumond.serve.live_frames import MAX_STREAMS
+from gpumond.serve.live import MAX_STREAMS
 from gpumond.serve.token_reviews import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
 from gpumond.store.history import Bounds
 from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Labels
+from gpumond.facts.alerts import Labels
+from gpumond.facts.program import ProcessKey
 from gpumond.quantities.scope import Subjects
 from gpumond.quantities.table import Unit
 

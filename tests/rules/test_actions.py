@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from gpumond.facts.alerts import Action, Rule
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Expected, Held, Receipt
-from gpumond.facts.rule import Action, Rule
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.dispatcher import (
     ANNOTATION,

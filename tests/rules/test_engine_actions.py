@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.alerts import Action, Rule
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Action, Rule
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.dispatcher import conclude, decide
 from gpumond.features.rules.settings import RuleConfig, written

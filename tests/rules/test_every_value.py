@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.alerts import Scope
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.pools import HostPool, PoolUsage
-from gpumond.facts.process import TICKS_PER_SECOND
-from gpumond.facts.program import Program, StepUsage
-from gpumond.facts.rule import Scope
-from gpumond.facts.sensors import THROTTLE_REASONS, Sensors
-from gpumond.facts.snapshot import AgentReport, DeviceReading, Excess, ProcessUsage, Snapshot
+from gpumond.facts.program import TICKS_PER_SECOND, Program, StepUsage
+from gpumond.facts.snapshot import THROTTLE_REASONS, AgentReport, DeviceReading, Excess, ProcessUsage, Sensors, Snapshot
 from gpumond.features.rules.settings import UNITS, VALUES
 from gpumond.quantities import RuleContext, subjects
 from gpumond.quantities.table import DEVICE_COUNTERS, POOL_COUNTERS, PROGRAM_COUNTERS

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.alerts import Rule
 from gpumond.facts.frame import Alert
-from gpumond.facts.rule import Rule
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Sensors
 from gpumond.features.rules.built_in import BUILT_IN
 from tests.helpers.values import Advanced, TickState, advance, make_device, make_snapshot
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.rule import Rule, overridden, own_fields
+from gpumond.facts.alerts import Rule, overridden, own_fields
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 

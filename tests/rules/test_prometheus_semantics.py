@@ -11,8 +11,7 @@ from random import Random
 
 import pytest
 
-from gpumond.facts.alerts import Activities
-from gpumond.facts.rule import Rule
+from gpumond.facts.alerts import Activities, Rule
 from gpumond.features.rules.evaluation import step
 from gpumond.quantities.scope import Hidden
 from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, random_series

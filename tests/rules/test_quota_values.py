@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpumond.facts.alerts import Rule
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.quota import EffectiveQuota
-from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import ProcessQuota, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from tests.helpers.values import (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpumond.facts.alerts import Heartbeat, kept, resume
+from gpumond.facts.alerts import Heartbeat, Rule, kept, resume
 from gpumond.facts.frame import Verdict
-from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.features.rules.evaluation import GRACE_SECONDS, VERDICT_GRACE_SECONDS, awaited
 from tests.helpers.values import GIB, Advanced, TickState, advance, evaluate, make_device, make_process, make_snapshot

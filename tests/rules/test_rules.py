@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.alerts import Activities
+from gpumond.facts.alerts import Activities, Rule
 from gpumond.facts.frame import Alert
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Rule
+from gpumond.facts.program import ProcessKey
 from gpumond.features.rules.evaluation import step
 from gpumond.quantities.scope import Hidden
 from tests.rules.rows import Row, of

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.alerts import Rule, Scope
 from gpumond.facts.engines import NOT_READ, EngineModel, EngineProcess, EngineReading
 from gpumond.facts.frame import Verdict
-from gpumond.facts.rule import Rule, Scope
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import LABELS, PLACEHOLDERS, UNITS, VALUES
 from gpumond.quantities import RuleContext, subjects
+from gpumond.quantities.scope import active_verdicts
 from gpumond.quantities.table import Unit, readable
-from gpumond.quantities.verdicts import active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import (

@@ -7,8 +7,8 @@ from math import inf
 
 import pytest
 
+from gpumond.facts.alerts import Rule
 from gpumond.facts.frame import Verdict
-from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from tests.helpers.values import (

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from gpumond.facts.alerts import Rule
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Program
-from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.quantities import RuleContext, subjects

@@ -14,13 +14,12 @@ from fastapi import FastAPI
 
 from gpumond.config.settings import Settings
 from gpumond.events import EventLog
-from gpumond.facts.alerts import ended
+from gpumond.facts.alerts import Rule, ended
 from gpumond.facts.errors import ConfigError, FlushError
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.pools import Receipt
-from gpumond.facts.rule import Rule
 from gpumond.features import routers
 from gpumond.features.alerts.dispatcher import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE
@@ -91,7 +90,7 @@ class View:
     def get(self, kind: type) -> Any:
         """Return the service of a feature; this object stands for those that have no state."""
         services = (self.rulebook, self.quotas, self.admissions, self.hook, self.silences)
-        return next((service for service in services if isinstance(service, kind)), self)
+        return next((service for service in services if kind in type(service).__mro__), self)
 
     def past(self) -> list[Alert]:
         return [ended(ALERT, 2.0)]

@@ -9,10 +9,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from gpumond.facts.frame import Alert, Frame, Verdict
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.whole_frame import WholeFrame
-from gpumond.serve.live_frames import WHOLE, changes, live_frame
+from gpumond.facts.frame import Alert, Frame, Verdict, WholeFrame
+from gpumond.facts.snapshot import Sensors
+from gpumond.serve.live import WHOLE, changes, live_frame
 from gpumond.serve.whole_frame import whole_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot

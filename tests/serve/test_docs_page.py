@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.page.files import POLICY
-from gpumond.serve.docs import reference, type_of
+from gpumond.serve.pages import reference, type_of
 from tests.serve.application import View, ask
 from tests.serve.docs_reader import Reader
 

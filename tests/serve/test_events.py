@@ -6,8 +6,8 @@ import asyncio
 
 from gpumond.events import EventLog
 from gpumond.facts.frame import Frame, Ledger
-from gpumond.serve import events as route
-from gpumond.serve.live_frames import MAX_STREAMS
+from gpumond.serve import live as route
+from gpumond.serve.live import MAX_STREAMS
 from tests.helpers.values import make_report, make_snapshot
 from tests.serve.application import View, ask, serving
 from tests.serve.event_reader import Reader
@@ -68,7 +68,7 @@ def test_returning_reader_receives_missed_events_and_notice_of_gaps():
 
 def test_missing_events_are_announced_once():
     async def run() -> None:
-        frames = route.messages(EventLog(1.0), 5, heartbeat_seconds=0.01)
+        frames = route.event_messages(EventLog(1.0), 5, heartbeat_seconds=0.01)
         published = [await anext(frames) for _ in range(4)]
         assert published[1:] == [b": some events are no longer kept\n\n", b": alive\n\n", b": alive\n\n"]
         await frames.aclose()
@@ -79,7 +79,7 @@ def test_missing_events_are_announced_once():
 def test_idle_stream_has_heartbeats():
     async def run() -> None:
         ring = EventLog(1.0)
-        frames = route.messages(ring, ring.last_id, heartbeat_seconds=0.01)
+        frames = route.event_messages(ring, ring.last_id, heartbeat_seconds=0.01)
         assert [await anext(frames) for _ in range(3)] == [b"retry: 3000\n\n", b": alive\n\n", b": alive\n\n"]
         await frames.aclose()
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.frame import Frame
-from gpumond.facts.whole_frame import WholeFrame
-from gpumond.serve.live_frames import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
+from gpumond.facts.frame import Frame, WholeFrame
+from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
 from gpumond.serve.whole_frame import whole_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_report, make_snapshot

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.config.settings import Settings
-from gpumond.facts.rule import Rule
+from gpumond.facts.alerts import Rule
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.registry import override_table
 from tests.serve.application import HOG, TOKEN, View, ask

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gpumond.config.settings import Settings
-from gpumond.facts.rule import Rule
+from gpumond.facts.alerts import Rule
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import Preview
 from gpumond.features.rules.registry import rule_table

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpumond.config.tokens import Token, digest
-from gpumond.serve.auth import CODE_SECONDS, IN_TOTAL, PER_CALLER, SESSION_SECONDS, SignIns
+from gpumond.serve.auth import CODE_SECONDS, IN_TOTAL, PER_CALLER, SESSION_SECONDS, Caller, SignIns
 from gpumond.serve.guard import Policy
 from tests.serve.guarded import ADMIN, FLUSH, OTHERS, RULE, GuardedApi
 
@@ -101,22 +101,22 @@ def test_answers_are_not_stored_by_browsers():
 
 @pytest.mark.parametrize("after", [CODE_SECONDS + 1, SESSION_SECONDS + 1])
 def test_codes_and_sessions_end(after: float):
-    sign_ins: SignIns[str] = SignIns()
+    sign_ins = SignIns()
     if after > SESSION_SECONDS:
-        token = sign_ins.exchange(sign_ins.code("caller", "caller", None, 0.0), 0.0)
+        token = sign_ins.exchange(sign_ins.code(Caller("caller", frozenset()), None, 0.0), 0.0)
         assert token is not None
         assert sign_ins.session(digest(token), 1.0) is not None
         assert sign_ins.session(digest(token), after) is None
     else:
-        assert sign_ins.exchange(sign_ins.code("caller", "caller", None, 0.0), after) is None
+        assert sign_ins.exchange(sign_ins.code(Caller("caller", frozenset()), None, 0.0), after) is None
 
 
 def test_oldest_code_of_a_caller_ends_above_the_limit():
-    sign_ins: SignIns[str] = SignIns()
-    other = sign_ins.code("other", "other", None, 0.0)
-    codes = [sign_ins.code("caller", "caller", None, 0.0) for _ in range(PER_CALLER + 1)]
+    sign_ins = SignIns()
+    other = sign_ins.code(Caller("other", frozenset()), None, 0.0)
+    codes = [sign_ins.code(Caller("caller", frozenset()), None, 0.0) for _ in range(PER_CALLER + 1)]
     assert [sign_ins.exchange(code, 1.0) is not None for code in codes] == [False] + [True] * PER_CALLER
     assert sign_ins.exchange(other, 1.0) is not None
     for number in range(IN_TOTAL + 1):
-        sign_ins.code("caller", f"caller-{number}", None, 0.0)
+        sign_ins.code(Caller(f"caller-{number}", frozenset()), None, 0.0)
     assert len(sign_ins._codes) == IN_TOTAL

@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.facts.alerts import Notice, StoredAlert
 from gpumond.facts.frame import Alert
-from gpumond.facts.text import require_encodable
+from gpumond.facts.units import require_encodable
 from gpumond.features.rules.registry import rule_table
 from gpumond.store.store import Store
 from tests.helpers.opened_store import with_store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Sensors
 from gpumond.sim.device import (
     MIB,
     Context,

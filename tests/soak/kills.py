@@ -19,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpumond.facts.alerts import Labels
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import Hello, Report, encode, to_json
-from gpumond.facts.rule import Labels
 from gpumond.facts.snapshot import Reading
 from gpumond.host.machine import start_ticks
 from gpumond.store.store import verify_audit

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from gpumond.facts.errors import StoreUnavailable
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.store.history import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence
 from gpumond.store.store import Store
 from gpumond.tick.history import CoarseSeries, History

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from gpumond.facts.alerts import KeptAdmission
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.features.quotas.admissions import Competitor, Decision, Queue, Room, decide, reclaim_plan
 
 SCHEDULES = 10_000

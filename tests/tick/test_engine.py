@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.rule import Rule
+from gpumond.facts.alerts import Rule
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Reading, Snapshot, SourceState
 from gpumond.tick.observe import observe
 from tests.helpers.values import (

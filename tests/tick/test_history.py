@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.tick import history as module
 from gpumond.tick.history import (
     LIVE,

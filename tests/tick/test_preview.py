@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpumond.facts.alerts import Rule
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.pools import PoolUsage, Reclaimable
-from gpumond.facts.rule import Rule
 from gpumond.facts.snapshot import STARTING, SourceState
 from gpumond.features.rules.evaluation import MAX_FIRED, RESOLUTION_SECONDS, PreviewWindow, pack, preview, unpack
 from gpumond.serve.examples import SNAPSHOT, VERDICT

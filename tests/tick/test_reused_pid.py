@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpumond.events import EventState, advance_events
+from gpumond.facts.alerts import Action, Rule
 from gpumond.facts.flush import Target
 from gpumond.facts.frame import Verdict
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Action, Rule
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot, SourceState
 from gpumond.features.alerts.dispatcher import annotate, conclude, decide
 from gpumond.metrics.catalogue import FAMILIES

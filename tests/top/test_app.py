@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.facts.frame import Verdict
-from gpumond.facts.whole_frame import StatedFault
+from gpumond.facts.frame import StatedFault, Verdict
 from gpumond.serve.examples import RECEIPT
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import until

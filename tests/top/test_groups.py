@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
 from gpumond.view.frame import view
 from tests.helpers.frames import fake_daemon, make_frame

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.sensors import Sensors
+from gpumond.facts.snapshot import Sensors
 from gpumond.view.frame import at_index, merged, neighbor, place_of, processes_on, view
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame
 from tests.helpers.running import until

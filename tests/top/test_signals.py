@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.host.machine import start_ticks
 from gpumond.top.processes import Lineages, refusal, send
 from gpumond.view.frame import view

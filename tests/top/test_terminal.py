@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.frame import Alert
+from gpumond.facts.frame import Alert, StatedFault
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import human
-from gpumond.facts.whole_frame import StatedFault
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.screens import TOP, terminal

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from gpumond.facts.engines import EngineProcess, EngineReading
-from gpumond.facts.frame import Alert, Verdict
+from gpumond.facts.frame import Alert, StatedCondition, StatedFault, Verdict
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import SourceState
-from gpumond.facts.whole_frame import StatedCondition, StatedFault
 from gpumond.top.processes import SortOrder, arranged, fitting
 from gpumond.top.screen import described as details
 from gpumond.view.frame import view

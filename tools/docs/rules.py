@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpumond.facts.rule import Rule, Scope
+from gpumond.facts.alerts import Rule, Scope
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, matches
 from gpumond.quantities.scope import FROM_A_FULL_WINDOW

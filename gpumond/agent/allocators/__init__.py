@@ -11,6 +11,7 @@ docs/reference/plugins.md derive from it.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -100,6 +101,9 @@ class AllocatorAdapter:
 
     name: str
 
+    step = ""
+    """The step that `release` carries out, if there is only one."""
+
     main_thread_steps: frozenset[str] = frozenset()
     """Steps that are safe in the main thread only."""
 
@@ -122,6 +126,15 @@ class AllocatorAdapter:
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Carry out those of ``steps`` that the library has, in order. Raises FlushRefused."""
+        self.check()
+        if self.step not in steps:
+            return ()
+        started = time.perf_counter()
+        released, detail = self.release()
+        return (StepResult(self.step, max(0, released), time.perf_counter() - started, detail),)
+
+    def release(self) -> tuple[int, str]:
+        """Carry out the only step. Return the released bytes, and a detail or an empty text. Raises FlushRefused."""
         raise NotImplementedError
 
     def retained_bytes(self) -> Mapping[str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter
-from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.facts.pools import PoolUsage, Reclaimable
 
 OBJECTS = {"comfy_aimdo.model_vbar": ("ModelVBAR", "loaded_size"), "comfy_aimdo.vram_buffer": ("VRAMBuffer", "size")}
 """The class in each module, and its method that returns the bytes that it has mapped."""
@@ -36,6 +36,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class AimdoAdapter(AllocatorAdapter):
+    """It has no step: ComfyUI unmaps the pages that others need by itself, and all of them by ``POST /free``."""
+
     name = "aimdo"
 
     def framework(self) -> str:
@@ -48,10 +50,6 @@ class AimdoAdapter(AllocatorAdapter):
                 mapped[ordinal] = mapped.get(ordinal, 0) + int(size())
         pools = ((cuda.device_uuid(ordinal), size) for ordinal, size in mapped.items())
         return tuple(_usage(uuid, size) for uuid, size in pools if uuid is not None)
-
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        """Do nothing: ComfyUI unmaps the pages that others need by itself, and all of them by ``POST /free``."""
-        return ()
 
 
 def adapter() -> AimdoAdapter | None:

@@ -15,10 +15,8 @@ from typing import Any
 from weakref import ref
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.mempools import cached
-from gpumond.agent.allocators.python_owners import MAX_ALLOCATIONS, instances
-from gpumond.facts.pools import PoolUsage, StepResult
+from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, CudaAdapter, cached, instances, trim
+from gpumond.facts.pools import PoolUsage
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 """Seconds between two searches for reports. The pause is doubled after each search that finds nothing new, and there is
@@ -29,8 +27,9 @@ _found: list[ref[Any]] = []
 _search_at, _pause = 0.0, FIRST_PAUSE
 
 
-class CudaCoreAdapter(AllocatorAdapter):
+class CudaCoreAdapter(CudaAdapter):
     name = "cuda.core"
+    step = "trim"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         if exact:
@@ -47,21 +46,9 @@ class CudaCoreAdapter(AllocatorAdapter):
             for ordinal, (reserved, used) in sorted(totals.items())
         )
 
-    def check(self) -> None:
-        if reason := cuda.refusal():
-            raise FlushRefused(reason)
-
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        """Trim each pool when its device is idle. A resource sets the pool's threshold so that it keeps all memory."""
-        self.check()
-        if "trim" not in steps:
-            return ()
-        started, released = time.perf_counter(), 0
-        for ordinal, pool, _ in _pools():
-            before = cuda.pool_bytes(pool)
-            if before and cuda.trim(ordinal, pool) and (after := cuda.pool_bytes(pool)):
-                released += max(0, before[0] - after[0])
-        return (StepResult("trim", released, time.perf_counter() - started),)
+    def release(self) -> tuple[int, str]:
+        """Trim each pool. A resource sets the pool's threshold so that it keeps all memory."""
+        return trim((ordinal, pool) for ordinal, pool, _ in _pools())[0], ""
 
 
 def adapter() -> CudaCoreAdapter | None:

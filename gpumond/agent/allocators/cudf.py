@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators.mempools import NOT_RELEASABLE, CudaAdapter
+from gpumond.facts.pools import PoolUsage, StepResult
 
 MAX_BUFFERS = 2_000
 """Largest number of buffers that the report of each second visits; a flush or a plan visits all."""
 
 
-class CudfAdapter(AllocatorAdapter):
+class CudfAdapter(CudaAdapter):
     name = "cudf"
     main_thread_steps = frozenset(("spill",))
     """A spill copies on the calling thread's stream."""
@@ -39,23 +40,18 @@ class CudfAdapter(AllocatorAdapter):
         live, spillable = _bytes(manager)
         if uuid is None or not live:
             return ()
-        nothing = Reclaimable(0, 0, 0, "not_releasable")
         return (
             PoolUsage(
                 allocator="cudf",
                 device_uuid=uuid,
                 live_bytes=live,
                 held_bytes=live,
-                reclaimable=nothing,
+                reclaimable=NOT_RELEASABLE,
                 stranded_bytes=0,
                 inside="rmm",
                 spillable_bytes=spillable,
             ),
         )
-
-    def check(self) -> None:
-        if reason := cuda.refusal():
-            raise FlushRefused(reason)
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         self.check()

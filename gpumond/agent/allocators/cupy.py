@@ -16,16 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.mempools import is_counted
-from gpumond.agent.allocators.python_owners import retained_by_trim
+from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators.mempools import CudaAdapter, is_counted, retained_by_trim
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit
 
 T = TypeVar("T")
 
 
-class CupyAdapter(AllocatorAdapter):
+class CupyAdapter(CudaAdapter):
     """Reads the default pool, and the pool in use if it is another pool of CuPy.
 
     If CuPy allocates through the function of another library without a pool of its own, it has nothing to report: the
@@ -46,7 +45,7 @@ class CupyAdapter(AllocatorAdapter):
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         pools = self._pools()
-        usages = self._on_devices(cuda.contexts(), lambda ordinal: self._usage(ordinal, pools, exact))
+        usages = on_devices(self._cupy, cuda.contexts(), lambda ordinal: self._usage(ordinal, pools, exact))
         return tuple(usage for usage in usages if usage is not None)
 
     def retained_bytes(self) -> Mapping[str, int]:
@@ -55,10 +54,6 @@ class CupyAdapter(AllocatorAdapter):
         return retained_by_trim(
             (ordinal, amounts[1]) for ordinal, handle in counted if (amounts := cuda.pool_bytes(handle))
         )
-
-    def check(self) -> None:
-        if reason := cuda.refusal():
-            raise FlushRefused(reason)
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Free whole chunks with cudaFree. The stream-ordered pool first waits until the device is idle."""
@@ -79,7 +74,7 @@ class CupyAdapter(AllocatorAdapter):
             return held - sum(int(pool.total_bytes()) for pool in counted)
 
         started = time.perf_counter()
-        released = sum(self._on_devices(ordinals, free))
+        released = sum(on_devices(self._cupy, ordinals, free))
         return (*plans, StepResult("cache", max(0, released), time.perf_counter() - started))
 
     def _clear_plans(self, ordinals: Sequence[int]) -> Sequence[StepResult]:
@@ -106,12 +101,12 @@ class CupyAdapter(AllocatorAdapter):
                 pool.set_limit(size=limit_bytes or own)
             return AppliedLimit("cupy", cuda.device_uuid(ordinal), limit_bytes, True)
 
-        return self._on_devices(selected, limit)
+        return on_devices(self._cupy, selected, limit)
 
     def own_limits(self) -> Mapping[str, int]:
         pools = [pool for pool in self._pools() if not _is_async(pool)]
         ordinals = cuda.contexts()
-        own = zip(ordinals, self._on_devices(ordinals, lambda i: self._own_limit(i, pools)), strict=True)
+        own = zip(ordinals, on_devices(self._cupy, ordinals, lambda i: self._own_limit(i, pools)), strict=True)
         return {uuid: size for i, size in own if size and (uuid := cuda.device_uuid(i)) is not None}
 
     def _own_limit(self, ordinal: int, pools: Iterable[Any]) -> int:
@@ -167,24 +162,30 @@ class CupyAdapter(AllocatorAdapter):
                 )
         return None
 
-    def _on_devices(self, ordinals: Sequence[int], visit: Callable[[int], T]) -> list[T]:
-        return on_devices(self._cupy, ordinals, visit)
-
 
 def on_devices(cupy: Any, ordinals: Sequence[int], visit: Callable[[int], T]) -> list[T]:
     """Call ``visit`` for each device while that device is current."""
     runtime = cupy.cuda.runtime
+
+    def at(ordinal: int) -> T:
+        runtime.setDevice(ordinal)
+        return visit(ordinal)
+
+    def in_thread(ordinal: int) -> T:
+        with cuda.capture_safe():
+            return at(ordinal)
+
     if not ordinals:
         return []
     before = runtime.getDevice()
     if before in ordinals:
         try:
-            return [_at(runtime, ordinal, visit) for ordinal in ordinals]
+            return [at(ordinal) for ordinal in ordinals]
         finally:
             runtime.setDevice(before)
     # Returning to a device without a context would create one. A temporary thread need not return.
     with ThreadPoolExecutor(1, "gpumond-cupy") as thread:
-        return list(thread.map(lambda ordinal: _capture_safe(runtime, ordinal, visit), ordinals))
+        return list(thread.map(in_thread, ordinals))
 
 
 def managed_pool(cupy: Any) -> Any:
@@ -204,16 +205,6 @@ def _allocates_by(pool: Any, module: str, name: str) -> bool:
 
 def adapter() -> CupyAdapter:
     return CupyAdapter(sys.modules["cupy"])
-
-
-def _at(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
-    runtime.setDevice(ordinal)
-    return visit(ordinal)
-
-
-def _capture_safe(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
-    with cuda.capture_safe():
-        return _at(runtime, ordinal, visit)
 
 
 def _is_async(pool: Any) -> bool:

@@ -13,20 +13,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter
-from gpumond.agent.allocators.mempools import arena, counted_by, kept
-from gpumond.facts.pools import PoolUsage, StepResult
+from gpumond.agent.allocators.mempools import ArenaAdapter, arena, counted_by
+from gpumond.facts.pools import PoolUsage
 
 
-class JaxAdapter(AllocatorAdapter):
+class JaxAdapter(ArenaAdapter):
     name = "jax"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read only a backend that the program has initialized: jax.devices() would initialize it and allocate."""
         return tuple(self._usages())
-
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        return kept("jax", self.read(), steps)
 
     def _usages(self) -> Iterator[PoolUsage]:
         shares = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "cuda_async"

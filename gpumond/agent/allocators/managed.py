@@ -7,15 +7,14 @@ without a pool (``set_allocator(malloc_managed)``), or that the program allocate
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.agent.allocators.mempools import CudaAdapter
+from gpumond.facts.pools import PoolUsage, Reclaimable
 
 
-class ManagedAdapter(AllocatorAdapter):
+class ManagedAdapter(CudaAdapter):
     name = "managed"
 
     def framework(self) -> str:
@@ -29,23 +28,19 @@ class ManagedAdapter(AllocatorAdapter):
         pools = (_usage(ordinal, live, free) for ordinal, (live, free) in amounts.items())
         return tuple(pool for pool in pools if pool is not None)
 
-    def check(self) -> None:
-        if reason := cuda.refusal():
-            raise FlushRefused(reason)
+    @property
+    def step(self) -> str:  # type: ignore[override]
+        return "cache" if "cupy" in sys.modules else ""
 
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+    def release(self) -> tuple[int, str]:
         """Free the whole chunks of CuPy's pool."""
-        self.check()
-        cupy = sys.modules.get("cupy")
-        if "cache" not in steps or cupy is None:
-            return ()
         from gpumond.agent.allocators.cupy import managed_pool, on_devices
 
-        started, free = time.perf_counter(), _free_bytes()
+        cupy, free = sys.modules["cupy"], _free_bytes()
         pool = managed_pool(cupy)
         if pool is not None:
             on_devices(cupy, cuda.contexts(), lambda ordinal: pool.free_all_blocks())
-        return (StepResult("cache", max(0, free - _free_bytes()), time.perf_counter() - started),)
+        return free - _free_bytes(), ""
 
 
 def adapter() -> ManagedAdapter | None:

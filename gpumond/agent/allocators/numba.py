@@ -8,24 +8,25 @@ initialize the driver or create a context.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators.mempools import CudaAdapter
+from gpumond.facts.pools import PoolUsage, Reclaimable
 
 DEVICES, DRIVER = "numba.cuda.cudadrv.devices", "numba.cuda.cudadrv.driver"
 ON_THE_HOST = ("MappedMemory", "ManagedMemory")
 """Classes of memory that is not, or need not be, on the device."""
 
 
-class NumbaAdapter(AllocatorAdapter):
+class NumbaAdapter(CudaAdapter):
     """Reads Numba's own memory manager. The memory of a plug-in, such as RMM's, is counted by its library."""
 
     name = "numba"
+    step = "cache"
     main_thread_steps = frozenset(("cache",))
     """Another thread may empty the list at the same moment."""
 
@@ -38,25 +39,21 @@ class NumbaAdapter(AllocatorAdapter):
         return tuple(pool for pool in pools if pool is not None)
 
     def check(self) -> None:
-        if reason := cuda.refusal():
-            raise FlushRefused(reason)
+        super().check()
         if any(manager.deallocations.is_disabled for _, manager in _managers()):
             raise FlushRefused("the program defers Numba's deallocations (cuda.defer_cleanup)")
 
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        self.check()
-        if "cache" not in steps:
-            return ()
+    def release(self) -> tuple[int, str]:
         if _is_in_list():
             raise FlushRefused("a thread of the program is emptying Numba's list")
-        started, released = time.perf_counter(), 0
+        released = 0
         for ordinal, manager in _managers():
             pending = _pending_bytes(manager)
             with cuda.current(ordinal) as ready:
                 if ready:
                     manager.deallocations.clear()
                     released += pending - _pending_bytes(manager)
-        return (StepResult("cache", max(0, released), time.perf_counter() - started),)
+        return released, ""
 
 
 def adapter() -> NumbaAdapter | None:

@@ -7,21 +7,21 @@ refused while one of several devices has none.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.mempools import cached
-from gpumond.facts.pools import PoolUsage, StepResult
+from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators.mempools import CudaAdapter, cached
+from gpumond.facts.pools import PoolUsage
 
 COUNTED_DEVICES = 16
 """Number of devices for which Paddle has counters."""
 
 
-class PaddleAdapter(AllocatorAdapter):
+class PaddleAdapter(CudaAdapter):
     name = "paddle"
+    step = "cache"
     main_thread_steps = frozenset(("cache",))
     """It also resets the workspaces of cuDNN."""
 
@@ -34,19 +34,14 @@ class PaddleAdapter(AllocatorAdapter):
         return tuple(pool for pool in pools if pool is not None)
 
     def check(self) -> None:
-        if reason := cuda.refusal():
-            raise FlushRefused(reason)
+        super().check()
         if len(cuda.contexts()) != cuda.device_count():
             raise FlushRefused("Paddle would create a context on each visible device, and one has none")
 
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        self.check()
-        if "cache" not in steps:
-            return ()
-        held, started = self._held_bytes(), time.perf_counter()
+    def release(self) -> tuple[int, str]:
+        held = self._held_bytes()
         self._paddle.device.cuda.empty_cache()
-        seconds = time.perf_counter() - started
-        return (StepResult("cache", max(0, held - self._held_bytes()), seconds),)
+        return held - self._held_bytes(), ""
 
     def _usage(self, ordinal: int) -> PoolUsage | None:
         live, held = (self._count(name, ordinal) for name in ("Allocated", "Reserved"))

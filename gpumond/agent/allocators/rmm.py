@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.mempools import counter_of, is_counted
-from gpumond.agent.allocators.python_owners import retained_by_trim
-from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable, StepResult
+from gpumond.agent.allocators.mempools import CudaAdapter, counter_of, is_counted, retained_by_trim, trim
+from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable
 
 PROBE_BYTES = 256
 SETTLED_SECONDS = 10.0
@@ -32,8 +30,9 @@ driver, so that it is not the agent's.
 """
 
 
-class RmmAdapter(AllocatorAdapter):
+class RmmAdapter(CudaAdapter):
     name = "rmm"
+    step = "trim"
 
     def __init__(self, rmm: Any, settled_seconds: float = SETTLED_SECONDS) -> None:
         self._rmm, self._mr, self._settled_seconds = rmm, rmm.mr, settled_seconds
@@ -50,24 +49,11 @@ class RmmAdapter(AllocatorAdapter):
         amounts = ((ordinal, cuda.pool_bytes(pool)) for ordinal, pool in pools if pool is not None)
         return retained_by_trim((ordinal, found[1]) for ordinal, found in amounts if found)
 
-    def check(self) -> None:
-        if reason := cuda.refusal():
-            raise FlushRefused(reason)
-
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        """Trim the pools of stream-ordered resources when their device is idle."""
-        self.check()
-        if "trim" not in steps:
-            return ()
-        started, released, trimmed = time.perf_counter(), 0, 0
-        for ordinal, stack in list(self._stacks()):
-            pool = self._pool(ordinal, stack, probe=True)
-            before = cuda.pool_bytes(pool) if pool else None
-            if pool and before and cuda.trim(ordinal, pool):
-                after = cuda.pool_bytes(pool)
-                released, trimmed = released + (before[0] - after[0] if after else 0), trimmed + 1
-        detail = "" if trimmed else "RMM keeps the memory of these resources until they are destroyed"
-        return (StepResult("trim", max(0, released), time.perf_counter() - started, detail),)
+    def release(self) -> tuple[int, str]:
+        """Trim the pools of stream-ordered resources."""
+        pools = ((ordinal, self._pool(ordinal, stack, probe=True)) for ordinal, stack in list(self._stacks()))
+        released, trimmed = trim((ordinal, pool) for ordinal, pool in pools if pool)
+        return released, "" if trimmed else "RMM keeps the memory of these resources until they are destroyed"
 
     def finish(self) -> None:
         forget_pools()

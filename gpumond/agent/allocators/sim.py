@@ -6,19 +6,19 @@ It is present only in a program that has imported the allocator.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
 from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.facts.messages import to_json
-from gpumond.facts.pools import PoolUsage, StepResult
+from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import AppliedLimit
 
 
 class SimAdapter(AllocatorAdapter):
     name = "sim"
+    step = "cache"
     suffix = ".json"
 
     def framework(self) -> str:
@@ -31,21 +31,14 @@ class SimAdapter(AllocatorAdapter):
         for allocator in _allocators():
             allocator.wait()
 
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        if "cache" not in steps:
-            return ()
-        started = time.perf_counter()
-        released = sum(allocator.empty_cache() for allocator in _allocators())
-        return (StepResult("cache", released, time.perf_counter() - started),)
+    def release(self) -> tuple[int, str]:
+        return sum(allocator.empty_cache() for allocator in _allocators()), ""
 
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
         selected = [each for each in _allocators() if device in (None, each.device_uuid, each.device_index)]
         for allocator in selected:
             allocator.limit_bytes = limit_bytes
         return tuple(AppliedLimit("sim", each.device_uuid, limit_bytes, True) for each in selected)
-
-    def own_limits(self) -> Mapping[str, int]:
-        return {}
 
     def dump(self, path: str, guarded: bool) -> None:
         blocks = {each.device_uuid: each.blocks() for each in _allocators()}

@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter
-from gpumond.agent.allocators.mempools import arena, counted_by, kept
-from gpumond.facts.pools import PoolUsage, StepResult
+from gpumond.agent.allocators.mempools import ArenaAdapter, arena, counted_by
+from gpumond.facts.pools import PoolUsage
 
 
-class TensorFlowAdapter(AllocatorAdapter):
+class TensorFlowAdapter(ArenaAdapter):
     name = "tensorflow"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
@@ -35,9 +34,6 @@ class TensorFlowAdapter(AllocatorAdapter):
                 live[ordinal] += info["current"]
                 peaks[ordinal] += info["peak"]
         return tuple(self._usages(live, peaks))
-
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        return kept("tensorflow", self.read(), steps)
 
     def _usages(self, live: Mapping[int, int], peaks: Mapping[int, int]) -> Iterator[PoolUsage]:
         shares = os.environ.get("TF_GPU_ALLOCATOR", "") == "cuda_malloc_async"

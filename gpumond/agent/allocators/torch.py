@@ -24,7 +24,7 @@ from gpumond.agent.allocators import (
     torch_classes,
     torch_xpu,
 )
-from gpumond.agent.allocators.python_owners import retained_by_trim
+from gpumond.agent.allocators.mempools import retained_by_trim
 from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE,
     MIB,
@@ -53,11 +53,7 @@ OOM_BLOCKS = 5_000
 CONFIGURATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
-class TorchAdapter(
-    AllocatorAdapter,
-    HistoryRecording,
-    TensorTracking,
-):
+class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     name = "torch"
     main_thread_steps = frozenset(("workspaces", "plans"))
     """Another thread may be about to launch a kernel that uses one."""
@@ -94,7 +90,7 @@ class TorchAdapter(
                     devices[ordinal] = statistics
         unmapped = self._unmapped(devices.values()) if native else None
         snapshot = self._snapshot() if exact and native else None
-        expandable = native and self._expandable()
+        expandable = native and "expandable_segments:true" in self._settings()
         pools = []
         for ordinal, statistics in devices.items():
             uuid = self._uuid(ordinal)
@@ -225,7 +221,8 @@ class TorchAdapter(
 
     def start_history(self) -> None:
         self._check_snapshot(guarded=True)
-        start(self._cuda.memory)
+        # Python stacks only: those of C++ would take longer to unwind.
+        self._cuda.memory._record_memory_history(enabled="all", context="all", stacks="python", max_entries=MAX_ENTRIES)
 
     def live_sites(self) -> Sequence[Site]:
         if not self._cuda.is_initialized() or not self._c._cuda_isHistoryEnabled():
@@ -238,7 +235,7 @@ class TorchAdapter(
         try:
             snapshot = memory._snapshot()
         finally:
-            stop(memory)
+            memory._record_memory_history(enabled=None)
         return write(snapshot), *sites(snapshot["segments"])
 
     @contextmanager
@@ -269,7 +266,7 @@ class TorchAdapter(
             raise FlushRefused(f"the allocator is {backend}, not one of PyTorch's own")
         if cuda.capturing():
             raise FlushRefused("a CUDA graph is being captured")
-        live = [ordinal for ordinal in range(self._device_count()) if self._has_context(ordinal)]
+        live = list(filter(self._context_query(), range(self._device_count())))
         if not live:
             raise FlushRefused("no device has a live CUDA context")
         return live
@@ -280,9 +277,6 @@ class TorchAdapter(
     def _context_query(self) -> Callable[[int], bool | None]:
         """Return a function that returns whether a device has a context; None if that is unknown."""
         return getattr(self._c, "_cuda_hasPrimaryContext", cuda.has_context)
-
-    def _has_context(self, ordinal: int) -> bool:
-        return bool(self._context_query()(ordinal))
 
     def _held_bytes(self) -> int:
         return sum(current(self._c._cuda_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
@@ -303,9 +297,6 @@ class TorchAdapter(
     def _settings(self) -> str:
         query = getattr(self._c, "_accelerator_getAllocatorSettings", None)  # since 2.12; includes changes at run time
         return f"{self._configuration},{query() if query else ''}".lower()
-
-    def _expandable(self) -> bool:
-        return "expandable_segments:true" in self._settings()
 
     def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
         """Attach the observer. Returns False where that would initialize CUDA, or is not possible."""
@@ -397,15 +388,6 @@ thread.
 MAX_CALLS = 12
 MAX_FILE, MAX_FUNCTION = 160, 80
 Stack = tuple[tuple[str, int, str], ...]
-
-
-def start(memory: Any) -> None:
-    """Record Python stacks only: those of C++ would take longer to unwind."""
-    memory._record_memory_history(enabled="all", context="all", stacks="python", max_entries=MAX_ENTRIES)
-
-
-def stop(memory: Any) -> None:
-    memory._record_memory_history(enabled=None)
 
 
 def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[Site], int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
@@ -20,11 +19,12 @@ from gpumond.agent import cuda
 from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
 from gpumond.agent.allocators.mempools import cached
 from gpumond.agent.allocators.torch_formulas import current
-from gpumond.facts.pools import PoolUsage, StepResult
+from gpumond.facts.pools import PoolUsage
 
 
 class XpuAdapter(AllocatorAdapter):
     name = "torch"
+    step = "cache"
 
     def __init__(self, torch: Any, sys: str = "/sys") -> None:
         self._torch, self._xpu, self._c, self._sys = torch, torch.xpu, torch._C, sys
@@ -54,15 +54,11 @@ class XpuAdapter(AllocatorAdapter):
         if cuda.capturing():
             raise FlushRefused("an XPU graph is being captured")
 
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+    def release(self) -> tuple[int, str]:
         """Empty the cache, after the device's queues are empty, as PyTorch itself does when memory is short."""
-        self.check()
-        if "cache" not in steps:
-            return ()
-        held, started = self._held_bytes(), time.perf_counter()
+        held = self._held_bytes()
         self._xpu.empty_cache()
-        seconds = time.perf_counter() - started
-        return (StepResult("cache", max(0, held - self._held_bytes()), seconds),)
+        return held - self._held_bytes(), ""
 
     def _device_count(self) -> int:
         return len(self._xpu.default_generators)  # device_count() may query the driver

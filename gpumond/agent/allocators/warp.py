@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter
-from gpumond.agent.allocators.mempools import arena, counted_by, kept
-from gpumond.facts.pools import PoolUsage, StepResult
+from gpumond.agent.allocators.mempools import ArenaAdapter, arena, counted_by
+from gpumond.facts.pools import PoolUsage
 
 
-class WarpAdapter(AllocatorAdapter):
+class WarpAdapter(ArenaAdapter):
     name = "warp"
 
     def __init__(self) -> None:
@@ -27,9 +26,6 @@ class WarpAdapter(AllocatorAdapter):
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         pools = (_usage(ordinal) for ordinal in sorted({device.ordinal for device in _devices() if _uses_pool(device)}))
         return tuple(pool for pool in pools if pool is not None)
-
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        return kept("warp", self.read(), steps)
 
 
 def adapter() -> WarpAdapter | None:

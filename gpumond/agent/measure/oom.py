@@ -5,6 +5,7 @@ The record (`Oom`) is bounded in size and takes at most 50 ms; a call that succe
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -13,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gpumond.agent.allocators import ADAPTERS, HistoryRecording, TensorTracking
+from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.steps import READ_SECONDS, RecentUsage
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent.registry import REGISTRY, collected
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import (
@@ -285,14 +287,8 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
 
     ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
     """
-    found: list[LiveClasses] = []
-    for adapter in REGISTRY.known():
-        if isinstance(adapter, TensorTracking):
-            try:
-                found += adapter.live_classes(search_seconds)
-            except Exception:  # a version of the library that is not understood
-                continue
-    return tuple(found[:OOM_POOLS])
+    trackers = (adapter for adapter in REGISTRY.known() if isinstance(adapter, TensorTracking))
+    return tuple(collected(trackers, lambda adapter: adapter.live_classes(search_seconds))[:OOM_POOLS])
 
 
 def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
@@ -346,3 +342,141 @@ def _text(error: BaseException) -> str:
         return str(error)[:MAX_TEXT]
     except Exception:
         return ""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
+Flush = Callable[[], object]
+
+
+def check_retry(shrink: object, attempts: object, gc: object) -> None:
+    """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.retry_on_oom`."""
+    if shrink is not None and not callable(shrink):
+        raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
+    if not isinstance(attempts, int) or isinstance(attempts, bool):
+        raise TypeError(f"retry_on_oom: attempts: expected int, got {type(attempts).__name__}")
+    if attempts < 1:
+        raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
+    if not isinstance(gc, bool):
+        raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
+
+
+def wrap_retry(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush) -> F:
+    """Return the function with its retries; for a coroutine function, a coroutine function.
+
+    ``flush`` is called before each attempt but the first, and ``last_flush`` instead of it before the last one.
+    """
+    refuse_generators("retry_on_oom", function)
+
+    if is_async(function):
+
+        @functools.wraps(function)
+        async def awaiting(*args: Any, **kwargs: Any) -> Any:
+            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs)
+            while True:
+                try:
+                    result = await function(*call.args, **call.kwargs)
+                    break
+                except Exception as error:
+                    if not call.try_again(error):
+                        raise
+                call.prepare()
+            call.done()
+            return result
+
+        return awaiting  # type: ignore[return-value]
+
+    @functools.wraps(function)
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs)
+        while True:
+            try:
+                result = function(*call.args, **call.kwargs)
+                break
+            except Exception as error:
+                if not call.try_again(error):
+                    raise
+            call.prepare()  # here Python has released the error and the objects that its frames hold
+        call.done()
+        return result
+
+    return calling  # type: ignore[return-value]
+
+
+class _Attempts:
+    """One call and its retries."""
+
+    def __init__(
+        self,
+        shrink: Shrink | None,
+        attempts: int,
+        flush: Flush,
+        last_flush: Flush,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.args, self.kwargs = args, kwargs
+        self._shrink, self._left = shrink, attempts - 1
+        self._flush, self._last_flush = flush, last_flush
+        self._handled = sys.exc_info()[1]
+        self._again = 0
+
+    def try_again(self, error: Exception) -> bool:
+        """Return whether to retry. The arguments are then smaller, and the error no longer refers to what its frames
+        held.
+        """
+        if not is_oom(error):
+            return False
+        try:
+            if self._left <= 0 or not self._smaller():
+                return False
+            # Before the record, which takes time: a report in between must not have the error without its retry.
+            OOMS.add_retry()
+        finally:
+            OOMS.record_error(error, "retry")
+        self._left -= 1
+        self._again += 1
+        clear_frames(error, self._handled)
+        return True
+
+    def prepare(self) -> None:
+        try:
+            (self._flush if self._left else self._last_flush)()
+        except Exception:  # the next attempt will raise the cause
+            pass
+
+    def done(self) -> None:
+        if self._again:
+            OOMS.add_rescue()
+
+    def _smaller(self) -> bool:
+        if self._shrink is None:
+            return True
+        smaller = self._shrink(*self.args, **self.kwargs)
+        if smaller is None:
+            return False
+        if isinstance(smaller, dict):
+            self.kwargs = {**self.kwargs, **smaller}
+        elif isinstance(smaller, tuple):
+            self.args = smaller
+        else:
+            raise TypeError(
+                "retry_on_oom: shrink: expected a tuple of positional arguments, a dict of keyword arguments, or None "
+                f"when they cannot be smaller; got {type(smaller).__name__}"
+            )
+        return True
+
+
+def clear_frames(error: BaseException, until: BaseException | None) -> None:
+    """Clear the frames of the traceback of an error and of its causes: their variables refer to tensors.
+
+    ``until``: the exception that was being handled before the call; it belongs to the caller.
+    """
+    for cause in causes(error, until):
+        at, cause.__traceback__ = cause.__traceback__, None
+        while at is not None:
+            try:
+                at.tb_frame.clear()
+            except RuntimeError:  # a frame that still runs
+                pass
+            at = at.tb_next

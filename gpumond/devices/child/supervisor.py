@@ -460,20 +460,11 @@ class Supervisor:
         """Log a change of state, once."""
         before = self.state
         known = before if reading is None else reading
-        driver = known.driver_version
-        self.state = SourceState(
-            name=before.name,
-            up=up,
-            responsive=responsive,
-            reason=reason,
-            detail=detail,
-            driver_version=driver,
-            library_version=known.library_version,
-            cuda_version=known.cuda_version,
-        )
+        versions = {name: getattr(known, name) for name in ("driver_version", "library_version", "cuda_version")}
+        self.state = replace(before, up=up, responsive=responsive, reason=reason, detail=detail, **versions)
         if (before.up, before.reason) != (up, reason):
             if up:
-                log.info("source %s is up, driver %s", before.name, driver or "unknown")
+                log.info("source %s is up, driver %s", before.name, known.driver_version or "unknown")
             else:
                 log.warning("source %s is down: %s: %s", before.name, reason, detail)
 

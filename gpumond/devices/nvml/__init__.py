@@ -10,11 +10,10 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from gpumond.facts.errors import FaultKind, SourceUnavailable
+from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
 from gpumond.facts.messages import clean
-from gpumond.facts.remedies import remedy
 
 NVML = "libnvidia-ml.so.1"
 
@@ -24,34 +23,34 @@ LONGEST_REASON = 90
 _DIRECTORIES = ("/usr/lib64", "/usr/lib", "/usr/lib/*-linux-gnu", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib")
 
 
-def load_error(library: str = NVML, environ: Mapping[str, str] = os.environ) -> str | None:
+def load_error() -> str | None:
     """Return the loader's error; an empty string if the file does not exist, None if it can be loaded."""
     try:
-        ctypes.CDLL(library)
+        ctypes.CDLL(NVML)
     except OSError as error:
         reason = str(error)
     else:
         return None
-    if not reason.startswith(f"{library}: cannot open shared object file: No such file"):
+    if not reason.startswith(f"{NVML}: cannot open shared object file: No such file"):
         return reason
     # The loader silently skips a file for another architecture.
-    path = next(_places(library, environ), "")
+    path = next(_places(), "")
     return f"{path} is built for another architecture" if path else ""
 
 
-def not_loadable(reason: str, library: str = NVML) -> SourceUnavailable:
+def not_loadable(reason: str) -> SourceUnavailable:
     """Return the failure with the end of the loader's error, whose beginning is a path."""
     text = clean(reason)
     if len(text) > LONGEST_REASON:
         text = f"…{text[1 - LONGEST_REASON :]}"
     kind: FaultKind = "library_not_loadable"
-    return SourceUnavailable(kind, f"{library} cannot be loaded ({text}): {remedy(kind)}")
+    return SourceUnavailable(kind, f"{NVML} cannot be loaded ({text}): {remedy(kind)}")
 
 
-def _places(library: str, environ: Mapping[str, str]) -> Iterator[str]:
-    own = [directory for directory in environ.get("LD_LIBRARY_PATH", "").split(":") if directory]
+def _places() -> Iterator[str]:
+    own = [directory for directory in os.environ.get("LD_LIBRARY_PATH", "").split(":") if directory]
     for pattern in (*map(glob.escape, own), *_DIRECTORIES):
-        yield from filter(os.path.isfile, glob.glob(os.path.join(pattern, library)))
+        yield from filter(os.path.isfile, glob.glob(os.path.join(pattern, NVML)))
 
 
 def detect(sys: str) -> bool:

@@ -20,9 +20,8 @@ import pynvml
 from gpumond.devices import ReadProgress
 from gpumond.devices.nvml import load_error, not_loadable
 from gpumond.devices.validation import FaultCounter
-from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable
+from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable, remedy
 from gpumond.facts.messages import clean
-from gpumond.facts.remedies import remedy
 
 LEFT_OUT: FaultKind = "left_out"
 """Kind of the fault for an excluded device, on which the driver hangs or crashes."""

@@ -26,7 +26,7 @@ from gpumond.devices.nvml.library import (
 from gpumond.devices.validation import IMPOSSIBLE, FaultCounter
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.messages import MAX_INTEGER
-from gpumond.facts.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES
+from gpumond.facts.snapshot import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES
 from gpumond.facts.units import MIB
 
 SLOW_SECONDS = 10.0
@@ -48,20 +48,11 @@ class Question(NamedTuple):
     unknown: int | None = None
 
 
-def _percent(number: int) -> float:
-    return number / 100
+def _per(divisor: int) -> Callable[[int], float]:
+    return lambda number: number / divisor
 
 
-def _mega(number: int) -> float:
-    return number * 1_000_000
-
-
-def _kilo(number: int) -> float:
-    return number * 1000
-
-
-def _milli(number: int) -> float:
-    return number / 1000
+_percent, _milli, _kilo, _mega = _per(100), _per(1000), (1000).__mul__, (1_000_000).__mul__
 
 
 def _reasons(mask: int) -> tuple[str, ...]:
@@ -82,12 +73,8 @@ def _retired(handle: Any, cause: int) -> int:
     return len(pynvml.nvmlDeviceGetRetiredPages(handle, cause))
 
 
-def _remapped_rows(handle: Any) -> tuple[int, ...]:
-    return tuple(pynvml.nvmlDeviceGetRemappedRows(handle)[:2])
-
-
-def _remapping(handle: Any) -> tuple[int, ...]:
-    return tuple(pynvml.nvmlDeviceGetRemappedRows(handle)[2:])
+def _remapped(handle: Any, part: slice) -> tuple[int, ...]:
+    return tuple(pynvml.nvmlDeviceGetRemappedRows(handle)[part])
 
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -152,8 +139,8 @@ SLOW = (
         for cause, bits in enumerate(("single", "double"))
     ),
     Question(functions("nvmlDeviceGetRetiredPagesPendingStatus"), ("retired_pages_pending",), 1, meaning=bool),
-    Question((_remapped_rows,), ("remapped_rows_correctable", "remapped_rows_uncorrectable"), 2**31),
-    Question((_remapping,), ("remapped_rows_pending", "remapped_rows_failed"), 1, meaning=bool),
+    Question((_remapped,), ("remapped_rows_correctable", "remapped_rows_uncorrectable"), 2**31, (slice(2),)),
+    Question((_remapped,), ("remapped_rows_pending", "remapped_rows_failed"), 1, (slice(2, None),), bool),
     *(
         Question((_field_value,), (f"nvlink_{what.lower()}_errors",), LARGEST, (number,))
         for what in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")

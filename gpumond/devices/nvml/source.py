@@ -37,8 +37,7 @@ from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
 from gpumond.devices.validation import IMPOSSIBLE, FaultCounter, Listed, MemoryCounts, Usage, memory, processes, usages
 from gpumond.facts.errors import ReturnCode
 from gpumond.facts.messages import MAX_INTEGER
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Reading, XidErrors
+from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Reading, Sensors, XidErrors
 
 MOST_AT_ONCE = 256
 """Number of events fetched in one reading; the others are fetched at the next."""

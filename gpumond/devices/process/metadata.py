@@ -5,24 +5,310 @@ cover the identity of a pid (procfs.py).
 
 In its own PID namespace, the daemon may find another process under a pid of the host. There a process is accepted as
 the listed one only if it has a device open.
+
+Names of containers and pods come from files of their managers without privileges, else from the kubelet.
+``/var/log/containers`` and ``/var/log/pods`` (kubelet) are readable by every user. The files of Docker, Podman, CRI-O
+and containerd are mostly readable by root only: without them, a container has its ID and no name. Does not cover
+containers of rootless Podman or Docker, whose files the user can write.
 """
 
 from __future__ import annotations
 
+import glob
+import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gpumond.devices.process.containers import SOCKET, Containers, Kubelet, Names, ProcessPlacement, place
-from gpumond.devices.process.device_nodes import DeviceHolders, OpenDeviceNodes
+from gpumond.devices.process.procfs import DeviceHolders, OpenDeviceNodes
 from gpumond.facts.messages import clean
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.host.machine import ProcessStart, in_private_pid_namespace, process_start
+
+MAX_FILE_BYTES = 8 * 1024 * 1024
+
+STORES = ("var/lib/containers/storage", "run/containers/storage")
+"""Directories of Podman and CRI-O; the second is for containers that are removed when they exit (--rm)."""
+BUNDLES = ("run/containerd", "run/k3s/containerd")
+KEYS: tuple[tuple[str, ...], ...] = (
+    ("io.kubernetes.cri.container-name", "io.kubernetes.container.name", "nerdctl/name"),
+    ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
+    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
+)
+"""Annotations of an OCI configuration that name the container, its pod and its namespace."""
+
+
+class Names(NamedTuple):
+    container: str | None = None
+    pod: str | None = None
+    namespace: str | None = None
+
+
+class Containers:
+    """Lookup of names. ``root`` is the host's root directory, or its mount point in a container."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = root
+
+    def names(self, place: ProcessPlacement) -> Names:
+        """Return the known names of a placement; none if it is delegated, because it could name any container."""
+        if place.container is None or place.delegated:
+            return Names()
+        names = Names()
+        for found in self._found(place.container, place.pod_uid):
+            names = Names(
+                *(clean(ours or theirs) if ours or theirs else None for ours, theirs in zip(names, found, strict=True))
+            )
+            if names.container and (names.pod or not place.pod_uid):
+                break
+        return names
+
+    def _found(self, container: str, pod_uid: str | None) -> Iterator[Names]:
+        for log in self._glob(f"var/log/containers/*_*_*-{container}.log"):
+            pod, namespace, name = os.path.basename(log).removesuffix(f"-{container}.log").split("_", 2)
+            yield Names(name, pod, namespace)
+        if pod_uid:
+            for directory in self._glob(f"var/log/pods/*_*_{pod_uid}"):
+                namespace, pod, _ = os.path.basename(directory).split("_", 2)
+                yield Names(None, pod, namespace)
+        yield _named(_text(self._json(f"var/lib/docker/containers/{container}/config.v2.json"), "Name").lstrip("/"))
+        yield from self._stored(container)
+        for root in BUNDLES:
+            for file in self._glob(f"{root}/io.containerd.runtime.v2.task/*/{container}/config.json"):
+                yield _annotated(self._json(file))
+
+    def _stored(self, container: str) -> Iterator[Names]:
+        for store in STORES:
+            directory = f"{store}/overlay-containers"
+            yield _annotated(self._json(f"{directory}/{container}/userdata/config.json"))
+            for index in ("containers.json", "volatile-containers.json"):
+                entries = self._json(f"{directory}/{index}")
+                for entry in entries if isinstance(entries, list) else ():
+                    if _text(entry, "id") == container and isinstance(entry.get("names"), list) and entry["names"]:
+                        yield _named(str(entry["names"][0]))
+
+    def _glob(self, pattern: str) -> Iterator[str]:
+        return (path for path in glob.glob(pattern, root_dir=self._root))
+
+    def _json(self, path: str) -> Any:
+        try:
+            with open(os.path.join(self._root, path), "rb") as file:
+                return json.loads(file.read(MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+
+def _named(name: str) -> Names:
+    """Parse a name of Docker's shim or CRI-O: ``k8s_NAME_POD_NAMESPACE_UID_ATTEMPT``."""
+    parts = name.split("_")
+    return Names(*parts[1:4]) if parts[0] == "k8s" and len(parts) >= 6 else Names(name)
+
+
+def _annotated(configuration: Any) -> Names:
+    annotations = configuration.get("annotations") if isinstance(configuration, dict) else None
+    return Names(*(next(filter(None, (_text(annotations, key) for key in keys)), None) for keys in KEYS))
+
+
+def _text(values: Any, key: str) -> str:
+    value = values.get(key) if isinstance(values, Mapping) else None
+    return value if isinstance(value, str) else ""
+
+
+_CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
+_MONITOR = "conmon-"
+"""Prefix of the scope of a monitor process, which contains the ID of its Podman or CRI-O container."""
+_POD = re.compile(
+    r"(?:kubepods[a-z-]*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?::.*)?"
+)
+_JOB = re.compile(r"job_(\d+)")
+
+
+class ProcessPlacement(NamedTuple):
+    container: str | None = None
+    pod_uid: str | None = None
+    delegated: bool = False
+    unit: str | None = None
+    slurm_job: str | None = None
+
+
+def place(text: str) -> ProcessPlacement:
+    """Return the placement that /proc/PID/cgroup describes; hierarchies without information are ignored."""
+    found = [_walk(path) for path in _paths(text)]
+    inside = next((entry for entry in found if entry.container), ProcessPlacement())
+    return inside._replace(
+        unit=next((entry.unit for entry in found if entry.unit), None),
+        slurm_job=next((entry.slurm_job for entry in found if entry.slurm_job), None),
+    )
+
+
+def _paths(text: str) -> list[str]:
+    """Return the paths: the unified hierarchy first, then systemd's, then the controllers of version 1."""
+
+    def rank(line: str) -> int:
+        return 0 if line.startswith("0::") else 1 if ":name=systemd:" in line else 2
+
+    lines = sorted((line for line in text.splitlines() if line.count(":") >= 2), key=rank)
+    return [line.split(":", 2)[2].removesuffix(" (deleted)") for line in lines]
+
+
+def _walk(path: str) -> ProcessPlacement:
+    pod = unit = job = None
+    delegated = kubernetes = slurm = False
+    for segment in _segments(path):
+        kubernetes = kubernetes or segment.startswith("kubepods")
+        if kubernetes and (match := _POD.fullmatch(segment)):
+            pod = match[1].replace("_", "-")
+        if match := _CONTAINER.fullmatch(segment):
+            if _MONITOR not in segment:
+                return ProcessPlacement(match[1], pod, delegated, unit, job)
+        elif slurm and not delegated and (match := _JOB.fullmatch(segment)):
+            job = job or match[1]
+        slurm = slurm or segment == "slurm" or segment.startswith("slurm_") or segment.endswith("slurmstepd.scope")
+        if segment.endswith((".service", ".scope")):
+            unit = unit or segment
+            delegated = delegated or segment.startswith("user@")
+    return ProcessPlacement(None, None, delegated, unit, job)
+
+
+def _segments(path: str) -> Iterator[str]:
+    return (segment for segment in path.split("/") if segment not in ("", ".."))
+
+
+SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
+LIST = "/v1.PodResourcesLister/List"
+ASK_SECONDS = 10.0
+DEADLINE_SECONDS = 1.0
+OPTIONS = (
+    ("grpc.default_authority", "localhost"),
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+)
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Pod(NamedTuple):
+    name: str
+    namespace: str
+
+
+class _Answer(NamedTuple):
+    asked_at: float = float("-inf")
+    pods: Mapping[str, set[Pod]] = {}
+
+
+def since_boot() -> float:
+    """Return seconds since boot, on the clock of a process's start_ticks."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Kubelet:
+    """Allocation of devices to pods, from the kubelet's pod-resources socket.
+
+    Queried rarely and in the background, because the kubelet answers ten requests a second for all clients together.
+    After an error, nothing is known until the next query. Without grpcio (the extra ``kubernetes``), no query is made.
+    Messages: k8s.io/kubelet/pkg/apis/podresources/v1/api.proto.
+
+    Does not cover devices of a resource claim (DRA), and plugins whose IDs are neither a UUID nor a PCI address.
+    """
+
+    def __init__(self, path: str = f"/{SOCKET}", clock: Callable[[], float] = since_boot) -> None:
+        self._path, self._clock = path, clock
+        self._list: Any = None
+        self._call: Any = None
+        self._asked_at = float("-inf")
+        self._answer = _Answer()
+
+    def pod(self, ids: Iterable[str], start_ticks: int) -> Pod | None:
+        """Return the only pod that has the device with these IDs. Never waits: the first answer is used by a later
+        reading.
+
+        An answer from before the start of the process is ignored, because the device may have belonged to another pod.
+        """
+        self._take()
+        self._ask()
+        if start_ticks / _TICKS >= self._answer.asked_at:
+            return None
+        pods = set[Pod]().union(*(self._answer.pods.get(name.lower(), ()) for name in ids))
+        return pods.pop() if len(pods) == 1 else None
+
+    def _take(self) -> None:
+        if self._call is None or not self._call.done():
+            return
+        call, self._call = self._call, None
+        if call.exception() is None:
+            try:
+                self._answer = _Answer(self._asked_at, _allocated(call.result()))
+            except ValueError:
+                pass  # not a response of a kubelet
+
+    def _ask(self) -> None:
+        now = self._clock()
+        if self._call is not None or now - self._asked_at < ASK_SECONDS:
+            return
+        self._asked_at = now
+        if not os.path.exists(self._path):
+            return
+        try:
+            import grpc
+
+            if self._list is None:
+                self._list = grpc.insecure_channel(f"unix:{self._path}", OPTIONS).unary_unary(LIST)
+            self._call = self._list.future(b"", timeout=DEADLINE_SECONDS)
+        except ImportError:
+            self._asked_at = float("inf")
+        except (grpc.RpcError, RuntimeError):
+            pass  # RuntimeError: no new thread can be started
+
+
+def _allocated(message: bytes) -> dict[str, set[Pod]]:
+    """Return pods by lower-case device ID from a ListPodResourcesResponse. Raises ValueError if it is malformed."""
+    pods: dict[str, set[Pod]] = defaultdict(set)
+    for resources in _at(message, 1):
+        name, namespace = (b"".join(_at(resources, number)).decode() for number in (1, 2))
+        for container in _at(resources, 3):
+            for devices in _at(container, 2):
+                for device in _at(devices, 2):
+                    identity = device.decode().partition("::")[0]  # the ID of a shared device is UUID::REPLICA
+                    pods[identity.lower()].add(Pod(clean(name), clean(namespace)))
+    return dict(pods)
+
+
+def _at(message: bytes, number: int) -> Iterator[bytes]:
+    """Yield the length-delimited fields with this number in a protobuf message; all others are skipped."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        kind, size = key & 7, 0
+        if kind == 0:
+            _, at = _varint(message, at)
+        elif kind == 2:
+            size, at = _varint(message, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"protobuf wire type {kind}")
+        if at + size > len(message):
+            raise ValueError("a protobuf field ends after its message")
+        if kind == 2 and key >> 3 == number:
+            yield message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift, byte in enumerate(message[at : at + 10]):
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return value, at + shift + 1
+    raise ValueError("an unterminated protobuf varint")
+
 
 FORGET_SECONDS = 30.0
 """Interval after which everything is looked up again: containers are renamed, and processes moved between cgroups."""

@@ -6,13 +6,21 @@ process), and command names with any bytes. Does not cover containers, command l
 
 from __future__ import annotations
 
+import os
 import pwd
-from collections.abc import Iterable, Mapping
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from glob import glob
+from itertools import islice
 from typing import NamedTuple
 
 from gpumond.facts.messages import clean
-from gpumond.host.machine import ProcessStart, read_head, start_of
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.snapshot import DeviceReading, ProcessUsage
+from gpumond.host.machine import KERNEL_THREAD, ProcessStart, process_start, read_head, start_of
 
 
 class ProcessOwner(NamedTuple):
@@ -101,3 +109,178 @@ def user_name(uid: int) -> str | None:
         return clean(pwd.getpwuid(uid).pw_name)
     except (KeyError, OSError):
         return None
+
+
+MAX_PROCESSES = 32768
+MAX_DESCRIPTORS = 4096
+"""Maximum number of descriptors inspected per process."""
+
+
+class Node(NamedTuple):
+    descriptor: str
+    path: str
+
+
+class OpenDeviceNodes:
+    """Search for open device nodes. ``prefixes`` are prefixes of their paths; ``root`` replaces /proc.
+
+    After ``read``, ``hidden`` is the number of processes that cannot be inspected, as far as it is known.
+    """
+
+    def __init__(self, prefixes: tuple[str, ...], root: str = "/proc", inspect_every: int = 10) -> None:
+        self._prefixes, self._root, self._inspect_every = prefixes, root, inspect_every
+        self._reading = 0
+        self._known: dict[int, tuple[Node, ...]] = {}
+        self._hidden: set[int] = set()
+        self._all_visible = True
+
+    @property
+    def hidden(self) -> int:
+        return len(self._hidden) + (not self._all_visible)
+
+    def read(self) -> Mapping[int, tuple[Node, ...]]:
+        """Return the open nodes of each process that has any."""
+        self._reading = (self._reading + 1) % self._inspect_every
+        pids = self._pids()
+        self._all_visible = 1 in pids  # otherwise /proc is mounted with hidepid
+        self._hidden.intersection_update(pids)
+        self._known = {
+            pid: self.nodes(pid) if self._due(pid) else self._known[pid] for pid in islice(pids, MAX_PROCESSES)
+        }
+        return {pid: nodes for pid, nodes in self._known.items() if nodes}
+
+    def nodes(self, pid: int) -> tuple[Node, ...]:
+        """Return the open nodes of one process; none if it has exited or cannot be inspected."""
+        directory = f"{self._root}/{pid}/fd"
+        try:
+            with os.scandir(directory) as entries:
+                names = [entry.name for entry in islice(entries, MAX_DESCRIPTORS)]
+        except PermissionError:
+            now = process_start(self._root, pid)
+            if now is not None and not now.flags & KERNEL_THREAD:
+                self._hidden.add(pid)
+            return ()
+        except OSError:
+            return ()
+        self._hidden.discard(pid)
+        return tuple(self._matching(directory, names))
+
+    def _due(self, pid: int) -> bool:
+        return bool(self._known.get(pid, True)) or pid % self._inspect_every == self._reading
+
+    def _pids(self) -> list[int]:
+        try:
+            return [int(name) for name in os.listdir(self._root) if name.isdecimal()]
+        except OSError:
+            return []
+
+    def _matching(self, directory: str, names: Iterable[str]) -> Iterator[Node]:
+        for name in names:
+            try:
+                path = os.readlink(f"{directory}/{name}")
+            except OSError:
+                continue  # closed in the meantime
+            if path.startswith(self._prefixes):
+                yield Node(name, path)
+
+
+SCAN_SECONDS = 30.0
+UNATTRIBUTED_RATIO = 0.05
+"""Minimum fraction of a device's memory without an owner."""
+
+MAX_HOLDERS = 32
+"""Maximum number of processes listed per device."""
+
+
+class DeviceHolders:
+    """Search for processes that keep a device open although its driver lists no memory for them.
+
+    They are searched for while a device has more used memory than the visible processes own. Memory of a process that
+    has exited is often kept by a child, a debugger or a service with an open device node. This is a fact and not a
+    verdict: a service may have a reason to keep it open.
+
+    ``proc`` and ``sys`` replace /proc and /sys.
+    """
+
+    def __init__(
+        self,
+        proc: str = "/proc",
+        sys: str = "/sys",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._proc, self._sys, self._clock = proc, sys, clock
+        self._descriptors = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/renderD"), proc, inspect_every=1)
+        self._table = ProcessTable(proc)
+        self._next_scan = float("-inf")
+        self._open: dict[str, list[ProcessKey]] = {}
+        """Processes by PCI address."""
+
+    def add(self, devices: Sequence[DeviceReading]) -> Sequence[DeviceReading]:
+        """Return the devices; those with unattributed memory include their holders as processes."""
+        suspects = {device.uuid for device in devices if device.parent_uuid is None and _unattributed(device)}
+        if not suspects:
+            return devices
+        if self._clock() >= self._next_scan:
+            self._open = self._scan()
+            self._next_scan = self._clock() + SCAN_SECONDS
+        identities = self._table.read(process.pid for holders in self._open.values() for process in holders)
+
+        def held(device: DeviceReading) -> DeviceReading:
+            listed = {p.pid for d in devices if device.uuid in (d.uuid, d.parent_uuid) for p in d.processes or ()}
+            holders = tuple(
+                ProcessUsage(pid=holder.pid, used_bytes=None, kinds=("holder",), **identities[holder.pid]._asdict())
+                for holder in self._open.get(_address(device.pci_bus_id), ())
+                if holder.pid not in listed
+                and holder.start_ticks is not None
+                and identities[holder.pid].start_ticks == holder.start_ticks
+            )
+            return replace(device, processes=(*(device.processes or ()), *holders[:MAX_HOLDERS])) if holders else device
+
+        return [held(device) if device.uuid in suspects else device for device in devices]
+
+    def _scan(self) -> dict[str, list[ProcessKey]]:
+        addresses = {**_nvidia(self._proc), **_drm(self._sys)}
+        found = {pid: nodes for pid, nodes in self._descriptors.read().items() if pid != os.getpid()}
+        identities = self._table.read(found)
+        holders: dict[str, list[ProcessKey]] = {}
+        for pid, nodes in found.items():
+            for address in {addresses[node.path] for node in nodes if node.path in addresses}:
+                holders.setdefault(address, []).append(ProcessKey(pid, identities[pid].start_ticks))
+        return holders
+
+
+def _unattributed(device: DeviceReading) -> bool:
+    used = [process.used_bytes for process in device.processes or ()]
+    if not device.size_bytes or device.used_bytes is None or device.unified or None in used:
+        return False
+    return device.used_bytes - sum(filter(None, used)) > UNATTRIBUTED_RATIO * device.size_bytes
+
+
+def _nvidia(proc: str) -> Mapping[str, str]:
+    """Return PCI addresses by device node; the numbers of the nodes are not NVML's indices."""
+    return {
+        f"/dev/nvidia{minor}": _address(os.path.basename(os.path.dirname(path)))
+        for path in glob(f"{proc}/driver/nvidia/gpus/*/information")
+        for minor in re.findall(r"^Device Minor:\s*(\d+)", read_text(path), re.MULTILINE)
+    }
+
+
+def _drm(sys: str) -> Mapping[str, str]:
+    return {
+        f"/dev/dri/{os.path.basename(path)}": _address(os.path.basename(os.path.realpath(f"{path}/device")))
+        for path in glob(f"{sys}/class/drm/renderD*")
+    }
+
+
+def _address(pci_bus_id: str) -> str:
+    """Return the address in the format of sysfs; NVML has a longer domain in capitals."""
+    return pci_bus_id[-12:].lower()
+
+
+def read_text(path: str) -> str:
+    """Return a file of the kernel; empty if it does not exist any more."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(65536).strip()
+    except OSError:
+        return ""

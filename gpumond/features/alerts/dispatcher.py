@@ -20,7 +20,16 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from gpumond.config.settings import Settings
-from gpumond.facts.alerts import Activities, ended, kept, resume, same_process
+from gpumond.facts.alerts import (
+    Action,
+    Activities,
+    Labels,
+    Rule,
+    ended,
+    kept,
+    resume,
+    same_process,
+)
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import NoSuchReceiver, StoreUnavailable
 from gpumond.facts.flush import (
@@ -34,8 +43,7 @@ from gpumond.facts.flush import (
 )
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import ENGINE_STEP, PoolUsage, Receipt
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Action, Labels, Rule
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import HOUR_SECONDS, duration, human
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox

@@ -22,10 +22,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gpumond.facts.alerts import Notice
+from gpumond.facts.alerts import Labels, Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
-from gpumond.facts.rule import Labels
 from gpumond.features.alerts.receivers import ReceiverType, Rejected, Retry
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store

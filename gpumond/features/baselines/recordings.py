@@ -11,7 +11,7 @@ from typing import Literal
 from gpumond.facts.errors import NoSuchBaseline, StoreUnavailable, TooManyBaselines
 from gpumond.facts.frame import Frame, Line
 from gpumond.facts.pools import Receipt
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.features.baselines.statistics import (
     MEASURES,
     Baseline,

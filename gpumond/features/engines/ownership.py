@@ -16,8 +16,8 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from gpumond.devices.process.containers import place
-from gpumond.facts.process import ProcessKey
+from gpumond.devices.process.metadata import place
+from gpumond.facts.program import ProcessKey
 from gpumond.features.engines.spec import Address
 from gpumond.host.machine import process_start, start_ticks
 

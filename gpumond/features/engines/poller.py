@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from gpumond.devices.process.procfs import user_name
 from gpumond.facts.engines import NOT_READ, EngineProcess, EngineReading, EngineState
 from gpumond.facts.errors import ConfigError, EngineError, EngineTimeout, HttpError, HttpFailure
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.features.engines.ownership import Owned, available_bytes, owned
 from gpumond.features.engines.settings import AuthConfig, EngineConfig
 from gpumond.features.engines.spec import Address, Answer, Call, Dialogue, T

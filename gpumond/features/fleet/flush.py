@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, value
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
-from gpumond.facts.process import TICKS_PER_SECOND
+from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.facts.units import byte_size, counted, human
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines

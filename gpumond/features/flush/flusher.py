@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.config.settings import Settings
-from gpumond.facts.errors import CooldownActive, FlushError, FlushInProgress, NoSuchTarget, StoreUnavailable
+from gpumond.facts.errors import CONDITIONS, CooldownActive, FlushError, FlushInProgress, NoSuchTarget, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import (
@@ -32,8 +32,7 @@ from gpumond.facts.pools import (
     Receipt,
     ordered_steps as ordered_steps,
 )
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.remedies import CONDITIONS
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
 from gpumond.features.flush.hook import AlertmanagerHook

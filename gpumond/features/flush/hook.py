@@ -17,7 +17,7 @@ from typing import Any, Literal
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, concerns, empty_receipt, reclaimable_bytes
 from gpumond.facts.pools import Receipt
-from gpumond.facts.process import TICKS_PER_SECOND, ProcessKey
+from gpumond.facts.program import TICKS_PER_SECOND, ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import human
 from gpumond.kernel import flush_each

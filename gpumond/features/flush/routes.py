@@ -10,8 +10,8 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from gpumond.config.models import Encodable
-from gpumond.facts.device_names import device_named
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
+from gpumond.facts.frame import device_named
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
 from gpumond.features.flush.flusher import FlushPart

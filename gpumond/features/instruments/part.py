@@ -11,7 +11,7 @@ import uuid
 
 from gpumond.facts.frame import Frame
 from gpumond.facts.messages import AgentRequest
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.host.event_loop import cancelled
 from gpumond.host.peer import Identity
 from gpumond.kernel import Kernel, Part, Tick

@@ -11,8 +11,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.config.models import Encodable
 from gpumond.diagnosis.advice import advice, case_of
-from gpumond.facts.device_names import device_named
-from gpumond.facts.frame import Frame
+from gpumond.facts.frame import Frame, device_named
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 from gpumond.serve import examples

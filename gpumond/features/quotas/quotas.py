@@ -13,8 +13,7 @@ from typing import Any, Literal
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.messages import AgentResponse
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.program import AppliedLimit, PoolLimit
+from gpumond.facts.program import AppliedLimit, PoolLimit, ProcessKey
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, Quota, QuotaTable
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
 from gpumond.facts.units import HOUR_SECONDS

@@ -9,8 +9,7 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.config.models import Encodable
-from gpumond.facts.device_names import device_named
-from gpumond.facts.frame import Frame
+from gpumond.facts.frame import Frame, device_named
 from gpumond.facts.snapshot import STARTING, DeviceReading
 from gpumond.facts.units import human
 from gpumond.features.quotas.admissions import Admission, Admissions, PlannedFlush

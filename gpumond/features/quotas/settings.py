@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from gpumond.config.models import Strict
 from gpumond.facts import units
 from gpumond.facts.quota import Quota
-from gpumond.facts.text import has_control_characters
+from gpumond.facts.units import has_control_characters
 
 MAX_BYTES = 2**62
 MAX_PATTERN = 256

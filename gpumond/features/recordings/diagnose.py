@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gpumond.cli.arguments import DONE, above_zero, print_error
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
-from gpumond.facts.process import ProcessKey
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import byte_size, counted, duration, human, seconds
 from gpumond.facts.verdicts import SHAPES

@@ -14,8 +14,7 @@ from functools import lru_cache
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.pools import PoolUsage, Reclaimable
-from gpumond.facts.sensors import Sensors
-from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
 from gpumond.features.recordings.reader import Lines, Remarks, Row
 
 Reader = Callable[[Lines, Remarks, int | None, float | None], Iterator[Snapshot]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumond.facts.rule import Rule, Scope
+from gpumond.facts.alerts import Rule, Scope
 from gpumond.facts.verdicts import REMEDIES
 
 

@@ -25,10 +25,9 @@ from gpumond.cli.arguments import DONE, FAILED, print_answer
 from gpumond.config.loading import load, read_yaml
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import Settings
-from gpumond.facts.alerts import Activities
+from gpumond.facts.alerts import Activities, Labels, Rule, Scope
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Alert
-from gpumond.facts.rule import Labels, Rule, Scope
 from gpumond.facts.units import human
 from gpumond.features.rules.evaluation import step
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, written

@@ -16,18 +16,15 @@ from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from gpumond.facts.alerts import Activities, Activity, ended, same_process
-from gpumond.facts.device_names import device_uuid
+from gpumond.facts.alerts import Activities, Activity, Labels, Rule, Scope, ended, same_process
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
-from gpumond.facts.frame import Alert, Frame, Phase, Verdict
+from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
-from gpumond.facts.process import ProcessKey
-from gpumond.facts.rule import Labels, Rule, Scope
+from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
 from gpumond.quantities import RuleContext, departure, hidden, subjects
-from gpumond.quantities.scope import Hidden, Row, Subjects
+from gpumond.quantities.scope import NO_VERDICT, Hidden, Row, Subjects, active_verdicts
 from gpumond.quantities.table import readable
-from gpumond.quantities.verdicts import NOTHING, active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.table import adapter
 from gpumond.tick.ledger import attribute
@@ -152,7 +149,7 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
     if awaited:
         present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
         subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
-        on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
+        on_verdicts = frozenset(rule.name for rule in rules if rule.value in NO_VERDICT)
         activities, awaited = hold(awaited, state.activities, activities, subjects_by_rule, on_verdicts, elapsed)
     alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
     raised = tuple(_began(state.activities, activities))

@@ -14,9 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from gpumond.config.settings import Settings
-from gpumond.facts.alerts import resume
+from gpumond.facts.alerts import Rule, overridden, own_fields, resume
 from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition, StoreUnavailable
-from gpumond.facts.rule import Rule, overridden, own_fields
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.kernel import Kernel, Part, Rules, Tick

@@ -17,9 +17,9 @@ from pydantic import (
 
 from gpumond.config.models import Seconds, Strict
 from gpumond.facts import units
+from gpumond.facts.alerts import Action, Rule, Scope
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
-from gpumond.facts.rule import Action, Rule, Scope
-from gpumond.facts.text import has_control_characters
+from gpumond.facts.units import has_control_characters
 from gpumond.features.rules.evaluation import PLACEHOLDER
 from gpumond.quantities import SCOPES
 from gpumond.quantities.table import Unit

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_vali
 
 from gpumond.config.models import Encodable
 from gpumond.facts.frame import Matcher, Operator, Silence, State
-from gpumond.facts.text import has_control_characters
+from gpumond.facts.units import has_control_characters
 from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples
 from gpumond.serve.auth import admit

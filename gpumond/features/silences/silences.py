@@ -16,9 +16,9 @@ from typing import Annotated, NamedTuple
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
+from gpumond.facts.alerts import Labels
 from gpumond.facts.errors import ConfigError, NoSuchSilence, TooManySilences
 from gpumond.facts.frame import Alert, Matcher, Silence, State
-from gpumond.facts.rule import Labels
 from gpumond.facts.units import DAY_SECONDS, human
 from gpumond.kernel import Kernel, Part, Silencing, Tick
 from gpumond.store.table import Actions, Table, Transactions

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.devices.drm.source import Client, EngineTime, client, utilization
+from gpumond.devices.drm import Client, EngineTime, client, utilization
 from tests.helpers import trees
 from tests.helpers.trees import MIB
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.drm.devices import intel_memory
+from gpumond.devices.drm import intel_memory
 from gpumond.devices.validation import MemoryCounts
 from tests.helpers.trees import MIB
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gpumond.devices import load
-from gpumond.devices.drm.devices import cards
-from gpumond.devices.drm.source import DrmSource
-from gpumond.devices.process.device_nodes import OpenDeviceNodes
+from gpumond.devices.drm import DrmSource, cards
+from gpumond.devices.process.procfs import OpenDeviceNodes
 from gpumond.devices.validation import MemoryCounts
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.snapshot import DeviceReading

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.drm.devices import cards
+from gpumond.devices.drm import cards
 from gpumond.devices.nvml.source import LISTS_SECONDS
 from tests.devices.nvml.child import NvmlChild, kinds, used_by_pid
 from tests.fakenvml import GIB, NOT_AVAILABLE, Device, FakeDriver, Process, machine

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.devices.process.containers import Containers, Names, ProcessPlacement, place
+from gpumond.devices.process.metadata import Containers, Names, ProcessPlacement, place
 
 ID = "a1" * 32
 POD = "2c48913c-b29f-11e7-9350-020968147796"

@@ -11,8 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gpumond.devices.process.containers import LIST, Kubelet, Pod
-from gpumond.devices.process.metadata import ProcessMetadata
+from gpumond.devices.process.metadata import LIST, Kubelet, Pod, ProcessMetadata
 from gpumond.facts.snapshot import DeviceReading, Reading
 from tests.helpers.running import until
 from tests.helpers.trees import ProcTree
@@ -197,7 +196,7 @@ def test_kubelet_is_not_queried_without_grpcio(tmp_path: Path):
     (tmp_path / "kubelet.sock").touch()
     program = (
         "import sys; sys.modules['grpc'] = None\n"
-        "from gpumond.devices.process.containers import Kubelet\n"
+        "from gpumond.devices.process.metadata import Kubelet\n"
         "kubelet = Kubelet(sys.argv[1])\n"
         "print([kubelet.pod(('GPU-a',), 100) for _ in range(2)])"
     )

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.devices.process.containers import place
-from gpumond.devices.process.metadata import ProcessMetadata
+from gpumond.devices.process.metadata import ProcessMetadata, place
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.sim.device import MIB
 from tests.helpers.holding import holder, small_device

@@ -1,1 +1,0 @@
-"""AMD and Intel devices, read from kernel files."""
