@@ -42,7 +42,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One level (``above`` or ``below``), how long it must be exceeded, and its subjects (``match``, globs on
+    """One threshold (``above`` or ``below``), how long it must be exceeded, and its subjects (``match``, globs on
     labels).
 
     ``receivers`` are names from the configuration; none means all.
@@ -63,7 +63,7 @@ class Rule:
     action: Action | None = None
 
     def breached(self, value: float, active: bool) -> bool:
-        """Return True if ``value`` is beyond the level, or, while active, not yet back past ``clear``."""
+        """Return True if ``value`` is beyond the threshold, or, while active, not yet back past ``clear``."""
         if self.above is not None:
             return value > (self.clear if active and self.clear is not None else self.above)
         if self.below is not None:
@@ -84,9 +84,9 @@ Overrides = Mapping[str, Mapping[str, Any]]
 
 def own_fields(rule: Rule) -> dict[str, Any]:
     """Return the rule's own values of the fields that can be replaced."""
-    level = rule.below if rule.above is None else rule.above
+    threshold = rule.below if rule.above is None else rule.above
     return {
-        "level": float(level or 0),
+        "threshold": float(threshold or 0),
         "for": float(rule.for_seconds),
         "severity": dict(rule.labels).get("severity", ""),
         "enabled": True,
@@ -94,17 +94,17 @@ def own_fields(rule: Rule) -> dict[str, Any]:
 
 
 def overridden(rule: Rule, fields: Mapping[str, Any]) -> Rule:
-    """Return the rule with other values of ``level``, ``for`` and ``severity``.
+    """Return the rule with other values of ``threshold``, ``for`` and ``severity``.
 
-    The level of ``clear`` keeps its ratio to the level; a negative level is also that of ``clear``.
+    The threshold of ``clear`` keeps its ratio to the threshold; a negative threshold is also that of ``clear``.
     """
     changes: dict[str, Any] = {}
-    if "level" in fields:
-        level, own = fields["level"], own_fields(rule)["level"]
+    if "threshold" in fields:
+        threshold, own = fields["threshold"], own_fields(rule)["threshold"]
         side, limit = ("below", max) if rule.above is None else ("above", min)
-        changes[side] = level
+        changes[side] = threshold
         if rule.clear is not None and own:
-            changes["clear"] = limit(rule.clear * (level / own), level)
+            changes["clear"] = limit(rule.clear * (threshold / own), threshold)
     if "for" in fields:
         changes["for_seconds"] = fields["for"]
     if "severity" in fields:
