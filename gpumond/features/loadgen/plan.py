@@ -150,7 +150,7 @@ def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
 
 
 def _neighbors(script: Script) -> None:
-    dice = script.random("neighbors")
+    dice = script.random("neighbours")
     at = dice.expovariate(1 / (40 * MINUTE_SECONDS))
     while at < script.duration:
         ends = at + dice.uniform(5.0, 30.0) * MINUTE_SECONDS

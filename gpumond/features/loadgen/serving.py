@@ -200,7 +200,7 @@ def _serve(script: Script, pattern: Pattern, busy_shares: Sequence[float] = (MEA
     """
     end = script.last(24 * HOUR_SECONDS)
     morning = script.dice.uniform(0, 24)
-    course, use = script.random("course"), script.random("utilization")
+    course, use = script.random("course"), script.random("utilisation")
     program = script.program("load")
     script.fill(1.0, WEIGHTS_BYTES, 20.0)
     work, busy, until = _ResizedBlock(script), True, 0.0
