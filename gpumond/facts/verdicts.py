@@ -125,8 +125,8 @@ KINDS = (
     ),
     VerdictKind(
         name="crash",
-        meaning="a process ended by an unhandled out-of-memory error, or within three minutes of a failed allocation, an "
-        "Xid error, or growth on a device that is 97 % full; active for 15 minutes",
+        meaning="a process ended by an unhandled out-of-memory error, or within three minutes of a failed allocation, "
+        "an Xid error, or growth on a device that is 97 % full; active for 15 minutes",
         evidence="bytes",
         remedy="read the program's log; look for Xid in dmesg",
     ),
