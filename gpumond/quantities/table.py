@@ -511,7 +511,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     Quantity(
         "held_bytes",
         "bytes",
-        "Device memory in use, as the engine states it.",
+        "Device memory in use, as the engine reports it.",
         attrgetter("held_bytes"),
         "stated_bytes",
     ),
