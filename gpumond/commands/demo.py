@@ -47,7 +47,7 @@ RULES = (
         "for": "5s",
         "match": {"workload": "fragmentation"},
         "labels": {"severity": "info"},
-        "annotations": {"summary": "{workload} holds {reclaimable} of unused memory"},
+        "annotations": {"summary": "{workload} holds {reclaimable} of cached memory"},
         "action": {"flush": {"min_reclaimable": "1GiB", "steps": ["cache"]}, "cooldown": "1m", "max_per_hour": 60},
     },
 )

@@ -99,7 +99,7 @@ COMMANDS = (
         "gpumond status --wide",
         "gpumond status -v --url http://127.0.0.1:9917",
     ),
-    _command("open", "Memory", "open the page in a browser, signed in", "gpumond open", "gpumond open --print"),
+    _command("open", "Memory", "open the web UI in a browser, signed in", "gpumond open", "gpumond open --print"),
     _command(
         "top",
         "Memory",

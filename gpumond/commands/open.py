@@ -1,4 +1,4 @@
-"""``gpumond open``: open the page in a browser, signed in."""
+"""``gpumond open``: open the web UI in a browser, signed in."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ NOT_READ = "not read yet"
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """A model that the engine has loaded. ``size_bytes``: its device memory, as the engine states it.
+    """A model that the engine has loaded. ``size_bytes``: its device memory, as the engine reports it.
 
     ``pinned``: the engine was asked to keep it loaded without a limit of time. ``context_length``: in tokens.
     ``aliases``: its other names.

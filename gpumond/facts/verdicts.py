@@ -50,7 +50,7 @@ KINDS = (
     VerdictKind(
         name="warm-up",
         meaning="the first five minutes, or growth since the start that slows down; growth at a constant rate has no "
-        "shape",
+        "pattern",
         evidence="level",
         is_shape=True,
     ),
@@ -74,15 +74,16 @@ KINDS = (
     ),
     VerdictKind(
         name="step-change",
-        meaning="stays at a level that differs from the previous one by 5 % of the device or more; active for a "
+        meaning="stays at an amount that differs from the previous one by 5 % of the device or more; active for a "
         "quarter of an hour",
         evidence="size of the step",
         is_shape=True,
     ),
     VerdictKind(
         name="growing",
-        meaning="has grown in a straight line for two minutes, above all that the life used before; suspected only: a "
-        "leak if it continues for 6 to 14 minutes; ends within four minutes of the growth's end",
+        meaning="has grown in a straight line for two minutes, beyond everything that the process used before. Only a "
+        "suspicion: it becomes a leak if it continues for 6 to 14 minutes, and ends within four minutes of the "
+        "growth's end",
         evidence="slope, growth, bytes kept per step, growth of the held bytes and of the number of live allocations",
     ),
     VerdictKind(
@@ -124,8 +125,8 @@ KINDS = (
     ),
     VerdictKind(
         name="crash",
-        meaning="a life ended by an unhandled out-of-memory error, or within three minutes of a failed allocation, an "
-        "Xid error, or growth of a device that is 97 % full; active for 15 minutes",
+        meaning="a process ended by an unhandled out-of-memory error, or within three minutes of a failed allocation, "
+        "an Xid error, or growth on a device that is 97 % full; active for 15 minutes",
         evidence="bytes",
         remedy="read the program's log; look for Xid in dmesg",
     ),

@@ -517,7 +517,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_verdict",
         "gauge",
-        "1 for each active verdict, except shapes of healthy curves, which /api/v1/verdicts contains. Kinds: "
+        "1 for each active verdict, except patterns of healthy curves, which /api/v1/verdicts contains. Kinds: "
         f"{', '.join(kind.name for kind in KINDS if not kind.is_shape)}.",
         ("uuid", "gpu", "pid", "kind"),
         _verdicts,

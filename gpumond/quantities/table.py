@@ -463,7 +463,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "models_loaded",
         rule_note=" Unknown while it does not answer.",
     ),
-    _field("held_bytes", "bytes", "Device memory in use, as the engine states it.", "stated_bytes"),
+    _field("held_bytes", "bytes", "Device memory in use, as the engine reports it.", "stated_bytes"),
     _field("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", ""),
     _field("state_age_seconds", "seconds", "Age of the engine's newest state.", "", field="age_seconds"),
 )

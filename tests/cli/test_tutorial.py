@@ -90,10 +90,10 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.timeout(600)
 def test_tutorial_leads_from_a_script_to_a_panel(reader: Reader):
     """Each block of the tutorial in its order, except the installation."""
-    _, check, daemon, train, status, alerts, flush, past, diagnose = blocks("sh")
+    _, _, check, daemon, train, status, alerts, flush, receipts, past, diagnose = blocks("sh")
     for name, text in zip(FILES, blocks("python"), strict=True):
         (reader.directory / name).write_text(text)
-    (config,) = blocks("yaml")
+    config, _ = blocks("yaml")
     (reader.directory / "gpumond.yaml").write_text(config)
 
     reader.run(check)
@@ -101,9 +101,10 @@ def test_tutorial_leads_from_a_script_to_a_panel(reader: Reader):
     until(lambda: (reader.directory / "simulated/card0/card.json").exists(), SECONDS)
     reader.start(train)
     reader.sees(status, "train", "GiB")
-    assert "of unused memory" in reader.sees(alerts, "firing", "large-cache")
+    assert "of cached memory" in reader.sees(alerts, "firing", "large-cache")
 
     assert "freed" in reader.run(flush)
+    assert "freed" in reader.run(receipts)
     reader.sees(past, "large-cache")
 
     with urllib.request.urlopen(f"{reader.url}/metrics", timeout=SECONDS) as answer:

@@ -103,13 +103,14 @@ def test_service_has_a_low_exposure_rating():
 
 
 def installation() -> str:
-    """Commands of docs/how-to/install.md, with a local package index."""
+    """Commands of docs/how-to/install.md, with wheels instead of the checkout."""
     text = (ROOT / "docs/how-to/install.md").read_text()
     block = re.search(r"## As a service\n.*?```sh\n(.*?)```", text, re.DOTALL)
     assert block
     commands = block.group(1).strip()
     assert commands.startswith("sudo ")
-    return commands.replace("pip install", "pip install --no-index --find-links /wheels").replace("sudo ", "")
+    commands = commands.replace("'.[daemon]'", "'gpumond[daemon]'").replace("sudo ", "")
+    return commands.replace("pip install", "pip install --no-index --find-links /wheels")
 
 
 @pytest.fixture(scope="module")

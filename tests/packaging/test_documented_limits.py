@@ -65,7 +65,7 @@ def number(value: float) -> str:
 STATED = {
     "an agent's message": f"{MAX_MESSAGE_BYTES // KIB} KiB",
     "agents per user": f"{LIMITS.peers_per_uid}",
-    "agents in total": f"{LIMITS.peers}",
+    "agents in total": f"{LIMITS.peers:,}",
     "connections without a hello message": f"{LIMITS.pending_per_uid} per user, {LIMITS.pending} in total",
     "time for a hello message; for the rest of a message": f"{LIMITS.hello_seconds:g} s, "
     f"{LIMITS.shared_hello_seconds:g} s while the user has other connections without one; {LIMITS.message_seconds:g} s",
@@ -88,7 +88,7 @@ STATED = {
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
     "Kubernetes service-account tokens": f"{PENDING} reviews at once, of {REVIEW_SECONDS:g} s each; a result is "
     f"kept for {KNOWN_SECONDS:g} s",
-    "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} per user",
+    "HTTP connections": f"{MAX_CONNECTIONS:,}, {http_connections_of_user(MAX_CONNECTIONS)} per user",
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
     "requests on a connection that wait for an earlier response": f"{MAX_PIPELINED}",
     "concurrent reads per user": f"{CONCURRENT_REQUESTS} at once, {WAITING} more wait",
@@ -101,7 +101,7 @@ STATED = {
     "process series": f"{PROCESSES_PER_DEVICE} processes a device",
     "workloads with flush counters": f"{MAX_WORKLOADS}",
     "series in a scrape": f"{MAX_SERIES:,}",
-    "processes with a history": f"{MAX_PROCESSES}",
+    "processes with a history": f"{MAX_PROCESSES:,}",
     "rules over the API": f"{MAX_RULES}",
     "silences per caller; ended silences per caller": f"{silences.MAX_SILENCES}; {silences.KEEP_ENDED}, "
     f"for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
@@ -113,13 +113,13 @@ STATED = {
     "silence changes per caller; test messages": f"{SILENCES_PER_MINUTE} a minute; {RECEIVER_TESTS_PER_MINUTE}",
     "quotas over the API": f"{MAX_QUOTAS}",
     "baselines": f"{MAX_BASELINES}",
-    "receipts, events in memory": f"{RECEIPTS_KEPT} each",
+    "receipts, events in memory": f"{RECEIPTS_KEPT:,} each",
     "the audit log (administrators; each other user); receipts; past alerts": f"{BOUNDS.max_entries:,}; "
     f"{BOUNDS.max_entries_of_a_user:,}; {BOUNDS.max_receipts:,}; {BOUNDS.max_past_alerts:,}, "
     f"for {BOUNDS.seconds / 86400:g} days",
     "the store": f"{BOUNDS.max_bytes // MIB} MiB",
     "alerts waiting for one receiver": f"{QUEUE_LIMIT:,}",
-    "a log line; lines of a kind": f"{MAX_CHARACTERS} characters; {PER_SECOND} a second",
+    "a log line; lines of a kind": f"{MAX_CHARACTERS:,} characters; {PER_SECOND} a second",
     "a driver call": f"{DEADLINE_SECONDS:g} s",
     "the service's memory, tasks": "512 MiB, 64",
 }

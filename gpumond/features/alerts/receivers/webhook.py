@@ -259,7 +259,7 @@ class Webhook(HttpReceiver):
         "default the document of [the webhook](../how-to/notifications.md#the-webhook)",
     )
     page_url: str | None = Field(
-        None, max_length=1024, description="address of the page, to which messages with a `template` link"
+        None, max_length=1024, description="address of the web UI, to which messages with a `template` link"
     )
 
     @property
