@@ -17,20 +17,18 @@ from itertools import pairwise
 from math import inf, nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak import Leak, LeakCase, LeakCurve, curve, load_rises
+from gpumond.diagnosis.leak import Leak, LeakCase, curve, load_rises
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
 from gpumond.facts.program import StepUsage
 from gpumond.facts.units import MIB
-from gpumond.tick.history import MEDIAN, MIN, MINUTE, SAMPLES, TIERS
+from gpumond.tick.history import MEDIAN, MIN, MINUTE, TIERS, highest
 
 BLOCK = 0
 """Index of the tier of 15 s."""
 BLOCK_SECONDS = float(TIERS[BLOCK].seconds)
 KEPT_BLOCKS = 46
 """Number of blocks of which the steps are known: those of the longest window, and two."""
-STEP_END = -1
-"""Kind of value: the median of the live bytes at the ends of steps."""
-KINDS = (STEP_END, MEDIAN, MIN)
+KINDS = (MEDIAN, MIN)
 MIN_SAMPLES = 10
 """Minimum number of samples in a block, on average."""
 MAX_SPAN_RATIO = 1.5
@@ -109,60 +107,44 @@ STARTED = QuickTest(blocks=44, after_seconds=30.0, lasting_ratio=0.95)
 QUICK = (NEW, STEPPED, STARTED)
 
 
-class StepBlock(NamedTuple):
-    """A block of 15 s: the number of steps at its end, and the median of the live bytes at the ends of its steps."""
-
-    at: float
-    steps: int
-    live: float
-
-
 class StepRecord:
     """Steps of a program in its last blocks of 15 s; unknown without an agent's count."""
 
-    __slots__ = ("_blocks", "_levels", "_record", "count")
+    __slots__ = ("_blocks", "_measured_at", "are_measured", "count")
 
     def __init__(self) -> None:
         self.count: int | None = None
-        self._blocks: list[StepBlock] = []  # an empty deque has 700 bytes, and few processes have an agent
-        self._levels: list[int] = []
-        self._record = -inf
+        self.are_measured = False
+        """True if the live bytes at the end of a step are known."""
+        self._measured_at = -inf
+        self._blocks: list[tuple[float, int]] = []  # an empty deque has 700 bytes, and few processes have an agent
 
-    def add(self, step: StepUsage | None, one_device: bool) -> None:
-        """Add what the agent reports, or None. The live bytes are those of all devices of the program."""
-        done = None if step is None else step.steps
-        if step is not None and step.live_bytes is not None and one_device and done != self.count:
-            self._levels.append(step.live_bytes)
+    def add(self, step: StepUsage | None, one_device: bool, now: float, seconds: float) -> float:
+        """Add what the agent reports, or None. Return the live bytes if a step has ended, else NaN.
+
+        Those of a program on several devices are unknown on each. ``seconds``: the time for which one step end counts.
+        """
+        level, done = nan, None
+        if step is not None:
+            done = step.steps
+            if step.live_bytes is not None and one_device and done != self.count:
+                level, self._measured_at = float(step.live_bytes), now
         self.count = done
+        self.are_measured = now - self._measured_at < seconds
+        return level
 
     def close(self, at: float) -> None:
-        """Keep the state of the block that begins at ``at``."""
-        level = median(self._levels) if self._levels else nan
-        self._levels = []
+        """Keep the number of steps at the end of the block that begins at ``at``."""
         if self.count is None:
             self._blocks.clear()
-            self._record = -inf
-        elif not self._blocks or at > self._blocks[-1].at:
-            if len(self._blocks) == KEPT_BLOCKS and self._blocks[0].live > self._record:
-                self._record = self._blocks[0].live
-            self._blocks.append(StepBlock(at, self.count, level))
+        elif not self._blocks or at > self._blocks[-1][0]:
+            self._blocks.append((at, self.count))
             del self._blocks[:-KEPT_BLOCKS]
-
-    @property
-    def are_current(self) -> bool:
-        """True if the newest block contains the end of a step."""
-        return bool(self._blocks) and self._blocks[-1].live == self._blocks[-1].live
 
     def of(self, times: Sequence[float]) -> list[int] | None:
         """Return the number of steps at the end of each block; None if one is unknown."""
-        known = {block.at: block.steps for block in self._blocks}
+        known = dict(self._blocks)
         return [known[at] for at in times] if all(at in known for at in times) else None
-
-    def curve(self, count: int = KEPT_BLOCKS) -> LeakCurve:
-        """Return the live bytes at the ends of the steps in the newest blocks with steps."""
-        blocks = [block for block in self._blocks if block.live == block.live][-count:]
-        times, values = [block.at for block in blocks], [block.live for block in blocks]
-        return LeakCurve(times, values, [MIN_SAMPLES] * len(blocks), self._record)
 
 
 class Growth(NamedTuple):
@@ -202,7 +184,7 @@ def rises(case: LeakCase, steps: StepRecord) -> bool:
 def growing(case: LeakCase, steps: StepRecord) -> Growth | None:
     """Return the rise of the last two minutes, if it is one."""
     for kind in KINDS:
-        window = _window(case, steps, kind, GROWING_BLOCKS, GROWING_BYTES)
+        window = _window(case, kind, GROWING_BLOCKS, GROWING_BYTES)
         if window is None:
             continue
         at, values, _, record, slope, growth = window
@@ -234,7 +216,7 @@ def growing(case: LeakCase, steps: StepRecord) -> Growth | None:
 
 def update(found: Growth, case: LeakCase, steps: StepRecord) -> Growth | None:
     """Return the present state of the rise; None when it has ended or is no longer known."""
-    recent = _curve(case, steps, found.kind, ENDED_BLOCKS)
+    recent = curve(case.series, BLOCK, case.what, found.kind, ENDED_BLOCKS)
     if not recent.times or case.series.times(BLOCK, 1)[-1] - recent.times[-1] > ENDED_BLOCKS * BLOCK_SECONDS:
         return None
     begin = bisect_left(recent.times, found.onset)
@@ -258,7 +240,7 @@ def quick(case: LeakCase, steps: StepRecord) -> Leak | None:
 
 
 def _passes(case: LeakCase, steps: StepRecord, test: QuickTest, kind: int) -> Leak | None:
-    window = _window(case, steps, kind, test.blocks, test.min_bytes)
+    window = _window(case, kind, test.blocks, test.min_bytes)
     if window is None:
         return None
     at, values, before, record, slope, growth = window
@@ -282,14 +264,14 @@ def _passes(case: LeakCase, steps: StepRecord, test: QuickTest, kind: int) -> Le
         return None
     if sen(*last) < LASTING_MEDIAN_RATIO * sen(*first):
         return None
-    if test.flat and not _flat(case, steps, kind, len(values), slope, growth):
+    if test.flat and not _flat(case, kind, len(values), slope, growth):
         return None
     if not _steps_go_on(steps, at, values, test, parts) or load_rises(case.device, BLOCK, test.blocks):
         return None
     base = min(median(before[-FLAT_BLOCKS[0] :]), values[0]) if test.flat else values[0]
     return Leak(
         what=case.what,
-        kind=MEDIAN if kind == STEP_END else kind,
+        kind=kind,
         tier=MINUTE,
         blocks=LINES_OF_CLEAN_LEAK,
         onset=at[0],
@@ -302,19 +284,12 @@ def _passes(case: LeakCase, steps: StepRecord, test: QuickTest, kind: int) -> Le
     )
 
 
-def _curve(case: LeakCase, steps: StepRecord, kind: int, count: int = SAMPLES) -> LeakCurve:
-    return steps.curve(count) if kind == STEP_END else curve(case.series, BLOCK, case.what, kind, count)
-
-
-def _window(case: LeakCase, steps: StepRecord, kind: int, blocks: int, least: float) -> _Window | None:
+def _window(case: LeakCase, kind: int, blocks: int, least: float) -> _Window | None:
     """Return the newest blocks, and the slope over them, if they grow by ``least`` bytes and have enough samples."""
-    if kind == STEP_END and not steps.are_current:
+    newest = case.series.column(BLOCK, case.what, kind, blocks)
+    if len(newest) < blocks or newest[-1] != newest[-1] or newest[-1] - highest(newest[:2]) < least / 2:
         return None
-    if kind != STEP_END:
-        newest = case.series.column(BLOCK, case.what, kind, blocks)
-        if len(newest) < blocks or not newest[-1] - newest[0] >= least / 2:
-            return None
-    full = _curve(case, steps, kind)
+    full = curve(case.series, BLOCK, case.what, kind)
     first = bisect_left(full.times, case.born)
     at, values = full.times[first:][-blocks:], full.values[first:][-blocks:]
     if len(values) < blocks or at[-1] - at[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
@@ -332,9 +307,9 @@ def _window(case: LeakCase, steps: StepRecord, kind: int, blocks: int, least: fl
     return _Window(at, values, before, record, slope, growth)
 
 
-def _flat(case: LeakCase, steps: StepRecord, kind: int, blocks: int, slope: float, growth: float) -> bool:
+def _flat(case: LeakCase, kind: int, blocks: int, slope: float, growth: float) -> bool:
     """Return True if the minutes before the window are flat."""
-    full = _curve(case, steps, kind, blocks + FLAT_BLOCKS[1])
+    full = curve(case.series, BLOCK, case.what, kind, blocks + FLAT_BLOCKS[1])
     first = bisect_right(full.times, case.born)
     at, values = full.times[first:-blocks], full.values[first:-blocks]
     if len(values) < FLAT_BLOCKS[0]:

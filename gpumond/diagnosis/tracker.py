@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import inf, nan
 from typing import NamedTuple
 
@@ -11,13 +11,14 @@ from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak import Leak
 from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.diagnosis.shapes import Plateaus
+from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Fit, Verdict
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.program import Ending
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, outermost
-from gpumond.tick.history import LIVE, UNCLAIMED, USED, History, ProcessSeriesKey, Series, SeriesKey
+from gpumond.tick.history import LIVE, STEP_END, UNCLAIMED, USED, History, ProcessSeriesKey, Series, SeriesKey
 
 FALL_RATIO = 0.10
 OWN_FALL_RATIO = 0.5
@@ -26,6 +27,8 @@ EMPTY_RATIO = 0.02
 the device, and of its own) in one sample, or to EMPTY of the device.
 """
 RETURNED_RATIO = 0.5
+MEASURED_SECONDS = 1800.0
+"""Time for which the live bytes at the end of a step are used instead of the sampled ones."""
 
 _Report = tuple[AgentReport, int | None, int, int | None]
 """Report with live bytes, held bytes and the number of live allocations, summed over its pools on one device."""
@@ -94,7 +97,11 @@ class TrackedSeries:
     @property
     def main(self) -> int:
         """Index of the most reliable signal."""
-        return UNCLAIMED if self.process is None else LIVE if self.counted else USED
+        if self.process is None:
+            return UNCLAIMED
+        if not self.counted:
+            return USED
+        return STEP_END if self.steps.are_measured else LIVE
 
     def restart(self, now: float) -> None:
         """Discard the earlier curve, as for another process."""
@@ -174,14 +181,15 @@ class Tracker:
             present.add(device.uuid)
             # A device that did not answer says nothing about its memory and its processes.
             if not device.missed and device.used_bytes is not None:
-                self._device(device, _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete))
+                confirmed = _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete)
+                self._device(device, confirmed, _load(device, snapshot.engines))
                 answered.add(device.uuid)
         self._end(answered, snapshot.suspended)
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
         return True
 
-    def _device(self, device: DeviceReading, reports: _Reports) -> None:
+    def _device(self, device: DeviceReading, reports: _Reports, load: float) -> None:
         history, uuid, now, size = self.history, device.uuid, self.history.now, device.size_bytes or 0
         used = device.used_bytes or 0
         self._returned[uuid] = self._used.get(uuid, used) - used
@@ -218,7 +226,8 @@ class Tracker:
             self.idle_at.setdefault(uuid, now)
         else:
             self.idle_at.pop(uuid, None)
-        closed = tracked.series.add((now, used, all_live, all_held, nan if busy is None else busy, unclaimed))
+        row = (now, used, all_live, all_held, nan, nan if busy is None else busy, unclaimed, load)
+        closed = tracked.series.add(row)
         if closed:
             self.due.append((tracked, closed))
 
@@ -242,20 +251,23 @@ class Tracker:
             if key[1].start_ticks is None:
                 self._record_fall(tracked, used, size)
             tracked.counted = False
-            tracked.steps.add(None, one_device=False)
+            tracked.steps.add(None, False, now, 0.0)
             tracked.used = used
-            closed = tracked.series.add((now, used, nan, nan))
+            closed = tracked.series.add((now, used, nan, nan, nan))
         else:
             full, live, _, allocations = report
             if not tracked.counted and tracked.born < now:
                 tracked.restart(now)  # another signal is used from now on
-            tracked.counted = True
+            tracked.counted, main = True, tracked.main
+            step = full.program.step
+            one_device = step is not None and len({pool.device_uuid for pool in full.pools}) == 1
+            at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS * self.history.pace)
+            if tracked.main != main:
+                tracked.levels = Plateaus()
             tracked.name = full.workload or tracked.name
             tracked.used = nan if live is None else float(live)
             tracked.peaks.add(full, key[0], now)
-            step = full.program.step
-            tracked.steps.add(step, step is not None and len({pool.device_uuid for pool in full.pools}) == 1)
-            closed = tracked.series.add((now, nan if own is None else own, tracked.used, held))
+            closed = tracked.series.add((now, nan if own is None else own, tracked.used, held, at_end))
             tracked.allocations.add(allocations, closed > 0)
         if closed:
             self.due.append((tracked, closed))
@@ -323,8 +335,7 @@ class Tracker:
 
 def _last(tracked: TrackedSeries) -> float:
     """Return the last known memory of the process."""
-    row = tracked.series.rows.newest(1)
-    known = [value for value in row[1:] if value == value]
+    known = [value for value in tracked.series.rows.newest(1) if value == value]
     return max(known, default=0.0)
 
 
@@ -350,3 +361,11 @@ def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
                 live = None if before[1] is None or pool.live_bytes is None else before[1] + pool.live_bytes
                 own[process] = (report, live, before[2] + pool.held_bytes, number)
     return table
+
+
+def _load(device: DeviceReading, engines: Iterable[EngineReading]) -> float:
+    """Return the requests of the engines on a device, or the used part of their KV caches; NaN without one."""
+    keys = device.processes_by_key
+    here = [one for one in engines if one.up and any(process.key in keys for process in one.processes)]
+    requests = [one.running + (one.waiting or 0) for one in here if one.running is not None]
+    return sum(requests) if requests else sum(one.kv_cache_used_ratio or 0.0 for one in here) if here else nan
