@@ -95,8 +95,8 @@ def run(job: tuple[str, int, str, bool]) -> Run:
     previous = BETWEEN_LIVES + 3000 if second else 0.0
     for number in range(lives):
         begin = number * (life + previous)
-        for at, snapshot in _snapshots(shape, number, view, noise, min(length, full_at)):
-            diagnosis = diagnose(diagnosis, _moved(snapshot, begin))
+        for at, snapshot in _snapshots(shape, number, view, noise, min(length, full_at), begin):
+            diagnosis = diagnose(diagnosis, snapshot)
             if second and number == 0:
                 continue
             leak = None
@@ -111,7 +111,7 @@ def run(job: tuple[str, int, str, bool]) -> Run:
             if leak is not None and healthy:
                 break
             if half is None and at >= half_at:
-                half, inside = _at_half(leak, full_at - at, snapshot.taken_at + begin)
+                half, inside = _at_half(leak, full_at - at, snapshot.taken_at)
                 if leak is not None or at >= half_at + 0.4 * (full_at - half_at):
                     break
         if "leak" in found and (healthy or lives > 1):
@@ -141,15 +141,7 @@ def _at(at: float, *devices: object, **fields: object) -> Snapshot:
     return make_snapshot(*devices, seq=int(at * 10) + 1, elapsed_seconds=at, taken_at=1e9 + at, **fields)  # type: ignore[arg-type]
 
 
-def _moved(snapshot: Snapshot, begin: float) -> Snapshot:
-    if not begin:
-        return snapshot
-    object.__setattr__(snapshot, "elapsed_seconds", snapshot.elapsed_seconds + begin)
-    object.__setattr__(snapshot, "taken_at", snapshot.taken_at + begin)
-    return snapshot
-
-
-def _snapshots(shape: Shape, life: int, view: str, dice: Random, until: float) -> Iterator[tuple[float, Snapshot]]:
+def _snapshots(shape: Shape, life: int, view: str, dice: Random, until: float, begin: float) -> Iterator[tuple[float, Snapshot]]:
     at, held, steps, done, at_end = 0.0, 0, 0, 0.0, None
     pid, ticks = 10 + life, TICKS + life
     slack = 300 * MIB
@@ -192,7 +184,7 @@ def _snapshots(shape: Shape, life: int, view: str, dice: Random, until: float) -
                     processes=(EngineProcess(pid, ticks),),
                 ),
             )
-        yield at, _at(at + 1, device, reports=reports, engines=engines)
+        yield at, _at(begin + at + 1, device, reports=reports, engines=engines)
         at += shape.every
 
 

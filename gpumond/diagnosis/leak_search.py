@@ -15,13 +15,14 @@ from operator import mul
 from typing import NamedTuple
 
 from gpumond.diagnosis import leak, messages, serving
+from gpumond.diagnosis.course import course, whole
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick, rises, update
 from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, curve
 from gpumond.diagnosis.tracker import TrackedSeries
 from gpumond.diagnosis.trend import deviation, median, sen, slopes, spread
 from gpumond.facts.frame import Fit, RefusedKind, Verdict
-from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, TIERS, UTILIZATION, History
+from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, TIERS, UTILIZATION, History
 
 ONE_SIDED_Z = 1.645
 """Two-sided 90 %."""
@@ -49,11 +50,52 @@ def search(
         found = leak.find(case, closed)
         if found is None and what != OUTSIDE and closed > FIVE_MINUTES:
             found = serving.find(case, tracked.quartiles)
-        if found is not None:
+        if found is not None and graded(tracked, case, found):
             return found
     stairs = tracked.levels.stairs(size) if size else ()
     # The steps of a leak that has ended are still known.
     return leak.update_stairs(leak.from_stairs(stairs, tracked.main), stairs, history.now) if stairs else None
+
+
+QUICK_SECONDS, FLAT_SECONDS, MIN_SECONDS, URGENT_SECONDS = 0.0, 1800.0, 2700.0, 720.0
+URGENT_RATIO = 0.45
+LINE, SURE = 0.85, 0.6
+
+DEBUG: list = []
+
+
+def graded(tracked: TrackedSeries, case: LeakCase, found: Leak, is_quick: bool = False) -> bool:
+    """Return whether a growth is a leak: it was flat before, has lasted, or is urgent, and does not slow down."""
+    if found.pause:
+        return True
+    if found.by_quartiles:
+        at, values = tracked.quartiles.times, tracked.quartiles.values
+    else:
+        at, values = _course_curve(case, found)
+    first = bisect_left(at, case.born + 120 * case.pace)
+    growth = whole(at[first:], values[first:])
+    if growth is None:
+        DEBUG.append((tracked.series.last, found, None, None))
+        return False
+    age = growth.age / case.pace
+    own = course(growth)
+    DEBUG.append((tracked.series.last, found, growth._replace(times=(), values=()), own, age, is_quick))
+    if is_quick and growth.flat:
+        return True
+    if own is None or own.exponent < LINE or own.low < SURE:
+        return False
+    urgent = case.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + case.room)
+    needed = URGENT_SECONDS if urgent else FLAT_SECONDS if growth.flat else MIN_SECONDS
+    return age >= needed
+
+
+def _course_curve(case: LeakCase, found: Leak) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the curve since the start of the life, in the shortest blocks that reach so far."""
+    for tier in range(MINUTE, len(TIERS)):
+        blocks = curve(case.series, tier, found.what, found.kind)
+        if tier == len(TIERS) - 1 or not blocks.times or blocks.times[0] <= case.born + 2 * TIERS[tier].seconds:
+            break
+    return blocks.times, blocks.values
 
 
 def follow(tracked: TrackedSeries, found: Leak, now: float, closed: int) -> Leak | None:
@@ -83,6 +125,8 @@ def watch_growth(tracked: TrackedSeries, history: History, label: str, room: flo
     began, rising = False, rises(case, tracked.steps)
     if rising and alone and tracked.leak is None:
         tracked.leak = quick(case, tracked.steps)
+        if tracked.leak is not None and not graded(tracked, case, tracked.leak, is_quick=True):
+            tracked.leak = None
         began = tracked.leak is not None
     if not alone or tracked.leak is not None:
         tracked.growth = None
