@@ -11,6 +11,8 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
 from math import inf
 from random import Random
 from statistics import median
@@ -66,23 +68,25 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--shape", nargs="*", default=[*HEALTHY, *LEAKS])
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--every", type=float, help="seconds between two samples, for a quick estimate")
     parser.add_argument("--save", action="store_true")
     wanted = parser.parse_args()
     seeds = range(wanted.first, wanted.first + wanted.seeds)
     jobs = [(name, seed, view, False) for name in wanted.shape for seed in seeds for view in VIEWS]
     jobs += [(name, seed, view, True) for name in wanted.shape if name in STOPPING for seed in seeds for view in VIEWS]
     with ProcessPoolExecutor(wanted.jobs) as pool:
-        runs = list(pool.map(run, jobs, chunksize=4))
+        runs = list(pool.map(partial(run, every=wanted.every), jobs, chunksize=4))
     for line in listing(runs):
         print(line)
     publish("hard", figures(runs, wanted.seeds))
 
 
-def run(job: tuple[str, int, str, bool]) -> Run:
+def run(job: tuple[str, int, str, bool], every: float | None = None) -> Run:
     """Carry out one run. A healthy one ends with its first leak verdict."""
     name, seed, view, second = job
     healthy = name in HEALTHY
     shape = (HEALTHY | LEAKS)[name](Random(f"{name}/{seed}"))
+    shape = replace(shape, every=every) if every else shape
     noise = Random(f"{name}/{seed}/{view}")
     length = shape.hours * HOUR
     life = length + BETWEEN_LIVES
@@ -141,7 +145,9 @@ def _at(at: float, *devices: object, **fields: object) -> Snapshot:
     return make_snapshot(*devices, seq=int(at * 10) + 1, elapsed_seconds=at, taken_at=1e9 + at, **fields)  # type: ignore[arg-type]
 
 
-def _snapshots(shape: Shape, life: int, view: str, dice: Random, until: float, begin: float) -> Iterator[tuple[float, Snapshot]]:
+def _snapshots(
+    shape: Shape, life: int, view: str, dice: Random, until: float, begin: float
+) -> Iterator[tuple[float, Snapshot]]:
     at, held, steps, done, at_end = 0.0, 0, 0, 0.0, None
     pid, ticks = 10 + life, TICKS + life
     slack = 300 * MIB

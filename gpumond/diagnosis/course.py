@@ -1,15 +1,16 @@
 """The course of a whole growth: where it begins, whether it was flat before, and whether it slows down. No I/O.
 
-A *course* is the power law ``base + height * age ** exponent`` that fits best. Its exponent is 1 for a line, smaller for a
-cache that fills, whose growth slows down, and larger for growth that accelerates. The limits of the exponent are those
-at which the residuals are still as small, if successive ones are correlated as they are (Bayley and Hammersley 1946).
+A *course* is the power law ``base + height * age ** exponent`` that fits best. Its exponent is 1 for a line, smaller
+for a cache that fills, whose growth slows down, and larger for growth that accelerates. The limits of the exponent are
+those at which the residuals are still as small, if successive ones are correlated as they are (Bayley and Hammersley
+1946).
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import inf
 from typing import NamedTuple
 
 from gpumond.diagnosis.trend import median, sen
@@ -37,24 +38,21 @@ SKIPPED_RATIO = 0.25
 
 
 class Course(NamedTuple):
-    """``exponent`` with its limits; ``base`` and ``height`` of the growth until ``end``, which has begun at ``begin``."""
+    """``exponent`` with its limits, and the age and bytes of a growth."""
 
-    begin: float
-    end: float
-    base: float
+    age: float
     height: float
     exponent: float
     low: float
     high: float
 
-    def reaches(self, level: float, exponent: float | None = None) -> float:
-        """Return when the curve reaches a level, in the unit of ``end``; with another exponent the growth of the last
-        point and its present slope change. Infinity if it never does.
-        """
-        power = self.exponent if exponent is None else exponent
-        if self.height <= 0 or level <= self.base:
-            return inf
-        return self.begin + (self.end - self.begin) * ((level - self.base) / self.height) ** (1 / power)
+    def slope(self, exponent: float | None = None) -> float:
+        """Return the present slope."""
+        return (self.exponent if exponent is None else exponent) * self.height / self.age
+
+    def left(self, room: float, exponent: float) -> float:
+        """Return the time until the growth has taken ``room`` bytes more."""
+        return self.age * float((1 + room / self.height) ** (1 / exponent) - 1)
 
 
 class Whole(NamedTuple):
@@ -114,10 +112,12 @@ def course(growth: Whole) -> Course | None:
     errors = [error + len(level) * FLOOR_BYTES**2 for error, _, _ in fits]
     best = min(range(len(errors)), key=errors.__getitem__)
     _, base, height = fits[best]
-    alike = _correlation([value - base - height * age ** EXPONENTS[best] for age, value in zip(ages, level, strict=True)])
+    alike = _correlation(
+        [value - base - height * age ** EXPONENTS[best] for age, value in zip(ages, level, strict=True)]
+    )
     limit = errors[best] * (1 + DOUBT * (1 + alike) / (1 - alike) / (len(level) - 3))
     within = [EXPONENTS[i] for i, error in enumerate(errors) if error <= limit]
-    return Course(begin, times[-1], base, height, EXPONENTS[best], min(within), max(within))
+    return Course(growth.age, growth.growth, EXPONENTS[best], min(within), max(within))
 
 
 def reduced(times: Sequence[float], values: Sequence[float], most: int) -> tuple[Sequence[float], Sequence[float]]:
@@ -126,7 +126,7 @@ def reduced(times: Sequence[float], values: Sequence[float], most: int) -> tuple
     if count <= most:
         return times, values
     limits = [round(part * count / most) for part in range(most + 1)]
-    parts = [slice(begin, end) for begin, end in zip(limits, limits[1:], strict=False)]
+    parts = [slice(begin, end) for begin, end in itertools.pairwise(limits)]
     return [median(times[part]) for part in parts], [median(values[part]) for part in parts]
 
 
@@ -155,12 +155,14 @@ def _fit(ages: Sequence[float], values: Sequence[float]) -> tuple[float, float, 
     count = len(values)
     when, what = sum(ages) / count, sum(values) / count
     square = sum((age - when) ** 2 for age in ages)
-    height = sum((age - when) * (value - what) for age, value in zip(ages, values, strict=True)) / square if square else 0.0
+    height = (
+        sum((age - when) * (value - what) for age, value in zip(ages, values, strict=True)) / square if square else 0.0
+    )
     base = what - height * when
     return sum((value - base - height * age) ** 2 for age, value in zip(ages, values, strict=True)), base, height
 
 
 def _correlation(rest: Sequence[float]) -> float:
     total = sum(value * value for value in rest)
-    alike = sum(one * other for one, other in zip(rest, rest[1:], strict=False)) / total if total else 0.0
+    alike = sum(one * other for one, other in itertools.pairwise(rest)) / total if total else 0.0
     return min(MAX_CORRELATION, max(0.0, alike))

@@ -18,7 +18,7 @@ from math import inf, nan
 from typing import NamedTuple
 
 from gpumond.diagnosis.leak import Leak, LeakCase, curve, load_rises
-from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
+from gpumond.diagnosis.trend import least_squares, mann_kendall, median, sen, spread
 from gpumond.facts.program import StepUsage
 from gpumond.facts.units import MIB
 from gpumond.tick.history import MEDIAN, MIN, MINUTE, TIERS, highest
@@ -260,7 +260,7 @@ def _passes(case: LeakCase, steps: StepRecord, test: QuickTest, kind: int) -> Le
         return None
     third = len(values) // 3
     first, last = (at[:third], values[:third]), (at[-third:], values[-third:])
-    if _least_squares(*last) < test.lasting_ratio * _least_squares(*first):
+    if least_squares(*last) < test.lasting_ratio * least_squares(*first):
         return None
     if sen(*last) < LASTING_MEDIAN_RATIO * sen(*first):
         return None
@@ -353,11 +353,3 @@ def _limits(count: int, parts: int) -> list[int]:
 
 def _within(value: float, middle: float, limits: tuple[float, float]) -> bool:
     return limits[0] * middle <= value <= limits[1] * middle
-
-
-def _least_squares(at: Sequence[float], values: Sequence[float]) -> float:
-    """Return the slope with the least squared error. The median of the pairs ignores the steps of an allocator."""
-    when, what = sum(at) / len(at), sum(values) / len(values)
-    return sum((time - when) * (value - what) for time, value in zip(at, values, strict=True)) / sum(
-        (time - when) ** 2 for time in at
-    )

@@ -116,6 +116,11 @@ def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float) -
     if kind == "step-change":
         size = evidence["step_bytes"]
         return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"
+    if kind == "filling":
+        left = evidence.get("full_seconds")
+        end = f"; the device is full in {duration(left)}, if at all" if left is not None else ""
+        pace = human(60 * evidence["slope_bytes_per_second"])
+        return f"memory of {who} grows more slowly: by {pace} each minute now, since {clock(since)}{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
     if kind == "periodic":
         return f"{who} rises to {high} and returns to {low} every {duration(evidence['period_seconds'])}"

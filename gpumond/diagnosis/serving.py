@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.leak import (
     RETURNED_RATIO,
-    STOPPED_RATIO,
-    STOPPED_SECONDS,
     UNKNOWN_BLOCKS,
     Leak,
     LeakCase,
+    has_stopped,
     load_rises,
     new_or_lasting,
 )
@@ -162,9 +161,7 @@ def update(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
     top = max(leak.top, values[-1])
     if max(values[-2:]) < leak.base + RETURNED_RATIO * (top - leak.base):
         return None
-    half = count // 2
-    late = max(sen(times[-half:], values[-half:]), sen(times[-count:-half], values[-count:-half]))
-    if late < STOPPED_RATIO * leak.first_slope and times[-1] - leak.onset > STOPPED_SECONDS:
+    if has_stopped(leak, times, values):
         return None
     slope = sen(times[-count:], values[-count:])
     return replace(leak, top=top, slope=slope if slope > 0 else leak.slope)

@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable
 from math import inf, nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, Peaks
+from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, Peaks, Rises
 from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak import Leak
+from gpumond.diagnosis.past import Floors, Life, Owner
 from gpumond.diagnosis.serving import UpperQuartiles
-from gpumond.diagnosis.shapes import Plateaus
+from gpumond.diagnosis.shapes import Plateaus, Shape
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Fit, Verdict
 from gpumond.facts.process import ProcessKey
@@ -45,16 +46,22 @@ class TrackedSeries:
         "counted",
         "disagreements",
         "ending",
+        "filling",
+        "floors",
         "growth",
         "key",
         "leak",
         "levels",
+        "life",
         "name",
+        "own",
         "peaks",
         "quartiles",
+        "rises",
         "sampled_at",
         "series",
         "steps",
+        "uid",
         "used",
         "verdicts",
     )
@@ -67,15 +74,22 @@ class TrackedSeries:
         self.sampled_at = -inf
         self.used = nan
         """Bytes of the most reliable signal."""
+        self.own = nan
+        """Bytes of the process that the driver counts."""
+        self.rises = Rises()
         self.counted = False
         """True if an agent reports its pools."""
         self.ending: Ending | None = None
         """Ending of the program that its agent reported."""
         self.peaks = Peaks(-inf)
         self.levels = Plateaus()
+        self.life = Life()
+        self.floors = Floors()
+        self.uid: int | None = None
         self.quartiles = UpperQuartiles()
         self.leak: Leak | None = None
         self.growth: Growth | None = None
+        self.filling: Shape | None = None
         self.steps = StepRecord()
         self.allocations = LiveAllocations()
         self.disagreements = 0
@@ -95,6 +109,10 @@ class TrackedSeries:
         return self.key[1].pid if self.key[1] else None
 
     @property
+    def owner(self) -> Owner:
+        return self.name, self.uid
+
+    @property
     def main(self) -> int:
         """Index of the most reliable signal."""
         if self.process is None:
@@ -111,6 +129,8 @@ class TrackedSeries:
         self.steps = StepRecord()
         self.allocations = LiveAllocations()
         self.levels = Plateaus()
+        self.life = Life()
+        self.floors = Floors()
         self.quartiles = UpperQuartiles()
 
     def verdict(
@@ -143,6 +163,7 @@ class Fall(NamedTuple):
     one.
 
     ``emptied``: hardly any memory is left. ``given_back``: most of it is free on the device as a whole.
+    ``device_used``: bytes that were used on the device before.
     """
 
     tracked: TrackedSeries
@@ -150,6 +171,7 @@ class Fall(NamedTuple):
     ended: bool
     emptied: bool
     given_back: bool
+    device_used: float
 
 
 class Tracker:
@@ -166,6 +188,8 @@ class Tracker:
         self.idle_at: dict[str, float] = {}
         """By device: time since which nothing runs on it."""
         self._used: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+        """By device: the used bytes of the last sample."""
         self._returned: dict[str, int] = {}
         """By device: decrease of the used bytes since the last sample."""
 
@@ -192,7 +216,8 @@ class Tracker:
     def _device(self, device: DeviceReading, reports: _Reports, load: float) -> None:
         history, uuid, now, size = self.history, device.uuid, self.history.now, device.size_bytes or 0
         used = device.used_bytes or 0
-        self._returned[uuid] = self._used.get(uuid, used) - used
+        self._before[uuid] = self._used.get(uuid, used)
+        self._returned[uuid] = self._before[uuid] - used
         self._used[uuid] = used
         counted = [(live, held) for _, live, held, _ in reports.values() if live is not None]
         all_live = sum(live for live, _ in counted) if counted else nan
@@ -216,7 +241,7 @@ class Tracker:
         tracked.sampled_at = now
         unclaimed = float(max(0, used - known - managed))
         if device.processes is None:
-            self._record_fall(tracked, unclaimed, size)
+            self._record_fall(tracked, tracked.used, unclaimed, size)
             self.unclaimed.pop(uuid, None)
         else:
             self.unclaimed[uuid] = unclaimed
@@ -246,10 +271,14 @@ class Tracker:
             return own or 0
         now = self.history.now
         tracked.sampled_at = now
+        if own is not None:
+            known = key[1].start_ticks is not None
+            if known or report is None:
+                self._record_fall(tracked, tracked.own, float(own), size, known)
+            tracked.rises.add(own, self._used[key[0]], size, now)
+            tracked.own = float(own)
         if report is None:
             used = float(own or 0)
-            if key[1].start_ticks is None:
-                self._record_fall(tracked, used, size)
             tracked.counted = False
             tracked.steps.add(None, False, now, 0.0)
             tracked.used = used
@@ -263,7 +292,7 @@ class Tracker:
             one_device = step is not None and len({pool.device_uuid for pool in full.pools}) == 1
             at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS * self.history.pace)
             if tracked.main != main:
-                tracked.levels = Plateaus()
+                tracked.levels, tracked.life, tracked.floors = Plateaus(), Life(), Floors()
             tracked.name = full.workload or tracked.name
             tracked.used = nan if live is None else float(live)
             tracked.peaks.add(full, key[0], now)
@@ -288,6 +317,7 @@ class Tracker:
                 # Memory that a new process allocated was released by an ended one.
                 self._returned[key[0]] += process.used_bytes or 0
         tracked = self.tracked_series[key] = TrackedSeries(key, name, series)
+        tracked.uid = report[0].uid if report is not None else process.uid if process is not None else None
         return tracked
 
     def _end(self, devices: set[str], suspended: Collection[ProcessKey]) -> None:
@@ -301,7 +331,9 @@ class Tracker:
         for tracked in gone:
             del self.tracked_series[tracked.key]
             size = _last(tracked)
-            self.falls.append(Fall(tracked, size, True, True, self._returned[tracked.uuid] >= RETURNED_RATIO * size))
+            uuid = tracked.uuid
+            given_back = self._returned[uuid] >= RETURNED_RATIO * size
+            self.falls.append(Fall(tracked, size, True, True, given_back, self._before[uuid]))
             self._remove(tracked)
 
     def _remove(self, tracked: TrackedSeries) -> None:
@@ -314,8 +346,10 @@ class Tracker:
         else:
             self.history.end((uuid, process))
 
-    def _record_fall(self, tracked: TrackedSeries, used: float, size: float) -> None:
-        before = tracked.used
+    def _record_fall(
+        self, tracked: TrackedSeries, before: float, used: float, size: float, lives_on: bool = False
+    ) -> None:
+        """Record a fall. ``lives_on``: the process is known to be the same, and has freed its memory."""
         if before != before or not size:
             return
         far = before - used > FALL_RATIO * size and used < OWN_FALL_RATIO * before
@@ -326,11 +360,13 @@ class Tracker:
                     tracked,
                     fall,
                     False,
-                    used < EMPTY_RATIO * size,
+                    lives_on or used < EMPTY_RATIO * size,
                     self._returned[tracked.uuid] >= RETURNED_RATIO * fall,
+                    self._before[tracked.uuid],
                 )
             )
-            tracked.restart(self.history.now)
+            if not lives_on:
+                tracked.restart(self.history.now)
 
 
 def _last(tracked: TrackedSeries) -> float:

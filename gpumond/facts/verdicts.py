@@ -15,6 +15,7 @@ VerdictName = Literal[
     "churn",
     "periodic",
     "step-change",
+    "filling",
     "growing",
     "leak",
     "fragmentation",
@@ -77,6 +78,13 @@ KINDS = (
         meaning="stays at a level that differs from the previous one by 5 % of the device or more; active for a "
         "quarter of an hour",
         evidence="size of the step",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="filling",
+        meaning="has grown by 512 MiB or more for a quarter of an hour, and slows down: a cache that fills; it may "
+        "stop before the device is full",
+        evidence="slope, growth, exponent of the course (1 is a line), seconds until the device is full",
         is_shape=True,
     ),
     VerdictKind(
