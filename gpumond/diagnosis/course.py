@@ -16,8 +16,8 @@ from typing import NamedTuple
 from gpumond.diagnosis.trend import median, sen
 from gpumond.facts.units import MIB
 
-EXPONENTS = tuple(0.1 * 1.16**i for i in range(30))
-"""Exponents that are compared: 0.1 to 7.4."""
+EXPONENTS = tuple(1.16**i for i in range(-15, 14))
+"""Exponents that are compared: 0.1 to 6.9."""
 POINTS = 24
 """Maximum number of points of a fit; longer curves are reduced to medians of parts."""
 MIN_POINTS = 6
@@ -28,9 +28,9 @@ FLOOR_BYTES = 4 * MIB
 """Minimum deviation that is assumed: the quantum of allocators and drivers."""
 BEGIN_RATIO = 0.05
 """A growth begins where the curve last was at most this share of it above its lowest level."""
-FLAT_SECONDS = 290.0
+FLAT_SECONDS, LONG_FLAT_SECONDS = 290.0, 600.0
 FLAT_RATIO = 0.5
-"""Minimum length of the flat curve before a growth, in seconds and as a share of its age."""
+"""Limits of the minimum length of the flat curve before a growth, in seconds, and its share of the growth's age."""
 FLAT_SLOPE_RATIO, FLAT_RANGE_RATIO = 0.15, 0.25
 """Maximum slope and range of a flat curve, as shares of those of the growth."""
 SKIPPED_RATIO = 0.25
@@ -87,7 +87,7 @@ def whole(times: Sequence[float], values: Sequence[float]) -> Whole | None:
     if start > len(smooth) - 3:
         return None
     age, past = times[-1] - times[start], times[start] - times[0]
-    flat = past >= max(FLAT_SECONDS, FLAT_RATIO * age) and _is_flat(
+    flat = past >= min(LONG_FLAT_SECONDS, max(FLAT_SECONDS, FLAT_RATIO * age)) and _is_flat(
         times[: start + 1], smooth[: start + 1], growth, growth / age
     )
     return Whole(times[start], low, times[start:], values[start:], flat)

@@ -72,9 +72,6 @@ CONTINUED_STEPS, CONTINUED_BYTES = 2, 64 * MIB
 """Steps or live bytes that a program adds after a failed allocation which it handled."""
 LOOP_CRASHES = 3
 LOOP_SECONDS = 3600.0
-LOOP_ALIKE_RATIO, CERTAINLY_FULL = 0.01, 0.99
-"""Ends without an error at levels that differ by less of the device are periodic, and no loop, unless the device was
-full."""
 
 MIN_SECONDS = 60.0
 """Minimum time between the two blocks that are compared."""
@@ -212,16 +209,16 @@ class Rises:
         elif used >= self._used + NEARLY_FULL_RISE:
             self._between, self._at, self._used = now - self._at, now, used
 
-    def are_recent(self, now: float, born: float, pace: float) -> bool:
+    def are_recent(self, now: float, born: float) -> bool:
         """Return whether the process still rose: not longer ago than between its last rises.
 
         One rise alone counts for three minutes, in a process that starts only if it ends at once.
         """
         if self._between < inf:
-            longest = min(SLOW_RISE_SECONDS * pace, RISE_MULTIPLE * self._between)
+            longest = min(SLOW_RISE_SECONDS, RISE_MULTIPLE * self._between)
         else:
-            longest = CRASH_SECONDS * pace if now - born > RAMP_YOUNG_SECONDS * pace else 0.0
-        return now - self._at <= max(RISE_SECONDS * pace, longest)
+            longest = CRASH_SECONDS if now - born > RAMP_YOUNG_SECONDS else 0.0
+        return now - self._at <= max(RISE_SECONDS, longest)
 
 
 def ramp(series: Series, used: float, size: float) -> float | None:

@@ -65,8 +65,8 @@ class Diagnosis:
         self._begun = False
         self._ramps: dict[str, tuple[float, float]] = {}
         """By device: time of the last ramp towards full, and the seconds that were left then."""
-        self._crashes: dict[tuple[str, str, int | None], list[tuple[float, float | None]]] = {}
-        """By device and program: times of recent crashes, and the device's level at those without an error."""
+        self._crashes: dict[tuple[str, str, int | None], list[float]] = {}
+        """By device and program: times of recent crashes."""
         self._loops: dict[tuple[str, str, int | None], tuple[float, Verdict]] = {}
         """Crash loops, with the time until which each is active."""
         self._flat: dict[SeriesKey, detectors.Flat] = {}
@@ -139,10 +139,9 @@ class Diagnosis:
         highs = series.column(MINUTE, what, MAX, 1)
         if medians and size and highs[-1] == highs[-1]:
             tracked.levels.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
-        if medians:
-            tracked.life.add(
-                series.times(MINUTE, 1)[-1], series.column(MINUTE, what, count=HELD_MINUTES), bool(tracked.leak)
-            )
+        (at,) = series.times(MINUTE, 1)
+        if medians and at >= tracked.born:
+            tracked.life.add(at, series.column(MINUTE, what, count=HELD_MINUTES), bool(tracked.leak))
         if closed > QUARTER:
             tracked.floors.add(self.history.now, series.column(QUARTER, what, count=1)[-1])
         tracked.leak = self._leak(tracked, device, closed)
@@ -192,7 +191,7 @@ class Diagnosis:
         if used <= self._tracker.tracked_series[uuid, None].life.limit:
             return False
         own = [one for one in self._tracker.tracked_series.values() if one.uuid == uuid and one.pid is not None]
-        young = sum(one.used for one in own if now - one.born < detectors.RAMP_YOUNG_SECONDS * self.history.pace)
+        young = sum(one.used for one in own if now - one.born < detectors.RAMP_YOUNG_SECONDS)
         return young < detectors.RAMP_LARGEST_STEP * used if own else True
 
     def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
@@ -375,32 +374,24 @@ class Diagnosis:
             return
         label = _label(device)
         who = messages.program(tracked.name, tracked.pid, label)
-        filled = fall.device_used >= detectors.FULL_AT_END * size and tracked.rises.are_recent(
-            now, tracked.born, self.history.pace
-        )
+        filled = fall.device_used >= detectors.FULL_AT_END * size and tracked.rises.are_recent(now, tracked.born)
         why = detectors.cause(tracked.ending, tracked.peaks.failed_at, now, filled, self._xid_at[tracked.uuid])
         evidence = (("released_bytes", fall.size_bytes),)
         if why and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):
             summary = messages.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
             self._event(tracked, "crash", CRASH_SECONDS, evidence, summary)
-            self._loop(tracked, device, fall.device_used if why == detectors.FILLED else None)
+            self._loop(tracked, device)
         elif fall.emptied and (not fall.ended or (tracked.process and snapshot.may_contain(tracked.process))):
             summary = messages.release(who if tracked.pid else "", label, fall.size_bytes)
             self._event(tracked, "release", RELEASE_SECONDS, evidence, summary)
 
-    def _loop(self, tracked: TrackedSeries, device: DeviceReading, filled: float | None) -> None:
-        """Count a crash. ``filled``: used bytes of the device at an end without an error."""
-        now, key, size = self.history.now, (tracked.uuid, *tracked.owner), device.size_bytes or 0
-        self._crashes[key] = [*self._crashes.get(key, ()), (now, filled)]
-        lately = (
-            (key, [one for one in own if now - one[0] < detectors.LOOP_SECONDS]) for key, own in self._crashes.items()
-        )
+    def _loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        now, key = self.history.now, (tracked.uuid, *tracked.owner)
+        self._crashes[key] = [*self._crashes.get(key, ()), now]
+        lately = ((key, [at for at in own if now - at < detectors.LOOP_SECONDS]) for key, own in self._crashes.items())
         self._crashes = {key: own for key, own in lately if own}
-        times = [at for at, _ in self._crashes[key]]
-        levels = [level for _, level in self._crashes[key]]
-        known = [level for level in levels if level is not None]
-        alike = len(known) == len(levels) and max(known) - min(known) < detectors.LOOP_ALIKE_RATIO * size
-        if len(times) >= detectors.LOOP_CRASHES and not (alike and min(known) < detectors.CERTAINLY_FULL * size):
+        times = self._crashes[key]
+        if len(times) >= detectors.LOOP_CRASHES:
             who, until = tracked.name or "a program", times[-detectors.LOOP_CRASHES] + detectors.LOOP_SECONDS
             summary = messages.crash_loop(who, _label(device), len(times))
             verdict = Verdict(

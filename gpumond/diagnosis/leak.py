@@ -2,7 +2,7 @@
 
 Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), continues to the end of the window,
 and is a *record*: the last blocks exceed all earlier use of this life, unlike a load that rises and falls. It must be
-new, or have lasted for two windows without slowing down, unlike a warm-up or a cache that fills.
+new, or have lasted without slowing down, unlike a warm-up or a cache that fills, which its whole course shows.
 
 Blocks are never shorter than a minute. *Clean* tests require little growth and an almost undisturbed line, and many
 samples in a block; *rough* tests tolerate the noise of serving, and require more growth and a device that fills soon.
@@ -142,12 +142,6 @@ LAST_RISE_RATIO = 0.5
 """Minimum rise to the last block of a clean window, as a share of the slope: growth must not have ended."""
 SCATTER_BLOCKS = 24
 """Number of blocks before the window from which the scatter is measured."""
-NEW_SLOPE_RATIO = 0.5
-"""Maximum slope in the window before, as a share of the slope, of growth that is new."""
-LASTING_SLOPE_RATIO = 0.8
-"""Minimum slope, as a share of the slope in the window before: a lasting leak does not slow down, a warm-up does."""
-MEAN_SLOPE_RATIO = 0.5
-"""Minimum slope, as a share of the mean slope since the start, of a lasting leak, for the same reason."""
 MAX_SPAN_RATIO = 2.0
 """Maximum span of a window, as a multiple of its blocks: a longer one has too many gaps."""
 
@@ -351,7 +345,7 @@ def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
         return None
     if case.room is not None and case.room > slope * test.full_within_seconds:
         return None
-    if not _goes_on(at, window, slope, test) or not new_or_lasting(times, values, first, count, slope):
+    if not _goes_on(at, window, slope, test):
         return None
     past = slice(max(first, len(values) - count - SCATTER_BLOCKS), len(values) - count)
     if growth < test.min_scatter_multiple * _scatter(times[past], values[past]):
@@ -423,7 +417,7 @@ def _rises(load: Sequence[float], count: int, least: float | None, significance:
 
 
 def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
-    return spread(times, values, sen(times, values))
+    return spread(times, values, sen(times, values)) if len(values) else 0.0
 
 
 def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
@@ -436,21 +430,6 @@ def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: L
         sen(at[start : start + length], window[start : start + length]) >= test.part_slope_ratio * slope
         for start in starts
     )
-
-
-def new_or_lasting(times: Sequence[float], values: Sequence[float], first: int, count: int, slope: float) -> bool:
-    """Return True if the curve was flat before the window, or as steep in the window before and never steeper on
-    average.
-    """
-    begin = len(values) - count
-    earlier = max(first, begin - count)
-    if begin - earlier < count // 2:
-        return False
-    before = sen(times[earlier:begin], values[earlier:begin])
-    if before <= NEW_SLOPE_RATIO * slope:
-        return True
-    mean = (values[begin] - values[first]) / (times[begin] - times[first])
-    return begin - earlier == count and slope >= LASTING_SLOPE_RATIO * before and slope >= MEAN_SLOPE_RATIO * mean
 
 
 MIN_MINUTES = 8

@@ -60,14 +60,18 @@ def search(
     return judge(tracked, main, found, known) if found is not None else None
 
 
-FLAT_SECONDS, LASTING_SECONDS = 1800.0, 2700.0
+FLAT_SECONDS, LASTING_SECONDS = 1500.0, 2700.0
 """Age from which growth is a leak: after a flat curve, and since the start of a life, when a data set may be cached."""
 URGENT_SECONDS, URGENT_RATIO = 720.0, 0.45
-"""The same once it has used this share of the memory that was free at its beginning."""
+"""The same once it has used this share of the memory that was free at its beginning, or if the program's agent has
+found the lines that keep it.
+"""
 SKIPPED_SECONDS = 120.0
 """Start of a life, in which a program loads its model."""
 LINE_EXPONENT, SURE_EXPONENT = 0.85, 0.6
 """Minimum exponent of a leak's course, and of its lower limit: growth that slows down is a cache that fills."""
+NOISY_EXPONENT = 0.5
+"""Minimum exponent of a leak that load hides, with an upper limit of at least 1."""
 ACCELERATING_EXPONENT = 1.15
 """Minimum of the lower limit from which growth accelerates."""
 FILLING_EXPONENT = 0.9
@@ -75,8 +79,6 @@ FILLING_EXPONENT = 0.9
 FILLING_BYTES, FILLING_SECONDS = 512 * MIB, 900.0
 LATE_PARTS, LATE_RATIO = 6, 0.05
 """... has these bytes and this age, and goes on in its last part at this share of its mean rate."""
-QUICK_BYTES_A_SECOND = 400 * MIB / 60
-"""Maximum slope of a quick leak in a program that counts no steps: an evaluation or a generation may be steeper."""
 
 
 class Filling(NamedTuple):
@@ -89,7 +91,7 @@ class Filling(NamedTuple):
 
 def whole_growth(tracked: TrackedSeries, case: LeakCase, what: int, kind: int, by_quartiles: bool) -> Whole | None:
     """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the life."""
-    first = case.born + SKIPPED_SECONDS * case.pace
+    first = case.born + SKIPPED_SECONDS
     if by_quartiles:
         times, values = tracked.quartiles.times, tracked.quartiles.values
     else:
@@ -101,7 +103,7 @@ def whole_growth(tracked: TrackedSeries, case: LeakCase, what: int, kind: int, b
     return whole(times[begin:], values[begin:])
 
 
-def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float, is_quick: bool = False) -> Leak | None:
+def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> Leak | None:
     """Return the leak that a growth is, from its begin on; None if it slows down, is too young, or repeats what the
     program did before.
 
@@ -114,16 +116,16 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float, is_
     growth = whole_growth(tracked, case, found.what, found.kind, found.by_quartiles)
     if growth is None:
         return None
-    whole_leak = replace(found, onset=max(found.onset, growth.begin) if growth.flat else growth.begin, base=growth.base)
-    if is_quick and growth.flat and tracked.counted:
-        steep = found.slope * case.pace > QUICK_BYTES_A_SECOND
-        return whole_leak if tracked.steps.are_measured or not steep else None
+    whole_leak = replace(found, onset=growth.begin, base=growth.base)
     own = course(growth)
+    if found.by_quartiles:
+        slows = own is not None and (own.high < 1.0 or own.exponent < NOISY_EXPONENT)
+        return None if slows else whole_leak
     if own is None or own.exponent < LINE_EXPONENT or own.low < SURE_EXPONENT:
         return None
     urgent = case.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + case.room)
-    needed = URGENT_SECONDS if urgent else FLAT_SECONDS if growth.flat else LASTING_SECONDS
-    if growth.age < needed * case.pace or load_rose(case.device, growth.age):
+    needed = URGENT_SECONDS if urgent or tracked.retained else FLAT_SECONDS if growth.flat else LASTING_SECONDS
+    if growth.age < needed or load_rose(case.device, growth.age):
         return None
     return whole_leak
 
@@ -132,7 +134,7 @@ def filling(tracked: TrackedSeries, history: History) -> Filling | None:
     """Return the growth of a life if it slows down and still goes on."""
     case = _case(tracked, history, None, None)
     growth = whole_growth(tracked, case, tracked.main, MEDIAN, by_quartiles=False)
-    if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS * history.pace:
+    if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
         return None
     own = course(growth)
     if own is None or own.high > FILLING_EXPONENT:
@@ -173,11 +175,10 @@ def watch_growth(
     tracked.steps.close(tracked.series.times(BLOCK, 1)[-1])
     case = _case(tracked, history, None, room)
     began, rising = False, rises(case, tracked.steps)
-    if rising and alone and tracked.leak is None:
-        tracked.leak = quick(case, tracked.steps)
-        if tracked.leak is not None:
-            tracked.leak = judge(tracked, case, tracked.leak, known, is_quick=True)
-        began = tracked.leak is not None
+    if rising and alone and tracked.counted and tracked.leak is None:
+        found = quick(case, tracked.steps)
+        if found is not None and found.top > max(known, tracked.life.limit):
+            tracked.leak, began = found, True
     if not alone or tracked.leak is not None:
         tracked.growth = None
     elif tracked.growth is None:

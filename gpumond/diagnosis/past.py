@@ -22,8 +22,11 @@ in it at the mean rate of the life.
 """
 RETURNED_RATIO = 0.5
 """Share of a growth whose return makes it a tooth."""
-TOOTH_BYTES = 256 * MIB
-TOLERANCE_RATIO, TOLERANCE_BYTES = 1.15, 512 * MIB
+TOOTH_BYTES, TOOTH_SECONDS = 256 * MIB, 600.0
+"""Minimum height and duration of a tooth: a shorter one is not mistaken for a leak."""
+LOW_RATIO = 0.05
+"""A tooth begins where the level was last at most this share of its height above the lowest."""
+TOLERANCE_RATIO, TOLERANCE_BYTES = 1.1, 256 * MIB
 """Growth is below a known level up to this multiple of it, and these bytes."""
 
 Owner = tuple[str, int | None]
@@ -85,12 +88,12 @@ class Pasts:
 class Life:
     """The present tooth of a curve, and the level that it has held in this life; 0 while there is none."""
 
-    __slots__ = ("_begin", "_high", "_low", "held", "returned")
+    __slots__ = ("_begin", "_high", "_high_at", "_low", "_low_at", "held", "returned")
 
     def __init__(self) -> None:
         self.held = self.returned = 0.0
         self._begin: tuple[float, float] | None = None
-        self._low = self._high = 0.0
+        self._low = self._high = self._low_at = self._high_at = 0.0
 
     @property
     def limit(self) -> float:
@@ -103,18 +106,28 @@ class Life:
         if level != level:
             return
         if self._begin is None:
-            self._begin, self._low, self._high = (at, level), level, level
-        self._low, self._high = min(self._low, level), max(self._high, level)
-        if self._high - self._low >= TOOTH_BYTES and level < self._high - RETURNED_RATIO * (self._high - self._low):
-            self.returned = max(self.returned, self._high)
-            self._low = self._high = level
+            self._begin = (at, level)
+            self._restart(at, level)
+        if level > self._high:
+            self._high, self._high_at = level, at
+        height = self._high - self._low
+        if height >= TOOTH_BYTES and level < self._high - RETURNED_RATIO * height:
+            if self._high_at - self._low_at >= TOOTH_SECONDS:
+                self.returned = max(self.returned, self._high)
+            self._restart(at, level)
+        elif level <= self._low + LOW_RATIO * height:
+            self._low, self._low_at = min(self._low, level), at
         last = [value for value in medians[-HELD_MINUTES:] if value == value]
         if len(last) == HELD_MINUTES and not rises:
-            mean = max(0.0, level - self._begin[1]) / max(1.0, at - self._begin[0])
             third = HELD_MINUTES // 3
             change = abs(median(last[-third:]) - median(last[:third]))
+            mean = max(0.0, level - self._begin[1]) / max(1.0, at - self._begin[0])
             if change <= max(HELD_BYTES, HELD_RATIO * mean * 60 * HELD_MINUTES):
                 self.held = max(self.held, median(last))
+
+    def _restart(self, at: float, level: float) -> None:
+        self._low = self._high = level
+        self._low_at = self._high_at = at
 
 
 FLOOR_QUARTERS = 16

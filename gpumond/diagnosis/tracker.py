@@ -57,6 +57,7 @@ class TrackedSeries:
         "own",
         "peaks",
         "quartiles",
+        "retained",
         "rises",
         "sampled_at",
         "series",
@@ -74,6 +75,8 @@ class TrackedSeries:
         self.sampled_at = -inf
         self.used = nan
         """Bytes of the most reliable signal."""
+        self.retained = False
+        """True if an agent has found the lines that keep memory."""
         self.own = nan
         """Bytes of the process that the driver counts."""
         self.rises = Rises()
@@ -290,11 +293,12 @@ class Tracker:
             tracked.counted, main = True, tracked.main
             step = full.program.step
             one_device = step is not None and len({pool.device_uuid for pool in full.pools}) == 1
-            at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS * self.history.pace)
+            at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS)
             if tracked.main != main:
                 tracked.levels, tracked.life, tracked.floors = Plateaus(), Life(), Floors()
             tracked.name = full.workload or tracked.name
             tracked.used = nan if live is None else float(live)
+            tracked.retained = bool(full.program.retainers)
             tracked.peaks.add(full, key[0], now)
             closed = tracked.series.add((now, nan if own is None else own, tracked.used, held, at_end))
             tracked.allocations.add(allocations, closed > 0)

@@ -166,13 +166,6 @@ def test_serving_test_requires_room_that_is_soon_used():
     assert Observed(FLAT + RAMP[:16]).leak(room=60 * GIB) is None
 
 
-def test_serving_test_requires_new_or_lasting_growth():
-    """Growth from the start that slows down is a warm-up, however long it lasts."""
-    slowing = [20 * GIB + 12 * GIB * (1 - 0.97**number) for number in range(60)]
-    assert not any(Observed(slowing[:end]).leak() for end in range(19, 60))
-    assert Observed(RAMP).leak() is not None
-
-
 def test_serving_test_requires_a_load_that_does_not_rise():
     values = FLAT + RAMP[:16]
     rising = [0.2] * 40 + [0.2 + 0.03 * number for number in range(16)]

@@ -30,11 +30,11 @@ class LeakInquiry:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def consider(self, frame: Frame) -> None:
-        """Send a request for each new leak of a connected program."""
+        """Send a request for each new growth of a connected program."""
         for verdict in frame.verdicts:
             process = verdict.process
             report = None if process is None else frame.snapshot.reports_by_process.get(process)
-            if verdict.kind != "leak" or process is None or report is None:
+            if verdict.kind not in ("leak", "growing") or process is None or report is None:
                 continue
             leak = process, verdict.since
             if leak not in self._asked:
