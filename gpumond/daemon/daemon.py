@@ -149,7 +149,7 @@ class Daemon(Operations):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_store)
             await kernel.store.open()
-            await self._history.restore(kernel.history)
+            await self._history.restore(kernel.history, kernel.diagnosis.pasts)
             stack.push_async_callback(self._finish, self._close_history)
             stack.push_async_callback(kernel.devices.stop)
             kernel.devices.start()
@@ -181,7 +181,7 @@ class Daemon(Operations):
             for part in kernel.parts:
                 part.act(tick)
             self._count(tick)
-        self._history.advance(kernel.history, snapshot.elapsed_seconds)
+        self._history.advance(kernel.history, kernel.diagnosis.pasts, snapshot.elapsed_seconds)
         kernel.telemetry.faults(snapshot.faults, complete=reading is not None)
         return tick
 
@@ -321,7 +321,7 @@ class Daemon(Operations):
         await asyncio.gather(*self._requests_of_signals, return_exceptions=True)
 
     async def _close_history(self) -> None:
-        await self._history.close(self.kernel.history)
+        await self._history.close(self.kernel.history, self.kernel.diagnosis.pasts)
 
     async def _close_store(self) -> None:
         await self.kernel.store.close(self._store_seconds)

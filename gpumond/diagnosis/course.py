@@ -33,6 +33,8 @@ FLAT_RATIO = 0.5
 """Limits of the minimum length of the flat curve before a growth, in seconds, and its share of the growth's age."""
 FLAT_SLOPE_RATIO, FLAT_RANGE_RATIO = 0.15, 0.25
 """Maximum slope and range of a flat curve, as shares of those of the growth."""
+CONVEX_RATIO = 0.3
+"""Maximum share of a growth in the first half of its age, if it began after a flat part that is not its lowest."""
 SKIPPED_RATIO = 0.25
 """Share of a growth from the start of a life that is skipped: memory that the program allocates at first."""
 
@@ -86,11 +88,28 @@ def whole(times: Sequence[float], values: Sequence[float]) -> Whole | None:
     start = next(i for i in range(len(smooth) - 1, -1, -1) if smooth[i] <= limit)
     if start > len(smooth) - 3:
         return None
+    middle = bisect_left(times, (times[start] + times[-1]) / 2)
+    if smooth[middle] - low < CONVEX_RATIO * growth:
+        start = _last_flat(times, smooth, start, middle)
+        low = smooth[start]
+        growth = top - low
     age, past = times[-1] - times[start], times[start] - times[0]
-    flat = past >= min(LONG_FLAT_SECONDS, max(FLAT_SECONDS, FLAT_RATIO * age)) and _is_flat(
-        times[: start + 1], smooth[: start + 1], growth, growth / age
-    )
+    needed = min(LONG_FLAT_SECONDS, max(FLAT_SECONDS, FLAT_RATIO * age))
+    first = bisect_left(times, times[start] - max(needed, age))
+    flat = past >= needed and _is_flat(times[first : start + 1], smooth[first : start + 1], growth, growth / age)
     return Whole(times[start], low, times[start:], values[start:], flat)
+
+
+def _last_flat(times: Sequence[float], values: Sequence[float], start: int, middle: int) -> int:
+    """Return the last place until the middle of a growth that ends a flat part, else ``start``: before it, the program
+    allocated its initial memory.
+    """
+    for end in range(middle, start, -1):
+        begin = bisect_left(times, times[end] - LONG_FLAT_SECONDS)
+        after = (values[-1] - values[end]) / (times[-1] - times[end])
+        if begin > start and abs(values[end] - values[begin]) / LONG_FLAT_SECONDS <= FLAT_SLOPE_RATIO * after:
+            return end
+    return start
 
 
 def _is_flat(times: Sequence[float], values: Sequence[float], growth: float, slope: float) -> bool:

@@ -188,9 +188,10 @@ class Diagnosis:
         now, used = self.history.now, float(device.used_bytes or 0)
         if used > detectors.FULL * (device.size_bytes or inf):
             return True
-        if used <= self._tracker.tracked_series[uuid, None].life.limit:
-            return False
         own = [one for one in self._tracker.tracked_series.values() if one.uuid == uuid and one.pid is not None]
+        largest = max(own, key=lambda one: one.used, default=None)
+        if largest is not None and largest.used <= largest.life.limit:
+            return False
         young = sum(one.used for one in own if now - one.born < detectors.RAMP_YOUNG_SECONDS)
         return young < detectors.RAMP_LARGEST_STEP * used if own else True
 

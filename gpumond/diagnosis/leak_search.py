@@ -72,8 +72,8 @@ LINE_EXPONENT, SURE_EXPONENT = 0.85, 0.6
 """Minimum exponent of a leak's course, and of its lower limit: growth that slows down is a cache that fills."""
 NOISY_EXPONENT = 0.5
 """Minimum exponent of a leak that load hides, with an upper limit of at least 1."""
-ACCELERATING_EXPONENT = 1.15
-"""Minimum of the lower limit from which growth accelerates."""
+ACCELERATING_EXPONENT, ACCELERATING_SECONDS = 1.2, 3600.0
+"""Minimum of the lower limit, and minimum age, from which growth accelerates."""
 FILLING_EXPONENT = 0.9
 """Maximum of the exponent's upper limit of growth that slows down, which ..."""
 FILLING_BYTES, FILLING_SECONDS = 512 * MIB, 900.0
@@ -89,18 +89,25 @@ class Filling(NamedTuple):
     rate: float
 
 
-def whole_growth(tracked: TrackedSeries, case: LeakCase, what: int, kind: int, by_quartiles: bool) -> Whole | None:
-    """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the life."""
+def whole_growth(tracked: TrackedSeries, case: LeakCase, found: Leak) -> Whole | None:
+    """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the life, and
+    are not shorter than those in which it was found.
+    """
     first = case.born + SKIPPED_SECONDS
-    if by_quartiles:
+    if found.by_quartiles:
         times, values = tracked.quartiles.times, tracked.quartiles.values
     else:
-        for tier in (MINUTE, FIVE_MINUTES, QUARTER):
-            times, values, *_ = curve(case.series, tier, what, kind)
-            if times and times[0] <= case.born + 2 * TIERS[tier].seconds:
-                break
+        times, values = _reaching_back(case, found.tier, found.what, found.kind)
     begin = bisect_left(times, first)
     return whole(times[begin:], values[begin:])
+
+
+def _reaching_back(case: LeakCase, shortest: int, what: int, kind: int) -> tuple[Sequence[float], Sequence[float]]:
+    for tier in range(shortest, len(TIERS)):
+        blocks = curve(case.series, tier, what, kind)
+        if blocks.times and blocks.times[0] <= case.born + 2 * TIERS[tier].seconds:
+            break
+    return blocks.times, blocks.values
 
 
 def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> Leak | None:
@@ -113,7 +120,7 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> 
         return None
     if found.pause:
         return found
-    growth = whole_growth(tracked, case, found.what, found.kind, found.by_quartiles)
+    growth = whole_growth(tracked, case, found)
     if growth is None:
         return None
     whole_leak = replace(found, onset=growth.begin, base=growth.base)
@@ -133,7 +140,9 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> 
 def filling(tracked: TrackedSeries, history: History) -> Filling | None:
     """Return the growth of a life if it slows down and still goes on."""
     case = _case(tracked, history, None, None)
-    growth = whole_growth(tracked, case, tracked.main, MEDIAN, by_quartiles=False)
+    times, values = _reaching_back(case, MINUTE, tracked.main, MEDIAN)
+    begin = bisect_left(times, case.born + SKIPPED_SECONDS)
+    growth = whole(times[begin:], values[begin:])
     if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
         return None
     own = course(growth)
@@ -261,7 +270,7 @@ def fit(
     full, earliest, latest = (
         None if room is None else _left(room, one) for one in (slope.middle, slope.high, slope.low)
     )
-    if own is not None and own.low > ACCELERATING_EXPONENT:
+    if own is not None and own.low > ACCELERATING_EXPONENT and own.age >= ACCELERATING_SECONDS:
         slope = _Slopes(own.slope(own.low), own.slope(), own.slope(own.high))
         if room is not None:
             full, earliest, latest = (own.left(room, one) for one in (own.exponent, own.high, own.low))
@@ -291,7 +300,7 @@ def _points(
         steps = tracked.levels.steps
         return [step.at for step in steps], [step.after for step in steps], None
     case = _case(tracked, history, None, room)
-    growth = whole_growth(tracked, case, leak.what, leak.kind, leak.by_quartiles)
+    growth = whole_growth(tracked, case, leak)
     if growth is None:
         blocks = curve(tracked.series, leak.tier, leak.what, leak.kind, leak.blocks)
         return blocks.times, blocks.values, None

@@ -1,4 +1,6 @@
-"""Persistence of the history: a few series are gathered at each tick, so that no tick waits for all."""
+"""Persistence of the history, and of what programs did before: a few series are gathered at each tick, which waits for
+no other.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
+from gpumond.diagnosis.past import Past, Pasts
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.tick.history import Coarse, History
 
@@ -20,6 +23,8 @@ class HistoryStore(Protocol):
 
     async def keep_history(self, history: Iterable[Coarse]) -> None: ...
     async def history(self) -> list[Coarse]: ...
+    async def keep_pasts(self, pasts: Iterable[Past]) -> None: ...
+    async def pasts(self) -> list[Past]: ...
 
 
 class HistoryPersistence:
@@ -30,14 +35,15 @@ class HistoryPersistence:
         self._due = EVERY_SECONDS
         self._writing: asyncio.Future[None] | None = None
 
-    async def restore(self, history: History) -> None:
-        """Restore the previous daemon's series for devices and processes that still exist."""
+    async def restore(self, history: History, pasts: Pasts) -> None:
+        """Restore the previous daemon's series for devices and processes that still exist, and its records."""
         try:
             history.restore(await self._store.history())
+            pasts.restore(await self._store.pasts())
         except StoreUnavailable:
             pass  # the store has logged it
 
-    def advance(self, history: History, elapsed: float) -> None:
+    def advance(self, history: History, pasts: Pasts, elapsed: float) -> None:
         """Gather and write the part of one tick. Waits for nothing."""
         if self._under_way is None:
             if elapsed < self._due:
@@ -48,15 +54,16 @@ class HistoryPersistence:
         if not batch:
             series, self._gathered = tuple(self._gathered), []
             self._under_way, self._due = None, elapsed + EVERY_SECONDS
-            self._writing = asyncio.ensure_future(self._write(series))
+            self._writing = asyncio.ensure_future(self._write(series, pasts))
 
-    async def close(self, history: History) -> None:
+    async def close(self, history: History, pasts: Pasts) -> None:
         if self._writing is not None:
             await self._writing
-        await self._write(tuple(history.coarse()))
+        await self._write(tuple(history.coarse()), pasts)
 
-    async def _write(self, series: tuple[Coarse, ...]) -> None:
+    async def _write(self, series: tuple[Coarse, ...], pasts: Pasts) -> None:
         try:
             await self._store.keep_history(series)
+            await self._store.keep_pasts(pasts.records())
         except StoreUnavailable:
             pass  # the store has logged it; the next write includes it
