@@ -103,7 +103,7 @@ def delays_of(stair: Staircase) -> tuple[float | None, float | None]:
     """Return the seconds from the beginning of the growth to ``growing`` and to ``leak``; None if not found."""
     diagnosis, found = Diagnosis(), dict[str, float]()
     dice = random.Random(stair.first)
-    for second in range(int(stair.after) + 1800):
+    for second in range(int(stair.after) + 2700):
         at = stair.first + second
         grown = max(0.0, second - stair.after) * stair.rate * MIB / 60
         live = int(20 * GIB + grown // BLOCK * BLOCK + dice.gauss(0, stair.noise))

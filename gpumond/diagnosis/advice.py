@@ -141,7 +141,7 @@ def _has_expandable_segments(case: Case) -> bool:
 
 
 def _can_sleep(case: Case) -> bool:
-    """Return whether the program has pools of its own, as serving engines with a sleep mode do: these are not unmapped."""
+    """Return whether the program has pools of another allocator, as serving engines with a sleep mode do."""
     return any(pool.unmapped_bytes or pool.private_bytes for pool in case.report.pools)
 
 
@@ -217,7 +217,7 @@ ADVICE = (
     Advice(
         "expandable-segments",
         "5 % of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch "
-        "2.1 or later on CUDA, in a program that has no sleep mode: its pool cannot be unmapped then",
+        "2.1 or later on CUDA, without private pools or a sleep mode",
         lambda case: _fragmented(case) and _has_expandable_segments(case) and not _can_sleep(case),
         lambda case: f"set {_names(case)} to expandable_segments:True",
     ),

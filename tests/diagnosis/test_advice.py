@@ -55,6 +55,14 @@ def test_fragmentation_of_pytorch_advises_expandable_segments(case: Case, applie
     assert ("expandable-segments" in names(case)) is applies
 
 
+@pytest.mark.parametrize("own", [{"unmapped_bytes": GIB}, {"private_bytes": GIB}])
+def test_expandable_segments_are_not_advised_for_a_program_that_can_sleep(own: dict[str, int]):
+    """Its pools belong to another allocator, with which they are incompatible."""
+    pools = (make_pool(UUID, live=GIB, stranded=4 * GIB, **own),)
+    case = torch_case()
+    assert "expandable-segments" not in names(replace(case, report=replace(case.report, pools=pools)))
+
+
 @pytest.mark.parametrize(
     ("framework", "text"),
     [
