@@ -290,11 +290,11 @@ class Tracker:
             full, live, _, allocations = report
             if not tracked.counted and tracked.born < now:
                 tracked.restart(now)  # another signal is used from now on
-            tracked.counted, main = True, tracked.main
+            tracked.counted, measured = True, tracked.steps.are_measured
             step = full.program.step
             one_device = step is not None and len({pool.device_uuid for pool in full.pools}) == 1
             at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS)
-            if tracked.main != main:
+            if tracked.steps.are_measured != measured:
                 tracked.levels, tracked.life, tracked.floors = Plateaus(), Life(), Floors()
             tracked.name = full.workload or tracked.name
             tracked.used = nan if live is None else float(live)
