@@ -70,8 +70,8 @@ SKIPPED_SECONDS = 120.0
 """Start of a life, in which a program loads its model."""
 LINE_EXPONENT, SURE_EXPONENT = 0.85, 0.6
 """Minimum exponent of a leak's course, and of its lower limit: growth that slows down is a cache that fills."""
-NOISY_EXPONENT = 0.5
-"""Minimum exponent of a leak that load hides, with an upper limit of at least 1."""
+NOISY_EXPONENT = 0.3
+"""Minimum exponent of a leak that load hides, whose upper limit is not that of a cache."""
 ACCELERATING_EXPONENT, ACCELERATING_SECONDS = 1.2, 3600.0
 """Minimum of the lower limit, and minimum age, from which growth accelerates."""
 FILLING_EXPONENT = 0.9
@@ -116,7 +116,9 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> 
 
     ``known``: bytes up to which the program's earlier lives have grown.
     """
-    if found.what != OUTSIDE and found.top <= max(known, tracked.life.limit):
+    # The record of the serving test compares with what this life returned.
+    limit = known if found.by_quartiles else max(known, tracked.life.limit)
+    if found.what != OUTSIDE and found.top <= limit:
         return None
     if found.pause:
         return found
@@ -126,7 +128,7 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> 
     whole_leak = replace(found, onset=growth.begin, base=growth.base)
     own = course(growth)
     if found.by_quartiles:
-        slows = own is not None and (own.high < 1.0 or own.exponent < NOISY_EXPONENT)
+        slows = own is not None and (own.high < FILLING_EXPONENT or own.exponent < NOISY_EXPONENT)
         return None if slows else whole_leak
     if own is None or own.exponent < LINE_EXPONENT or own.low < SURE_EXPONENT:
         return None

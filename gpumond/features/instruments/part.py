@@ -1,4 +1,4 @@
-"""Requests to programs with a leak to search for the lines that keep the memory, once for each verdict.
+"""Requests to programs that grow to search for the lines that keep the memory, once for each verdict.
 
 An agent answers only if its program's flush_policy is ``allow``. The result is part of its later reports.
 """
@@ -22,7 +22,7 @@ MAX_REMEMBERED = 4096
 
 
 class LeakInquiry:
-    """Remembers the leaks for which it has sent a request."""
+    """Remembers the growth for which it has sent a request."""
 
     def __init__(self, agents: AgentConnections) -> None:
         self._agents = agents
