@@ -11,7 +11,8 @@ import time
 from bench.result import publish, spread
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.snapshot import Sensors, Snapshot
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 DEVICES, PROCESSES, TICKS, WARM = 64, 500, 900, 400
 COLLECT_EVERY = 10

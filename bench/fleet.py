@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import publish
+from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 MACHINES, DEVICES, PROGRAMS, RUNS = 2000, 8, 4, 3
 

@@ -28,18 +28,10 @@ from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
 from tests.grafana.boards import ROOT, Target, targets
+from tests.helpers.agents import GIB
 from tests.helpers.prometheus import Prometheus, fill
 from tests.helpers.running import series_of, until
-from tests.helpers.values import (
-    GIB,
-    TickState,
-    advance,
-    make_device,
-    make_pool,
-    make_process,
-    make_report,
-    make_snapshot,
-)
+from tests.helpers.values import TickState, advance, make_device, make_pool, make_process, make_report, make_snapshot
 
 DEVICES = 8
 REPEATS = 5

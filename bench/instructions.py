@@ -72,7 +72,8 @@ def render() -> Callable[[], object]:
 def decode() -> Callable[[], object]:
     """Decode 50 reports of agents."""
     from gpumond.facts.messages import Report, decode as decoded, encode
-    from tests.helpers.values import GIB, make_pool
+    from tests.helpers.agents import GIB
+    from tests.helpers.values import make_pool
 
     lines = [encode(Report(pools=(make_pool("GPU-0", live=GIB + number, cached=GIB),))) for number in range(50)]
     return lambda: [decoded(line) for line in lines]

@@ -21,7 +21,8 @@ from gpumond.facts.units import MIB
 from gpumond.serve.live import WHOLE, changes, encoded, live_frame
 from gpumond.serve.whole_frame import whole_frame
 from gpumond.tick.ledger import attribute
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 SIZES = ((1, 4), (8, 64), (64, 50))
 """Devices, and processes of each."""

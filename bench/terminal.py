@@ -10,9 +10,10 @@ from typing import Any
 
 from bench.result import publish
 from gpumond.facts.snapshot import Sensors
+from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame
 from tests.helpers.screens import Session, top
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 DEVICES, PROCESSES, SECONDS, RUNS = 8, 64, 30, 10
 SIZES = ((80, 24), (160, 50))

@@ -14,7 +14,8 @@ from gpumond.facts.snapshot import AgentReport, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import VALUES
 from gpumond.tick.observe import observe
-from tests.helpers.values import GIB, TickState, advance, make_device, make_pool, make_process, make_report
+from tests.helpers.agents import GIB
+from tests.helpers.values import TickState, advance, make_device, make_pool, make_process, make_report
 
 DEVICES, PROCESSES, OWN_RULES, TICKS = 8, 64, 4, 300
 CALM, STORM = 60 * GIB, 0

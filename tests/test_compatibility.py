@@ -21,8 +21,8 @@ from threading import Thread
 from typing import Any
 
 from gpumond.sim.device import MIB, Spec, create
+from gpumond.store.audit import verify_audit
 from gpumond.store.database import STEPS
-from gpumond.store.store import verify_audit
 from tests.helpers.agent_daemon import STANDINS, environment, finished, host
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.torch_program import program

@@ -147,5 +147,5 @@ A simulated device with four programs: {", ".join(PROGRAMS)}. In another termina
   {command} flush{option} --workload training
 
 The demo evaluates memory curves {PACE:.0f} times as fast as usual: the alerts for the fragmented program and for the
-leak fire within two minutes. Press Ctrl-C to stop.
+leak fire within three minutes. Press Ctrl-C to stop.
 """

@@ -134,8 +134,8 @@ class Daemon(Operations):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(lambda: kernel.store.close(self._store_seconds))
             await kernel.store.open()
-            await self._history.restore(kernel.history)
-            stack.push_async_callback(self._finish, lambda: self._history.close(kernel.history))
+            await self._history.restore(kernel.history, kernel.diagnosis.pasts)
+            stack.push_async_callback(self._finish, lambda: self._history.close(kernel.history, kernel.diagnosis.pasts))
             stack.push_async_callback(kernel.devices.stop)
             kernel.devices.start()
             stack.callback(kernel.programs.close)
@@ -166,7 +166,7 @@ class Daemon(Operations):
             for part in kernel.parts:
                 part.act(tick)
             self._count(tick)
-        self._history.advance(kernel.history, snapshot.elapsed_seconds)
+        self._history.advance(kernel.history, kernel.diagnosis.pasts, snapshot.elapsed_seconds)
         kernel.telemetry.faults(snapshot.faults, complete=reading is not None)
         return tick
 

@@ -140,6 +140,11 @@ def _has_expandable_segments(case: Case) -> bool:
     return not rocm and (version is None or version >= EXPANDABLE_SINCE)
 
 
+def _can_sleep(case: Case) -> bool:
+    """Return whether the program has pools of another allocator, as serving engines with a sleep mode do."""
+    return any(pool.unmapped_bytes or pool.private_bytes for pool in case.report.pools)
+
+
 def _split_size(case: Case) -> int:
     """Return MiB: the failed request, so that free blocks of at least its size stay whole."""
     request = case.oom.request_bytes if case.oom is not None else None
@@ -212,13 +217,13 @@ ADVICE = (
     Advice(
         "expandable-segments",
         "5 % of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch "
-        "2.1 or later on CUDA",
-        lambda case: _fragmented(case) and _has_expandable_segments(case),
+        "2.1 or later on CUDA, without private pools or a sleep mode",
+        lambda case: _fragmented(case) and _has_expandable_segments(case) and not _can_sleep(case),
         lambda case: f"set {_names(case)} to expandable_segments:True",
     ),
     Advice(
         "max-split-size",
-        "the same, where PyTorch has no expandable segments (ROCm, or before 2.1)",
+        "the same, where PyTorch has no reliable expandable segments (ROCm, or before 2.1)",
         lambda case: _fragmented(case) and not _has_expandable_segments(case),
         lambda case: f"set {_names(case)} to max_split_size_mb:{_split_size(case)}",
     ),
@@ -252,7 +257,8 @@ ADVICE = (
         "short of memory, and a TensorFlow program on the device holds a quarter of it without use",
         lambda case: _preallocates(case, "tensorflow"),
         lambda case: (
-            f"call tf.config.experimental.set_memory_growth(gpu, True) at the start of {_holders(case, 'tensorflow')}"
+            "set TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True) at the "
+            f"start of {_holders(case, 'tensorflow')}"
         ),
     ),
     Advice(
@@ -260,7 +266,8 @@ ADVICE = (
         "short of memory, and a JAX program on the device holds a quarter of it without use",
         lambda case: _preallocates(case, "jax"),
         lambda case: (
-            "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION, for "
+            "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION instead of "
+            "XLA_PYTHON_CLIENT_MEM_FRACTION, for "
             f"{_holders(case, 'jax')}"
         ),
     ),

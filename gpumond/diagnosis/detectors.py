@@ -23,6 +23,12 @@ RAMP_BLOCKS = 4
 RAMP_HELD_SECONDS = 90.0
 RAMP_SECONDS = 600.0
 """Pressure also applies to a device above RAMP_FROM whose peaks will fill it within this time."""
+RAMP_YOUNG_SECONDS = 300.0
+"""Age of a process up to which its growth is a start and no ramp."""
+RAMP_LAST_STEP = 1 / 3
+"""Minimum of the newest rise, as a share of the mean: growth must not have ended."""
+RAMP_SLOWER = 0.9
+"""Ratio of successive rises below which growth slows down: the rises to come are then added up."""
 RAMP_LARGEST_STEP = 0.75
 """Maximum share of one step in the rise of a ramp: a program that loads its model rises once and stays there."""
 
@@ -30,7 +36,7 @@ ORPHAN_BYTES = GIB // 2
 ORPHAN_RATIO = 0.01
 """The larger of the two is the limit; a driver has some memory of its own."""
 ORPHAN_SECONDS = 60.0
-ORPHAN_BUSY_RATIO = 0.05
+ORPHAN_BUSY_RATIO = 0.02
 ORPHAN_BUSY_SECONDS = 300.0
 """Limits while another program uses the device: more memory and a longer time."""
 FLAT_BYTES = 256 * MIB
@@ -43,18 +49,27 @@ FRAGMENTED_FROM = 0.05
 """Share of the device that a pool must keep before its fragmentation is reported."""
 FRAGMENTED = 0.25
 FRAGMENTED_CLEAR = 0.20
-FRAGMENTED_MINUTES = 10
+FRAGMENTED_MINUTES = 60
+"""An evaluation may reach the peak of the live bytes once an hour."""
 MIN_MINUTES = 5
+START_MINUTES = 6
+"""Minutes of a life in which the kept bytes grow since the program starts."""
 GROWTH_RATIO = 0.02
 """Growth of the kept bytes, as a share of the device, from which fragmentation is reported."""
 
 NEARLY_FULL = 0.97
 NEARLY_FULL_RISE = 20 * MIB
-"""Growth of a nearly full device: PyTorch requests this size for allocations from 1 MiB."""
+"""Growth on a nearly full device: PyTorch requests this size for allocations from 1 MiB."""
+FULL_AT_END = 0.985
+"""Share of the device that was used at the end of a program that filled it and crashed."""
+RISE_SECONDS, RISE_MULTIPLE, SLOW_RISE_SECONDS = 45.0, 2.0, 1800.0
+"""Time since its last rise within which a process still rose: as a multiple of the time between two, and its limits."""
 CRASH_SECONDS = 180.0
-"""An end within this time after a nearly full device grew, an allocation failed or an Xid error occurred is a crash.
-The end of a program that has filled its device for longer, as a serving engine does, is none.
-"""
+"""An end within this time after a failed allocation or an Xid error is a crash."""
+FATAL_XIDS = frozenset((13, 31, 32, 43, 48, 61, 62, 69, 74, 79, 94, 95, 109, 119, 120, 140))
+"""Xid errors that end programs. Others report a cleanup (45), remapped rows (63, 64) or a state of the device."""
+CONTINUED_STEPS, CONTINUED_BYTES = 2, 64 * MIB
+"""Steps or live bytes that a program adds after a failed allocation which it handled."""
 LOOP_CRASHES = 3
 LOOP_SECONDS = 3600.0
 
@@ -84,12 +99,30 @@ class Peaks:
     use is low.
     """
 
-    __slots__ = ("_last", "_never", "_ooms", "_reported", "_rescues", "_retries", "failed_at", "minutes", "retried_at")
+    __slots__ = (
+        "_begun",
+        "_failed",
+        "_last",
+        "_never",
+        "_ooms",
+        "_reported",
+        "_rescues",
+        "_retries",
+        "failed_at",
+        "lowest",
+        "minutes",
+        "retried_at",
+    )
 
     def __init__(self, never: float) -> None:
         self.minutes: list[PoolPeak] = []  # an empty deque has 700 bytes, and few processes have an agent
         self.failed_at = self.retried_at = self._never = never
         self._last = PoolPeak(never, 0, 0)
+        self._begun = 0
+        self.lowest: int | None = None
+        """Smallest kept bytes of a minute since the program has allocated its initial memory."""
+        self._failed = (0, 0)
+        """Steps and live bytes at the last failed allocation."""
         self._reported = self._ooms = self._retries = self._rescues = -1
         """Counters of the last report; counts from before the first report are not new."""
 
@@ -109,9 +142,12 @@ class Peaks:
             self._reported = highest
         elif highest < self._reported:
             self._reported = highest
+        steps = report.program.step.steps if report.program.step is not None else 0
         if ooms > self._ooms:
             self.failed_at = now if self._ooms >= 0 else self.failed_at
-            self._ooms = ooms
+            self._ooms, self._failed = ooms, (steps, live)
+        elif steps >= self._failed[0] + CONTINUED_STEPS or live >= self._failed[1] + CONTINUED_BYTES:
+            self.failed_at = self._never  # the program handled the error
         rescues = report.program.oom_recovered
         if rescues > self._rescues >= 0:
             self.failed_at = self._never  # `retry_on_oom` succeeded: the errors before it did not end the program
@@ -121,6 +157,9 @@ class Peaks:
             self._retries = retries
         last = self._last
         if now - last.at >= MINUTE_SECONDS:
+            self._begun += 1
+            if self._begun > START_MINUTES and last.kept:
+                self.lowest = last.kept if self.lowest is None else min(self.lowest, last.kept)
             self._last = PoolPeak(now, live, kept)
             self.minutes.append(self._last)
             del self.minutes[:-MINUTES]
@@ -154,26 +193,37 @@ class Flat(NamedTuple):
     value: float
 
 
-class Filled(NamedTuple):
-    """The last growth of a nearly full device: its time and the bytes in use, 0 while the device is not nearly full."""
+class Rises:
+    """Rises of a process while its device is nearly full: the time of the last one, and the time between two."""
 
-    at: float
-    used: float
+    __slots__ = ("_at", "_between", "_used")
 
+    def __init__(self) -> None:
+        self._used: float | None = None
+        self._at, self._between = -inf, inf
 
-def filled(before: Filled | None, used: float, size: float, now: float) -> Filled:
-    """Return the last growth after a reading of the device. The first reading is none."""
-    full = used >= NEARLY_FULL * size
-    if before is None:
-        return Filled(-inf, used if full else 0.0)
-    if not full:
-        return Filled(before.at, 0.0)
-    return Filled(now, used) if used >= before.used + NEARLY_FULL_RISE else before
+    def add(self, used: float, device_used: float, size: float, now: float) -> None:
+        """Add a reading of the process and of the device. The first one is no rise."""
+        if self._used is None or used < self._used or device_used < NEARLY_FULL * size:
+            self._used = used
+        elif used >= self._used + NEARLY_FULL_RISE:
+            self._between, self._at, self._used = now - self._at, now, used
+
+    def are_recent(self, now: float, born: float) -> bool:
+        """Return whether the process still rose: not longer ago than between its last rises.
+
+        One rise alone counts for three minutes, in a process that starts only if it ends at once.
+        """
+        if self._between < inf:
+            longest = min(SLOW_RISE_SECONDS, RISE_MULTIPLE * self._between)
+        else:
+            longest = CRASH_SECONDS if now - born > RAMP_YOUNG_SECONDS else 0.0
+        return now - self._at <= max(RISE_SECONDS, longest)
 
 
 def ramp(series: Series, used: float, size: float) -> float | None:
     """Return the seconds of the series' clock until the device is full; None if its peaks do not fill it in ten
-    minutes.
+    minutes, or slow down before.
     """
     if used < RAMP_FROM * size:
         return None
@@ -181,10 +231,13 @@ def ramp(series: Series, used: float, size: float) -> float | None:
     steps = [after - before for before, after in pairwise(highs)]
     if len(highs) < RAMP_BLOCKS or not all(step > 0 for step in steps):
         return None
-    if max(steps) > RAMP_LARGEST_STEP * sum(steps):
+    if max(steps) > RAMP_LARGEST_STEP * sum(steps) or steps[-1] < RAMP_LAST_STEP * sum(steps) / len(steps):
         return None
-    slope = sen(times, highs)
-    left = (size - max(used, highs[-1])) / slope
+    room = size - max(used, highs[-1])
+    slower = (steps[-1] / steps[0]) ** (1 / (len(steps) - 1))
+    if slower < RAMP_SLOWER and room > steps[-1] * slower / (1 - slower):
+        return None
+    left = room / sen(times, highs)
     return left if left < RAMP_SECONDS else None
 
 
@@ -212,7 +265,7 @@ class Fragmentation(NamedTuple):
 
 
 def find_fragmentation(
-    recent: Iterable[PoolPeak], size: float | None, retried: bool, active: bool
+    recent: Iterable[PoolPeak], lowest: float | None, size: float | None, retried: bool, active: bool
 ) -> Fragmentation | None:
     """Return the fragmentation of a process's pools at their peaks, if it grows or the program had to retry."""
     peaks = list(recent)
@@ -223,16 +276,17 @@ def find_fragmentation(
     ratio = split_share(live, kept)
     if kept < FRAGMENTED_FROM * size or ratio <= (FRAGMENTED_CLEAR if active else FRAGMENTED):
         return None
-    growth = kept - min(peak.kept for peak in peaks)
+    growth = 0.0 if lowest is None else kept - lowest
     if not (active or retried or growth >= GROWTH_RATIO * size):
         return None
     return Fragmentation(ratio, live, kept, growth, window[0].at)
 
 
+FILLED = "when it had filled the device"
 UNHANDLED = "after an out-of-memory error that it did not handle"
 
 
-def cause(ending: Ending | None, oom_at: float, now: float, filled_at: float, xid_at: float) -> str:
+def cause(ending: Ending | None, oom_at: float, now: float, filled: bool, xid_at: float) -> str:
     """Return the reason why the end of this process is a crash; empty if it is none.
 
     ``ending`` is the ending that the program's agent reported. It decides, unless it is ``error`` or unknown: then
@@ -246,8 +300,8 @@ def cause(ending: Ending | None, oom_at: float, now: float, filled_at: float, xi
         return "after an allocation failed"
     if now - xid_at <= CRASH_SECONDS:
         return "after an Xid error"
-    if now - filled_at <= CRASH_SECONDS:
-        return "when the device had become nearly full"
+    if filled:
+        return FILLED
     return ""
 
 

@@ -17,14 +17,15 @@ from math import inf, isfinite
 from gpumond.diagnosis import detectors, messages
 from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak, form as form_of
-from gpumond.diagnosis.leak_search import allocation_growth, fit, follow, held_growth, search, watch_growth
+from gpumond.diagnosis.leak_search import allocation_growth, filling, fit, follow, held_growth, search, watch_growth
+from gpumond.diagnosis.past import HELD_MINUTES, Pasts
 from gpumond.diagnosis.shapes import REST_MINUTES, Shape, shape
 from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import IDLE_SECONDS
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import SHAPES, VerdictName
-from gpumond.tick.history import FIVE_MINUTES, HELD, MAX, MINUTE, UNATTRIBUTED, USED, History, SeriesKey
+from gpumond.tick.history import FIVE_MINUTES, HELD, MAX, MINUTE, QUARTER, UNATTRIBUTED, USED, History, SeriesKey
 
 RECENT_MINUTES = 15
 MIN_RELEASE_RATIO = 0.02
@@ -59,18 +60,19 @@ class Diagnosis:
         self._parents: frozenset[str | None] = frozenset()
         self._events: list[tuple[float, Verdict]] = []
         """Verdicts on ends, each with the time until which it is active."""
-        self._filled: dict[str, detectors.Filled] = {}
         self._xid_at: defaultdict[str, float] = defaultdict(lambda: -inf)
         self._xids: dict[tuple[str, int], int] = {}
         self._begun = False
         self._ramps: dict[str, tuple[float, float]] = {}
         """By device: time of the last ramp towards full, and the seconds that were left then."""
-        self._crashes: dict[tuple[str, str], list[float]] = {}
+        self._crashes: dict[tuple[str, str, int | None], list[float]] = {}
         """By device and program: times of recent crashes."""
-        self._loops: dict[tuple[str, str], tuple[float, Verdict]] = {}
+        self._loops: dict[tuple[str, str, int | None], tuple[float, Verdict]] = {}
         """Crash loops, with the time until which each is active."""
         self._flat: dict[SeriesKey, detectors.Flat] = {}
         self._ranks = RankGroup()
+        self.pasts = Pasts()
+        """What programs did before; the store keeps it."""
 
     @property
     def history(self) -> History:
@@ -96,15 +98,20 @@ class Diagnosis:
                 self._classify_growth(tracked, device)
             if tracked.pid is None and device.size_bytes:
                 left = detectors.ramp(tracked.series, float(device.used_bytes or 0), device.size_bytes)
-                if left is not None:
+                if left is not None and self._is_beyond_start(tracked.uuid, device):
                     self._ramps[tracked.uuid] = (now, left)
+                else:
+                    self._ramps.pop(tracked.uuid, None)
         for fall in self._tracker.falls:
+            if fall.ended:
+                life = fall.tracked.life
+                self.pasts.note(fall.tracked.owner, snapshot.taken_at, life.held, life.returned)
             self._explain(fall, snapshot)
         for device in snapshot.devices:
             device_series = self._tracker.tracked_series.get((device.uuid, None))
             if device_series is not None and device_series.sampled_at == now:
                 self._check_device(device_series, device)
-                self._check_orphans(device_series, device)
+                self._check_orphans(device_series, device, snapshot)
         self._events = [event for event in self._events if event[0] > now]
         self._loops = {key: loop for key, loop in self._loops.items() if loop[0] > now}
         return True
@@ -132,9 +139,16 @@ class Diagnosis:
         highs = series.column(MINUTE, what, MAX, 1)
         if medians and size and highs[-1] == highs[-1]:
             tracked.levels.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
+        (at,) = series.times(MINUTE, 1)
+        if medians and at >= tracked.born:
+            tracked.life.add(at, series.column(MINUTE, what, count=HELD_MINUTES), bool(tracked.leak))
+        if closed > QUARTER:
+            tracked.floors.add(self.history.now, series.column(QUARTER, what, count=1)[-1])
         tracked.leak = self._leak(tracked, device, closed)
         self._set_leak(tracked, device)
         found = None if tracked.leak or tracked.growth else shape(series, what, tracked.born, tracked.levels, size)
+        if found is None or found.kind == "warm-up":
+            found = self._filling(tracked, device, closed) or found
         self._set_shape(tracked, found)
         if tracked.pid is not None:
             self._check_fragmentation(tracked, device)
@@ -142,13 +156,44 @@ class Diagnosis:
         elif device.processes is None:
             self._check_idle(tracked, device)
 
+    def _filling(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Shape | None:
+        """Return growth that slows down. It is judged every five minutes, and else as before."""
+        if tracked.leak or tracked.growth:
+            return None
+        if closed <= FIVE_MINUTES:
+            return tracked.filling
+        tracked.filling, found, room = None, filling(tracked, self.history), self._room(tracked.uuid, device)
+        if found is not None:
+            pace = self.history.pace
+            evidence = [
+                ("slope_bytes_per_second", found.rate * pace),
+                ("growth_bytes", found.growth.growth),
+                ("exponent", found.course.exponent),
+            ]
+            if room is not None:
+                evidence.append(("full_seconds", found.course.left(room, found.course.exponent) / pace))
+            tracked.filling = Shape("filling", found.growth.begin, tuple(evidence))
+        return tracked.filling
+
     def _classify_growth(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         """Judge growth of minutes, every 15 s."""
         alone = tracked.pid is not None or self._is_classified_alone(tracked, device)
         room = self._room(tracked.uuid, device) if tracked.growth else None
-        if watch_growth(tracked, self.history, _label(device), room, alone):
+        if watch_growth(tracked, self.history, _label(device), room, alone, self.pasts.limit(tracked.owner)):
             self._set_leak(tracked, device)
             self._set_shape(tracked, None)
+
+    def _is_beyond_start(self, uuid: str, device: DeviceReading) -> bool:
+        """Return whether no process that is starting fills the device, and it is fuller than what it returned from."""
+        now, used = self.history.now, float(device.used_bytes or 0)
+        if used > detectors.FULL * (device.size_bytes or inf):
+            return True
+        own = [one for one in self._tracker.tracked_series.values() if one.uuid == uuid and one.pid is not None]
+        largest = max(own, key=lambda one: one.used, default=None)
+        if largest is not None and largest.used <= largest.life.limit:
+            return False
+        young = sum(one.used for one in own if now - one.born < detectors.RAMP_YOUNG_SECONDS)
+        return young < detectors.RAMP_LARGEST_STEP * used if own else True
 
     def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
         if device.processes is None or tracked.leak is not None:
@@ -159,7 +204,8 @@ class Diagnosis:
     def _leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
         if tracked.leak is not None:
             return follow(tracked, tracked.leak, self.history.now, closed)
-        return search(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed)
+        known = self.pasts.limit(tracked.owner) if tracked.pid is not None else 0.0
+        return search(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed, known)
 
     def _room(self, uuid: str, device: DeviceReading) -> float | None:
         """Return the bytes between the device's recent peak and its size."""
@@ -178,7 +224,10 @@ class Diagnosis:
         allocations = allocation_growth(tracked, leak.what, pace)
         line = fit(leak, tracked, self.history, room, allocations)
         per_second = line.slope_bytes_per_second if line and line.full_at else leak.slope * pace
-        left = None if room is None else room / per_second
+        if line is not None and line.full_at is not None:
+            left: float | None = line.full_at - self.history.unix(self.history.now)
+        else:
+            left = None if room is None else room / per_second
         shaped = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
         who = messages.program(tracked.name, tracked.pid, _label(device))
         since = self._since(tracked, "leak", leak.onset)
@@ -219,6 +268,7 @@ class Diagnosis:
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         found = detectors.find_fragmentation(
             tracked.peaks.minutes,
+            tracked.peaks.lowest,
             device.size_bytes,
             self.history.now - tracked.peaks.retried_at < RETRIED_SECONDS,
             "fragmentation" in tracked.verdicts,
@@ -271,7 +321,6 @@ class Diagnosis:
         size, used, now = device.size_bytes, device.used_bytes, self.history.now
         if not size or used is None:
             return
-        self._filled[device.uuid] = detectors.filled(self._filled.get(device.uuid), used, size, now)
         ramp_at, left = self._ramps.get(device.uuid, (-inf, 0.0))
         seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
         for kind, detect in detectors.DEVICE_DETECTORS.items():
@@ -283,8 +332,9 @@ class Diagnosis:
             else:
                 tracked.verdicts[kind] = tracked.verdict(kind, self._since(tracked, kind, now), *found)
 
-    def _check_orphans(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        if device.processes is None:
+    def _check_orphans(self, tracked: TrackedSeries, device: DeviceReading, snapshot: Snapshot) -> None:
+        if device.processes is None or not _lists_all(device, snapshot):
+            tracked.verdicts.pop("orphan", None)
             return
         unattributed = self._tracker.unattributed.get(device.uuid, 0.0)
         if unattributed >= detectors.ORPHAN_BYTES or "orphan" in tracked.verdicts:
@@ -326,11 +376,10 @@ class Diagnosis:
             return
         label = _label(device)
         who = messages.program(tracked.name, tracked.pid, label)
-        full = self._filled.get(tracked.uuid)
-        filled_at = full.at if full else -inf
-        why = detectors.cause(tracked.ending, tracked.peaks.failed_at, now, filled_at, self._xid_at[tracked.uuid])
+        filled = fall.device_used >= detectors.FULL_AT_END * size and tracked.rises.are_recent(now, tracked.born)
+        why = detectors.cause(tracked.ending, tracked.peaks.failed_at, now, filled, self._xid_at[tracked.uuid])
         evidence = (("released_bytes", fall.size_bytes),)
-        if why:
+        if why and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):
             summary = messages.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
             self._event(tracked, "crash", CRASH_SECONDS, evidence, summary)
             self._loop(tracked, device)
@@ -339,7 +388,7 @@ class Diagnosis:
             self._event(tracked, "memory-freed", RELEASE_SECONDS, evidence, summary)
 
     def _loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        now, key = self.history.now, (tracked.uuid, tracked.name)
+        now, key = self.history.now, (tracked.uuid, *tracked.owner)
         self._crashes[key] = [*self._crashes.get(key, ()), now]
         lately = ((key, [at for at in own if now - at < detectors.LOOP_SECONDS]) for key, own in self._crashes.items())
         self._crashes = {key: own for key, own in lately if own}
@@ -368,7 +417,7 @@ class Diagnosis:
     def _forget(self, gone: Set[str]) -> None:
         """Remove the state of devices that are no longer listed."""
         for uuid in gone:
-            for table in (self._filled, self._xid_at, self._ramps):
+            for table in (self._xid_at, self._ramps):
                 table.pop(uuid, None)
         if gone:
             self._xids = {key: count for key, count in self._xids.items() if key[0] not in gone}
@@ -386,7 +435,7 @@ class Diagnosis:
         for error in snapshot.xids:
             key = (error.device_uuid, error.xid)
             # Errors from before the first snapshot are not new.
-            if error.count > self._xids.get(key, 0) and self._begun:
+            if error.count > self._xids.get(key, 0) and self._begun and error.xid in detectors.FATAL_XIDS:
                 self._xid_at[error.device_uuid] = self.history.now
             self._xids[key] = error.count
         self._begun = True
@@ -403,6 +452,15 @@ def _shown(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) 
         shown = instead.get(tracked.key, verdict) if verdict.kind == "leak" else verdict
         if shown is not None:
             yield shown
+
+
+def _lists_all(device: DeviceReading, snapshot: Snapshot) -> bool:
+    """Return whether memory without a listed process has no process: the driver lists those of this pid namespace."""
+    if snapshot.private_pid_namespace and device.vendor != "sim":
+        return False
+    return not any(
+        fault.kind == "processes_hidden" and fault.device_uuid in (None, device.uuid) for fault in snapshot.faults
+    )
 
 
 def _label(device: DeviceReading) -> str:

@@ -3,8 +3,7 @@
 Both use blocks of 15 s: the live bytes at the ends of steps, without the memory that a step allocates and frees; if the
 program does not call ``step()``, medians or minimums. ``growing`` is a straight rise of two minutes above all that the
 life used before; a start, a data set that is cached and an evaluation rise like that as well. A *quick* leak is an
-almost exact line of six minutes or more that does not slow down, in one of three ways: ``NEW`` after a flat curve,
-``STEPPED`` in a program whose every step or second keeps the same bytes, ``STARTED`` since the start.
+almost exact line of six minutes that does not slow down, after a flat curve, in a program with an agent.
 docs/explanation/leak-detection.md states how the constants were chosen.
 """
 
@@ -12,25 +11,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak import Leak, LeakCase, LeakCurve, curve, load_rises
-from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
+from gpumond.diagnosis.leak import Leak, LeakCase, curve, load_rises
+from gpumond.diagnosis.trend import least_squares, mann_kendall, median, sen, spread
 from gpumond.facts.program import StepUsage
 from gpumond.facts.units import MIB
-from gpumond.tick.history import MEDIAN, MIN, MINUTE, SAMPLES, TIERS
+from gpumond.tick.history import MEDIAN, MIN, MINUTE, TIERS, highest
 
 BLOCK = 0
 """Index of the tier of 15 s."""
 BLOCK_SECONDS = float(TIERS[BLOCK].seconds)
-KEPT_BLOCKS = 46
+KEPT_BLOCKS = 26
 """Number of blocks of which the steps are known: those of the longest window, and two."""
-STEP_END = -1
-"""Kind of value: the median of the live bytes at the ends of steps."""
-KINDS = (STEP_END, MEDIAN, MIN)
+KINDS = (MEDIAN, MIN)
 MIN_SAMPLES = 10
 """Minimum number of samples in a block, on average."""
 MAX_SPAN_RATIO = 1.5
@@ -54,10 +50,11 @@ ENDED_BLOCKS = 16
 ENDED_RATIO = 0.3
 """``growing`` ends when the slope in the last four minutes is below this share of its first slope."""
 
+QUICK_BLOCKS = 24
+QUICK_AFTER_SECONDS = 300.0
+"""Minimum time between the start of the life and the window."""
 QUICK_BYTES = 512 * MIB
 """Minimum growth over the window: a slower leak is found by the clean tests."""
-STEPPED_BYTES = 320 * MIB
-"""The same if each step or second keeps the same bytes."""
 QUICK_SCATTER_RATIO = 1 / 24
 """Maximum scatter around the line, as a share of the growth."""
 QUICK_PARTS = 6
@@ -67,102 +64,56 @@ JUMP_RATIO = 0.15
 """Maximum rise from block to block, as a share of the growth: one allocation would hide that the growth slows down …"""
 LASTING_MEDIAN_RATIO = 0.7
 """… as would a smaller one, so that the median slope in the last third is at least this share of that in the first."""
+LASTING_RATIO = 0.85
+"""Minimum slope in the last third, as a share of that in the first: growth that slows down is a cache."""
 STEEP_BYTES_A_SECOND = 400 * MIB / 60
-STEEP_SECONDS = 660.0
-"""Steeper growth is a leak only in windows from this length on: an evaluation of up to ten minutes is as straight."""
-STEEP_JUMP_MULTIPLE = 2.0
-"""Maximum rise from block to block of steeper growth, as a multiple of the mean rise: an epoch rises in fewer steps."""
+"""Maximum slope in a program that counts no steps: an evaluation or a generation is as straight."""
 STEPPING_RATIO = 0.5
 """Minimum share of the blocks with a new step, if the program counts steps: an evaluation does none."""
-EVEN_RATIO = (0.8, 1.25)
-"""Limits of the bytes per step, or of the bytes per second, in each sixth of the window, as shares of their median. A
-leak may depend on either, and the rate of steps changes while other programs use the device.
-"""
 FLAT_BLOCKS = (12, 20)
-"""Minimum and maximum number of blocks before the window that are flat for a leak that is new: 3 to 5 minutes."""
+"""Minimum and maximum number of blocks before the window that are flat: 3 to 5 minutes."""
 FLAT_SLOPE_RATIO, FLAT_SCATTER_RATIO = 0.15, 0.1
 """Maximum slope and scatter of these blocks, as shares of the window's slope and growth."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuickTest:
-    """One way in which growth of minutes is a leak. ``blocks`` is the length of the window."""
-
-    blocks: int
-    after_seconds: float
-    """Minimum time between the start of the life and the window."""
-    lasting_ratio: float
-    """Minimum slope in the last third, as a share of that in the first: growth that slows down is a warm-up."""
-    min_bytes: float = QUICK_BYTES
-    """Minimum growth over the window."""
-    flat: bool = False
-    """The blocks before the window are flat."""
-    steps: int = 0
-    """Minimum number of steps in the window, each of which keeps the same bytes, as may each second. An evaluation does
-    none, so that steep growth is a leak as well.
-    """
-
-
-NEW = QuickTest(blocks=24, after_seconds=300.0, lasting_ratio=0.85, flat=True)
-STEPPED = QuickTest(blocks=24, after_seconds=20.0, lasting_ratio=0.95, min_bytes=STEPPED_BYTES, steps=60)
-STARTED = QuickTest(blocks=44, after_seconds=30.0, lasting_ratio=0.95)
-QUICK = (NEW, STEPPED, STARTED)
-
-
-class StepBlock(NamedTuple):
-    """A block of 15 s: the number of steps at its end, and the median of the live bytes at the ends of its steps."""
-
-    at: float
-    steps: int
-    live: float
 
 
 class StepRecord:
     """Steps of a program in its last blocks of 15 s; unknown without an agent's count."""
 
-    __slots__ = ("_blocks", "_levels", "_record", "count")
+    __slots__ = ("_blocks", "_measured_at", "are_measured", "count")
 
     def __init__(self) -> None:
         self.count: int | None = None
-        self._blocks: list[StepBlock] = []  # an empty deque has 700 bytes, and few processes have an agent
-        self._levels: list[int] = []
-        self._record = -inf
+        self.are_measured = False
+        """True if the live bytes at the end of a step are known."""
+        self._measured_at = -inf
+        self._blocks: list[tuple[float, int]] = []  # an empty deque has 700 bytes, and few processes have an agent
 
-    def add(self, step: StepUsage | None, one_device: bool) -> None:
-        """Add what the agent reports, or None. The live bytes are those of all devices of the program."""
-        done = None if step is None else step.steps
-        if step is not None and step.live_bytes is not None and one_device and done != self.count:
-            self._levels.append(step.live_bytes)
+    def add(self, step: StepUsage | None, one_device: bool, now: float, seconds: float) -> float:
+        """Add what the agent reports, or None. Return the live bytes if a step has ended, else NaN.
+
+        Those of a program on several devices are unknown on each. ``seconds``: the time for which one step end counts.
+        """
+        level, done = nan, None
+        if step is not None:
+            done = step.steps
+            if step.live_bytes is not None and one_device and done != self.count:
+                level, self._measured_at = float(step.live_bytes), now
         self.count = done
+        self.are_measured = now - self._measured_at < seconds
+        return level
 
     def close(self, at: float) -> None:
-        """Keep the state of the block that begins at ``at``."""
-        level = median(self._levels) if self._levels else nan
-        self._levels = []
+        """Keep the number of steps at the end of the block that begins at ``at``."""
         if self.count is None:
             self._blocks.clear()
-            self._record = -inf
-        elif not self._blocks or at > self._blocks[-1].at:
-            if len(self._blocks) == KEPT_BLOCKS and self._blocks[0].live > self._record:
-                self._record = self._blocks[0].live
-            self._blocks.append(StepBlock(at, self.count, level))
+        elif not self._blocks or at > self._blocks[-1][0]:
+            self._blocks.append((at, self.count))
             del self._blocks[:-KEPT_BLOCKS]
-
-    @property
-    def are_current(self) -> bool:
-        """True if the newest block contains the end of a step."""
-        return bool(self._blocks) and self._blocks[-1].live == self._blocks[-1].live
 
     def of(self, times: Sequence[float]) -> list[int] | None:
         """Return the number of steps at the end of each block; None if one is unknown."""
-        known = {block.at: block.steps for block in self._blocks}
+        known = dict(self._blocks)
         return [known[at] for at in times] if all(at in known for at in times) else None
-
-    def curve(self, count: int = KEPT_BLOCKS) -> LeakCurve:
-        """Return the live bytes at the ends of the steps in the newest blocks with steps."""
-        blocks = [block for block in self._blocks if block.live == block.live][-count:]
-        times, values = [block.at for block in blocks], [block.live for block in blocks]
-        return LeakCurve(times, values, [MIN_SAMPLES] * len(blocks), self._record)
 
 
 class Growth(NamedTuple):
@@ -195,14 +146,14 @@ def rises(case: LeakCase, steps: StepRecord) -> bool:
     """Return False if no test of this module can pass. It is faster than the tests."""
     if steps.count is not None:
         return True
-    columns = (case.series.column(BLOCK, case.what, kind, STARTED.blocks) for kind in (MEDIAN, MIN))
+    columns = (case.series.column(BLOCK, case.what, kind, QUICK_BLOCKS) for kind in (MEDIAN, MIN))
     return any(len(values) > 1 and not values[-1] - min(values) < GROWING_BYTES / 2 for values in columns)
 
 
 def growing(case: LeakCase, steps: StepRecord) -> Growth | None:
     """Return the rise of the last two minutes, if it is one."""
     for kind in KINDS:
-        window = _window(case, steps, kind, GROWING_BLOCKS, GROWING_BYTES)
+        window = _window(case, kind, GROWING_BLOCKS, GROWING_BYTES)
         if window is None:
             continue
         at, values, _, record, slope, growth = window
@@ -234,7 +185,7 @@ def growing(case: LeakCase, steps: StepRecord) -> Growth | None:
 
 def update(found: Growth, case: LeakCase, steps: StepRecord) -> Growth | None:
     """Return the present state of the rise; None when it has ended or is no longer known."""
-    recent = _curve(case, steps, found.kind, ENDED_BLOCKS)
+    recent = curve(case.series, BLOCK, case.what, found.kind, ENDED_BLOCKS)
     if not recent.times or case.series.times(BLOCK, 1)[-1] - recent.times[-1] > ENDED_BLOCKS * BLOCK_SECONDS:
         return None
     begin = bisect_left(recent.times, found.onset)
@@ -249,22 +200,19 @@ def update(found: Growth, case: LeakCase, steps: StepRecord) -> Growth | None:
 
 def quick(case: LeakCase, steps: StepRecord) -> Leak | None:
     """Return the leak that the newest block of 15 s completes, if any."""
-    for test in QUICK:
-        for kind in KINDS:
-            leak = _passes(case, steps, test, kind)
-            if leak is not None:
-                return leak
+    for kind in KINDS:
+        leak = _passes(case, steps, kind)
+        if leak is not None:
+            return leak
     return None
 
 
-def _passes(case: LeakCase, steps: StepRecord, test: QuickTest, kind: int) -> Leak | None:
-    window = _window(case, steps, kind, test.blocks, test.min_bytes)
+def _passes(case: LeakCase, steps: StepRecord, kind: int) -> Leak | None:
+    window = _window(case, kind, QUICK_BLOCKS, QUICK_BYTES)
     if window is None:
         return None
     at, values, before, record, slope, growth = window
-    span = at[-1] - at[0] + BLOCK_SECONDS
-    steep = slope > STEEP_BYTES_A_SECOND and not test.steps
-    if at[0] - case.born < test.after_seconds or (steep and span < STEEP_SECONDS):
+    if at[0] - case.born < QUICK_AFTER_SECONDS or (steps.count is None and slope > STEEP_BYTES_A_SECOND):
         return None
     if min(values[len(values) // 4 :]) <= record:
         return None
@@ -273,48 +221,40 @@ def _passes(case: LeakCase, steps: StepRecord, test: QuickTest, kind: int) -> Le
     parts = [slice(begin, end) for begin, end in pairwise(_limits(len(values), QUICK_PARTS))]
     if not all(_within(sen(at[part], values[part]), slope, PART_RATIO) for part in parts):
         return None
-    jump, rise = max(after - before for before, after in pairwise(values)), values[-1] - values[0]
-    if jump > JUMP_RATIO * rise or (steep and jump > STEEP_JUMP_MULTIPLE * rise / (len(values) - 1)):
+    if max(after - before for before, after in pairwise(values)) > JUMP_RATIO * (values[-1] - values[0]):
         return None
     third = len(values) // 3
     first, last = (at[:third], values[:third]), (at[-third:], values[-third:])
-    if _least_squares(*last) < test.lasting_ratio * _least_squares(*first):
+    if least_squares(*last) < LASTING_RATIO * least_squares(*first):
         return None
     if sen(*last) < LASTING_MEDIAN_RATIO * sen(*first):
         return None
-    if test.flat and not _flat(case, steps, kind, len(values), slope, growth):
+    if not _flat(case, kind, len(values), slope, growth) or not _steps_go_on(steps, at):
         return None
-    if not _steps_go_on(steps, at, values, test, parts) or load_rises(case.device, BLOCK, test.blocks):
+    if load_rises(case.device, BLOCK, QUICK_BLOCKS):
         return None
-    base = min(median(before[-FLAT_BLOCKS[0] :]), values[0]) if test.flat else values[0]
+    base = min(median(before[-FLAT_BLOCKS[0] :]), values[0])
     return Leak(
         what=case.what,
-        kind=MEDIAN if kind == STEP_END else kind,
+        kind=kind,
         tier=MINUTE,
         blocks=LINES_OF_CLEAN_LEAK,
-        onset=at[0],
+        onset=max(at[0] - (values[0] - base) / slope, case.born),
         base=base,
         top=values[-1],
         slope=slope,
         first_slope=slope,
         significance=mann_kendall(values),
-        window=span,
+        window=at[-1] - at[0] + BLOCK_SECONDS,
     )
 
 
-def _curve(case: LeakCase, steps: StepRecord, kind: int, count: int = SAMPLES) -> LeakCurve:
-    return steps.curve(count) if kind == STEP_END else curve(case.series, BLOCK, case.what, kind, count)
-
-
-def _window(case: LeakCase, steps: StepRecord, kind: int, blocks: int, least: float) -> _Window | None:
+def _window(case: LeakCase, kind: int, blocks: int, least: float) -> _Window | None:
     """Return the newest blocks, and the slope over them, if they grow by ``least`` bytes and have enough samples."""
-    if kind == STEP_END and not steps.are_current:
+    newest = case.series.column(BLOCK, case.what, kind, blocks)
+    if len(newest) < blocks or newest[-1] != newest[-1] or newest[-1] - highest(newest[:2]) < least / 2:
         return None
-    if kind != STEP_END:
-        newest = case.series.column(BLOCK, case.what, kind, blocks)
-        if len(newest) < blocks or not newest[-1] - newest[0] >= least / 2:
-            return None
-    full = _curve(case, steps, kind)
+    full = curve(case.series, BLOCK, case.what, kind)
     first = bisect_left(full.times, case.born)
     at, values = full.times[first:][-blocks:], full.values[first:][-blocks:]
     if len(values) < blocks or at[-1] - at[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
@@ -332,9 +272,9 @@ def _window(case: LeakCase, steps: StepRecord, kind: int, blocks: int, least: fl
     return _Window(at, values, before, record, slope, growth)
 
 
-def _flat(case: LeakCase, steps: StepRecord, kind: int, blocks: int, slope: float, growth: float) -> bool:
+def _flat(case: LeakCase, kind: int, blocks: int, slope: float, growth: float) -> bool:
     """Return True if the minutes before the window are flat."""
-    full = _curve(case, steps, kind, blocks + FLAT_BLOCKS[1])
+    full = curve(case.series, BLOCK, case.what, kind, blocks + FLAT_BLOCKS[1])
     first = bisect_right(full.times, case.born)
     at, values = full.times[first:-blocks], full.values[first:-blocks]
     if len(values) < FLAT_BLOCKS[0]:
@@ -343,33 +283,12 @@ def _flat(case: LeakCase, steps: StepRecord, kind: int, blocks: int, slope: floa
     return abs(own) <= FLAT_SLOPE_RATIO * slope and spread(at, values, own) <= FLAT_SCATTER_RATIO * growth
 
 
-def _steps_go_on(
-    steps: StepRecord, at: Sequence[float], values: Sequence[float], test: QuickTest, parts: Sequence[slice]
-) -> bool:
-    """Return True if the program does steps all the time, and if the test requires it, keeps the same bytes in each
-    step or second; or if it counts none and the test requires none.
-    """
+def _steps_go_on(steps: StepRecord, at: Sequence[float]) -> bool:
+    """Return False if the program counts steps and has done none in most of the blocks."""
     if steps.count is None:
-        return not test.steps
-    counts = steps.of(at)
-    if counts is None:
-        return False
-    stepping = sum(1 for before, after in pairwise(counts) if after > before)
-    if stepping < STEPPING_RATIO * len(counts) or counts[-1] - counts[0] < test.steps:
-        return False
-    if not test.steps:
         return True
-    grown = [values[part.stop - 1] - values[part.start] for part in parts]
-    done = [counts[part.stop - 1] - counts[part.start] for part in parts]
-    lasted = [at[part.stop - 1] - at[part.start] for part in parts]
-    return min(done) > 0 and (_even(grown, done) or _even(grown, lasted))
-
-
-def _even(grown: Sequence[float], by: Sequence[float]) -> bool:
-    """Return True if the growth is about the same in each unit of ``by``."""
-    rates = [growth / units for growth, units in zip(grown, by, strict=True)]
-    middle = median(rates)
-    return all(_within(rate, middle, EVEN_RATIO) for rate in rates)
+    counts = steps.of(at)
+    return counts is not None and sum(b > a for a, b in pairwise(counts)) >= STEPPING_RATIO * len(counts)
 
 
 def _limits(count: int, parts: int) -> list[int]:
@@ -378,11 +297,3 @@ def _limits(count: int, parts: int) -> list[int]:
 
 def _within(value: float, middle: float, limits: tuple[float, float]) -> bool:
     return limits[0] * middle <= value <= limits[1] * middle
-
-
-def _least_squares(at: Sequence[float], values: Sequence[float]) -> float:
-    """Return the slope with the least squared error. The median of the pairs ignores the steps of an allocator."""
-    when, what = sum(at) / len(at), sum(values) / len(values)
-    return sum((time - when) * (value - what) for time, value in zip(at, values, strict=True)) / sum(
-        (time - when) ** 2 for time in at
-    )

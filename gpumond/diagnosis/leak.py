@@ -2,7 +2,7 @@
 
 Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), continues to the end of the window,
 and is a *record*: the last blocks exceed all earlier use of this life, unlike a load that rises and falls. It must be
-new, or have lasted for two windows without slowing down, unlike a warm-up or a cache that fills.
+new, or have lasted without slowing down, unlike a warm-up or a cache that fills, which its whole course shows.
 
 Blocks are never shorter than a minute. *Clean* tests require little growth and an almost undisturbed line, and many
 samples in a block; *rough* tests tolerate the noise of serving, and require more growth and a device that fills soon.
@@ -17,12 +17,14 @@ from itertools import pairwise
 from math import inf, isfinite
 from typing import NamedTuple
 
+from gpumond.diagnosis.course import reduced
 from gpumond.diagnosis.shapes import WARM_UP_SECONDS, PlateauStep
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
 from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import (
     FIVE_MINUTES,
     HELD,
+    LOAD,
     MEDIAN,
     MIN,
     MINUTE,
@@ -41,8 +43,11 @@ OUTSIDE = -1
 """The curve of a process's memory outside its pools: used less held."""
 
 SIGNIFICANT_Z = 2.33
-BUSIER_RATIO = 0.03
-"""Minimum rise of the utilization over the window, as a ratio."""
+BUSIER_RATIO, MUCH_BUSIER_RATIO = 0.03, 0.1
+"""Minimum rise of the utilization over the window, and over the whole growth, as a ratio."""
+BUSIER_LOAD_RATIO = 0.1
+"""Minimum rise of the engines' requests, as a share of their median."""
+LOAD_POINTS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +142,6 @@ LAST_RISE_RATIO = 0.5
 """Minimum rise to the last block of a clean window, as a share of the slope: growth must not have ended."""
 SCATTER_BLOCKS = 24
 """Number of blocks before the window from which the scatter is measured."""
-NEW_SLOPE_RATIO = 0.5
-"""Maximum slope in the window before, as a share of the slope, of growth that is new."""
-LASTING_SLOPE_RATIO = 0.8
-"""Minimum slope, as a share of the slope in the window before: a lasting leak does not slow down, a warm-up does."""
-MEAN_SLOPE_RATIO = 0.5
-"""Minimum slope, as a share of the mean slope since the start, of a lasting leak, for the same reason."""
 MAX_SPAN_RATIO = 2.0
 """Maximum span of a window, as a multiple of its blocks: a longer one has too many gaps."""
 
@@ -151,7 +150,9 @@ RETURNED_RATIO = 0.3
 STOPPED_RATIO = 0.15
 """… or share of its first slope at which it has ended …"""
 STOPPED_SECONDS = 2700.0
-"""… if it was that slow for this time, in seconds."""
+STOPPED_AGE_RATIO = 0.5
+LONGEST_STOPPED_SECONDS = 43200.0
+"""… if it was that slow for this time, in seconds, or for this share of its age: a leak may pause at night."""
 UNKNOWN_BLOCKS = 5
 LATE_PAUSES = 3.0
 """Stairs have ended when the next step is late by this number of pauses."""
@@ -257,6 +258,27 @@ def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
     )
 
 
+def from_floors(floors: Sequence[tuple[float, float]], what: int) -> Leak | None:
+    """Return the leak that these floors are, each a time and a level; None without floors."""
+    if not floors:
+        return None
+    (begin, base), (end, top) = floors[0], floors[-1]
+    slope = (top - base) / (end - begin)
+    return Leak(
+        what=what,
+        kind=MEDIAN,
+        tier=QUARTER,
+        blocks=round((end - begin) / TIERS[QUARTER].seconds),
+        onset=begin,
+        base=base,
+        top=top,
+        slope=slope,
+        first_slope=slope,
+        significance=0.0,
+        window=end - begin,
+    )
+
+
 def update_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak | None:
     """Return the leak's present state; None when it fell, or has made no step for long."""
     if len(steps) < 2 or now - steps[-1].at > LATE_PAUSES * leak.pause:
@@ -270,8 +292,7 @@ def update(leak: Leak, series: Series, closed: int) -> Leak | None:
     if leak.tier >= closed:
         return leak
     seconds = TIERS[leak.tier].seconds
-    wanted = max(leak.blocks, round(STOPPED_SECONDS / seconds))
-    times, values, _, _ = curve(series, leak.tier, leak.what, leak.kind, 2 * wanted)
+    times, values, _, _ = curve(series, leak.tier, leak.what, leak.kind)
     if len(values) < 2 or series.times(leak.tier, 1)[-1] - times[-1] > UNKNOWN_BLOCKS * seconds:
         return None
     top = max(leak.top, values[-1])
@@ -280,12 +301,22 @@ def update(leak: Leak, series: Series, closed: int) -> Leak | None:
     begin = bisect_left(times, leak.onset)
     begin = min(begin, max(0, len(times) - leak.blocks))
     slope = sen(times[begin:][-2 * leak.blocks :], values[begin:][-2 * leak.blocks :])
-    half = wanted // 2
-    # A program that ends is a fall in one of the halves; the leak continues in the other.
-    late = max(sen(times[-half:], values[-half:]), sen(times[-2 * half : -half], values[-2 * half : -half]))
-    if late < STOPPED_RATIO * leak.first_slope and times[-1] - leak.onset > STOPPED_SECONDS:
+    if has_stopped(leak, times, values):
         return None
     return replace(leak, top=top, slope=slope if slope > 0 else leak.slope)
+
+
+def has_stopped(leak: Leak, times: Sequence[float], values: Sequence[float]) -> bool:
+    """Return whether a leak has hardly grown for half of its age. A program that ends is a fall in one half of this
+    time; the leak continues in the other.
+    """
+    age = times[-1] - leak.onset
+    recent = max(STOPPED_SECONDS, min(LONGEST_STOPPED_SECONDS, STOPPED_AGE_RATIO * age))
+    if age <= STOPPED_SECONDS:
+        return False
+    limits = [bisect_left(times, times[-1] - recent * share) for share in (1.0, 0.5, 0.0)]
+    halves = [(values[end] - values[begin]) / max(1.0, times[end] - times[begin]) for begin, end in pairwise(limits)]
+    return max(halves) < STOPPED_RATIO * leak.first_slope
 
 
 def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
@@ -314,7 +345,7 @@ def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
         return None
     if case.room is not None and case.room > slope * test.full_within_seconds:
         return None
-    if not _goes_on(at, window, slope, test) or not new_or_lasting(times, values, first, count, slope):
+    if not _goes_on(at, window, slope, test):
         return None
     past = slice(max(first, len(values) - count - SCATTER_BLOCKS), len(values) - count)
     if growth < test.min_scatter_multiple * _scatter(times[past], values[past]):
@@ -354,15 +385,39 @@ def _in_many_steps(window: Sequence[float], growth: float, max_rise_ratio: float
 
 
 def load_rises(device: Series, tier: int, blocks: int) -> bool:
-    """Return True if the device's utilization rises: growth with the load is not yet a leak."""
-    use = device.column(tier, UTILIZATION, MEDIAN, blocks)
-    if len(use) < blocks or any(ratio != ratio for ratio in use):
+    """Return True if the device's utilization or its engines' requests rise: growth with the load is not yet a leak."""
+    return any(
+        _rises(device.column(tier, what, MEDIAN, blocks), blocks, rise, LIKELY_Z)
+        for what, rise in ((UTILIZATION, BUSIER_RATIO), (LOAD, None))
+    )
+
+
+def load_rose(device: Series, age: float) -> bool:
+    """Return True if one of them has risen since growth of this age began."""
+    tier = next((tier for tier in (MINUTE, FIVE_MINUTES) if age <= TIERS[tier].seconds * TIERS[tier].rows), QUARTER)
+    blocks = round(age / TIERS[tier].seconds)
+    return any(
+        _rises(
+            reduced(range(blocks), device.column(tier, what, MEDIAN, blocks), LOAD_POINTS)[1], 8, rise, SIGNIFICANT_Z
+        )
+        for what, rise in ((UTILIZATION, MUCH_BUSIER_RATIO), (LOAD, None))
+    )
+
+
+def _rises(load: Sequence[float], count: int, least: float | None, significance: float) -> bool:
+    """Return True if the load rises significantly, by ``least`` or a tenth of its level, in so many known blocks."""
+    if len(load) < count or any(value != value for value in load):
         return False
-    return sen(range(len(use)), use) * len(use) >= BUSIER_RATIO and mann_kendall(use) > LIKELY_Z
+    rise = sen(range(len(load)), load) * len(load)
+    return (
+        rise > 0
+        and rise >= (BUSIER_LOAD_RATIO * median(load) if least is None else least)
+        and (mann_kendall(load) > significance)
+    )
 
 
 def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
-    return spread(times, values, sen(times, values))
+    return spread(times, values, sen(times, values)) if len(values) else 0.0
 
 
 def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
@@ -375,21 +430,6 @@ def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: L
         sen(at[start : start + length], window[start : start + length]) >= test.part_slope_ratio * slope
         for start in starts
     )
-
-
-def new_or_lasting(times: Sequence[float], values: Sequence[float], first: int, count: int, slope: float) -> bool:
-    """Return True if the curve was flat before the window, or as steep in the window before and never steeper on
-    average.
-    """
-    begin = len(values) - count
-    earlier = max(first, begin - count)
-    if begin - earlier < count // 2:
-        return False
-    before = sen(times[earlier:begin], values[earlier:begin])
-    if before <= NEW_SLOPE_RATIO * slope:
-        return True
-    mean = (values[begin] - values[first]) / (times[begin] - times[first])
-    return begin - earlier == count and slope >= LASTING_SLOPE_RATIO * before and slope >= MEAN_SLOPE_RATIO * mean
 
 
 MIN_MINUTES = 8

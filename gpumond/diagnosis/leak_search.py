@@ -1,59 +1,170 @@
 """Search for a leak with all tests, the course of growth from ``growing`` to the end of a leak, and its line. No I/O.
 
-The interval of the line's slope is that of Sen 1968: quantiles of the slopes of all pairs, from the variance of
-Kendall's statistic. Load that lasts longer than a block makes successive points deviate to the same side, so that the
-variance is multiplied by (1 + r) / (1 - r), where r is the correlation of successive deviations (Bayley and Hammersley
-1946).
+The line covers the last two thirds of the growth. The interval of its slope is that of the slopes of equal parts, which
+contains pauses and changes of the load.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from math import sqrt
-from operator import mul
 from typing import NamedTuple
 
 from gpumond.diagnosis import leak, messages, serving
+from gpumond.diagnosis.course import Course, Whole, course, reduced, whole
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick, rises, update
-from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, curve
+from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, curve, load_rose
 from gpumond.diagnosis.tracker import TrackedSeries
-from gpumond.diagnosis.trend import deviation, median, sen, slopes, spread
+from gpumond.diagnosis.trend import deviation, least_squares, median, sen, spread
 from gpumond.facts.frame import Fit, RefusedKind, Verdict
-from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, TIERS, UTILIZATION, History
+from gpumond.facts.units import MIB
+from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, QUARTER, TIERS, UTILIZATION, History
 
-ONE_SIDED_Z = 1.645
-"""Two-sided 90 %."""
-MAX_CORRELATION = 0.9
-MIN_POINTS, MIN_STEPS = 4, 2
+PARTS, PARTS_T = 6, 2.0
+"""Parts whose slopes are compared, and the 95 % quantile of Student's distribution with five degrees of freedom."""
+POINTS, MIN_POINTS, MIN_STEPS, LAST_POINTS = 24, 4, 2, 5
+FIRST_RATIO = 1 / 3
+"""Share of a growth that is left out of its line: its rate changes."""
+MARGIN = 1.12
+"""Minimum factor between the time to full and its limits."""
 BAND_MULTIPLE = 2.0
 """Half of the width of the residual band, in standard deviations of the scatter."""
 
 
 def search(
-    tracked: TrackedSeries, history: History, size: float | None, room: float | None, closed: int
+    tracked: TrackedSeries, history: History, size: float | None, room: float | None, closed: int, known: float
 ) -> Leak | None:
-    """Return the leak that one of the ``closed`` tiers completes, if any. ``size`` and ``room`` are the device's."""
-    whole = history.device(tracked.uuid)
+    """Return the leak that one of the ``closed`` tiers completes, if any. ``size`` and ``room`` are the device's.
+
+    ``known``: bytes up to which the program's earlier lives have grown.
+    """
+    main = _case(tracked, history, size, room)
     for what in (tracked.main, OUTSIDE) if tracked.counted else (tracked.main,):
-        case = LeakCase(
-            series=tracked.series,
-            device=whole,
-            what=what,
-            born=tracked.born,
-            size=size,
-            room=room,
-            pace=history.pace,
-        )
+        case = main._replace(what=what)
         found = leak.find(case, closed)
         if found is None and what != OUTSIDE and closed > FIVE_MINUTES:
             found = serving.find(case, tracked.quartiles)
+        found = judge(tracked, case, found, known) if found is not None else None
         if found is not None:
             return found
     stairs = tracked.levels.stairs(size) if size else ()
     # The steps of a leak that has ended are still known.
-    return leak.update_stairs(leak.from_stairs(stairs, tracked.main), stairs, history.now) if stairs else None
+    found = leak.update_stairs(leak.from_stairs(stairs, tracked.main), stairs, history.now) if stairs else None
+    if found is None and closed > QUARTER and tracked.floors.values:
+        found = leak.from_floors(tracked.floors.rise(), tracked.main)
+        return found if found is None or found.top > max(known, tracked.life.limit) else None
+    return judge(tracked, main, found, known) if found is not None else None
+
+
+FLAT_SECONDS, LASTING_SECONDS = 1500.0, 2700.0
+"""Age from which growth is a leak: after a flat curve, and since the start of a life, when a data set may be cached."""
+URGENT_SECONDS, URGENT_RATIO = 720.0, 0.45
+"""The same once it has used this share of the memory that was free at its beginning, or if the program's agent has
+found the lines that keep it.
+"""
+SKIPPED_SECONDS = 120.0
+"""Start of a life, in which a program loads its model."""
+LINE_EXPONENT, SURE_EXPONENT = 0.85, 0.6
+"""Minimum exponent of a leak's course, and of its lower limit: growth that slows down is a cache that fills."""
+NOISY_EXPONENT = 0.3
+"""Minimum exponent of a leak that load hides, whose upper limit is not that of a cache."""
+ACCELERATING_EXPONENT, ACCELERATING_SECONDS = 1.2, 3600.0
+"""Minimum of the lower limit, and minimum age, from which growth accelerates."""
+FILLING_EXPONENT = 0.9
+"""Maximum of the exponent's upper limit of growth that slows down, which ..."""
+FILLING_BYTES, FILLING_SECONDS = 512 * MIB, 900.0
+LATE_PARTS, LATE_RATIO = 6, 0.05
+"""... has these bytes and this age, and goes on in its last part at this share of its mean rate."""
+
+
+class Filling(NamedTuple):
+    """Growth that slows down; ``rate`` is its present slope."""
+
+    growth: Whole
+    course: Course
+    rate: float
+
+
+def whole_growth(tracked: TrackedSeries, case: LeakCase, found: Leak) -> Whole | None:
+    """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the life, and
+    are not shorter than those in which it was found.
+    """
+    first = case.born + SKIPPED_SECONDS
+    if found.by_quartiles:
+        times, values = tracked.quartiles.times, tracked.quartiles.values
+    else:
+        times, values = _reaching_back(case, found.tier, found.what, found.kind)
+    begin = bisect_left(times, first)
+    return whole(times[begin:], values[begin:])
+
+
+def _reaching_back(case: LeakCase, shortest: int, what: int, kind: int) -> tuple[Sequence[float], Sequence[float]]:
+    for tier in range(shortest, len(TIERS)):
+        blocks = curve(case.series, tier, what, kind)
+        if blocks.times and blocks.times[0] <= case.born + 2 * TIERS[tier].seconds:
+            break
+    return blocks.times, blocks.values
+
+
+def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> Leak | None:
+    """Return the leak that a growth is, from its begin on; None if it slows down, is too young, or repeats what the
+    program did before.
+
+    ``known``: bytes up to which the program's earlier lives have grown.
+    """
+    # The record of the serving test compares with what this life returned.
+    limit = known if found.by_quartiles else max(known, tracked.life.limit)
+    if found.what != OUTSIDE and found.top <= limit:
+        return None
+    if found.pause:
+        return found
+    growth = whole_growth(tracked, case, found)
+    if growth is None:
+        return None
+    whole_leak = replace(found, onset=growth.begin, base=growth.base)
+    own = course(growth)
+    if found.by_quartiles:
+        slows = own is not None and (own.high < FILLING_EXPONENT or own.exponent < NOISY_EXPONENT)
+        return None if slows else whole_leak
+    if own is None or own.exponent < LINE_EXPONENT or own.low < SURE_EXPONENT:
+        return None
+    urgent = case.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + case.room)
+    needed = URGENT_SECONDS if urgent or tracked.retained else FLAT_SECONDS if growth.flat else LASTING_SECONDS
+    if growth.age < needed or load_rose(case.device, growth.age):
+        return None
+    return whole_leak
+
+
+def filling(tracked: TrackedSeries, history: History) -> Filling | None:
+    """Return the growth of a life if it slows down and still goes on."""
+    case = _case(tracked, history, None, None)
+    times, values = _reaching_back(case, MINUTE, tracked.main, MEDIAN)
+    begin = bisect_left(times, case.born + SKIPPED_SECONDS)
+    growth = whole(times[begin:], values[begin:])
+    if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
+        return None
+    own = course(growth)
+    if own is None or own.high > FILLING_EXPONENT:
+        return None
+    late = len(growth.values) // LATE_PARTS
+    rate = least_squares(growth.times[-late:], growth.values[-late:]) if late > 1 else 0.0
+    return Filling(growth, own, rate) if rate > LATE_RATIO * growth.growth / growth.age else None
+
+
+def _case(tracked: TrackedSeries, history: History, size: float | None, room: float | None) -> LeakCase:
+    return LeakCase(
+        series=tracked.series,
+        device=history.device(tracked.uuid),
+        what=tracked.main,
+        born=tracked.born,
+        size=size,
+        room=room,
+        pace=history.pace,
+    )
 
 
 def follow(tracked: TrackedSeries, found: Leak, now: float, closed: int) -> Leak | None:
@@ -65,25 +176,20 @@ def follow(tracked: TrackedSeries, found: Leak, now: float, closed: int) -> Leak
     return leak.update(found, tracked.series, closed)
 
 
-def watch_growth(tracked: TrackedSeries, history: History, label: str, room: float | None, alone: bool) -> bool:
+def watch_growth(
+    tracked: TrackedSeries, history: History, label: str, room: float | None, alone: bool, known: float
+) -> bool:
     """Update the growth of the last minutes, and its verdict, after a block of 15 s. Return True if it is now a leak.
 
     ``alone``: the series is classified. ``room`` is the device's, ``label`` its name.
     """
     tracked.steps.close(tracked.series.times(BLOCK, 1)[-1])
-    case = LeakCase(
-        series=tracked.series,
-        device=history.device(tracked.uuid),
-        what=tracked.main,
-        born=tracked.born,
-        size=None,
-        room=room,
-        pace=history.pace,
-    )
+    case = _case(tracked, history, None, room)
     began, rising = False, rises(case, tracked.steps)
-    if rising and alone and tracked.leak is None:
-        tracked.leak = quick(case, tracked.steps)
-        began = tracked.leak is not None
+    if rising and alone and tracked.counted and tracked.leak is None:
+        found = quick(case, tracked.steps)
+        if found is not None and found.top > max(known, tracked.life.limit):
+            tracked.leak, began = found, True
     if not alone or tracked.leak is not None:
         tracked.growth = None
     elif tracked.growth is None:
@@ -155,60 +261,69 @@ def fit(
 ) -> Fit | None:
     """Return the line through the points of a leak; None if there are too few. ``room``: free bytes above the device's
     recent peak. ``allocations``: growth of the number of live allocations, if it is known.
+
+    The slope of growth that accelerates is that at its end, and its device is full when its course reaches the size.
     """
-    times, values = _points(leak, tracked)
+    times, values, own = _points(leak, tracked, history, room)
     if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
         return None
     slope = _interval(times, values)
-    rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
-    band = BAND_MULTIPLE * spread(times, values, slope.middle)
     now, pace = history.unix(history.now), history.pace
+    full, earliest, latest = (
+        None if room is None else _left(room, one) for one in (slope.middle, slope.high, slope.low)
+    )
+    if own is not None and own.low > ACCELERATING_EXPONENT and own.age >= ACCELERATING_SECONDS:
+        slope = _Slopes(own.slope(own.low), own.slope(), own.slope(own.high))
+        if room is not None:
+            full, earliest, latest = (own.left(room, one) for one in (own.exponent, own.high, own.low))
+    rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
+    if full is not None and earliest is not None:
+        earliest, latest = min(earliest, full / MARGIN), None if latest is None else max(latest, full * MARGIN)
     return Fit(
         points=tuple((history.unix(at), value) for at, value in zip(times, values, strict=True)),
         at=history.unix(times[-1]),
-        level_bytes=median(rest) + slope.middle * times[-1],
+        level_bytes=median(rest[-LAST_POINTS:]) + slope.middle * times[-1],
         slope_bytes_per_second=slope.middle * pace,
         slope_low_bytes_per_second=slope.low * pace,
         slope_high_bytes_per_second=slope.high * pace,
-        band_bytes=band,
-        full_at=_full(now, room, slope.middle * pace),
-        full_at_earliest=_full(now, None if room is None else max(0.0, room - band), slope.high * pace),
-        full_at_latest=_full(now, None if room is None else room + band, slope.low * pace),
+        band_bytes=BAND_MULTIPLE * spread(times, values, slope.middle),
+        full_at=None if full is None else now + full / pace,
+        full_at_earliest=None if earliest is None else now + earliest / pace,
+        full_at_latest=None if latest is None else now + latest / pace,
         refused=(*_refused(times, values, slope.middle, leak, tracked, history), *_larger(allocations)),
     )
 
 
-def _points(leak: Leak, tracked: TrackedSeries) -> tuple[Sequence[float], Sequence[float]]:
+def _points(
+    leak: Leak, tracked: TrackedSeries, history: History, room: float | None
+) -> tuple[Sequence[float], Sequence[float], Course | None]:
+    """Return the points of the last two thirds of a growth, and its course."""
     if leak.pause:
         steps = tracked.levels.steps
-        return [step.at for step in steps], [step.after for step in steps]
-    if leak.by_quartiles:
-        return tracked.quartiles.times[-leak.blocks :], tracked.quartiles.values[-leak.blocks :]
-    blocks = curve(tracked.series, leak.tier, leak.what, leak.kind, 2 * leak.blocks)
-    begin = bisect_left(blocks.times, leak.onset - TIERS[leak.tier].seconds)
-    return blocks.times[begin:], blocks.values[begin:]
+        return [step.at for step in steps], [step.after for step in steps], None
+    case = _case(tracked, history, None, room)
+    growth = whole_growth(tracked, case, leak)
+    if growth is None:
+        blocks = curve(tracked.series, leak.tier, leak.what, leak.kind, leak.blocks)
+        return blocks.times, blocks.values, None
+    first = bisect_left(growth.times, growth.begin + FIRST_RATIO * growth.age)
+    return *reduced(growth.times[first:], growth.values[first:], POINTS), course(growth)
 
 
 def _interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:
-    pairs, count = sorted(slopes(times, values)), len(values)
-    alike = _correlation(times, values, median(pairs))
-    half = ONE_SIDED_Z * sqrt(count * (count - 1) * (2 * count + 5) / 18 * (1 + alike) / (1 - alike))
-    low = max(0, round((len(pairs) - half) / 2))
-    high = min(len(pairs) - 1, round((len(pairs) + half) / 2))
-    return _Slopes(pairs[low], median(pairs), pairs[high])
+    """Return the slope with the least squared error, and its interval: that of the slopes of equal parts."""
+    slope = least_squares(times, values)
+    parts = min(PARTS, len(values) // 2)
+    limits = [round(part * (len(values) - 1) / parts) for part in range(parts + 1)]
+    own = [(values[end] - values[begin]) / (times[end] - times[begin]) for begin, end in pairwise(limits)]
+    mean = sum(own) / len(own)
+    error = sqrt(sum((one - mean) ** 2 for one in own) / (len(own) - 1) / len(own)) if len(own) > 1 else abs(slope)
+    half = PARTS_T * error
+    return _Slopes(slope - half, slope, slope + half)
 
 
-def _correlation(times: Sequence[float], values: Sequence[float], slope: float) -> float:
-    """Return the correlation of successive deviations from the line, at least 0."""
-    rest = [value - slope * at for at, value in zip(times, values, strict=True)]
-    middle = sum(rest) / len(rest)
-    rest = [value - middle for value in rest]
-    whole = sum(value * value for value in rest)
-    return min(MAX_CORRELATION, max(0.0, sum(map(mul, rest, rest[1:])) / whole)) if whole else 0.0
-
-
-def _full(now: float, room: float | None, slope: float) -> float | None:
-    return None if room is None or slope <= 0 else now + room / slope
+def _left(room: float, slope: float) -> float | None:
+    return room / slope if slope > 0 else None
 
 
 def _refused(

@@ -49,7 +49,7 @@ def growing(
     return (
         f"memory of {owner} grows by {human(per_minute)} each minute{each} since {clock(since)}"
         f"{_number(allocations)}{end}. It is a leak"
-        " if it continues at this rate for 6 to 14 minutes; a start, a cache or an evaluation slows down or returns it"
+        " if it continues at this rate; a start, a cache or an evaluation slows down, stops or returns it"
     )
 
 
@@ -116,6 +116,11 @@ def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float) -
     if kind == "step-change":
         size = evidence["step_bytes"]
         return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"
+    if kind == "filling":
+        left = evidence.get("full_seconds")
+        end = f"; the device is full in {duration(left)}, if at all" if left is not None else ""
+        pace = human(60 * evidence["slope_bytes_per_second"])
+        return f"memory of {who} grows more slowly: by {pace} each minute now, since {clock(since)}{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
     if kind == "periodic":
         return f"{who} rises to {high} and returns to {low} every {duration(evidence['period_seconds'])}"
@@ -138,8 +143,10 @@ MAX_PLACE = 240
 
 
 def with_retainers(verdicts: Iterable[Verdict], snapshot: Snapshot) -> tuple[Verdict, ...]:
-    """Append to each leak of a program what keeps its memory, as far as its agent has found it."""
-    return tuple(_with_retainers(verdict, snapshot) if verdict.kind == "leak" else verdict for verdict in verdicts)
+    """Append to the growth of a program what keeps its memory, as far as its agent has found it."""
+    return tuple(
+        _with_retainers(verdict, snapshot) if verdict.kind in ("leak", "growing") else verdict for verdict in verdicts
+    )
 
 
 def _with_retainers(verdict: Verdict, snapshot: Snapshot) -> Verdict:

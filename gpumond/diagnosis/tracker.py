@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import inf, nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, Peaks
+from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, Peaks, Rises
 from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak import Leak
+from gpumond.diagnosis.past import Floors, Life, Owner
 from gpumond.diagnosis.serving import UpperQuartiles
-from gpumond.diagnosis.shapes import Plateaus
+from gpumond.diagnosis.shapes import Plateaus, Shape
+from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Fit, Verdict
 from gpumond.facts.program import Ending, ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, outermost
-from gpumond.tick.history import LIVE, UNATTRIBUTED, USED, History, ProcessSeriesKey, Series, SeriesKey
+from gpumond.tick.history import LIVE, STEP_END, UNATTRIBUTED, USED, History, ProcessSeriesKey, Series, SeriesKey
 
 FALL_RATIO = 0.10
 OWN_FALL_RATIO = 0.5
@@ -25,6 +27,8 @@ EMPTY_RATIO = 0.02
 the device, and of its own) in one sample, or to EMPTY of the device.
 """
 RETURNED_RATIO = 0.5
+MEASURED_SECONDS = 1800.0
+"""Time for which the live bytes at the end of a step are used instead of the sampled ones."""
 
 _Report = tuple[AgentReport, int | None, int, int | None]
 """Report with live bytes, held bytes and the number of live allocations, summed over its pools on one device."""
@@ -41,16 +45,23 @@ class TrackedSeries:
         "counted",
         "disagreements",
         "ending",
+        "filling",
+        "floors",
         "growth",
         "key",
         "leak",
         "levels",
+        "life",
         "name",
+        "own",
         "peaks",
         "quartiles",
+        "retained",
+        "rises",
         "sampled_at",
         "series",
         "steps",
+        "uid",
         "used",
         "verdicts",
     )
@@ -63,15 +74,24 @@ class TrackedSeries:
         self.sampled_at = -inf
         self.used = nan
         """Bytes of the most reliable signal."""
+        self.retained = False
+        """True if an agent has found the lines that keep memory."""
+        self.own = nan
+        """Bytes of the process that the driver counts."""
+        self.rises = Rises()
         self.counted = False
         """True if an agent reports its pools."""
         self.ending: Ending | None = None
         """Ending of the program that its agent reported."""
         self.peaks = Peaks(-inf)
         self.levels = Plateaus()
+        self.life = Life()
+        self.floors = Floors()
+        self.uid: int | None = None
         self.quartiles = UpperQuartiles()
         self.leak: Leak | None = None
         self.growth: Growth | None = None
+        self.filling: Shape | None = None
         self.steps = StepRecord()
         self.allocations = LiveAllocations()
         self.disagreements = 0
@@ -91,9 +111,17 @@ class TrackedSeries:
         return self.key[1].pid if self.key[1] else None
 
     @property
+    def owner(self) -> Owner:
+        return self.name, self.uid
+
+    @property
     def main(self) -> int:
         """Index of the most reliable signal."""
-        return UNATTRIBUTED if self.process is None else LIVE if self.counted else USED
+        if self.process is None:
+            return UNATTRIBUTED
+        if not self.counted:
+            return USED
+        return STEP_END if self.steps.are_measured else LIVE
 
     def restart(self, now: float) -> None:
         """Discard the earlier curve, as for another process."""
@@ -103,6 +131,8 @@ class TrackedSeries:
         self.steps = StepRecord()
         self.allocations = LiveAllocations()
         self.levels = Plateaus()
+        self.life = Life()
+        self.floors = Floors()
         self.quartiles = UpperQuartiles()
 
     def verdict(
@@ -135,6 +165,7 @@ class Fall(NamedTuple):
     one.
 
     ``emptied``: hardly any memory is left. ``given_back``: most of it is free on the device as a whole.
+    ``device_used``: bytes that were used on the device before.
     """
 
     tracked: TrackedSeries
@@ -142,6 +173,7 @@ class Fall(NamedTuple):
     ended: bool
     emptied: bool
     given_back: bool
+    device_used: float
 
 
 class Tracker:
@@ -158,6 +190,8 @@ class Tracker:
         self.idle_at: dict[str, float] = {}
         """By device: time since which nothing runs on it."""
         self._used: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+        """By device: the used bytes of the last sample."""
         self._returned: dict[str, int] = {}
         """By device: decrease of the used bytes since the last sample."""
 
@@ -173,17 +207,19 @@ class Tracker:
             present.add(device.uuid)
             # A device that did not answer says nothing about its memory and its processes.
             if not device.missed and device.used_bytes is not None:
-                self._device(device, _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete))
+                confirmed = _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete)
+                self._device(device, confirmed, _load(device, snapshot.engines))
                 answered.add(device.uuid)
         self._end(answered, snapshot.suspended)
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
         return True
 
-    def _device(self, device: DeviceReading, reports: _Reports) -> None:
+    def _device(self, device: DeviceReading, reports: _Reports, load: float) -> None:
         history, uuid, now, size = self.history, device.uuid, self.history.now, device.size_bytes or 0
         used = device.used_bytes or 0
-        self._returned[uuid] = self._used.get(uuid, used) - used
+        self._before[uuid] = self._used.get(uuid, used)
+        self._returned[uuid] = self._before[uuid] - used
         self._used[uuid] = used
         counted = [(live, held) for _, live, held, _ in reports.values() if live is not None]
         all_live = sum(live for live, _ in counted) if counted else nan
@@ -207,7 +243,7 @@ class Tracker:
         tracked.sampled_at = now
         unattributed = float(max(0, used - known - managed))
         if device.processes is None:
-            self._record_fall(tracked, unattributed, size)
+            self._record_fall(tracked, tracked.used, unattributed, size)
             self.unattributed.pop(uuid, None)
         else:
             self.unattributed[uuid] = unattributed
@@ -217,7 +253,8 @@ class Tracker:
             self.idle_at.setdefault(uuid, now)
         else:
             self.idle_at.pop(uuid, None)
-        closed = tracked.series.add((now, used, all_live, all_held, nan if busy is None else busy, unattributed))
+        row = (now, used, all_live, all_held, nan, nan if busy is None else busy, unattributed, load)
+        closed = tracked.series.add(row)
         if closed:
             self.due.append((tracked, closed))
 
@@ -236,25 +273,33 @@ class Tracker:
             return own or 0
         now = self.history.now
         tracked.sampled_at = now
+        if own is not None:
+            known = key[1].start_ticks is not None
+            if known or report is None:
+                self._record_fall(tracked, tracked.own, float(own), size, known)
+            tracked.rises.add(own, self._used[key[0]], size, now)
+            tracked.own = float(own)
         if report is None:
             used = float(own or 0)
-            if key[1].start_ticks is None:
-                self._record_fall(tracked, used, size)
             tracked.counted = False
-            tracked.steps.add(None, one_device=False)
+            tracked.steps.add(None, False, now, 0.0)
             tracked.used = used
-            closed = tracked.series.add((now, used, nan, nan))
+            closed = tracked.series.add((now, used, nan, nan, nan))
         else:
             full, live, _, allocations = report
             if not tracked.counted and tracked.born < now:
                 tracked.restart(now)  # another signal is used from now on
-            tracked.counted = True
+            tracked.counted, measured = True, tracked.steps.are_measured
+            step = full.program.step
+            one_device = step is not None and len({pool.device_uuid for pool in full.pools}) == 1
+            at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS)
+            if tracked.steps.are_measured != measured:
+                tracked.levels, tracked.life, tracked.floors = Plateaus(), Life(), Floors()
             tracked.name = full.workload or tracked.name
             tracked.used = nan if live is None else float(live)
+            tracked.retained = bool(full.program.retainers)
             tracked.peaks.add(full, key[0], now)
-            step = full.program.step
-            tracked.steps.add(step, step is not None and len({pool.device_uuid for pool in full.pools}) == 1)
-            closed = tracked.series.add((now, nan if own is None else own, tracked.used, held))
+            closed = tracked.series.add((now, nan if own is None else own, tracked.used, held, at_end))
             tracked.allocations.add(allocations, closed > 0)
         if closed:
             self.due.append((tracked, closed))
@@ -275,6 +320,7 @@ class Tracker:
                 # Memory that a new process allocated was released by an ended one.
                 self._returned[key[0]] += process.used_bytes or 0
         tracked = self.tracked_series[key] = TrackedSeries(key, name, series)
+        tracked.uid = report[0].uid if report is not None else process.uid if process is not None else None
         return tracked
 
     def _end(self, devices: set[str], suspended: Collection[ProcessKey]) -> None:
@@ -288,7 +334,9 @@ class Tracker:
         for tracked in gone:
             del self.tracked_series[tracked.key]
             size = _last(tracked)
-            self.falls.append(Fall(tracked, size, True, True, self._returned[tracked.uuid] >= RETURNED_RATIO * size))
+            uuid = tracked.uuid
+            given_back = self._returned[uuid] >= RETURNED_RATIO * size
+            self.falls.append(Fall(tracked, size, True, True, given_back, self._before[uuid]))
             self._remove(tracked)
 
     def _remove(self, tracked: TrackedSeries) -> None:
@@ -301,8 +349,10 @@ class Tracker:
         else:
             self.history.end((uuid, process))
 
-    def _record_fall(self, tracked: TrackedSeries, used: float, size: float) -> None:
-        before = tracked.used
+    def _record_fall(
+        self, tracked: TrackedSeries, before: float, used: float, size: float, lives_on: bool = False
+    ) -> None:
+        """Record a fall. ``lives_on``: the process is known to be the same, and has freed its memory."""
         if before != before or not size:
             return
         far = before - used > FALL_RATIO * size and used < OWN_FALL_RATIO * before
@@ -313,17 +363,18 @@ class Tracker:
                     tracked,
                     fall,
                     False,
-                    used < EMPTY_RATIO * size,
+                    lives_on or used < EMPTY_RATIO * size,
                     self._returned[tracked.uuid] >= RETURNED_RATIO * fall,
+                    self._before[tracked.uuid],
                 )
             )
-            tracked.restart(self.history.now)
+            if not lives_on:
+                tracked.restart(self.history.now)
 
 
 def _last(tracked: TrackedSeries) -> float:
     """Return the last known memory of the process."""
-    row = tracked.series.rows.newest(1)
-    known = [value for value in row[1:] if value == value]
+    known = [value for value in tracked.series.rows.newest(1) if value == value]
     return max(known, default=0.0)
 
 
@@ -349,3 +400,11 @@ def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
                 live = None if before[1] is None or pool.live_bytes is None else before[1] + pool.live_bytes
                 own[process] = (report, live, before[2] + pool.held_bytes, number)
     return table
+
+
+def _load(device: DeviceReading, engines: Iterable[EngineReading]) -> float:
+    """Return the requests of the engines on a device, or the used part of their KV caches; NaN without one."""
+    keys = device.processes_by_key
+    here = [one for one in engines if one.up and any(process.key in keys for process in one.processes)]
+    requests = [one.running + (one.waiting or 0) for one in here if one.running is not None]
+    return sum(requests) if requests else sum(one.kv_cache_used_ratio or 0.0 for one in here) if here else nan

@@ -76,3 +76,11 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def least_squares(times: Sequence[float], values: Sequence[float]) -> float:
+    """Return the slope with the least squared error. The median of the pairs ignores the steps of an allocator."""
+    when, what = sum(times) / len(times), sum(values) / len(values)
+    return sum((at - when) * (value - what) for at, value in zip(times, values, strict=True)) / sum(
+        (at - when) ** 2 for at in times
+    )

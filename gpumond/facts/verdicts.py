@@ -15,6 +15,7 @@ VerdictName = Literal[
     "churn",
     "periodic",
     "step-change",
+    "filling",
     "growing",
     "leak",
     "fragmentation",
@@ -80,34 +81,48 @@ KINDS = (
         is_shape=True,
     ),
     VerdictKind(
+        name="filling",
+        meaning="has grown by 512 MiB or more for a quarter of an hour, and slows down: a cache that fills; it may "
+        "stop before the device is full",
+        evidence="slope, growth, exponent of the course (1 is a line), seconds until the device is full",
+        is_shape=True,
+    ),
+    VerdictKind(
         name="growing",
         meaning="has grown in a straight line for two minutes, beyond everything that the process used before. Only a "
-        "suspicion: it becomes a leak if it continues for 6 to 14 minutes, and ends within four minutes of the "
-        "growth's end",
+        "suspicion, which ends within four minutes of the growth's end",
         evidence="slope, growth, bytes kept per step, growth of the held bytes and of the number of live allocations",
     ),
     VerdictKind(
         name="leak",
-        meaning="grows without stopping; `form` is `linear`, `stairs` or `load-proportional`",
+        meaning="grows without slowing down: for six minutes after a flat curve, if an agent shows an exact line, "
+        "else for 25 minutes, or for 45 minutes since the start of a program; `form` is `linear`, `stairs` or"
+        " `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of the held bytes "
         "and of the number of live allocations",
-        remedy="look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), and "
-        "restart the program",
+        remedy="look for memory that the program keeps: losses or outputs in a list (keep loss.item()), an "
+        "evaluation without torch.no_grad(), a cache without a limit (set one), a new compiled program for "
+        "each shape (pad the inputs, or call torch.compiler.reset() or jax.clear_caches()), longer inputs of "
+        "a curriculum (limit them); without an agent it may also be fragmentation; restart the program before"
+        " the device is full",
     ),
     VerdictKind(
         name="fragmentation",
         meaning="the pool holds much more than its peak of live memory, and the difference grows, or allocations "
         "had to be retried",
         evidence="ratio, peak live, peak kept, growth of the kept memory",
-        remedy="for PyTorch set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch "
-        "2.11), else restart the program",
+        remedy="for PyTorch without a sleep mode set PYTORCH_ALLOC_CONF=expandable_segments:True "
+        "(PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11), for JAX XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async, for "
+        "TensorFlow TF_GPU_ALLOCATOR=cuda_malloc_async, for CuPy and RMM an asynchronous pool; else restart "
+        "the program",
     ),
     VerdictKind(
         name="pressure",
-        meaning="more than 95 % of the device is used (until less than 93 % is), or it is above 80 % and full within "
-        "ten minutes",
+        meaning="more than 95 % of the device is used (until less than 93 % is), or it is above 80 %, its growth goes"
+        " on, and it is full within ten minutes; a program's first five minutes are no such growth",
         evidence="used ratio, free bytes",
-        remedy="flush the device (gpumond flush --device UUID), reduce a batch size, or end a program",
+        remedy="flush the device (gpumond flush --device UUID), reduce a batch size or an engine's share "
+        "(--gpu-memory-utilization, --mem-fraction-static), or end a program",
     ),
     VerdictKind(
         name="orphan",
@@ -125,8 +140,8 @@ KINDS = (
     ),
     VerdictKind(
         name="crash",
-        meaning="a process ended by an unhandled out-of-memory error, or within three minutes of a failed allocation, "
-        "an Xid error, or growth on a device that is 97 % full; active for 15 minutes",
+        meaning="a process ended by an unhandled out-of-memory error, within three minutes of a failed allocation or "
+        "of an Xid error that ends programs, or while it filled a device that was 98.5 % full; active for 15 minutes",
         evidence="bytes",
         remedy="read the program's log; look for Xid in dmesg",
     ),
@@ -140,7 +155,8 @@ KINDS = (
         name="crash-loop",
         meaning="three crashes of one program on one device within an hour",
         evidence="count",
-        remedy="stop the supervisor that restarts the program, and read the program's log",
+        remedy="give the program less memory to use (a smaller batch or model), or stop what restarts it, and read its "
+        "log",
     ),
 )
 

@@ -1,5 +1,5 @@
-"""Persistence of the history: a few series are gathered at each tick, so that no tick waits for all; and removal of
-rows that are too old, and of the oldest where there are too many.
+"""Persistence of the history and of what programs did before: a few series are gathered at each tick, so that no tick
+waits for all; and removal of rows that are too old, and of the oldest where there are too many.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
+from gpumond.diagnosis.past import Past, Pasts
 from gpumond.facts.alerts import Heartbeat
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.units import DAY_SECONDS
@@ -117,6 +118,8 @@ class HistoryStore(Protocol):
 
     async def keep_history(self, history: Iterable[CoarseSeries]) -> None: ...
     async def history(self) -> list[CoarseSeries]: ...
+    async def keep_pasts(self, pasts: Iterable[Past]) -> None: ...
+    async def pasts(self) -> list[Past]: ...
 
 
 class HistoryPersistence:
@@ -127,14 +130,15 @@ class HistoryPersistence:
         self._due = EVERY_SECONDS
         self._writing: asyncio.Future[None] | None = None
 
-    async def restore(self, history: History) -> None:
-        """Restore the previous daemon's series for devices and processes that still exist."""
+    async def restore(self, history: History, pasts: Pasts) -> None:
+        """Restore the previous daemon's series for devices and processes that still exist, and its records."""
         try:
             history.restore(await self._store.history())
+            pasts.restore(await self._store.pasts())
         except StoreUnavailable:
             pass  # the store has logged it
 
-    def advance(self, history: History, elapsed: float) -> None:
+    def advance(self, history: History, pasts: Pasts, elapsed: float) -> None:
         """Gather and write the part of one tick. Waits for nothing."""
         if self._under_way is None:
             if elapsed < self._due:
@@ -145,15 +149,16 @@ class HistoryPersistence:
         if not batch:
             series, self._gathered = tuple(self._gathered), []
             self._under_way, self._due = None, elapsed + EVERY_SECONDS
-            self._writing = asyncio.ensure_future(self._write(series))
+            self._writing = asyncio.ensure_future(self._write(series, pasts))
 
-    async def close(self, history: History) -> None:
+    async def close(self, history: History, pasts: Pasts) -> None:
         if self._writing is not None:
             await self._writing
-        await self._write(tuple(history.coarse()))
+        await self._write(tuple(history.coarse()), pasts)
 
-    async def _write(self, series: tuple[CoarseSeries, ...]) -> None:
+    async def _write(self, series: tuple[CoarseSeries, ...], pasts: Pasts) -> None:
         try:
             await self._store.keep_history(series)
+            await self._store.keep_pasts(pasts.records())
         except StoreUnavailable:
             pass  # the store has logged it; the next write includes it

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpumond.diagnosis.past import Past
 from gpumond.facts.alerts import Heartbeat, Notice, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
@@ -176,6 +177,20 @@ class Store:
     async def history(self) -> list[CoarseSeries]:
         rows = await self.run(lambda db: db.execute("SELECT body FROM history").fetchall())
         return self.rows.read("history", rows, partial(from_text, CoarseSeries))
+
+    async def keep_pasts(self, pasts: Iterable[Past]) -> None:
+        """Store what programs did before, replacing the previous records."""
+        rows = [(to_text(past),) for past in pasts]
+
+        def keep(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM pasts")
+            db.executemany("INSERT INTO pasts VALUES (?)", rows)
+
+        await self.run(keep)
+
+    async def pasts(self) -> list[Past]:
+        rows = await self.run(lambda db: db.execute("SELECT body FROM pasts").fetchall())
+        return self.rows.read("pasts", rows, partial(from_text, Past))
 
     async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""

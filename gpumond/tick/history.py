@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import floor, inf, isfinite, nan
@@ -14,10 +14,20 @@ from gpumond.facts.snapshot import Snapshot
 
 Signal = Literal["used", "live", "held", "utilization", "unattributed"]
 SIGNALS: tuple[Signal, ...] = ("used", "live", "held", "utilization", "unattributed")
-"""Signals in bytes; the utilization is a ratio. Live and held are reported by agents and summed over their pools."""
-USED, LIVE, HELD, UTILIZATION, UNATTRIBUTED = range(5)
-PROCESS_SIGNALS = 3
-"""Number of signals of a process: the first three."""
+"""Signals that can be requested, in bytes; the utilization is a ratio. Live and held are reported by agents and summed
+over their pools.
+"""
+USED, LIVE, HELD, STEP_END, UTILIZATION, UNATTRIBUTED, LOAD = range(7)
+"""All signals. STEP_END: live bytes at the end of a step; LOAD: requests of the serving engines on the device."""
+PROCESS_SIGNALS, DEVICE_SIGNALS = 4, 7
+"""Number of signals of a process, which has the first ones, and of a device."""
+_PLACES: Mapping[Signal, int] = {
+    "used": USED,
+    "live": LIVE,
+    "held": HELD,
+    "utilization": UTILIZATION,
+    "unattributed": UNATTRIBUTED,
+}
 
 MAX_PROCESSES = 1000
 """Maximum number of processes with a history; a further one is observed without it."""
@@ -96,7 +106,7 @@ class History:
         """Return the series of a device; create it if necessary."""
         series = self.devices.get(uuid)
         if series is None:
-            series = self.devices[uuid] = self._series((uuid, None), len(SIGNALS))
+            series = self.devices[uuid] = self._series((uuid, None), DEVICE_SIGNALS)
         return series
 
     def process(self, key: ProcessSeriesKey) -> Series | None:
@@ -137,7 +147,7 @@ class History:
         has not closed yet. Empty if the device, process or signal is unknown.
         """
         found = self._find(key)
-        place = SIGNALS.index(signal)
+        place = _PLACES[signal]
         if found is None or place >= found.signals:
             return ()
         fitting = [i for i, tier in enumerate(TIERS) if resolution is not None and tier.seconds <= resolution]
@@ -208,10 +218,7 @@ class History:
             )
             for place in range(len(TIERS))
         )
-        width = 2 + 3 * series.signals
-        flat = series.tiers[QUARTER].newest(SAMPLES)
-        rows = (flat[i : i + width] for i in range(0, len(flat), width))
-        blocks = tuple((self.unix(row[0]), *map(_known, row[1:])) for row in rows)
+        blocks = tuple((self.unix(at), *map(_known, row)) for at, row in series.tiers[QUARTER].each())
         uuid, process = key
         return CoarseSeries(
             device_uuid=uuid,
@@ -245,42 +252,65 @@ MIN, MEDIAN, MAX = 0, 1, 2
 
 
 class Rows:
-    """The newest ``capacity`` rows of ``width`` numbers each."""
+    """The newest ``capacity`` rows: a time, and ``width`` numbers with seven digits."""
 
-    __slots__ = ("_capacity", "_data", "_head", "width")
+    __slots__ = ("_capacity", "_data", "_head", "_times", "width")
 
     def __init__(self, width: int, capacity: int) -> None:
         self.width = width
-        self._capacity = width * capacity
-        self._data = array("d")
+        self._capacity = capacity
+        self._times = array("d")
+        self._data = array("f")
         self._head = 0
 
     def __len__(self) -> int:
-        return len(self._data) // self.width
+        return len(self._times)
 
     @property
     def bytes(self) -> int:
-        """Size in bytes, including the array's spare capacity."""
-        return self._data.__sizeof__()
+        """Size in bytes, including the arrays' spare capacity."""
+        return self._times.__sizeof__() + self._data.__sizeof__()
 
-    def append(self, row: Sequence[float]) -> Sequence[float] | None:
-        """Append a row and return the row that it replaces, if any."""
-        if len(self._data) < self._capacity:
+    def append(self, at: float, row: Sequence[float]) -> array[float] | None:
+        """Append a row and return the numbers of the row that it replaces, if any."""
+        if len(self._times) < self._capacity:
+            self._times.append(at)
             self._data.extend(row)
             return None
-        head = self._head
-        gone = self._data[head : head + self.width]
-        self._data[head : head + self.width] = array("d", row)
-        self._head = (head + self.width) % self._capacity
+        begin = self._head * self.width
+        gone = self._data[begin : begin + self.width]
+        self._times[self._head] = at
+        self._data[begin : begin + self.width] = array("f", row)
+        self._head = (self._head + 1) % self._capacity
         return gone
 
+    def times(self, count: int) -> array[float]:
+        """Return the times of the last ``count`` rows, or all if there are fewer, the oldest first."""
+        return self._newest(self._times, 1, 0, count)
+
+    def column(self, place: int, count: int) -> array[float]:
+        """Return one number of each of these rows."""
+        return self._newest(self._data, self.width, place, count)
+
     def newest(self, count: int) -> array[float]:
-        """Return the last ``count`` rows, or all if there are fewer, concatenated, the oldest first."""
-        data, head = self._data, self._head
-        length = min(count * self.width, len(data))
+        """Return the numbers of these rows, concatenated."""
+        head, length = self._head * self.width, min(count, len(self)) * self.width
         if head >= length:
-            return data[head - length : head]
-        return data[len(data) - (length - head) :] + data[:head]
+            return self._data[head - length : head]
+        return self._data[len(self._data) - (length - head) :] + self._data[:head]
+
+    def each(self) -> Iterator[tuple[float, array[float]]]:
+        """Yield time and numbers of each row, the oldest first."""
+        flat = self.newest(len(self))
+        for number, at in enumerate(self.times(len(self))):
+            yield at, flat[number * self.width : (number + 1) * self.width]
+
+    def _newest(self, data: array[float], width: int, place: int, count: int) -> array[float]:
+        head, count = self._head, min(count, len(self))
+        if head >= count:
+            return data[(head - count) * width + place : head * width : width]
+        first = len(self) - (count - head)
+        return data[first * width + place :: width] + data[place : head * width : width]
 
 
 class Series:
@@ -304,8 +334,8 @@ class Series:
         self.signals = signals
         self.born = born
         self.last = -inf
-        self.rows = Rows(1 + signals, SAMPLES)
-        self.tiers = tuple(Rows(2 + 3 * signals, tier.rows) for tier in TIERS)
+        self.rows = Rows(signals, SAMPLES)
+        self.tiers = tuple(Rows(1 + 3 * signals, tier.rows) for tier in TIERS)
         self.records = [[-inf] * signals for _ in TIERS]
         """Highest median of each tier and signal among the blocks that are no longer kept."""
         self._phase = phase
@@ -325,7 +355,7 @@ class Series:
         closed = 0
         if at >= self._closes[0]:
             closed = self._close(at)
-        self.rows.append(row)
+        self.rows.append(at, row[1:])
         self.last = at
         self._count += 1
         return closed
@@ -334,32 +364,29 @@ class Series:
         """Return one number of each of the newest ``count`` closed blocks, the oldest first; NaN where it is
         unknown.
         """
-        rows = self.tiers[tier]
-        return rows.newest(count)[2 + 3 * signal + kind :: 2 + 3 * self.signals]
+        return self.tiers[tier].column(1 + 3 * signal + kind, count)
 
     def times(self, tier: int, count: int = SAMPLES) -> array[float]:
-        return self.tiers[tier].newest(count)[:: 2 + 3 * self.signals]
+        return self.tiers[tier].times(count)
 
     def counts(self, tier: int, count: int = SAMPLES) -> array[float]:
-        return self.tiers[tier].newest(count)[1 :: 2 + 3 * self.signals]
+        return self.tiers[tier].column(0, count)
 
     def running(self, tier: int) -> list[float] | None:
         """Return the row of the block that has not closed yet; None if it has no sample."""
         begin = self._closes[tier] - TIERS[tier].seconds
-        width = 1 + self.signals
-        flat = self.rows.newest(SAMPLES)
-        fresh = sum(1 for at in flat[::width] if at >= begin)
-        return [begin, *_of_samples(flat[len(flat) - fresh * width :], self.signals)] if fresh else None
+        fresh = sum(1 for at in self.rows.times(SAMPLES) if at >= begin)
+        return [begin, *_of_samples(self.rows.newest(fresh), self.signals)] if fresh else None
 
     def samples(self, signal: int, count: int = SAMPLES) -> array[float]:
-        return self.rows.newest(count)[1 + signal :: 1 + self.signals]
+        return self.rows.column(signal, count)
 
-    def sample_times(self) -> array[float]:
-        return self.rows.newest(SAMPLES)[:: 1 + self.signals]
+    def sample_times(self, count: int = SAMPLES) -> array[float]:
+        return self.rows.times(count)
 
     def restore(self, blocks: Iterable[Sequence[float]], records: Sequence[Sequence[float]]) -> None:
-        for block in blocks:
-            self.tiers[QUARTER].append(block)
+        for at, *row in blocks:
+            self.tiers[QUARTER].append(at, row)
         self.records = [list(record) for record in records]
 
     def _end(self, at: float, tier: Tier) -> float:
@@ -378,7 +405,7 @@ class Series:
                 fresh, self._minutes[place - 2] = self._minutes[place - 2], 0
                 summary = _of_blocks(self.tiers[MINUTE].newest(fresh), self.signals) if fresh else None
             if summary is not None:
-                self._keep(place, [begin, *summary])
+                self._keep(place, begin, summary)
                 if place == MINUTE:
                     self._minutes[0] += 1
                     self._minutes[1] += 1
@@ -386,28 +413,27 @@ class Series:
             closed = place + 1
         return closed
 
-    def _keep(self, place: int, row: Sequence[float]) -> None:
-        gone = self.tiers[place].append(row)
+    def _keep(self, place: int, at: float, row: Sequence[float]) -> None:
+        gone = self.tiers[place].append(at, row)
         if gone is not None:
             record = self.records[place]
-            for signal, median in enumerate(gone[2 + MEDIAN :: 3]):
+            for signal, median in enumerate(gone[1 + MEDIAN :: 3]):
                 if median > record[signal]:
                     record[signal] = median
 
 
 def _of_samples(flat: array[float], signals: int) -> list[float]:
-    width = 1 + signals
-    summary = [len(flat) / width]
-    for signal in range(1, width):
-        column = _ordered(flat[signal::width])
+    summary = [len(flat) / signals]
+    for signal in range(signals):
+        column = _ordered(flat[signal::signals])
         summary += (column[0], _middle(column), column[-1]) if column else (nan, nan, nan)
     return summary
 
 
 def _of_blocks(flat: array[float], signals: int) -> list[float]:
-    width = 2 + 3 * signals
-    summary = [sum(flat[1::width])]
-    for first in range(2, width, 3):
+    width = 1 + 3 * signals
+    summary = [sum(flat[::width])]
+    for first in range(1, width, 3):
         medians = _ordered(flat[first + MEDIAN :: width])
         if medians:
             lows, highs = flat[first + MIN :: width], flat[first + MAX :: width]

@@ -7,7 +7,8 @@ import pytest
 from gpumond.agent.flushing import Thrash
 from gpumond.facts.messages import PoolChange
 from gpumond.facts.pools import Expected, PoolUsage
-from tests.helpers.values import GIB, make_pool
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_pool
 
 
 def pool(held: int, device_allocations: int | None = 5, device: str = "GPU-a") -> PoolUsage:

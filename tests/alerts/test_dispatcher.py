@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.store.store import verify_audit
+from gpumond.store.audit import verify_audit
 from tests.fakenvml import GIB, FakeDriver, Process, machine
 from tests.helpers.alert_listener import OK, Listener
 from tests.helpers.running import RunningDaemon, until

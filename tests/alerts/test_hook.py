@@ -20,8 +20,9 @@ from gpumond.features.flush.hook import (
     programs_of,
 )
 from gpumond.store.audit import AuditEntry
+from tests.helpers.agents import GIB
 from tests.helpers.scripted_programs import ScriptedPrograms, train
-from tests.helpers.values import GIB, make_device, make_snapshot
+from tests.helpers.values import make_device, make_snapshot
 
 MACHINE = ("node7", "node7.example.org")
 UPTIME = 1000.0

@@ -8,6 +8,7 @@ from statistics import median, quantiles
 
 import pytest
 
+from gpumond.diagnosis.trend import quantile
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.pools import Receipt
 from gpumond.features.baselines.recordings import MAX_WORKLOADS, BaselineRecorder
@@ -20,12 +21,12 @@ from gpumond.features.baselines.statistics import (
     Measured,
     WorkloadMeasures,
     compare,
-    quantile,
     shift,
     threshold,
 )
+from tests.helpers.agents import GIB
 from tests.helpers.training import frame, training
-from tests.helpers.values import GIB, make_device, make_process
+from tests.helpers.values import make_device, make_process
 
 
 def blocks(*values: float) -> Distribution:

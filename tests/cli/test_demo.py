@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.agents import GIB
 from tests.helpers.running import RunningDaemon, free_port, until
-from tests.helpers.values import GIB
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"training", "serving", "leak", "fragmentation"}

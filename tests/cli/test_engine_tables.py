@@ -8,7 +8,7 @@ import pytest
 
 from gpumond.features.flush.command import plan_table, receipt_table
 from gpumond.view.tables import engine_table
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 
 ENGINE: dict[str, Any] = {
     "name": "chat",

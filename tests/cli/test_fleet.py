@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tests.helpers import certificates
+from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.prometheus import Prometheus
 from tests.helpers.running import free_port, until
 from tests.helpers.stubs import fleet, stub, write_targets
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 FRAME = "/api/v1/frame"
 REPORTS = (make_report(10, (make_pool(live=GIB),)),)

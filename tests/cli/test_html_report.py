@@ -11,8 +11,8 @@ import pytest
 from gpumond.features.baselines.command import _page
 from gpumond.features.baselines.statistics import Comparison, Difference
 from gpumond.view import html_report
+from tests.helpers.agents import GIB
 from tests.helpers.html_document import checked
-from tests.helpers.values import GIB
 
 HOSTILE = '<script>alert("x")</script>\x1b[31m'
 

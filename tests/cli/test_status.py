@@ -14,9 +14,10 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.frame import view
 from gpumond.view.tables import device_table, notes, process_table
+from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, fake_daemon, make_frame
 from tests.helpers.screens import terminal
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 
 def test_verdict_is_followed_by_its_remedy():

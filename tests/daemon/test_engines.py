@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.helpers.agents import GIB
 from tests.helpers.engines import device, standin, used_bytes
 from tests.helpers.running import RunningDaemon, until as until_in
 from tests.helpers.serving import SIM
-from tests.helpers.values import GIB
 
 UNUSED_KV_CACHE = {
     "name": "unused-kv-cache",

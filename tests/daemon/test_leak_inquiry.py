@@ -62,7 +62,7 @@ def test_other_verdicts_and_programs_without_an_agent_are_not_asked_about():
     async def run() -> None:
         inquiry = LeakInquiry(agents)
         for verdict in (
-            replace(LEAK, kind="growing"),
+            replace(LEAK, kind="steady"),
             replace(LEAK, pid=11),
             replace(LEAK, pid=None, start_ticks=None),
         ):
@@ -82,6 +82,19 @@ def test_end_does_not_wait_for_an_answer():
         inquiry.consider(frame(LEAK))
         await asyncio.sleep(0)
         await asyncio.wait_for(inquiry.close(), 30)
+
+    asyncio.run(run())
+    assert len(agents.requests) == 1
+
+
+def test_growth_that_is_only_suspected_is_asked_about():
+    agents = Agents()
+
+    async def run() -> None:
+        inquiry = LeakInquiry(agents)
+        inquiry.consider(frame(replace(LEAK, kind="growing")))
+        await asyncio.sleep(0)
+        await inquiry.close()
 
     asyncio.run(run())
     assert len(agents.requests) == 1

@@ -26,8 +26,9 @@ from gpumond.host.peer import Identity
 from gpumond.kernel import Edges
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
+from tests.helpers.agents import GIB
 from tests.helpers.simulated_daemon import SimulatedAgents, SimulatedCollector
-from tests.helpers.values import GIB, make_pool, make_report
+from tests.helpers.values import make_pool, make_report
 from tests.helpers.world import World
 
 pytestmark = pytest.mark.timeout(60)

@@ -21,8 +21,9 @@ from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen.plan import plan
 from gpumond.sim.device import Spec, create
 from gpumond.tick.history import Point
+from tests.helpers.agents import GIB
 from tests.helpers.simulated_snapshots import snapshots
-from tests.helpers.values import GIB, TickState, advance
+from tests.helpers.values import TickState, advance
 
 PACE = 60.0
 UUID = "GPU-51300000-0000-4000-8000-000000000001"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.store.store import verify_audit
+from gpumond.store.audit import verify_audit
 from tests.fakenvml import FakeDriver, machine
 from tests.helpers.alert_listener import Listener
 from tests.helpers.running import RunningDaemon, until

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from gpumond.facts.errors import CONDITIONS
 from gpumond.facts.messages import Hello, Report, encode
 from tests.fakenvml import Device, FakeDriver, Process
+from tests.helpers.agents import GIB
 from tests.helpers.running import RunningDaemon, until
-from tests.helpers.values import GIB, make_pool
+from tests.helpers.values import make_pool
 
 
 def test_uncounted_pool_has_a_share_and_a_remedy_everywhere(serve: Callable[..., RunningDaemon], driver: FakeDriver):

@@ -11,7 +11,8 @@ import pytest
 from gpumond.diagnosis.advice import ADVICE, Case, advice, sentence, torch_setting
 from gpumond.facts.program import LiveClasses, Oom, OomPool
 from gpumond.facts.snapshot import AgentReport
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 UUID = "GPU-a"
 DEVICE = make_device(UUID, processes=(make_process(10, 30 * GIB), make_process(11, 40 * GIB)))
@@ -53,6 +54,14 @@ def names(case: Case) -> list[str]:
 )
 def test_fragmentation_of_pytorch_advises_expandable_segments(case: Case, applies: bool):
     assert ("expandable-segments" in names(case)) is applies
+
+
+@pytest.mark.parametrize("own", [{"unmapped_bytes": GIB}, {"private_bytes": GIB}])
+def test_expandable_segments_are_not_advised_for_a_program_that_can_sleep(own: dict[str, int]):
+    """Its pools belong to another allocator, with which they are incompatible."""
+    pools = (make_pool(UUID, live=GIB, stranded=4 * GIB, **own),)
+    case = torch_case()
+    assert "expandable-segments" not in names(replace(case, report=replace(case.report, pools=pools)))
 
 
 @pytest.mark.parametrize(

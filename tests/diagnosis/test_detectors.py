@@ -21,8 +21,8 @@ from gpumond.facts.snapshot import (
     XidErrors,
 )
 from gpumond.tick.observe import observe
+from tests.helpers.agents import GIB
 from tests.helpers.curves import (
-    GIB,
     MIB,
     MINUTE,
     SIZE,
@@ -560,3 +560,92 @@ def test_growth_is_that_since_the_verdict_began():
     assert block(30, MINUTE) == 20.0
     allocations.end()
     assert [block(90, 2 * MINUTE), block(90, 3 * MINUTE)] == [None, 0.0]
+
+
+def test_pressure_is_not_reported_for_a_start():
+    """A model of 50 GiB that is loaded in shards for 40 s, and an engine that then takes its cache."""
+    shards: Curve = lambda at: (20 + 8 * min(6, max(0.0, at - 60) // 7)) * GIB  # noqa: E731
+    assert "pressure" not in kinds(onsets(by_process(shards, steps_of(6))))
+    engine: Curve = lambda at: min(0.9, 0.1 + at / 75) * SIZE  # noqa: E731
+    assert "pressure" not in kinds(onsets(by_process(engine, steps_of(6))))
+
+
+def test_pressure_is_not_reported_for_growth_that_slows_down():
+    warm_up: Curve = lambda at: 0.86 * SIZE * (1 - exp(-at / 120))  # noqa: E731
+    assert "pressure" not in kinds(onsets(by_device(warm_up, steps_of(15))))
+
+
+def test_pressure_is_not_reported_for_a_tooth_that_was_returned_before():
+    tooth: Curve = lambda at: (0.5 + 0.35 * (at % 1200) / 1200) * SIZE  # noqa: E731
+    found = [at for at, verdict in onsets(by_process(tooth, steps_of(80))) if verdict.kind == "pressure"]
+    assert all(at < 1200 for at in found)
+
+
+def test_end_of_a_small_program_on_a_device_that_another_one_fills_is_no_crash():
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            large = int(min(75.9, 40 + moment / 10) * GIB)
+            own = (make_process(10, large), make_process(20, 4 * GIB, start_ticks=7))
+            used = own if moment < 600 else own[:1]
+            yield at_moment(moment, of_device(sum(one.used_bytes or 0 for one in used), used))
+
+    assert "crash" not in kinds(onsets(snapshots()))
+
+
+def test_engine_that_is_restarted_soon_after_its_start_has_not_crashed():
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(6):
+            turn, into = divmod(moment, 100)
+            used = int(min(0.99, into / 40) * SIZE)
+            yield at_moment(moment, of_device(used, (make_process(10 + int(turn), used, start_ticks=int(turn)),)))
+
+    assert kinds(onsets(snapshots())).isdisjoint({"crash", "crash-loop"})
+
+
+@pytest.mark.parametrize(("xid", "crashed"), [(79, True), (45, False), (63, False)])
+def test_only_xid_errors_that_end_programs_make_a_crash(xid: int, crashed: bool):
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(5):
+            xids = (XidErrors(device_uuid="GPU-a", xid=xid, count=1, last_seen_at=1e9),) if moment > 200 else ()
+            processes = (make_process(10, 40 * GIB),) if moment < 210 else ()
+            yield at_moment(moment, of_device(40 * GIB if processes else 0, processes), xids=xids)
+
+    assert ("crash" in kinds(onsets(snapshots()))) == crashed
+
+
+def test_end_after_an_error_that_the_program_handled_is_no_crash():
+    def snapshots(handled: bool) -> Iterator[Snapshot]:
+        for moment in steps_of(6):
+            live = 20 * GIB if not handled or moment < 210 else 30 * GIB
+            report = make_report(10, (make_pool(live=live, ooms=int(moment > 200)),))
+            processes, reports = ((make_process(10, 40 * GIB),), (report,)) if moment < 270 else ((), ())
+            yield at_moment(moment, of_device(40 * GIB if processes else 0, processes), reports=reports)
+
+    assert "crash" in kinds(onsets(snapshots(handled=False)))
+    assert "crash" not in kinds(onsets(snapshots(handled=True)))
+
+
+def test_memory_that_no_process_of_this_container_owns_is_no_orphan():
+    def snapshots(private: bool) -> Iterator[Snapshot]:
+        for moment in steps_of(10):
+            yield at_moment(moment, of_device(30 * GIB, (), busy=0.0), private_pid_namespace=private)
+
+    assert "orphan" in kinds(onsets(snapshots(private=False)))
+    assert "orphan" not in kinds(onsets(snapshots(private=True)))
+
+
+def test_process_that_sleeps_has_freed_its_memory():
+    found = onsets(by_process(lambda at: (70 if at < 600 else 1.2) * GIB, steps_of(12)))
+    assert at(found, "memory-freed") == 600.0
+    assert "crash" not in kinds(found)
+
+
+def test_fragmentation_that_grows_for_hours_is_reported_and_that_of_the_start_is_not():
+    def snapshots(per_hour: float) -> Iterator[Snapshot]:
+        for moment in steps_of(360, 20.0):
+            held = int((30 + per_hour * moment / 3600) * GIB)
+            report = make_report(10, (make_pool(live=20 * GIB, stranded=held - 20 * GIB),))
+            yield at_moment(moment, of_device(held, (make_process(10, held),)), reports=(report,))
+
+    assert "fragmentation" in kinds(onsets(snapshots(1.0)))
+    assert "fragmentation" not in kinds(onsets(snapshots(0.0)))

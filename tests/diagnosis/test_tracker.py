@@ -12,8 +12,8 @@ import pytest
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import AgentReport, Sensors, Snapshot
+from tests.helpers.agents import GIB
 from tests.helpers.curves import (
-    GIB,
     HOUR,
     MIB,
     MINUTE,
@@ -124,15 +124,15 @@ def test_restarted_process_is_another_life():
     """A reused pid is no exception: the leak of the earlier process does not count."""
 
     def snapshots() -> Iterator[Snapshot]:
-        for at in steps_of(80):
-            again = at >= 40 * MINUTE
-            curve = leaking(100 * MIB, onset=55 if again else 15, base=10 * GIB)
+        for at in steps_of(120, 2.0):
+            again = at >= HOUR
+            curve = leaking(100 * MIB, onset=80 if again else 15, base=10 * GIB)
             process = make_process(10, int(curve(at)), start_ticks=999 if again else 100, comm="train")
             yield at_moment(at, of_device(int(curve(at)), (process,)))
 
     found = [at for at, verdict in onsets(snapshots()) if verdict.kind == "leak"]
     assert len(found) == 2
-    assert found[0] < 40 * MINUTE < found[1] < 70 * MINUTE
+    assert found[0] < HOUR < found[1] < 2 * HOUR
 
 
 def test_replaced_device_starts_without_history():
@@ -154,7 +154,7 @@ def test_life_without_start_ticks_ends_when_its_memory_falls():
     """In logs a pid is all that is known: a fall to a third is another program."""
 
     def snapshots() -> Iterator[Snapshot]:
-        for at in steps_of(100):
+        for at in steps_of(125, 2.0):
             early, late = leaking(100 * MIB, onset=15, base=30 * GIB), leaking(100 * MIB, onset=75, base=10 * GIB)
             curve = early if at < HOUR else late
             yield at_moment(at, of_device(int(curve(at)), (make_process(10, int(curve(at)), start_ticks=None),)))
@@ -182,13 +182,13 @@ def test_growth_of_a_pool_with_unknown_live_bytes_is_that_of_the_drivers_count()
 @pytest.mark.parametrize("pace", [1.0, 12.0])
 def test_pace_shortens_the_time_and_keeps_the_slope(pace: float):
     def snapshots() -> Iterator[Snapshot]:
-        times = (at / pace for at in steps_of(36, pace))
+        times = (at / pace for at in steps_of(50, pace))
         return by_process(noisy(leaking(pace * 64 * MIB, onset=20 / pace), 4 * MIB), times)
 
     found = first(each_onset(snapshots(), pace), "leak")
     assert found is not None
     at, leak = found
-    assert at <= 35 * MINUTE / pace
+    assert at <= 50 * MINUTE / pace
     assert dict(leak.evidence)["slope_bytes_per_second"] == pytest.approx(pace * 64 * MIB / 60, rel=0.1)
     free = 60 * GIB - (at - 20 * MINUTE / pace) * pace * 64 * MIB / 60
     assert leak.time_to_oom_seconds == pytest.approx(free / (pace * 64 * MIB / 60), rel=0.1)

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.engines.standin_base import Engine, Holder, Response
 from tests.engines.standin_kinds import A1111, ComfyUi, Generic, LmDeploy, SgLang, TensorRtLlm, Triton
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 
 
 class Ollama(Engine):

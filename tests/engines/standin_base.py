@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from gpumond.sim.device import SimDevice
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 
 HOLDER = """
 import sys

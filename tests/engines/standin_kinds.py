@@ -8,7 +8,7 @@ import threading
 from typing import Any, ClassVar
 
 from tests.engines.standin_base import InProcess, Response
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 
 
 class ComfyUi(InProcess):

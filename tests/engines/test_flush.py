@@ -18,9 +18,9 @@ from gpumond.facts.pools import Expected
 from gpumond.features.engines.flush_step import EngineFlusher, Timing
 from gpumond.features.engines.kinds import all_kinds
 from tests.engines.flushing import ALLOWED, FAST, Short, World, allowed, flush
+from tests.helpers.agents import GIB
 from tests.helpers.engines import device, standin, used_bytes
 from tests.helpers.running import until
-from tests.helpers.values import GIB
 
 RELEASED = {"ollama": 4 * GIB, "llama-router": 4 * GIB, "vllm": 4 * GIB}
 """Bytes that a fake releases; 3 GiB if its own process holds the memory."""

@@ -21,9 +21,9 @@ from gpumond.features.engines.settings import EngineConfig
 from gpumond.host.machine import start_ticks
 from gpumond.sim.device import SimDevice
 from tests.engines.flushing import World
+from tests.helpers.agents import GIB
 from tests.helpers.engines import StandIn, device, used_bytes
 from tests.helpers.running import free_port, until
-from tests.helpers.values import GIB
 
 SERVER = os.environ.get("GPUMOND_LLAMA_SERVER", "")
 

@@ -21,9 +21,9 @@ from gpumond.facts.pools import Receipt
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.sim.device import SimDevice
 from tests.engines.flushing import World, reached
+from tests.helpers.agents import GIB
 from tests.helpers.engines import StandIn, device, used_bytes
 from tests.helpers.running import free_port, until
-from tests.helpers.values import GIB
 
 VLLM = os.environ.get("GPUMOND_VLLM", "")
 

@@ -12,8 +12,8 @@ import pytest
 from gpumond.facts.pools import Receipt
 from gpumond.features.engines.flush_step import useless
 from tests.engines.flushing import Short, World, allowed, reached
+from tests.helpers.agents import GIB
 from tests.helpers.engines import StandIn, device, standin, used_bytes
-from tests.helpers.values import GIB
 
 
 def serves(engine: StandIn) -> bool:

@@ -17,9 +17,9 @@ from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import get
 from tests.engines.flushing import declared
 from tests.engines.standin import KINDS as STANDINS
+from tests.helpers.agents import GIB
 from tests.helpers.engines import StandIn, answering, candidates, device, standin
 from tests.helpers.running import until
-from tests.helpers.values import GIB
 
 STATES: dict[str, EngineState] = {
     "ollama": EngineState(

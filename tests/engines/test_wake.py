@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.engines.flushing import ALLOWED, World, allowed
+from tests.helpers.agents import GIB
 from tests.helpers.engines import device, standin, used_bytes
-from tests.helpers.values import GIB
 
 
 @pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"comfyui"}))

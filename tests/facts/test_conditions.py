@@ -8,7 +8,8 @@ from gpumond.facts.errors import CONDITIONS
 from gpumond.facts.program import MAX_PID
 from gpumond.facts.snapshot import MISSED_LIMIT, Sensors
 from gpumond.tick.conditions import conditions, of_device
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 
 @pytest.mark.parametrize(

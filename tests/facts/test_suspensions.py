@@ -8,7 +8,8 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, Reading, S
 from gpumond.tick.conditions import conditions
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 UP = SourceState(name="nvml", up=True, responsive=True)
 OTHER = make_process(20, GIB)

@@ -14,10 +14,11 @@ from gpumond.facts.frame import StatedCondition, StatedFault
 from gpumond.features.fleet.connection import Access, Client, Machine, machine
 from gpumond.features.fleet.doctor import FleetFinding, by_subject, examine
 from gpumond.view.frame import MALFORMED
+from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.running import free_port
 from tests.helpers.stubs import fleet, stub, write_targets
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 LOST = StatedFault("nvml", "gpu_is_lost", "GPU-a", "", remedy("gpu_is_lost"))
 HIDDEN = StatedCondition("GPU-a", "unmapped_inferred", "none", "train (pid 10)")

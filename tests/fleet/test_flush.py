@@ -13,9 +13,10 @@ import pytest
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.features.fleet.connection import Access, Client, Machine, machine
 from gpumond.features.fleet.flush import Criteria, FlushOptions, PlannedFlush, ProcessResult, carry_out, plan
+from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.stubs import Answer, fleet, receipt, stub, write_targets
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 CLIENT = Client(Access(trust=ssl.create_default_context()), 60.0)
 

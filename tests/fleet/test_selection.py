@@ -14,8 +14,9 @@ from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import Named
 from gpumond.features.fleet.flush import Criteria, PlannedFlush, select
 from gpumond.features.fleet.status import of_frame
+from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 MACHINE = Machine("node-1", "http://node-1:9917")
 STARTED_AT = 500.0

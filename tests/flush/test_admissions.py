@@ -12,6 +12,7 @@ from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import Snapshot
+from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import (
     GRANT_SECONDS,
     HOLD_SECONDS,
@@ -23,7 +24,7 @@ from gpumond.features.quotas.admissions import (
     Admission,
     Admissions,
 )
-from gpumond.serve.examples import DEVICE, GIB, REPORT, SNAPSHOT
+from gpumond.serve.examples import DEVICE, REPORT, SNAPSHOT
 from tests.helpers.agent_server import in_event_loop
 from tests.helpers.memory_store import MemoryStore
 

@@ -15,8 +15,9 @@ from gpumond.facts.pools import Expected, Outcome, StepResult
 from gpumond.facts.program import Program
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import Identity
+from tests.helpers.agents import GIB
 from tests.helpers.scripted_programs import ScriptedPrograms, release_all, train
-from tests.helpers.values import GIB, make_pool, make_report
+from tests.helpers.values import make_pool, make_report
 
 RANK = Program(distributed=True)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import StepResult
 from gpumond.host.peer import Identity
+from tests.helpers.agents import GIB
 from tests.helpers.scripted_programs import ScriptedPrograms
-from tests.helpers.values import GIB, make_report
+from tests.helpers.values import make_report
 
 
 def call_functions(scripted: ScriptedPrograms, identity: Identity, command: FlushCommand) -> FlushResult:

@@ -8,7 +8,8 @@ from random import Random
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Sensors, Snapshot
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 MIB = 1 << 20
 MINUTE = 60.0

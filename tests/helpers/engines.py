@@ -18,7 +18,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Reading
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.sim.device import SimDevice, Spec, create
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 
 ROOT = Path(__file__).parents[2]
 

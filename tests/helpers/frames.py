@@ -15,7 +15,8 @@ from gpumond.facts.frame import Alert, Frame, StatedCondition, StatedFault, Verd
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.serve.whole_frame import holdings
 from gpumond.tick.ledger import attribute
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 FRAME = TypeAdapter(WholeFrame)
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Expected, Held, Receipt, StepResult
-from gpumond.store.store import Bounds, Store
+from gpumond.store.history import Bounds
+from gpumond.store.store import Store
 
 T = TypeVar("T")
 RECEIPT = Receipt(

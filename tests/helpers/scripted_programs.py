@@ -12,7 +12,8 @@ from gpumond.facts.pools import Expected, Outcome, StepResult
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.features.flush.flusher import Flusher, identity_of
 from gpumond.host.peer import Identity
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 Response = Callable[["ScriptedPrograms", Identity, FlushCommand], FlushResult | None]
 

@@ -30,7 +30,8 @@ from gpumond.host.peer import Identity
 from gpumond.kernel import Clock, Edges, Tick
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.server import AgentServer
-from gpumond.store.store import Bounds, Store
+from gpumond.store.history import Bounds
+from gpumond.store.store import Store
 from tests.helpers.world import TICK_SECONDS
 
 RULE_NAMES = 20

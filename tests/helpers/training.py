@@ -5,7 +5,8 @@ from __future__ import annotations
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import DeviceReading, Sensors, Snapshot
 from gpumond.tick.ledger import attribute
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 
 def frame(seconds: float, *devices: DeviceReading, **fields: object) -> Frame:

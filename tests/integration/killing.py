@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpumond.store.store import verify_audit
+from gpumond.store.audit import verify_audit
 from tests.fakenvml import FakeDriver, machine
 from tests.helpers.alert_listener import Listener
 from tests.helpers.running import RunningDaemon, until

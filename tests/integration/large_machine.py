@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from tests.helpers.agents import GIB
 from tests.helpers.browser import PageSession, show_frame
 from tests.helpers.frames import make_frame
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 NODES = """() => {
     const all = document.createNodeIterator(document, NodeFilter.SHOW_ALL);

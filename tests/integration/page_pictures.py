@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image  # comes with matplotlib
 
 from tests.fakenvml import FakeDriver, Process, build, machine
+from tests.helpers.agents import GIB
 from tests.helpers.browser import PHONE, PROGRAMS, WIDE, PageSession, chromium, open_page, ready, sign_in
 from tests.helpers.running import RunningDaemon, until
-from tests.helpers.values import GIB
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

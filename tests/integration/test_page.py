@@ -14,9 +14,9 @@ from gpumond.facts.units import human
 from gpumond.features.flush.routes import ANSWER, EXAMPLE
 from gpumond.serve.examples import RECEIPT
 from gpumond.view.text import size
+from tests.helpers.agents import GIB
 from tests.helpers.browser import LIVE, PROGRAMS, PageSession, needs_chromium, open_page, show_frame, sign_in
 from tests.helpers.running import RunningDaemon, until
-from tests.helpers.values import GIB
 from tests.integration.faces import command, consistent_frame, disagreements, of_command, serving_frame
 
 if TYPE_CHECKING:

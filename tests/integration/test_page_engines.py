@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.engines import EngineReading
 from gpumond.serve.examples import ENGINE
+from tests.helpers.agents import GIB
 from tests.helpers.browser import PHONE, PROGRAMS, needs_chromium, open_page
 from tests.helpers.running import RunningDaemon
-from tests.helpers.values import GIB
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpumond.sim.device import Spec, create
+from tests.helpers.agents import GIB
 from tests.helpers.browser import PHONE, needs_chromium, open_page
 from tests.helpers.running import RunningDaemon
-from tests.helpers.values import GIB
 from tests.integration.hostile import COMM, LONG, NAME, holding
 
 if TYPE_CHECKING:

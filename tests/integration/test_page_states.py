@@ -9,9 +9,9 @@ import pytest
 
 from gpumond.facts.units import human
 from tests.fakenvml import FakeDriver, Process, machine
+from tests.helpers.agents import GIB
 from tests.helpers.browser import Serve, needs_chromium, open_page
 from tests.helpers.running import until
-from tests.helpers.values import GIB
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

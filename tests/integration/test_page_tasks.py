@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Verdict
 from gpumond.serve.examples import VERDICT
+from tests.helpers.agents import GIB
 from tests.helpers.browser import (
     LIVE,
     PROGRAMS,
@@ -22,7 +23,6 @@ from tests.helpers.browser import (
     signed_in,
 )
 from tests.helpers.running import RunningDaemon, until
-from tests.helpers.values import GIB
 from tests.integration.large_machine import machine, show
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT
 from gpumond.tick.observe import observe
+from tests.helpers.agents import GIB
 from tests.helpers.values import (
-    GIB,
     TickState,
     advance,
     make_device,

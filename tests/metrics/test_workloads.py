@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from gpumond.facts.pools import Expected, Held, Receipt
 from gpumond.metrics.telemetry import OUTCOMES, Telemetry, Workloads
 from gpumond.serve.examples import RECEIPT
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 
 BEFORE, AFTER = Held(9 * GIB, 3 * GIB, 6 * GIB, None), Held(4 * GIB, 3 * GIB, GIB, None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Hello, decode, encode
 from gpumond.facts.program import Dump
-from gpumond.programs.server import Limits
+from gpumond.programs.connection import Limits
 from tests.helpers.agent_server import HELLO, OWN, REPORT, eventually, in_event_loop, serving
 
 

@@ -21,7 +21,7 @@ from gpumond.facts.messages import (
     encode,
 )
 from gpumond.facts.program import SCOPES, Program, ScopeUsage
-from gpumond.programs.server import Limits
+from gpumond.programs.connection import Limits
 from tests.helpers.agent_server import HELLO, REPORT, closed, eventually, in_event_loop, serving
 from tests.helpers.fuzzing import mutated
 from tests.helpers.values import make_pool

@@ -7,7 +7,7 @@ import pytest
 from gpumond.facts.errors import ConfigError
 from gpumond.features.recordings.reader import moment
 from gpumond.features.recordings.snapshots import NAMELESS
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 from tests.recordings.reading import elapsed, read, read_with_notices, used
 
 HEADER = "time,uuid,pid,used_bytes,live_bytes,held_bytes,size_bytes,utilization\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpumond.facts.snapshot import Sensors
 from gpumond.features.recordings.csv_log import HEADER, csv_lines
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 from tests.recordings.reading import read
 
 

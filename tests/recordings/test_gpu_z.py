@@ -23,6 +23,8 @@ def test_log_has_one_device_with_dedicated_memory_in_mib(encoding: str):
 def test_older_names_and_a_second_header_with_other_columns_are_read():
     old = "Date , GPU Load [%] , Memory Used [MB] ,\n2024-01-14 18:42:00 , 5 , 70 ,\n"
     assert used(read(HEADER + ROWS + old), "gpu") == [3543 * MIB, 3600 * MIB, 70 * MIB]
+    oldest = old.replace("Memory Used", "Memory Usage")
+    assert used(read(oldest), "gpu") == [70 * MIB]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import ConfigError
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 from tests.recordings.reading import elapsed, read, read_with_notices, used
 from tests.recordings.samples import answer, series
 

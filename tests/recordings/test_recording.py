@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Sensors, Snapshot, SourceState, XidErrors
-from tests.helpers.values import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 from tests.recordings.reading import elapsed, read, read_with_notices
 
 FULL = replace(

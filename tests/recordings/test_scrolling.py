@@ -6,7 +6,7 @@ import pytest
 
 from gpumond.facts.errors import ConfigError
 from gpumond.features.recordings.reader import moment
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 from tests.recordings.reading import elapsed, read, read_with_notices, used
 from tests.recordings.samples import DMON
 

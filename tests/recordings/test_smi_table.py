@@ -25,6 +25,12 @@ def test_tables_are_readings_of_devices_and_their_processes():
     assert [each.comm for each in device.processes or ()] == ["/opt/env/bin/python"]
 
 
+def test_lines_of_a_script_before_each_table_are_skipped():
+    own = "==== Sat Jan 24 21:52:14 UTC 2026 ====\n"
+    snapshots = read("".join(own + table(1835 + number, at=date(52 + number)) for number in range(3)))
+    assert used(snapshots, BUS) == [1835 * MIB, 1836 * MIB, 1837 * MIB]
+
+
 def test_processes_are_unknown_until_a_table_lists_one():
     snapshots = read(
         table(30000, at=date(52))

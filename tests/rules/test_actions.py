@@ -21,7 +21,8 @@ from gpumond.features.alerts.dispatcher import (
     forget,
     remembered,
 )
-from tests.helpers.values import GIB, make_pool, make_report
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_pool, make_report
 
 LABELS = (("alertname", "waste"), ("gpu", "0"), ("uuid", "GPU-a"))
 ALERT = Alert(

@@ -16,7 +16,8 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.dispatcher import conclude, decide
 from gpumond.features.rules.settings import RuleConfig, written
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 ENGINE = EngineReading(
     name="chat",

@@ -14,11 +14,13 @@ from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import TICKS_PER_SECOND, Program, StepUsage
 from gpumond.facts.snapshot import THROTTLE_REASONS, AgentReport, DeviceReading, Excess, ProcessUsage, Sensors, Snapshot
 from gpumond.features.rules.settings import UNITS, VALUES
-from gpumond.quantities import RuleContext, subjects
+from gpumond.quantities import subjects
+from gpumond.quantities.scope import RuleContext
 from gpumond.quantities.table import DEVICE_COUNTERS, POOL_COUNTERS, PROGRAM_COUNTERS
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
 from gpumond.tick.ledger import attribute
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 NO_NUMBERS = {"compute_mode", "virtualization_mode", "addressing_mode", "numa_node", "throttle_reasons"}
 """Sensors that are names; each throttle reason is a value."""

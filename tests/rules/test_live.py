@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from gpumond.sim.device import Spec, create
+from tests.helpers.agents import GIB
 from tests.helpers.alert_listener import Listener
 from tests.helpers.running import RunningDaemon, until
-from tests.helpers.values import GIB
 from tests.rules.live import changed, firing
 
 Serve = Callable[..., RunningDaemon]

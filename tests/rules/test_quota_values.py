@@ -11,16 +11,8 @@ from gpumond.facts.program import PoolLimit
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import ProcessQuota, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from tests.helpers.values import (
-    GIB,
-    TickState,
-    advance,
-    make_device,
-    make_pool,
-    make_process,
-    make_report,
-    make_snapshot,
-)
+from tests.helpers.agents import GIB
+from tests.helpers.values import TickState, advance, make_device, make_pool, make_process, make_report, make_snapshot
 
 EXCEEDED = next(rule for rule in BUILT_IN if rule.name == "quota-exceeded")
 UNAVAILABLE = next(rule for rule in BUILT_IN if rule.name == "reserve-unavailable")

@@ -6,7 +6,8 @@ from gpumond.facts.alerts import Heartbeat, Rule, kept, resume
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.features.rules.evaluation import GRACE_SECONDS, VERDICT_GRACE_SECONDS, awaited
-from tests.helpers.values import GIB, Advanced, TickState, advance, evaluate, make_device, make_process, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import Advanced, TickState, advance, evaluate, make_device, make_process, make_snapshot
 
 RULE = Rule(name="full", scope="device", value="used_ratio", above=0.8, for_seconds=60.0)
 BEGAN = 5000.0

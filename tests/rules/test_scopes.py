@@ -13,21 +13,13 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import LABELS, PLACEHOLDERS, UNITS, VALUES
-from gpumond.quantities import RuleContext, subjects
-from gpumond.quantities.scope import active_verdicts
+from gpumond.quantities import subjects
+from gpumond.quantities.scope import RuleContext, active_verdicts
 from gpumond.quantities.table import Unit, readable
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.tick.ledger import attribute
-from tests.helpers.values import (
-    GIB,
-    TickState,
-    advance,
-    make_device,
-    make_pool,
-    make_process,
-    make_report,
-    make_snapshot,
-)
+from tests.helpers.agents import GIB
+from tests.helpers.values import TickState, advance, make_device, make_pool, make_process, make_report, make_snapshot
 
 ENGINE = EngineReading(
     name="chat",

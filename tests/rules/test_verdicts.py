@@ -11,8 +11,8 @@ from gpumond.facts.alerts import Rule
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
+from tests.helpers.agents import GIB
 from tests.helpers.values import (
-    GIB,
     Advanced,
     TickState,
     evaluate,

@@ -11,10 +11,11 @@ from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Program
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.quantities import RuleContext, subjects
+from gpumond.quantities import subjects
+from gpumond.quantities.scope import RuleContext
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
+from tests.helpers.agents import GIB
 from tests.helpers.values import (
-    GIB,
     Advanced,
     TickState,
     advance,

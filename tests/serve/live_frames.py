@@ -14,7 +14,8 @@ from gpumond.facts.snapshot import Sensors
 from gpumond.serve.live import WHOLE, changes, live_frame
 from gpumond.serve.whole_frame import whole_frame
 from gpumond.tick.ledger import attribute
-from tests.helpers.values import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 
 
 def random_frame(rng: random.Random, seq: int) -> Frame:

@@ -14,7 +14,7 @@ from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit, Dump
 from gpumond.programs.commands import SnapshotFile
 from gpumond.serve import examples
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 from tests.serve.application import FRAME, TOKEN, View, ask
 
 LIMIT, SNAPSHOT, WHY = (f"/api/v1/agents/10/{name}" for name in ("limit", "snapshot", "why"))

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 from gpumond.features.baselines.recordings import BaselineService, baseline_table
 from gpumond.features.baselines.statistics import Comparison, compare
 from gpumond.store.store import Store
+from tests.helpers.agents import GIB
 from tests.helpers.training import training
-from tests.helpers.values import GIB
 from tests.serve.application import serving
 
 T = TypeVar("T")

@@ -10,8 +10,9 @@ from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.host.peer import Identity
 from gpumond.serve.limits import FLUSHES_PER_MINUTE
+from tests.helpers.agents import GIB
 from tests.helpers.scripted_programs import ScriptedPrograms, release_all
-from tests.helpers.values import GIB, make_pool, make_report
+from tests.helpers.values import make_pool, make_report
 from tests.serve.application import View
 from tests.serve.guarded import ADMIN, GuardedApi, bearer
 

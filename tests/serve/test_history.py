@@ -11,7 +11,8 @@ import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.tick.history import History
-from tests.helpers.values import GIB, make_device, make_process, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_process, make_snapshot
 from tests.serve.application import View, ask
 
 SECONDS = 1200

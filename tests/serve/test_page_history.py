@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Verdict
 from gpumond.serve.examples import TAKEN_AT, VERDICT
+from tests.helpers.agents import GIB
 from tests.helpers.curves import MIB, by_process, each_onset, first, leaking, noisy, steps_of
-from tests.helpers.values import GIB
 from tests.serve.page_modules import needs_node, run_module
 
 pytestmark = needs_node

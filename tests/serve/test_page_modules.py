@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from gpumond.facts.pools import Receipt
 from gpumond.serve.examples import RECEIPT
 from gpumond.view.text import size
-from tests.helpers.values import GIB
+from tests.helpers.agents import GIB
 from tests.serve.live_frames import as_json, changes_as_json, random_wholes
 from tests.serve.page_modules import needs_node, run_module
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gpumond.facts.frame import SHARES
+from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 from tests.serve.live_frames import as_json, random_wholes
 from tests.serve.page_modules import needs_node, run_module
 

@@ -24,7 +24,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.messages import Hello, Report, encode, to_json
 from gpumond.facts.snapshot import Reading
 from gpumond.host.machine import start_ticks
-from gpumond.store.store import verify_audit
+from gpumond.store.audit import verify_audit
 from gpumond.store.table import from_text
 from tests.helpers.simulated_program import Process
 from tests.helpers.world import TICK_SECONDS, World

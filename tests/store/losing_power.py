@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpumond.features.rules.registry import rule_table
-from gpumond.store.store import Store, verify_audit
+from gpumond.store.audit import verify_audit
+from gpumond.store.store import Store
 from tests.helpers.opened_store import with_store
 from tests.helpers.running import RunningDaemon
 from tests.store.power import Disk, Event, Log

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.store.audit import GENESIS, append
+from gpumond.store.audit import GENESIS, append, verify_audit
 from gpumond.store.database import STEPS
-from gpumond.store.history import remove_excess
-from gpumond.store.store import Bounds, Store, verify_audit
+from gpumond.store.history import Bounds, remove_excess
+from gpumond.store.store import Store
 from tests.helpers.opened_store import with_store
 
 

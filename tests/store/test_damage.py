@@ -26,8 +26,9 @@ from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.registry import RuleRegistry, override_table, rule_table
 from gpumond.features.rules.settings import written
 from gpumond.features.silences.silences import silence_table
+from gpumond.store.audit import verify_audit
 from gpumond.store.history import HistoryPersistence
-from gpumond.store.store import Store, verify_audit
+from gpumond.store.store import Store
 from gpumond.tick.history import TIERS, CoarseSeries, History
 from tests.helpers.opened_store import RECEIPT, over, with_store
 

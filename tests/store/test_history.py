@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 
+from gpumond.diagnosis.past import Past, Pasts
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.program import ProcessKey
 from gpumond.store.history import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence
@@ -55,10 +56,10 @@ def test_history_of_existing_processes_is_restored_after_a_restart(tmp_path: Pat
     before, after = history(), History()
 
     async def keep(store: Store) -> None:
-        await HistoryPersistence(store).close(before)
+        await HistoryPersistence(store).close(before, Pasts())
 
     async def restore(store: Store) -> None:
-        await HistoryPersistence(store).restore(after)
+        await HistoryPersistence(store).restore(after, Pasts())
 
     with_store(tmp_path, keep)
     with_store(tmp_path, restore)
@@ -77,9 +78,9 @@ def test_history_is_stored_periodically_a_few_series_a_tick(tmp_path: Path):
 
     async def work(store: Store) -> tuple[int, int]:
         keeper, ticks = HistoryPersistence(store), 0
-        keeper.advance(stored, EVERY_SECONDS - 1)
+        keeper.advance(stored, Pasts(), EVERY_SECONDS - 1)
         while not await store.history():
-            keeper.advance(stored, EVERY_SECONDS + ticks)
+            keeper.advance(stored, Pasts(), EVERY_SECONDS + ticks)
             stored.end(("GPU-a", 10, 100))  # a process that ends meanwhile is left out
             ticks += 1
             await asyncio.sleep(0)
@@ -105,7 +106,7 @@ def test_unreadable_history_is_reported_and_skipped(tmp_path: Path, caplog: pyte
     with db:
         db.execute("UPDATE history SET body = '{\"blocks\": 7}'")
     db.close()
-    with_store(tmp_path, lambda store: HistoryPersistence(store).restore(History()))
+    with_store(tmp_path, lambda store: HistoryPersistence(store).restore(History(), Pasts()))
     assert "cannot be read" in caplog.text
 
 
@@ -116,22 +117,47 @@ class Broken:
     async def history(self) -> list[CoarseSeries]:
         raise StoreUnavailable("the disk is full")
 
+    async def keep_pasts(self, pasts: object) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    async def pasts(self) -> list[Past]:
+        raise StoreUnavailable("the disk is full")
+
 
 def test_history_works_without_a_store():
     async def work() -> None:
         keeper = HistoryPersistence(Broken())
-        await keeper.restore(History())
-        await keeper.close(history())
+        await keeper.restore(History(), Pasts())
+        await keeper.close(history(), Pasts())
 
     asyncio.run(work())
 
 
 def test_absent_processes_are_kept_for_the_next_restart(tmp_path: Path):
     async def work(store: Store) -> list[CoarseSeries]:
-        await HistoryPersistence(store).close(history())
+        await HistoryPersistence(store).close(history(), Pasts())
         early = History()
-        await HistoryPersistence(store).restore(early)
-        await HistoryPersistence(store).close(early)
+        await HistoryPersistence(store).restore(early, Pasts())
+        await HistoryPersistence(store).close(early, Pasts())
         return await store.history()
 
     assert {(one.device_uuid, one.pid) for one in with_store(tmp_path, work)} == {("GPU-a", None), ("GPU-a", 10)}
+
+
+def test_levels_of_earlier_lives_are_kept_over_a_restart(tmp_path: Path):
+    before, after = Pasts(), Pasts()
+    before.note(("train", 1000), 1e9, held=40e9)
+    after.note(("serve", None), 2e9, returned=7e9)
+
+    async def keep(store: Store) -> None:
+        await HistoryPersistence(store).close(History(), before)
+
+    async def restore(store: Store) -> None:
+        await HistoryPersistence(store).restore(History(), after)
+
+    with_store(tmp_path, keep)
+    with_store(tmp_path, restore)
+    assert {(past.name, past.uid, past.held_bytes, past.returned_bytes) for past in after.records()} == {
+        ("train", 1000, 40e9, 0.0),
+        ("serve", None, 0.0, 7e9),
+    }

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.alerts import Heartbeat
-from gpumond.store.audit import GENESIS, entry_hash
-from gpumond.store.history import same_clock
-from gpumond.store.store import Bounds, Store, verify_audit
+from gpumond.store.audit import GENESIS, entry_hash, verify_audit
+from gpumond.store.history import Bounds, same_clock
+from gpumond.store.store import Store
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
 DAY = 86400.0

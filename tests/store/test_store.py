@@ -16,8 +16,9 @@ from gpumond.facts.errors import DefinitionChanged
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
 from gpumond.features.rules.registry import override_table, rule_table
+from gpumond.store.audit import verify_audit
 from gpumond.store.database import STEPS
-from gpumond.store.store import Store, verify_audit
+from gpumond.store.store import Store
 from gpumond.store.table import Row, to_text
 from tests.helpers.opened_store import RECEIPT, over, with_store
 

@@ -15,7 +15,8 @@ import pytest
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.features.rules.registry import rule_table
-from gpumond.store.store import Store, verify_audit
+from gpumond.store.audit import verify_audit
+from gpumond.store.store import Store
 from tests.helpers.opened_store import with_store
 
 

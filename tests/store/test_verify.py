@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.store.audit import GENESIS, entry_hash
-from gpumond.store.store import Store, verify_audit
+from gpumond.store.audit import GENESIS, entry_hash, verify_audit
+from gpumond.store.store import Store
 from tests.helpers.opened_store import with_store
 from tests.helpers.running import gpumond_here
 

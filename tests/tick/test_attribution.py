@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 from gpumond.facts.frame import Ledger
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.tick.ledger import attribute
-from tests.helpers.values import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 
 
 def shares(ledger: Ledger, device_uuid: str = "GPU-a") -> Counter[str]:

@@ -13,8 +13,8 @@ import pytest
 
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
+from tests.helpers.agents import GIB
 from tests.helpers.values import (
-    GIB,
     TickState,
     advance,
     make_device,

@@ -7,8 +7,8 @@ import pytest
 from gpumond.facts.alerts import Rule
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Reading, Snapshot, SourceState
 from gpumond.tick.observe import observe
+from tests.helpers.agents import GIB
 from tests.helpers.values import (
-    GIB,
     TickState,
     advance,
     make_device,

@@ -12,7 +12,8 @@ from gpumond.facts.frame import Alert, Verdict
 from gpumond.facts.pools import Expected, Receipt
 from gpumond.facts.program import Oom, Program
 from gpumond.facts.snapshot import Fault, XidErrors
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 from tests.tick.frames import UUID, between, make_frame
 
 

@@ -10,6 +10,7 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.tick import history as module
 from gpumond.tick.history import (
+    DEVICE_SIGNALS,
     LIVE,
     MAX,
     MEDIAN,
@@ -18,7 +19,6 @@ from gpumond.tick.history import (
     PROCESS_SIGNALS,
     QUARTER,
     SAMPLES,
-    SIGNALS,
     TIERS,
     USED,
     CoarseSeries,
@@ -46,7 +46,7 @@ def make_history(values: Sequence[float], every: float = 1.0, begin: float = 0.0
         assert history.begin(make_snapshot(elapsed_seconds=at, taken_at=taken_at + at))
         series = history.process(PROCESS_SERIES)
         assert series is not None
-        series.add((at, value, NAN, NAN))
+        series.add((at, value, NAN, NAN, NAN))
     return history
 
 
@@ -92,10 +92,10 @@ def test_samples_closer_than_the_minimum_distance_are_dropped():
 
 def test_rows_are_limited_to_the_newest():
     rows = Rows(2, 5)
-    gone = [rows.append((float(i), -float(i))) for i in range(8)]
+    gone = [rows.append(float(i), (float(i), -float(i))) for i in range(8)]
     assert [None if row is None else row[0] for row in gone] == [None] * 5 + [0, 1, 2]
     assert list(rows.newest(3)) == [5, -5, 6, -6, 7, -7]
-    assert list(rows.newest(99)[::2]) == [3, 4, 5, 6, 7]
+    assert list(rows.times(99)) == list(rows.column(0, 99)) == [3, 4, 5, 6, 7]
 
 
 def test_record_includes_blocks_that_are_no_longer_kept():
@@ -106,11 +106,11 @@ def test_record_includes_blocks_that_are_no_longer_kept():
 
 def test_history_of_64_devices_and_500_processes_needs_at_most_64_mib():
     """Measured with every row of every tier in use."""
-    process, device = Series(PROCESS_SIGNALS, 0.0, 0.0), Series(len(SIGNALS), 0.0, 0.0)
+    process, device = Series(PROCESS_SIGNALS, 0.0, 0.0), Series(DEVICE_SIGNALS, 0.0, 0.0)
     for series in (process, device):
         for rows, capacity in ((series.rows, SAMPLES), *zip(series.tiers, (tier.rows for tier in TIERS), strict=True)):
             for _ in range(capacity + 10):
-                rows.append([0.0] * rows.width)
+                rows.append(0.0, [0.0] * rows.width)
             assert len(rows) == capacity
     one_process, one_device = (sum(rows.bytes for rows in (s.rows, *s.tiers)) for s in (process, device))
     assert 500 * one_process + 64 * one_device <= 64 * 1024 * 1024
@@ -148,7 +148,7 @@ def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
     reused = ProcessKey(10, 101)
     other = history.process(("GPU-a", reused))
     assert other is not None
-    other.add((3.0, 7.0, NAN, NAN))
+    other.add((3.0, 7.0, NAN, NAN, NAN))
     assert history.newest("GPU-a", 10) == reused
     assert [point.median for point in history.series(("GPU-a", reused), "used")] == [7.0]
     assert len(history.series(PROCESS_SERIES, "used")) == 3
@@ -201,7 +201,7 @@ def test_blocks_of_processes_that_begin_together_close_at_different_times():
         series = history.process(("GPU-a", pid + 50, 1))
         assert series is not None
         at = 0.5
-        while not series.add((at, 0.0, 0.0, 0.0)):
+        while not series.add((at, 0.0, 0.0, 0.0, 0.0)):
             at += 1.0
         ends.add(at)
     assert len(ends) == 15

@@ -19,7 +19,8 @@ from gpumond.facts.program import (
     Site,
     ThreadStack,
 )
-from tests.helpers.values import GIB, make_pool, make_report
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_pool, make_report
 from tests.tick.frames import UUID, between, make_frame
 
 

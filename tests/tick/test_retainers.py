@@ -9,7 +9,8 @@ import pytest
 from gpumond.diagnosis.messages import with_retainers
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ByteChange, Program, Retainer, ScopeDevice, ScopeUsage
-from tests.helpers.values import GIB, make_device, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_report, make_snapshot
 
 LEAK = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="train grows")
 RETAINER = Retainer(file="/home/a/train.py", line=31, function="train", name="losses", size_bytes=GIB, tensors=12)
@@ -49,6 +50,7 @@ def test_leak_names_the_scope_if_no_line_is_known(scopes: tuple[ScopeUsage, ...]
 
 def test_other_verdicts_and_unknown_programs_are_unchanged():
     program = Program(retainers=(RETAINER,))
-    assert summary(program, replace(LEAK, kind="growing")) == "train grows"
+    assert summary(program, replace(LEAK, kind="steady")) == "train grows"
+    assert summary(program, replace(LEAK, kind="growing")).startswith("train grows; kept by ")
     assert summary(program, replace(LEAK, start_ticks=101)) == "train grows"
     assert summary(program, replace(LEAK, pid=None, start_ticks=None)) == "train grows"

@@ -17,9 +17,9 @@ from gpumond.metrics.catalogue import FAMILIES
 from gpumond.serve.whole_frame import holdings
 from gpumond.tick.observe import observe
 from gpumond.view.frame import view
+from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.values import (
-    GIB,
     Advanced,
     TickState,
     advance,

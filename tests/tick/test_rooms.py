@@ -7,8 +7,9 @@ from dataclasses import replace
 from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import ProcessQuota, Snapshot
+from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import allocated, rooms
-from gpumond.serve.examples import DEVICE, GIB, POOL, PROCESS, REPORT, SNAPSHOT, UUID
+from gpumond.serve.examples import DEVICE, POOL, PROCESS, REPORT, SNAPSHOT, UUID
 
 OTHER = replace(PROCESS, pid=10, start_ticks=5, uid=1001, used_bytes=4 * GIB)
 SMALL = replace(

@@ -10,11 +10,12 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.frame import StatedFault, Verdict
 from gpumond.serve.examples import RECEIPT
+from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import until
 from tests.helpers.screens import Session, top
 from tests.helpers.stubs import receipt
-from tests.helpers.values import GIB, make_device, make_process
+from tests.helpers.values import make_device, make_process
 
 pytestmark = pytest.mark.slow
 

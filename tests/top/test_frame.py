@@ -19,9 +19,9 @@ from gpumond.features.fleet.flush import Criteria, select
 from gpumond.features.fleet.status import of_frame, status_table, summary
 from gpumond.view.frame import MALFORMED, MAX_TEXT, decoded, frame_of, merged, view
 from gpumond.view.tables import device_table, engine_table, notes, page, process_table
+from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame
 from tests.helpers.fuzzing import fuzzed
-from tests.helpers.values import GIB
 
 MACHINE = Machine("node-1", "https://node-1:9917")
 FIT = Fit(

@@ -7,9 +7,10 @@ from typing import Any
 from gpumond.facts.program import ProcessKey
 from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
 from gpumond.view.frame import view
+from tests.helpers.agents import GIB
 from tests.helpers.frames import fake_daemon, make_frame
 from tests.helpers.screens import top
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 USERS = {1: "analysis", 2: "research", 3: "analysis", 4: None}
 SIZES = {1: GIB, 2: 2 * GIB, 3: 3 * GIB, 4: 5 * GIB}

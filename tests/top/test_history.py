@@ -11,8 +11,8 @@ from gpumond.facts.errors import DaemonError
 from gpumond.top.screen import HistoryChart, drawn, extended, read_history
 from gpumond.view.frame import key_of, view
 from gpumond.view.text import plain_text
+from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame
-from tests.helpers.values import GIB
 
 
 class Recorded:

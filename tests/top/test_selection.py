@@ -9,10 +9,11 @@ import pytest
 
 from gpumond.facts.snapshot import Sensors
 from gpumond.view.frame import at_index, merged, neighbor, place_of, processes_on, view
+from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame
 from tests.helpers.running import until
 from tests.helpers.screens import top
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 pytestmark = pytest.mark.slow
 

@@ -17,10 +17,11 @@ from gpumond.host.machine import start_ticks
 from gpumond.top.processes import Lineages, refusal, send
 from gpumond.view.frame import view
 from gpumond.view.rows import ProcessRow
+from tests.helpers.agents import GIB
 from tests.helpers.frames import fake_daemon, make_frame
 from tests.helpers.running import until
 from tests.helpers.screens import top
-from tests.helpers.values import GIB, make_device, make_process
+from tests.helpers.values import make_device, make_process
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import pytest
 
 from gpumond.facts.units import duration
 from gpumond.view.notices import LIKELY_MEANT, stuck
+from tests.helpers.agents import GIB
 from tests.helpers.frames import holding_with
-from tests.helpers.values import GIB
 
 
 @pytest.mark.parametrize(

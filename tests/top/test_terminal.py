@@ -16,10 +16,11 @@ import pytest
 from gpumond.facts.frame import Alert, StatedFault
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import human
+from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.screens import TOP, terminal
-from tests.helpers.values import GIB, make_device, make_process
+from tests.helpers.values import make_device, make_process
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,9 @@ from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import ProcessRow, plain
 from gpumond.view.tables import device_lines, flush_estimate, process_table
 from gpumond.view.text import plain_text
+from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, make_frame
-from tests.helpers.values import GIB, make_device, make_pool, make_process, make_quotas, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_quotas, make_report
 
 LEAK = Verdict(
     device_uuid="GPU-a",

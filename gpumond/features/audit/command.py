@@ -51,7 +51,7 @@ def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from gpumond.config.loading import load
-    from gpumond.store.store import verify_audit
+    from gpumond.store.audit import verify_audit
 
     named = None if arguments.config or arguments.state_dir else _store_of(arguments.url)
     file = named or load(arguments.config, {"state_dir": arguments.state_dir}).store_file()

@@ -1,4 +1,4 @@
-"""Requests to programs with a leak to search for the lines that keep the memory, once for each verdict.
+"""Requests to programs that grow to search for the lines that keep the memory, once for each verdict.
 
 An agent answers only if its program's flush_policy is ``allow``. The result is part of its later reports.
 """
@@ -23,7 +23,7 @@ MAX_REMEMBERED = 4096
 
 
 class LeakInquiry:
-    """Remembers the leaks for which it has sent a request."""
+    """Remembers the growth for which it has sent a request."""
 
     def __init__(self, agents: AgentServer) -> None:
         self._agents = agents
@@ -31,11 +31,11 @@ class LeakInquiry:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def consider(self, frame: Frame) -> None:
-        """Send a request for each new leak of a connected program."""
+        """Send a request for each new growth of a connected program."""
         for verdict in frame.verdicts:
             process = verdict.process
             report = None if process is None else frame.snapshot.reports_by_process.get(process)
-            if verdict.kind != "leak" or process is None or report is None:
+            if verdict.kind not in ("leak", "growing") or process is None or report is None:
                 continue
             leak = process, verdict.since
             if leak not in self._asked:

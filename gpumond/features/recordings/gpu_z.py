@@ -12,7 +12,7 @@ from gpumond.facts.units import MIB
 from gpumond.features.recordings.reader import Lines, Remarks, Row, amount, moment, parsed, ratio
 from gpumond.features.recordings.snapshots import Format, from_rows
 
-USED = ("memory used (dedicated) [mb]", "memory used [mb]")
+USED = ("memory used (dedicated) [mb]", "memory used [mb]", "memory usage [mb]")
 """Names of the column in newer and older versions. Dynamic memory is the host's."""
 LOAD = "gpu load [%]"
 

@@ -59,6 +59,10 @@ FIELDS = {
 IDENTITIES = ("uuid", "bus", "serial", "index")
 SAME_MOMENT_SECONDS = 0.02
 TO_INFER_FROM = 5000
+BEFORE_TABLE = 20
+"""Number of first lines among which a table may begin: a script writes a line of its own before each."""
+_ESCAPE = "\x1b"
+_NAMES = re.compile(r"[A-Za-z_][\w. ]*(,\s*[A-Za-z_][\w. ]*)+")
 _CELL = re.compile(r"([a-z][\w.]*)(?: \[(.*)\])?")
 _MESSAGE = re.compile(r"(Unable to|Failed to|NVIDIA-SMI|No devices|No running|Unknown Error|GPU is lost|Terminated)")
 _OTHER = re.compile(r"\|[ =]|={10,}NVSMI")
@@ -98,6 +102,14 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
     log = _Log(lines, remarks, interval)
     if header(first) is None:
         peeked = list(islice(numbered, TO_INFER_FROM))
+        if any(_START.match(line) for _, line in peeked[:BEFORE_TABLE]):
+            return _table_rows(chain(peeked, numbered), remarks, interval)
+        if _ESCAPE in first:
+            raise ConfigError(f"{lines.name}, line 1: a screen of a terminal, such as that of watch; {REMEDY}")
+        if "," not in first:
+            raise ConfigError(f"{lines.name}, line 1: {first[:60]!r} is no line of a log of nvidia-smi; {REMEDY}")
+        if _NAMES.fullmatch(first):
+            raise ConfigError(f"{lines.name}, line 1: none of the columns {first[:120]} is known; {REMEDY}")
         log.use(infer(lines.name, [[cell.strip() for cell in line.split(",")] for _, line in peeked]))
         numbered = chain(peeked, numbered)
     return parsed(numbered, log.row, remarks)
@@ -329,7 +341,7 @@ def _table_rows(numbered: Iterator[tuple[int, str]], remarks: Remarks, interval:
     device: _Device | None = None
     buses: dict[int, str] = {}
     for number, line in numbered:
-        if match := _DATE.match(line):
+        if match := _DATE.search(line):
             at = _date(match)
         elif _START.match(line):
             at = interval * tables if at is None and interval is not None else at

@@ -6,6 +6,7 @@ The result of an expression has no metric name and is taken as used bytes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -217,4 +218,8 @@ def _shown(key: Key) -> str:
     return " ".join(part for part in (instance, device, "" if pid is None else f"pid {pid}") if part)
 
 
-FORMAT = Format("prometheus", lambda first: first[0] in "{[", from_rows(rows, complete=True))
+def _is_json(first: str) -> bool:
+    return re.match(r"\{|\[\s*([\[{\"\d]|$)", first) is not None
+
+
+FORMAT = Format("prometheus", _is_json, from_rows(rows, complete=True))

@@ -22,8 +22,8 @@ from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
-from gpumond.quantities import RuleContext, departure, hidden, subjects
-from gpumond.quantities.scope import NO_VERDICT, Hidden, Row, Subjects, active_verdicts
+from gpumond.quantities import departure, hidden, subjects
+from gpumond.quantities.scope import NO_VERDICT, Hidden, Row, RuleContext, Subjects, active_verdicts
 from gpumond.quantities.table import readable
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.table import adapter

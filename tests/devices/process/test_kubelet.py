@@ -13,9 +13,10 @@ import pytest
 
 from gpumond.devices.process.metadata import LIST, Kubelet, Pod, ProcessMetadata
 from gpumond.facts.snapshot import DeviceReading, Reading
+from tests.helpers.agents import GIB
 from tests.helpers.running import until
 from tests.helpers.trees import ProcTree
-from tests.helpers.values import GIB, make_device, make_process
+from tests.helpers.values import make_device, make_process
 
 A, B = "a1" * 32, "b2" * 32
 UID, OTHER_UID = "2c48913c-b29f-11e7-9350-020968147796", "3d48913c-b29f-11e7-9350-020968147796"

@@ -14,10 +14,11 @@ import pytest
 from gpumond.devices.process.metadata import ProcessMetadata, place
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.sim.device import MIB
+from tests.helpers.agents import GIB
 from tests.helpers.holding import holder, small_device
 from tests.helpers.running import until
 from tests.helpers.trees import ProcTree, SysTree
-from tests.helpers.values import GIB, make_device, make_process
+from tests.helpers.values import make_device, make_process
 
 A, B = "a1" * 32, "b2" * 32
 NODE = "/dev/nvidia0"

@@ -1,0 +1,187 @@
+"""The course of a whole growth: where it begins, whether it was flat before, and whether it slows down. No I/O.
+
+A *course* is the power law ``base + height * age ** exponent`` that fits best. Its exponent is 1 for a line, smaller
+for a cache that fills, whose growth slows down, and larger for growth that accelerates. The limits of the exponent are
+those at which the residuals are still as small, if successive ones are correlated as they are (Bayley and Hammersley
+1946).
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpumond.diagnosis.trend import median, sen
+from gpumond.facts.units import MIB
+
+EXPONENTS = tuple(1.16**i for i in range(-15, 14))
+"""Exponents that are compared: 0.1 to 6.9."""
+POINTS = 24
+"""Maximum number of points of a fit; longer curves are reduced to medians of parts."""
+MIN_POINTS = 6
+DOUBT = 2.7
+"""Square of the 90 % quantile of the normal distribution."""
+MAX_CORRELATION = 0.8
+FLOOR_BYTES = 4 * MIB
+"""Minimum deviation that is assumed: the quantum of allocators and drivers."""
+BEGIN_RATIO = 0.05
+"""A growth begins where the curve last was at most this share of it above its lowest level."""
+FLAT_SECONDS, LONG_FLAT_SECONDS = 290.0, 600.0
+FLAT_RATIO = 0.5
+"""Limits of the minimum length of the flat curve before a growth, in seconds, and its share of the growth's age."""
+FLAT_SLOPE_RATIO, FLAT_RANGE_RATIO = 0.15, 0.25
+"""Maximum slope and range of a flat curve, as shares of those of the growth."""
+CONVEX_RATIO = 0.3
+"""Maximum share of a growth in the first half of its age, if it began after a flat part that is not its lowest."""
+SKIPPED_RATIO = 0.25
+"""Share of a growth from the start of a life that is skipped: memory that the program allocates at first."""
+
+
+class Course(NamedTuple):
+    """``exponent`` with its limits, and the age and bytes of a growth."""
+
+    age: float
+    height: float
+    exponent: float
+    low: float
+    high: float
+
+    def slope(self, exponent: float | None = None) -> float:
+        """Return the present slope."""
+        return (self.exponent if exponent is None else exponent) * self.height / self.age
+
+    def left(self, room: float, exponent: float) -> float:
+        """Return the time until the growth has taken ``room`` bytes more."""
+        return self.age * float((1 + room / self.height) ** (1 / exponent) - 1)
+
+
+class Whole(NamedTuple):
+    """A growth from its begin to now, and whether the curve was flat before."""
+
+    begin: float
+    base: float
+    times: Sequence[float]
+    values: Sequence[float]
+    flat: bool
+
+    @property
+    def age(self) -> float:
+        return self.times[-1] - self.begin
+
+    @property
+    def growth(self) -> float:
+        return median(self.values[-3:]) - self.base
+
+
+def whole(times: Sequence[float], values: Sequence[float]) -> Whole | None:
+    """Return the growth that a curve ends with; None if it does not grow."""
+    if len(values) < MIN_POINTS:
+        return None
+    smooth = [median(values[max(0, i - 1) : i + 2]) for i in range(len(values))]
+    low, top = min(smooth), smooth[-1]
+    growth = top - low
+    if growth <= 0:
+        return None
+    limit = low + BEGIN_RATIO * growth
+    start = next(i for i in range(len(smooth) - 1, -1, -1) if smooth[i] <= limit)
+    if start > len(smooth) - 3:
+        return None
+    middle = bisect_left(times, (times[start] + times[-1]) / 2)
+    if smooth[middle] - low < CONVEX_RATIO * growth:
+        start = _last_flat(times, smooth, start, middle)
+        low = smooth[start]
+        growth = top - low
+    age, past = times[-1] - times[start], times[start] - times[0]
+    needed = min(LONG_FLAT_SECONDS, max(FLAT_SECONDS, FLAT_RATIO * age))
+    first = bisect_left(times, times[start] - max(needed, age))
+    flat = past >= needed and _is_flat(times[first : start + 1], smooth[first : start + 1], growth, growth / age)
+    return Whole(times[start], low, times[start:], values[start:], flat)
+
+
+def _last_flat(times: Sequence[float], values: Sequence[float], start: int, middle: int) -> int:
+    """Return the last place until the middle of a growth that ends a flat part, else ``start``: before it, the program
+    allocated its initial memory.
+    """
+    for end in range(middle, start, -1):
+        begin = bisect_left(times, times[end] - LONG_FLAT_SECONDS)
+        after = (values[-1] - values[end]) / (times[-1] - times[end])
+        if begin > start and abs(values[end] - values[begin]) / LONG_FLAT_SECONDS <= FLAT_SLOPE_RATIO * after:
+            return end
+    return start
+
+
+def _is_flat(times: Sequence[float], values: Sequence[float], growth: float, slope: float) -> bool:
+    at, level = reduced(times, values, POINTS)
+    return max(level) - min(level) <= FLAT_RANGE_RATIO * growth and abs(sen(at, level)) <= FLAT_SLOPE_RATIO * slope
+
+
+def course(growth: Whole) -> Course | None:
+    """Return the course of a growth; None if it has too few points."""
+    begin, times, values = growth.begin, growth.times, growth.values
+    if not growth.flat:
+        first = bisect_left(times, begin + SKIPPED_RATIO * growth.age)
+        times, values = times[first:], values[first:]
+    if len(values) < MIN_POINTS or growth.age <= 0:
+        return None
+    at, level = reduced(times, values, POINTS)
+    ages = [max(0.0, (one - begin) / growth.age) for one in at]
+    fits = [_fit([age**exponent for age in ages], level) for exponent in EXPONENTS]
+    errors = [error + len(level) * FLOOR_BYTES**2 for error, _, _ in fits]
+    best = min(range(len(errors)), key=errors.__getitem__)
+    _, base, height = fits[best]
+    alike = _correlation(
+        [value - base - height * age ** EXPONENTS[best] for age, value in zip(ages, level, strict=True)]
+    )
+    limit = errors[best] * (1 + DOUBT * (1 + alike) / (1 - alike) / (len(level) - 3))
+    within = [EXPONENTS[i] for i, error in enumerate(errors) if error <= limit]
+    return Course(growth.age, growth.growth, EXPONENTS[best], min(within), max(within))
+
+
+def reduced(times: Sequence[float], values: Sequence[float], most: int) -> tuple[Sequence[float], Sequence[float]]:
+    """Return at most so many points: medians of equally long parts."""
+    count = len(values)
+    if count <= most:
+        return times, values
+    limits = [round(part * count / most) for part in range(most + 1)]
+    parts = [slice(begin, end) for begin, end in itertools.pairwise(limits)]
+    return [median(times[part]) for part in parts], [median(values[part]) for part in parts]
+
+
+def step_share(times: Sequence[float], values: Sequence[float], slope: float) -> float:
+    """Return the slope that is left without the best single step, as a share of ``slope``."""
+    count = len(values)
+    if count < 6 or slope <= 0:
+        return 0.0
+    cut = min(range(2, count - 1), key=lambda i: _distance(values[:i]) + _distance(values[i:]))
+    left = [
+        (values[j] - values[i]) / (times[j] - times[i])
+        for begin, end in ((0, cut), (cut, count))
+        for i in range(begin, end)
+        for j in range(i + 1, end)
+    ]
+    return median(left) / slope
+
+
+def _distance(values: Sequence[float]) -> float:
+    middle = median(values)
+    return sum(abs(value - middle) for value in values)
+
+
+def _fit(ages: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the sum of squared errors, and the line, of values over transformed ages."""
+    count = len(values)
+    when, what = sum(ages) / count, sum(values) / count
+    square = sum((age - when) ** 2 for age in ages)
+    height = (
+        sum((age - when) * (value - what) for age, value in zip(ages, values, strict=True)) / square if square else 0.0
+    )
+    base = what - height * when
+    return sum((value - base - height * age) ** 2 for age, value in zip(ages, values, strict=True)), base, height
+
+
+def _correlation(rest: Sequence[float]) -> float:
+    total = sum(value * value for value in rest)
+    alike = sum(one * other for one, other in itertools.pairwise(rest)) / total if total else 0.0
+    return min(MAX_CORRELATION, max(0.0, alike))

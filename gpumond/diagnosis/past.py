@@ -1,0 +1,182 @@
+"""What a program did before: the highest level that its lives reached and held, and growth that was returned. No I/O.
+
+Growth below such a level is a cache that fills again, and no leak. A program is known by its workload or command and
+its user. The records are a few numbers for each, and the store keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from gpumond.diagnosis.trend import median
+from gpumond.facts.units import MIB
+
+MAX_PROGRAMS = 1000
+HELD_MINUTES = 15
+HELD_BYTES = 64 * MIB
+HELD_RATIO = 0.1
+"""A level is held while a quarter of an hour changes by at most these bytes, or by this share of what would have grown
+in it at the mean rate of the life.
+"""
+RETURNED_RATIO = 0.5
+"""Share of a growth whose return makes it a tooth."""
+TOOTH_BYTES, TOOTH_SECONDS = 256 * MIB, 600.0
+"""Minimum height and duration of a tooth: a shorter one is not mistaken for a leak."""
+LOW_RATIO = 0.05
+"""A tooth begins where the level was last at most this share of its height above the lowest."""
+TOLERANCE_RATIO, TOLERANCE_BYTES = 1.1, 256 * MIB
+"""Growth is below a known level up to this multiple of it, and these bytes."""
+
+Owner = tuple[str, int | None]
+"""Workload or command, and user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """``held_bytes``: highest level that a life held; ``returned_bytes``: highest level from which it returned growth.
+    ``seen_at``: unix time of the last change.
+    """
+
+    name: str
+    uid: int | None
+    seen_at: float
+    held_bytes: float = 0.0
+    returned_bytes: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        """Bytes up to which growth is no leak."""
+        known = max(self.held_bytes, self.returned_bytes)
+        return TOLERANCE_RATIO * known + TOLERANCE_BYTES if known else 0.0
+
+
+class Pasts:
+    """The past of each program, the newest last."""
+
+    def __init__(self) -> None:
+        self._known: dict[Owner, Past] = {}
+
+    def limit(self, owner: Owner) -> float:
+        known = self._known.get(owner)
+        return known.limit if known is not None else 0.0
+
+    def note(self, owner: Owner, at: float, held: float = 0.0, returned: float = 0.0) -> None:
+        """Record a level that was held or returned."""
+        if not owner[0]:
+            return
+        before = self._known.pop(owner, None) or Past(name=owner[0], uid=owner[1], seen_at=at)
+        self._known[owner] = replace(
+            before,
+            seen_at=at,
+            held_bytes=max(before.held_bytes, held),
+            returned_bytes=max(before.returned_bytes, returned),
+        )
+        if len(self._known) > MAX_PROGRAMS:
+            del self._known[next(iter(self._known))]
+
+    def records(self) -> tuple[Past, ...]:
+        return tuple(self._known.values())
+
+    def restore(self, pasts: Iterable[Past]) -> None:
+        """Add the records of earlier daemons, which those of this one follow."""
+        known = {(past.name, past.uid): past for past in sorted(pasts, key=lambda past: past.seen_at)}
+        self._known = {**known, **self._known}
+
+
+class Life:
+    """The present tooth of a curve, and the level that it has held in this life; 0 while there is none."""
+
+    __slots__ = ("_begin", "_high", "_high_at", "_low", "_low_at", "held", "returned")
+
+    def __init__(self) -> None:
+        self.held = self.returned = 0.0
+        self._begin: tuple[float, float] | None = None
+        self._low = self._high = self._low_at = self._high_at = 0.0
+
+    @property
+    def limit(self) -> float:
+        """Bytes up to which growth repeats a tooth of this life."""
+        return TOLERANCE_RATIO * self.returned + TOLERANCE_BYTES if self.returned else 0.0
+
+    def add(self, at: float, medians: Sequence[float], rises: bool) -> None:
+        """Add a minute. ``medians``: those of the last minutes; ``rises``: a leak is active."""
+        level = medians[-1]
+        if level != level:
+            return
+        if self._begin is None:
+            self._begin = (at, level)
+            self._restart(at, level)
+        if level > self._high:
+            self._high, self._high_at = level, at
+        height = self._high - self._low
+        if height >= TOOTH_BYTES and level < self._high - RETURNED_RATIO * height:
+            if self._high_at - self._low_at >= TOOTH_SECONDS:
+                self.returned = max(self.returned, self._high)
+            self._restart(at, level)
+        elif level <= self._low + LOW_RATIO * height:
+            self._low, self._low_at = min(self._low, level), at
+        last = [value for value in medians[-HELD_MINUTES:] if value == value]
+        if len(last) == HELD_MINUTES and not rises:
+            third = HELD_MINUTES // 3
+            change = abs(median(last[-third:]) - median(last[:third]))
+            mean = max(0.0, level - self._begin[1]) / max(1.0, at - self._begin[0])
+            if change <= max(HELD_BYTES, HELD_RATIO * mean * 60 * HELD_MINUTES):
+                self.held = max(self.held, median(last))
+
+    def _restart(self, at: float, level: float) -> None:
+        self._low = self._high = level
+        self._low_at = self._high_at = at
+
+
+FLOOR_QUARTERS = 16
+"""Number of blocks of 15 minutes that have one floor: four hours."""
+MAX_FLOORS, MIN_FLOORS, DAY_FLOORS = 24, 8, 6
+FLOOR_QUARTILE = 4
+MIN_SLOW_BYTES = 96 * MIB
+EVEN_RATIO = (0.25, 3.0)
+"""Limits of each rise, as shares of their median."""
+LASTING_RATIO = 0.75
+"""Minimum rise in the last half, as a share of that in the first."""
+
+
+class Floors:
+    """Lowest levels of a life, one for each four hours: they show growth that is slower than its load changes."""
+
+    __slots__ = ("_quarters", "values")
+
+    def __init__(self) -> None:
+        self.values: list[tuple[float, float]] = []
+        self._quarters: list[float] = []
+
+    def add(self, at: float, level: float) -> bool:
+        """Add a quarter of an hour. Return whether a floor is complete."""
+        if level == level:
+            self._quarters.append(level)
+        if len(self._quarters) < FLOOR_QUARTERS:
+            return False
+        self.values.append((at, sorted(self._quarters)[FLOOR_QUARTERS // FLOOR_QUARTILE]))
+        del self.values[:-MAX_FLOORS]
+        self._quarters = []
+        return True
+
+    def rise(self) -> Sequence[tuple[float, float]]:
+        """Return the floors that rise evenly, one after another or from day to day; empty if they do not."""
+        last = self.values[-MIN_FLOORS:]
+        if len(last) == MIN_FLOORS and _even([b[1] - a[1] for a, b in pairwise(last)], last):
+            return last
+        days = self.values[-2 * DAY_FLOORS :]
+        half = len(days) // 2
+        if half == DAY_FLOORS and _even([b[1] - a[1] for a, b in zip(days, days[half:], strict=False)], days):
+            return days
+        return ()
+
+
+def _even(rises: Sequence[float], floors: Sequence[tuple[float, float]]) -> bool:
+    middle, half = median(rises), len(rises) // 2
+    if floors[-1][1] - floors[0][1] < MIN_SLOW_BYTES or middle <= 0:
+        return False
+    if not all(EVEN_RATIO[0] * middle <= rise <= EVEN_RATIO[1] * middle for rise in rises):
+        return False
+    return sum(rises[-half:]) >= LASTING_RATIO * sum(rises[:half])

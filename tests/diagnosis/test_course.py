@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+
+from gpumond.diagnosis.course import course, whole
+from tests.helpers.agents import GIB
+from tests.helpers.curves import HOUR, MIB, MINUTE, Curve
+
+MINUTES = [MINUTE * number for number in range(120)]
+
+
+def course_of(curve: Curve, noise: float = 0.0):
+    dice = Random(1)
+    growth = whole(MINUTES, [curve(at) + dice.gauss(0, noise) for at in MINUTES])
+    assert growth is not None
+    return growth, course(growth)
+
+
+@pytest.mark.parametrize(
+    ("curve", "least", "most"),
+    [
+        (lambda at: at * MIB, 0.9, 1.1),
+        (lambda at: at**0.5 * 64 * MIB, 0.1, 0.8),
+        (lambda at: at**2 * MIB / 1000, 1.2, 2.4),
+    ],
+)
+def test_exponent_of_a_line_is_1_and_that_of_slower_growth_is_smaller(curve: Curve, least: float, most: float):
+    _, found = course_of(curve, 8 * MIB)
+    assert found is not None
+    assert least <= found.low <= found.exponent <= found.high <= most
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        lambda at: 20 * GIB * at / (at + HOUR),
+        lambda at: 4 * GIB * math.log(1 + at / (10 * MINUTE)),
+        lambda at: 20 * GIB * (1 - math.exp(-at / HOUR)),
+    ],
+)
+def test_course_of_a_cache_that_fills_is_below_a_line(curve: Curve):
+    _, found = course_of(curve, 8 * MIB)
+    assert found is not None
+    assert found.high < 0.9
+
+
+def test_growth_begins_where_the_flat_curve_ends():
+    growth, _ = course_of(lambda at: 20 * GIB + 100 * MIB * max(0.0, at / MINUTE - 60))
+    assert growth.flat
+    assert growth.begin == pytest.approx(HOUR, abs=5 * MINUTE)
+    assert growth.base == pytest.approx(20 * GIB, abs=100 * MIB)
+
+
+def test_growth_after_a_start_begins_at_the_last_flat_part():
+    """The program allocates 8 GiB in its first minutes."""
+    start: Curve = lambda at: 8 * GIB * (1 - math.exp(-at / 300))  # noqa: E731
+    growth, _ = course_of(lambda at: start(at) + 300 * MIB * max(0.0, at / MINUTE - 60))
+    assert growth.begin == pytest.approx(HOUR, abs=8 * MINUTE)
+
+
+def test_time_to_full_of_accelerating_growth_follows_its_course():
+    _, found = course_of(lambda at: 20 * GIB * (at / (2 * HOUR)) ** 2)
+    assert found is not None
+    assert found.left(60 * GIB, found.exponent) == pytest.approx(2 * HOUR, rel=0.25)
