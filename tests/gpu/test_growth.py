@@ -1,6 +1,6 @@
 """Verdicts on real programs in real time: two that keep memory, a fine-tuning with evaluation, and a JAX program.
 
-They run at the same time on one device, for fifteen minutes. Needs torch (CUDA), transformers and JAX.
+They run at the same time on one device, for nine minutes; the two keep 300 MiB a minute after two minutes of training. Needs torch (CUDA), transformers and JAX.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.helpers.running import RunningDaemon
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 
-SECONDS = 900.0
-GROWING_SECONDS, LEAK_SECONDS, STEPPING_LEAK_SECONDS = 120.0, 720.0, 400.0
+FLAT_SECONDS, SECONDS = 120.0, 500.0
+GROWING_SECONDS, LEAK_SECONDS = 120.0, 360.0
 BERT = """
 import sys, time, torch
 from transformers import BertConfig, BertForMaskedLM
@@ -38,7 +38,7 @@ train()
 print("ready", flush=True)
 """
 KEEPS = """
-kept, began = [], time.monotonic()
+kept, began = [], time.monotonic() + 120
 while True:
     train()
     if "step" in sys.argv:
@@ -113,14 +113,14 @@ def test_growth_and_leaks_of_real_programs(
                 if verdict["kind"] in ("growing", "leak") and verdict["pid"] in since:
                     name, began = since[verdict["pid"]]
                     if (name, verdict["kind"]) not in seconds:
-                        seconds[name, verdict["kind"]] = time.monotonic() - began
+                        seconds[name, verdict["kind"]] = time.monotonic() - began - FLAT_SECONDS
                         record_testsuite_property(f"{name}: {verdict['kind']}", round(seconds[name, verdict["kind"]]))
             assert all(process.poll() is None for process in processes.values())
             time.sleep(1)
     assert {name for name, _ in seconds} == {"keeps", "keeps-stepping"}, seconds
-    for name, most in (("keeps", LEAK_SECONDS), ("keeps-stepping", STEPPING_LEAK_SECONDS)):
+    for name in ("keeps", "keeps-stepping"):
         assert seconds[name, "growing"] <= GROWING_SECONDS, seconds
-        assert seconds[name, "leak"] <= most, seconds
+        assert seconds[name, "leak"] <= LEAK_SECONDS, seconds
 
 
 def importable(name: str) -> bool:
