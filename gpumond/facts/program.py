@@ -174,13 +174,13 @@ class Oom:
     ``seen`` is ``scope``, ``retry`` or ``observer`` (PyTorch's own observer, if the program enables it) if the
     snapshot was taken at the error, ``unhandled`` if at the end of the program that it caused, and ``counter`` if at
     the report after it, up to a second later.
-    ``device_uuid`` and ``request_bytes`` are None if neither counters nor the error's text state them; torch writes
-    the request with two decimals. ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not
-    ended. ``stack`` is that of the failing call, innermost first, without ``omitted_calls`` in its middle; it is empty
-    if ``seen`` is ``counter`` and the program no longer handled the error. ``threads``: the other threads that were
-    inside a library with an allocator. ``sites``: those that keep most memory, while the program records the
-    allocator's history. Of the records in a report only the newest has ``stack``, ``threads``, ``sites`` and
-    ``recent``, for a minute.
+    ``device_uuid``, ``request_bytes`` and the device's ``free_bytes`` are None if neither counters nor the error's text
+    state them; torch writes the sizes with two decimals. ``allocator``: the one that failed, empty if unknown.
+    ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not ended. ``stack`` is that of the
+    failing call, innermost first, without ``omitted_calls`` in its middle; it is empty if ``seen`` is ``counter`` and
+    the program no longer handled the error. ``threads``: the other threads that were inside a library with an
+    allocator. ``sites``: those that keep most memory, while the program records the allocator's history. Of the records
+    in a report only the newest has ``stack``, ``threads``, ``sites`` and ``recent``, for a minute.
     """
 
     number: int
@@ -198,6 +198,8 @@ class Oom:
     recent: RecentMemory | None = None
     classes: tuple[LiveClasses, ...] = ()
     sites: tuple[Site, ...] = ()
+    free_bytes: int | None = None
+    allocator: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

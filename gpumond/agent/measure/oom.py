@@ -48,6 +48,7 @@ TEXTS = tuple(text for spec in ADAPTERS for text in spec.oom_texts)
 """Compiled on the first error."""
 
 REQUEST = r"(?i)(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
+FREE = r"(?i)([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB) (?:is )?free"
 FACTORS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 MAX_TEXT = 4096
 
@@ -63,7 +64,29 @@ def is_oom(error: BaseException) -> bool:
 
 def request_bytes(error: BaseException) -> int | None:
     """Return the requested bytes, if the error states them."""
-    found = re.search(REQUEST, _text(error))
+    return _stated(REQUEST, error)
+
+
+def free_bytes(error: BaseException) -> int | None:
+    """Return the free bytes of the device, if the error states them."""
+    return _stated(FREE, error)
+
+
+def allocator_of(error: BaseException) -> str:
+    """Return the name of the allocator that raised the error; empty if it is unknown."""
+    packages = {cls.__module__.partition(".")[0] for cls in type(error).__mro__} - {"builtins"}
+    for spec in ADAPTERS:
+        if spec.oom_error is not None and spec.oom_error[0] in packages:
+            return spec.module.rpartition(".")[2]
+    names = {cls.__name__ for cls in type(error).__mro__}
+    for spec in ADAPTERS:
+        if any(name in names and re.search(text, _text(error)) for name, text in spec.oom_texts):
+            return spec.module.rpartition(".")[2]
+    return ""
+
+
+def _stated(pattern: str, error: BaseException) -> int | None:
+    found = re.search(pattern, _text(error))
     if found is None:
         return None
     return int(float(found[1].replace(",", "")) * FACTORS[found[2].lower()])
@@ -130,7 +153,8 @@ class Ooms:
             pools = REGISTRY.read(READ_SECONDS) or ()
             devices = self._increased(pools, first_counts=True)
             request, details = request_bytes(error), _details(error)
-            self._publish(self._record(pools, devices, seen, request, self.scope(), details))
+            record = self._record(pools, devices, seen, request, self.scope(), details)
+            self._publish(replace(record, free_bytes=free_bytes(error), allocator=allocator_of(error)))
         except Exception:  # the program must receive its own error
             return
 

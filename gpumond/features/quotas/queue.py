@@ -315,11 +315,9 @@ def _neighbors(
     for report in snapshot.reports_by_device.get(device.uuid, ()):
         if report.flush_policy == "never" or (device.uuid, report.key) in granted:
             continue
-        pools = [pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None]
-        reserve = snapshot.quotas_by_process.get(report.key, NO_QUOTA).reserve_bytes or 0
-        held = snapshot.used_by(report.key, device) or 0
-        reclaimable = min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
+        reclaimable = snapshot.reclaimable_from(report, device)
         if reclaimable > 0:
+            pools = (pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None)
             yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools))
 
 
