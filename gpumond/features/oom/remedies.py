@@ -351,9 +351,12 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
 def _holders(e: Evidence) -> list[tuple[str, int]]:
     """Return the owners of the device's memory, the largest first."""
     totals: dict[str, int] = {}
+    listed = {} if e.device is None else e.device.processes_by_key
     for line in e.lines:
         if line.process != e.report.key and line.used_bytes:
-            owner = program(line.workload, line.pid, "") if line.pid is not None else "no known process"
+            process = None if line.process is None else listed.get(line.process)
+            name = line.workload or (process.comm if process else "") or ""
+            owner = "no known process" if line.process is None else program(name, line.pid, "")
             totals[owner] = totals.get(owner, 0) + line.used_bytes
     if e.held:
         totals["the program itself"] = e.held + e.overhead

@@ -18,7 +18,7 @@ MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 def plain(case: CaseFile, ranks: Sequence[RankError]) -> str:
     """Return the case file for a terminal."""
-    parts = [f"case {case.id}, {moment(case.at)}", case.summary]
+    parts = [f"case {case.id}, {moment(case.at)}", text.safe(case.summary)]
     if case.remedies:
         parts.append(text.table(REMEDY_HEADER, remedy_rows(case)))
     for title, header, rows in sections(case, ranks):
