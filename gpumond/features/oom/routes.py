@@ -14,6 +14,7 @@ from gpumond.features.oom.part import Cases
 from gpumond.features.oom.report import document
 from gpumond.serve import examples
 from gpumond.serve.dependencies import kernel_of
+from gpumond.serve.problems import responses
 from gpumond.serve.resources import answer
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
@@ -100,7 +101,10 @@ async def case(request: Request, id: Id) -> Response:
     summary="One case file as an HTML document",
     response_class=Response,
     response_model=None,
-    responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "The document"}},
+    responses={
+        200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "The document"},
+        **responses(404, 422),
+    },
 )
 async def report(request: Request, id: Id) -> Response:
     """Returns a document without scripts and external resources, as `gpumond oom show ID --html` writes it."""
