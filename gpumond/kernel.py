@@ -22,7 +22,7 @@ from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
-from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
+from gpumond.facts.messages import AgentRequest, AgentResponse, Borrow, Borrowed, FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Rule
@@ -67,6 +67,7 @@ class Programs(Protocol):
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
     async def ask(self, identity: Identity, request: AgentRequest, seconds: float = ...) -> AgentResponse | None: ...
     def flushing(self, identity: Identity) -> bool: ...
+    def on_borrow(self, borrow: Callable[[Identity, Borrow], Awaitable[Borrowed]]) -> None: ...
     def close(self) -> None: ...
 
 

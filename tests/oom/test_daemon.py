@@ -63,6 +63,23 @@ def test_a_case_names_the_neighbor_whose_cache_is_enough(daemon: RunningDaemon, 
         finished(neighbor)
 
 
+def test_a_failed_call_succeeds_after_a_neighbor_was_flushed(daemon: RunningDaemon):
+    device = card(daemon)
+    with program(daemon, device, "notebook") as neighbor, program(daemon, device, "train") as process:
+        run_in_program(neighbor, "allocator.free(allocator.malloc(700 * MIB))")
+        until(lambda: 700 * MIB in [each["pools"][0]["reclaimable"]["likely"] for each in daemon.get("agents")])
+        run_in_program(process, "calls = []")
+        run_in_program(process, "def work(size): calls.append(size); return allocator.malloc(size)")
+        run_in_program(process, "agent.retry_on_oom(work, shrink=lambda size: None, borrow=True)(500 * MIB)")
+        run_in_program(process, "assert calls == [500 * MIB, 500 * MIB], calls")
+        run_in_program(process, "assert agent.program().oom_recovered == 1")
+        (receipt,) = daemon.get("receipts")
+        assert (receipt["pid"], receipt["released_bytes"]) == (neighbor.pid, 700 * MIB)
+        assert receipt["requested_by"] == f"uid:{os.getuid()}"
+        finished(process)
+        finished(neighbor)
+
+
 def test_a_program_that_its_error_ends_has_a_case(daemon: RunningDaemon):
     device = card(daemon)
     with program(daemon, device, "train") as process:

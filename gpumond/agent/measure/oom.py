@@ -158,6 +158,11 @@ class Ooms:
         except Exception:  # the program must receive its own error
             return
 
+    def newest_device(self) -> str | None:
+        """Return the device of the newest error, None if it is unknown."""
+        with self._lock:
+            return self._recent[-1].device_uuid if self._recent else None
+
     def record_unhandled(self) -> None:
         """Record the error that ends the program, if it is one."""
         self._record_newest(getattr(sys, "last_value", None), "unhandled")

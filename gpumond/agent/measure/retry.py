@@ -8,14 +8,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpumond.agent.measure import is_async, refuse_generators
-from gpumond.agent.measure.oom import OOMS, causes, is_oom
+from gpumond.agent.measure.borrow import BORROWING
+from gpumond.agent.measure.oom import OOMS, causes, is_oom, request_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
 Flush = Callable[[], object]
 
 
-def check(shrink: object, attempts: object, gc: object) -> None:
+def check(shrink: object, attempts: object, gc: object, borrow: object) -> None:
     """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.retry_on_oom`."""
     if shrink is not None and not callable(shrink):
         raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
@@ -25,12 +26,15 @@ def check(shrink: object, attempts: object, gc: object) -> None:
         raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
     if not isinstance(gc, bool):
         raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
+    if not isinstance(borrow, bool):
+        raise TypeError(f"retry_on_oom: borrow: expected bool, got {type(borrow).__name__}")
 
 
-def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush) -> F:
+def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush, borrow: bool = False) -> F:
     """Return the function with its retries; for a coroutine function, a coroutine function.
 
-    ``flush`` is called before each attempt but the first, and ``last_flush`` instead of it before the last one.
+    ``flush`` is called before each attempt but the first, and ``last_flush`` instead of it before the last one. With
+    ``borrow``, the first attempt is repeated once with the same arguments, after a request to the daemon.
     """
     refuse_generators("retry_on_oom", function)
 
@@ -38,7 +42,7 @@ def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_f
 
         @functools.wraps(function)
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs)
+            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
             while True:
                 try:
                     result = await function(*call.args, **call.kwargs)
@@ -54,7 +58,7 @@ def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_f
 
     @functools.wraps(function)
     def calling(*args: Any, **kwargs: Any) -> Any:
-        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs)
+        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
         while True:
             try:
                 result = function(*call.args, **call.kwargs)
@@ -80,12 +84,16 @@ class _Attempts:
         last_flush: Flush,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        borrow: bool,
     ) -> None:
         self.args, self.kwargs = args, kwargs
         self._shrink, self._left = shrink, attempts - 1
         self._flush, self._last_flush = flush, last_flush
         self._handled = sys.exc_info()[1]
         self._again = 0
+        self._may_borrow = borrow
+        self._short: int | None = None
+        """The bytes to request before the next attempt, None for no request."""
 
     def try_again(self, error: Exception) -> bool:
         """Return whether to retry. The arguments are then smaller, and the error no longer refers to what its frames
@@ -94,7 +102,10 @@ class _Attempts:
         if not is_oom(error):
             return False
         try:
-            if self._left <= 0 or not self._smaller():
+            if self._may_borrow:
+                self._may_borrow, self._short = False, request_bytes(error)
+                self._left += 1
+            elif self._left <= 0 or not self._smaller():
                 return False
             # Before the record, which takes time: a report in between must not have the error without its retry.
             OOMS.add_retry()
@@ -110,6 +121,9 @@ class _Attempts:
             (self._flush if self._left else self._last_flush)()
         except Exception:  # the next attempt will raise the cause
             pass
+        if self._short is not None:
+            BORROWING.request(OOMS.newest_device(), self._short)
+            self._short = None
 
     def done(self) -> None:
         if self._again:

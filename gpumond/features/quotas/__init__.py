@@ -9,6 +9,7 @@ FEATURE = Feature(
     parts=(
         "gpumond.features.quotas.part:QuotasPart",
         "gpumond.features.quotas.part:AdmissionsPart",
+        "gpumond.features.quotas.part:BorrowsPart",
     ),
     routes=(
         "gpumond.features.quotas.routes:router",

@@ -25,12 +25,14 @@ from gpumond.features.quotas.queue import (
     Grant,
     Plan,
     Queue,
+    Room,
     Started,
     WaitingRequest,
     allocated,
     available_bytes,
     decide,
     in_turn,
+    members,
     plan,
     rooms,
 )
@@ -371,6 +373,18 @@ class Admissions:
         available = available_bytes(room, self._queue.grants, allocated(snapshot, started), request.user, users)
         claimed = sum(each.need_bytes for each in ahead)
         return plan(room, request, None if available is None else available - claimed)
+
+    def room_for(self, snapshot: Snapshot, device: DeviceReading, process: ProcessKey) -> tuple[Room, int | None]:
+        """Return the memory of a device, and what of it is available to a running process: its own grant and reserve
+        count for it.
+        """
+        started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
+        own = {name for name, keys in members(snapshot, started).items() if process in keys}
+        (room,) = rooms(snapshot, started, self._reclaim(), (device,))
+        grants = [grant for grant in self._queue.grants if grant.id not in own]
+        available = available_bytes(room, grants, allocated(snapshot, started))
+        reserve = snapshot.unused_reserves.get(device.uuid, {}).get(process, 0)
+        return room, None if available is None else available + min(reserve, room.reserved_bytes)
 
     def _ahead(self, name: str, device: str) -> list[WaitingRequest]:
         order = in_turn(self._queue.waiting, self._queue.grants, device)

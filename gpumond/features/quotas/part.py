@@ -8,6 +8,7 @@ from dataclasses import replace
 from gpumond.config.settings import Settings
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.quotas.admissions import Admissions
+from gpumond.features.quotas.borrow import Borrows
 from gpumond.features.quotas.quotas import QuotaLimits, assign_quotas
 from gpumond.features.quotas.registry import QuotaRegistry
 from gpumond.host.machine import find_process
@@ -68,3 +69,22 @@ class AdmissionsPart(Part):
 
     async def close(self) -> None:
         await self.admissions.close()
+
+
+class BorrowsPart(Part):
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._borrows = Borrows(
+            kernel.get(Flushes).flush,
+            lambda: kernel.frame.snapshot if kernel.frame else None,
+            kernel.get(Admissions).room_for,
+            kernel.read_driver,
+            lambda: kernel.settings.reclaim,
+            kernel.clock.monotonic,
+        )
+
+    def start(self) -> None:
+        self._kernel.programs.on_borrow(self._borrows.borrow)
+
+    async def close(self) -> None:
+        await self._borrows.close()

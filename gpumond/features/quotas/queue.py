@@ -206,14 +206,14 @@ def plan(room: Room, request: WaitingRequest, available: int | None) -> Plan:
     return reclaim_plan(allowed, request.need_bytes - available, available)
 
 
-def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: int) -> Plan:
+def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: int, first: int | None = None) -> Plan:
     """Return the cheapest flushes that return ``short_bytes``.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
-    the largest is first, so that few programs are flushed.
+    the largest is first, so that few programs are flushed. The programs of the user ``first`` come before all others.
     """
     chosen: list[Competitor] = []
-    for each in sorted(neighbors, key=_cost):
+    for each in sorted(neighbors, key=lambda each: (first is not None and each.uid != first, *_cost(each))):
         if short_bytes <= 0:
             break
         if each.reclaimable_bytes > 0:
