@@ -215,6 +215,14 @@ def test_no_history_flushes_a_reserve_or_another_user_or_keeps_a_program_waiting
 def test_a_request_is_answered_while_a_driver_does_not_answer():
     own = Machine(Random(1), "user", [Tenant(10, OWN, 40 * GIB, 0), Tenant(20, OWN, GIB, 30 * GIB)])
     own.random.choice = lambda options: options[-1]  # type: ignore[method-assign]
-    answer, seconds = run(own.borrows().borrow(BORROWER, Borrow("1", 20 * GIB, "GPU-a")))
+
+    async def request() -> Borrowed:
+        borrows = own.borrows()
+        try:
+            return await borrows.borrow(BORROWER, Borrow("1", 20 * GIB, "GPU-a"))
+        finally:
+            await borrows.close()
+
+    answer, seconds = run(request())
     assert seconds <= ANSWER_SECONDS
     assert answer.fits or answer.reason == "a flush is still in progress"

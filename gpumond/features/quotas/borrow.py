@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
@@ -118,7 +119,7 @@ class Borrows:
         self._reclaim, self._clock = reclaim, clock
         self._flushed: dict[ProcessKey, Flushed] = {}
         self._rate = TokenBucket(PER_HOUR, HOUR_SECONDS)
-        self._tasks: set[asyncio.Task[FlushOutcome]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     async def borrow(self, borrower: Identity, request: Borrow) -> Borrowed:
         """Make room for a request, and answer within ``ANSWER_SECONDS``."""
@@ -177,7 +178,9 @@ class Borrows:
 
     async def _device(self, snapshot: Snapshot | None, uuid: str) -> DeviceReading | None:
         """Return a new reading of the device: since the last tick, the borrower may have filled it."""
-        read: asyncio.Task[Reading | None] = asyncio.ensure_future(self._read())
+        read = asyncio.ensure_future(self._read())
+        self._tasks.add(read)
+        read.add_done_callback(self._tasks.discard)
         done, _ = await asyncio.wait({read}, timeout=READ_SECONDS)
         reading = read.result() if done else None
         fresh = next((each for each in reading.devices if each.uuid == uuid), None) if reading else None
