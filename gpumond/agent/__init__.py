@@ -35,6 +35,7 @@ __all__ = [
     "limit",
     "on_end_request",
     "on_flush",
+    "parachute",
     "program",
     "report",
     "retry_on_oom",
@@ -236,6 +237,21 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
     from gpumond.agent.measure import snapshots
 
     return snapshots.write(snapshots.checked_path(path))
+
+
+def parachute(bytes: int, device: int | None = None) -> str:
+    """Reserve memory that PyTorch uses when an allocation would fail, and report its use before a later crash.
+
+    Call it when the program has used its device. ``device``: the program's own number, None for the current one.
+    Returns an empty text, or the reason if nothing was reserved.
+    """
+    if not isinstance(bytes, int) or isinstance(bytes, bool) or bytes <= 0:
+        raise ValueError(f"parachute: bytes: expected a positive int, got {bytes!r:.80}")
+    if device is not None and (not isinstance(device, int) or isinstance(device, bool)):
+        raise TypeError(f"parachute: device: expected int or None, got {type(device).__name__}")
+    from gpumond.agent.measure.parachute import PARACHUTES
+
+    return PARACHUTES.open(bytes, device)
 
 
 def program() -> Program:

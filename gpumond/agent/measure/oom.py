@@ -191,6 +191,19 @@ class Ooms:
         except Exception:
             return
 
+    def record_parachute(self, device: str | None, size: int, thread: int | None) -> None:
+        """Record that a parachute served a request, with the stack of this thread. Never raises."""
+        from gpumond.agent.measure import stacks  # needed after an error only
+
+        try:
+            stack, omitted = stacks.of_thread(thread)
+            details = Details(_largest_free(), stack, omitted, (), live_classes(), _live_sites())
+            devices = [device] if device else []
+            record = self._record(REGISTRY.read(READ_SECONDS) or (), devices, "parachute", size, "", details)
+            self._publish(replace(record, allocator="torch"))
+        except Exception:
+            return
+
     def record_counters(self, pools: Sequence[PoolUsage], last: bool = False) -> None:
         """Record errors that only a counter shows.
 

@@ -345,7 +345,8 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         end = f"enough alone: {best.text}" if best.name != "together" else best.text
     else:
         end = best.text
-    return f"{_name(e.report)} requested {what}{place}{gpu}{free}{': ' + holders if holders else ''}; {end}"
+    served = "the parachute served a request: " if e.oom.seen == "parachute" else ""
+    return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}{': ' + holders if holders else ''}; {end}"
 
 
 def _holders(e: Evidence) -> list[tuple[str, int]]:
