@@ -73,6 +73,7 @@ CREATE TABLE admissions(id TEXT PRIMARY KEY, body TEXT NOT NULL);
 """,
     """
 CREATE TABLE oom_cases(id TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE run_peaks(id TEXT PRIMARY KEY, body TEXT NOT NULL);
 """,
 )
 """Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""
