@@ -25,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="after a failed allocation of RMM, ask the daemon for room, then try again",
     )
-    parser.add_argument("--need", metavar="SIZE", help="start the program only when this much memory is available")
+    parser.add_argument(
+        "--need",
+        metavar="SIZE",
+        help="start the program only when this much memory is available; auto: what its earlier runs needed",
+    )
     parser.add_argument("--device", metavar="NAME", help="with --need: the device, if there are several")
     parser.add_argument("--wait", metavar="DURATION", help="with --need: wait at most so long, as in 10m (default: 0)")
     parser.add_argument("--url", metavar="URL", help="with --need: address of the daemon (default: $GPUMOND_URL)")
@@ -47,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.wait or arguments.device:
             return _fail("run: --wait and --device require --need", 2)
         return _become(command, environ)
+    from gpumond.agent.program_report import place_in_job
     from gpumond.cli import client
     from gpumond.cli.arguments import address
     from gpumond.features.quotas import need as admission
@@ -55,7 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
         url = address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
     except argparse.ArgumentTypeError as error:
         return _fail(f"run: --url {error}", 2)
-    need, seconds = admission.size(arguments.need), admission.wait_seconds(arguments.wait)
+    seconds = admission.wait_seconds(arguments.wait)
+    if arguments.need == admission.AUTO:
+        workload = environ.get("GPUMOND_WORKLOAD", "")
+        need = admission.auto_need(url, workload, arguments.device, place_in_job(environ)[1] or 1)
+    else:
+        need = admission.size(arguments.need)
     with admission.admitted(url, need, arguments.device, seconds) as granted:
         if granted is None:
             return admission.NO_ROOM

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import asdict, replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.snapshot import ProgramEnd, Snapshot
 from gpumond.features.fit.part import KEPT_RUNS, Peaks, PeaksPart
-from gpumond.features.fit.peaks import RunPeak, upper_bound
+from gpumond.features.fit.peaks import AutoNeed, RunPeak, upper_bound
+from gpumond.features.quotas.need import auto_need
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.memory_store import MemoryStore
 
 RUN = RunPeak(id="1", uid=1000, workload="train", device_name="H100", world_size=1, peak_bytes=10 * GIB, ended_at=1.0)
@@ -81,3 +84,26 @@ def test_a_run_is_stored_when_it_ends_with_the_peak_that_its_allocator_states():
 def test_a_run_that_ended_out_of_memory_needed_more_and_is_not_stored():
     end = ProgramEnd(10, 100, "out-of-memory")
     assert followed(snapshot(10, used=GIB), snapshot(ends=(end,))) == []
+
+
+@pytest.mark.parametrize(
+    ("need_bytes", "runs", "message"),
+    [(None, 2, "2 runs of train on H100 are known, and three are required"), (5, 4, "")],
+)
+def test_auto_is_a_size_or_a_request_for_one(need_bytes: int | None, runs: int, message: str):
+    answer = AutoNeed(
+        workload="train", device_name="H100", world_size=1, runs=runs, need_bytes=need_bytes, largest_bytes=5
+    )
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers["/api/v1/need"] = (200, asdict(answer))
+        if message:
+            with pytest.raises(ConfigError, match=message):
+                auto_need(fake.url, "train", None, 1)
+        else:
+            assert auto_need(fake.url, "train", "0", 1) == need_bytes
+        assert fake.queries[-1][0].startswith("/api/v1/need?workload=train&world_size=1&uid=")
+
+
+def test_auto_requires_a_workload():
+    with pytest.raises(ConfigError, match="requires --workload"):
+        auto_need("http://127.0.0.1:1", "", None, 1)
