@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
 from gpumond.facts.frame import Frame
@@ -18,6 +19,8 @@ SECONDS, POINTS = 600.0, 120
 """Length of a timeline, and its number of points."""
 CURVES = 12
 """Programs with a curve of their own; the others are summed."""
+MOST = 64
+"""Programs of a timeline, those that hold most: a tick reads the history of each."""
 FULL = 0.02
 """Free part of a device below which it is full."""
 AT_ITS_PEAK = 0.98
@@ -109,8 +112,13 @@ def _caches(before: Frame, device: DeviceReading, own: ProcessKey) -> tuple[Reme
 def timeline(history: History, frame: Frame, uuid: str, at: float) -> Timeline:
     """Return the use of each program on a device in the ten minutes before ``at``, the largest first."""
     since = at - SECONDS
-    names = {line.process: line.workload for line in frame.ledger.lines if line.device_uuid == uuid}
-    keys = [key for key in names if key is not None]
+    used: Counter[ProcessKey] = Counter()
+    names: dict[ProcessKey, str] = {}
+    for line in frame.ledger.lines:
+        if line.device_uuid == uuid and line.process is not None:
+            used[line.process] += line.used_bytes
+            names[line.process] = line.workload
+    keys = [key for key, _ in used.most_common(MOST)]
     series = {key: history.series((uuid, key), "used", since) for key in keys}
     begin = min((points[0].at for points in series.values() if points), default=at)
     step = max(1.0, (at - begin) / POINTS)
