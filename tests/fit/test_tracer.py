@@ -82,6 +82,28 @@ def test_a_program_that_cannot_be_traced_has_a_reason(tmp_path: Path, program: s
     assert trace(tmp_path, program)["reason"].startswith(reason)
 
 
+CHECKPOINTED = """
+import torch
+from torch.utils.checkpoint import checkpoint
+layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Dropout(0.1), torch.nn.GELU()) for _ in range(8)]
+model = torch.nn.ModuleList(layers).to("cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    x = torch.randn(4096, 256, device="cuda", requires_grad=True)
+    for layer in model:
+        x = checkpoint(layer, x, use_reentrant=False) if CHECKPOINT else layer(x)
+    x.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_checkpointing_needs_less_for_activations(tmp_path: Path):
+    plain, checkpointed = (
+        need(trace(tmp_path, CHECKPOINTED.replace("CHECKPOINT", str(value)))).live_bytes for value in (False, True)
+    )
+    assert checkpointed < 0.6 * plain
+
+
 def test_inference_runs_to_its_end(tmp_path: Path):
     program = "import torch\nx = torch.zeros(1 << 20, device='cuda')\ny = (x + 1).cpu()\nassert x.numel()"
     result = need(trace(tmp_path, program))

@@ -147,8 +147,10 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
             if func in (device_of, is_cuda):
                 on_device = trace.on_device(args[0])
                 return on_device if func is is_cuda else first if on_device else func(*args)
-            if func is torch.nn.functional.dropout:
-                return self._dropout(*args, **kwargs)
+            if func is torch.Tensor.backward:
+                gradient = kwargs.pop("gradient", None)
+                with self:  # checkpointed functions run again in the backward pass
+                    return torch.autograd.backward(args[0], *(args[1:] or (gradient,)), **kwargs)
             kinds = {*map(named, args[1:] if func in moves else args), named(kwargs.get("device"))} - {""}
             if func is torch.Tensor.cuda:
                 kinds, func, args = {"cuda"}, torch.Tensor.to, (args[0], cpu)
@@ -168,11 +170,6 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
             finally:
                 trace.placing = before
 
-        @staticmethod
-        def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-            """Dropout as on a CUDA device, which keeps a mask of one byte for each value."""
-            return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
-
     return EmulatedDevice()
 
 
@@ -183,6 +180,11 @@ def emulate_choices(torch: Any) -> None:
             setattr(
                 module, DEFAULT_KERNELS, lambda params, differentiable, use_fused=False: (False, not differentiable)
             )
+
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+    torch.nn.functional.dropout = dropout  # on a CUDA device, its mask has one byte for each value
     # Whether gradients overflow is a value on the device: they do not.
     torch.amp.GradScaler._maybe_opt_step = lambda self, optimizer, state, *args, **kwargs: optimizer.step(
         *args, **kwargs
