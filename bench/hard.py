@@ -18,9 +18,9 @@ from random import Random
 from statistics import median
 from typing import NamedTuple
 
-from bench.diagnosis import MINUTE, NEVER
+from bench.diagnosis import MINUTE
 from bench.growth import Shape
-from bench.hard_shapes import HEALTHY, HOUR, LEAKS, MIB, SIZE, STOPPING
+from bench.hard_shapes import HEALTHY, HOUR, LEAKS, MIB, NEVER, SIZE, STOPPING
 from bench.result import publish
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.engines import EngineProcess, EngineReading

@@ -274,7 +274,8 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
     scope = f" in {oom.scope}" if oom.scope else ""
     line = own_line(oom.stack)
     at = f" at {line}" if line else ""
-    return f"{_name(report)} ran out of memory{where}{scope}{at}{request}: {amounts(oom)}"
+    what = "has used its parachute" if oom.seen == "parachute" else "ran out of memory"
+    return f"{_name(report)} {what}{where}{scope}{at}{request}: {amounts(oom)}"
 
 
 def _flush(receipt: Receipt, frame: Frame) -> Event:

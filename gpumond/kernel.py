@@ -25,7 +25,7 @@ from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import Fault, Reading, Snapshot
+from gpumond.facts.snapshot import AgentReport, Fault, Reading, Snapshot
 from gpumond.host.event_loop import Signal
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
@@ -81,6 +81,7 @@ class Tick:
     """The frame of one tick, and what its conclusions rest on.
 
     ``raised`` and ``resolved``: alerts that began and ceased to fire. ``activities``: states of all alerts, by rule.
+    ``departed``: the last reports of agents that have disconnected; they are in no frame, and some ended out of memory.
     """
 
     frame: Frame
@@ -88,6 +89,7 @@ class Tick:
     raised: tuple[Alert, ...] = ()
     resolved: tuple[Alert, ...] = ()
     activities: Mapping[str, Activities] = field(default_factory=dict)
+    departed: tuple[AgentReport, ...] = ()
 
 
 class Part:

@@ -35,6 +35,7 @@ __all__ = [
     "limit",
     "on_end_request",
     "on_flush",
+    "parachute",
     "program",
     "report",
     "retry_on_oom",
@@ -158,29 +159,42 @@ def flush(steps: Sequence[str] = ("ipc", "cache", "trim"), dry_run: bool = False
     return registry.receipts(steps, bool(dry_run), _hooks, workload, main_thread)
 
 
-def scope(name: str, flush: bool = False, gc: bool = False) -> Scope:
+def scope(name: str, flush: bool = False, gc: bool = False, borrow: bool = False) -> Scope:
     """Measure the bytes that a block keeps and its peak: a context manager and decorator.
 
     Nested blocks have names such as ``epoch/forward``. ``with scope("epoch") as block``: the `Block` contains the
     result when it has ended. ``flush`` flushes at the end of the block; with ``gc``, after a garbage collection, for
     memory that only reference cycles hold. ``name``: 1 to 64 characters of ``[A-Za-z0-9._/-]``.
+
+    ``borrow``: when the block runs out of memory, ask the daemon for room, as `retry_on_oom` does. A decorated function
+    is then repeated once; after a ``with`` block, the error is raised, and a later attempt may succeed.
     """
     from gpumond.agent.measure.scopes import Scope, check
 
-    check(name, flush, gc)
-    return Scope(name, (_collect_and_flush if gc else _flush_all) if flush else None)
+    check(name, flush, gc, borrow)
+    return Scope(name, (_collect_and_flush if gc else _flush_all) if flush else None, _flush_all if borrow else None)
 
 
 @overload
 def retry_on_oom(
-    function: F, *, shrink: Callable[..., Smaller] | None = None, attempts: int = 3, gc: bool = True
+    function: F,
+    *,
+    shrink: Callable[..., Smaller] | None = None,
+    attempts: int = 3,
+    gc: bool = True,
+    borrow: bool = False,
 ) -> F: ...
 @overload
 def retry_on_oom(  # noqa: F811
-    function: None = None, *, shrink: Callable[..., Smaller] | None = None, attempts: int = 3, gc: bool = True
+    function: None = None,
+    *,
+    shrink: Callable[..., Smaller] | None = None,
+    attempts: int = 3,
+    gc: bool = True,
+    borrow: bool = False,
 ) -> Callable[[F], F]: ...
 def retry_on_oom(  # noqa: F811
-    function: Any = None, *, shrink: Any = None, attempts: int = 3, gc: bool = True
+    function: Any = None, *, shrink: Any = None, attempts: int = 3, gc: bool = True, borrow: bool = False
 ) -> Any:
     """Retry a function after a flush when it runs out of device memory: ``retry_on_oom(train)(batch)``, or the
     decorators ``@retry_on_oom`` and ``@retry_on_oom(shrink=halve)``.
@@ -188,14 +202,18 @@ def retry_on_oom(  # noqa: F811
     ``shrink`` is called with the arguments and returns smaller ones: a tuple of positional arguments, a dict of keyword
     arguments to replace, or None if they cannot be smaller. After ``attempts`` attempts the last error is raised
     unchanged. ``gc`` collects garbage before the last attempt, for memory that only reference cycles hold.
+
+    ``borrow``: before anything shrinks, ask the daemon for the missing bytes, at most for 2 s, and repeat the call once
+    with the same arguments. The daemon flushes caches of this user's other programs on the device, and those of other
+    users only where its setting ``reclaim`` is ``all``.
     """
     from gpumond.agent.measure.oom import check_retry, wrap_retry
 
-    check_retry(shrink, attempts, gc)
+    check_retry(shrink, attempts, gc, borrow)
     last = _collect_and_flush if gc else _flush_all
     if function is None:
-        return lambda function: wrap_retry(function, shrink, attempts, _flush_all, last)
-    return wrap_retry(function, shrink, attempts, _flush_all, last)
+        return lambda function: wrap_retry(function, shrink, attempts, _flush_all, last, borrow)
+    return wrap_retry(function, shrink, attempts, _flush_all, last, borrow)
 
 
 def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLimit, ...]:
@@ -219,6 +237,21 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
     from gpumond.agent.measure import snapshots
 
     return snapshots.write(snapshots.checked_path(path))
+
+
+def parachute(bytes: int, device: int | None = None) -> str:
+    """Reserve memory that PyTorch uses when an allocation would fail, and report its use before a later crash.
+
+    Call it when the program has used its device. ``device``: the program's own number, None for the current one.
+    Returns an empty text, or the reason if nothing was reserved.
+    """
+    if not isinstance(bytes, int) or isinstance(bytes, bool) or bytes <= 0:
+        raise ValueError(f"parachute: bytes: expected a positive int, got {bytes!r:.80}")
+    if device is not None and (not isinstance(device, int) or isinstance(device, bool)):
+        raise TypeError(f"parachute: device: expected int or None, got {type(device).__name__}")
+    from gpumond.agent.measure.parachute import PARACHUTES
+
+    return PARACHUTES.open(bytes, device)
 
 
 def program() -> Program:

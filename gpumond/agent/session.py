@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from gpumond import __version__
 from gpumond.agent.allocators import AllocatorAdapter, TensorTracking, capture_guards
+from gpumond.agent.measure.borrow import BORROWING
 from gpumond.agent.measure.oom import OOMS, causes, is_oom
 from gpumond.agent.program_report import components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY, collected
@@ -26,6 +27,7 @@ from gpumond.facts.messages import (
     SERVICE_SOCKET,
     AgentRequest,
     AgentResponse,
+    Borrowed,
     Cancel,
     FlushCommand,
     FlushResult,
@@ -85,7 +87,10 @@ class Session:
                 self._cancel(message.id)
             elif isinstance(message, AgentRequest):
                 self._requests.append(message)
+            elif isinstance(message, Borrowed):
+                BORROWING.resolve(message)
         if not self._transport.connected:
+            BORROWING.disconnected()
             self._commands.clear()
             self.waiting.clear()
             self._requests.clear()
@@ -93,6 +98,8 @@ class Session:
             self._answer_next_request()
         self._continue_requests()
         self._send_results(time.monotonic())
+        for request in BORROWING.outgoing():
+            self._transport.send(request)
         self._report()
         self._transport.push(time.monotonic())
 
@@ -132,6 +139,7 @@ class Session:
         except Exception:  # the program and its libraries are about to end
             pass
         self._transport.push(0.0)
+        BORROWING.disconnected()
         self._transport.send(Goodbye(ending() if exiting else None))
         self._transport.push(0.0)
         self._transport.renew()
@@ -161,6 +169,7 @@ class Session:
             hello = Hello(self._settings.workload, __version__, python, allowed, admission, *place)
             self._transport.send(hello)
             self._report_at = now
+            BORROWING.wake = self._wake.set
 
     def _wait(self) -> bool:
         """Return whether the daemon has sent data or closed the connection."""
@@ -260,6 +269,10 @@ class Session:
                 if facts is None or facts.adapters is not adapters:
                     facts = self._facts = AllocatorFacts(adapters)
                 sample(pools, last=self._closing)
+                parachutes = sys.modules.get("gpumond.agent.measure.parachute")  # if the program has one
+                if parachutes is not None:
+                    parachutes.PARACHUTES.check()
+                    pools = parachutes.PARACHUTES.counted(pools)
                 refusals = self._transport.refusals + REGISTRY.refusals
                 program = program_report(facts.distributed, refusals, self._handler.retainers)
                 self._transport.send(

@@ -20,7 +20,16 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
     parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
-    parser.add_argument("--need", metavar="SIZE", help="start the program only when this much memory is available")
+    parser.add_argument(
+        "--borrow",
+        action="store_true",
+        help="after a failed allocation of RMM, ask the daemon for room, then try again",
+    )
+    parser.add_argument(
+        "--need",
+        metavar="SIZE",
+        help="start the program only when this much memory is available; auto: what its earlier runs needed",
+    )
     parser.add_argument("--device", metavar="NAME", help="with --need: the device, if there are several")
     parser.add_argument("--wait", metavar="DURATION", help="with --need: wait at most so long, as in 10m (default: 0)")
     parser.add_argument("--url", metavar="URL", help="with --need: address of the daemon (default: $GPUMOND_URL)")
@@ -35,13 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not command:
         return _fail("run: no command given; example: gpumond run -- python train.py", 2)
     try:
-        environ = environment(os.environ, arguments.workload, arguments.flush_policy)
+        environ = environment(os.environ, arguments.workload, arguments.flush_policy, arguments.borrow)
     except ValueError as error:
         return _fail(f"run: {error}", 2)
     if arguments.need is None:
         if arguments.wait or arguments.device:
             return _fail("run: --wait and --device require --need", 2)
         return _become(command, environ)
+    from gpumond.agent.program_report import place_in_job
     from gpumond.cli import client
     from gpumond.cli.arguments import address
     from gpumond.features.quotas import need as admission
@@ -50,7 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
         url = address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
     except argparse.ArgumentTypeError as error:
         return _fail(f"run: --url {error}", 2)
-    need, seconds = admission.size(arguments.need), admission.wait_seconds(arguments.wait)
+    seconds = admission.wait_seconds(arguments.wait)
+    if arguments.need == admission.AUTO:
+        workload = environ.get("GPUMOND_WORKLOAD", "")
+        need = admission.auto_need(url, workload, arguments.device, place_in_job(environ)[1] or 1)
+    else:
+        need = admission.size(arguments.need)
     with admission.admitted(url, need, arguments.device, seconds) as granted:
         if granted is None:
             return admission.NO_ROOM
@@ -73,7 +88,9 @@ def _become(command: list[str], environ: Mapping[str, str]) -> int:
         return _fail(f"run: {command[0]}: cannot be executed: {error.strerror}", NOT_EXECUTABLE)
 
 
-def environment(environ: Mapping[str, str], workload: str | None, flush_policy: str | None) -> dict[str, str]:
+def environment(
+    environ: Mapping[str, str], workload: str | None, flush_policy: str | None, borrow: bool = False
+) -> dict[str, str]:
     """Return the environment that starts the agent in every Python program. Raises ValueError for a bad name."""
     path = environ.get("PYTHONPATH", "")
     if INJECT not in path.split(os.pathsep):
@@ -83,6 +100,8 @@ def environment(environ: Mapping[str, str], workload: str | None, flush_policy: 
         ours["GPUMOND_WORKLOAD"] = workload_name(workload)
     if flush_policy is not None:
         ours["GPUMOND_FLUSH_POLICY"] = flush_policy
+    if borrow:
+        ours["GPUMOND_BORROW"] = "1"
     return {**environ, **ours}
 
 

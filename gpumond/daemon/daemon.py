@@ -159,7 +159,8 @@ class Daemon(Operations):
             diagnose(kernel.diagnosis, snapshot)
             verdicts = with_retainers(kernel.diagnosis.verdicts, snapshot)
             self._window = remember(self._window, snapshot)
-            tick = Tick(frame=Frame(snapshot, attribute(snapshot), tuple(verdicts)), window=self._window)
+            frame = Frame(snapshot, attribute(snapshot), tuple(verdicts))
+            tick = Tick(frame=frame, window=self._window, departed=kernel.programs.departed())
             for part in kernel.parts:
                 tick = part.conclude(tick)
             kernel.swap(tick.frame)
@@ -196,7 +197,7 @@ class Daemon(Operations):
         """Pass the frame to telemetry and events."""
         kernel, reports = self.kernel, tick.frame.snapshot.reports
         kernel.telemetry.workloads.connected(report.workload for report in reports if report.uses_device)
-        events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, kernel.programs.departed())
+        events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, tick.departed)
         kernel.telemetry.count_events(events)
         kernel.telemetry.store_writable.set(kernel.store.writable)
 

@@ -158,13 +158,40 @@ class AgentResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class Borrow:
+    """The agent's request for room on a device, after an allocation of ``size_bytes`` has failed.
+
+    ``device_uuid`` is empty if the agent does not know the device.
+    """
+
+    id: str
+    size_bytes: int
+    device_uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """The daemon's response to Borrow, within two seconds: what flushes of other programs have released.
+
+    ``fits``: the device has room for the request now. ``reason`` explains why nothing was flushed.
+    """
+
+    id: str
+    fits: bool
+    released_bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """The agent disconnects on purpose. ``ending``: how the program ends; None if it continues, or if unknown."""
 
     ending: Ending | None = None
 
 
-Message = Hello | Report | FlushCommand | Cancel | FlushResult | AgentRequest | AgentResponse | Goodbye
+Message = (
+    Hello | Report | FlushCommand | Cancel | FlushResult | AgentRequest | AgentResponse | Borrow | Borrowed | Goodbye
+)
 MESSAGES: Mapping[str, type[Message]] = {
     "hello": Hello,
     "report": Report,
@@ -173,6 +200,8 @@ MESSAGES: Mapping[str, type[Message]] = {
     "result": FlushResult,
     "ask": AgentRequest,
     "answer": AgentResponse,
+    "borrow": Borrow,
+    "borrowed": Borrowed,
     "bye": Goodbye,
 }
 _NAMES = {cls: name for name, cls in MESSAGES.items()}

@@ -45,7 +45,7 @@ def process_key(pid: int | None, start_ticks: int | None) -> ProcessKey | None:
 ByteChange = NewType("ByteChange", int)
 """Number of bytes by which a value grew; negative if it shrank."""
 
-Seen = Literal["counter", "scope", "retry", "observer", "unhandled"]
+Seen = Literal["counter", "scope", "retry", "observer", "unhandled", "parachute"]
 
 Ending = Literal["exit", "error", "out-of-memory"]
 """End of a program: without an unhandled exception (or by Ctrl-C), with one, or with an out-of-memory one."""
@@ -207,14 +207,15 @@ class Oom:
 
     ``seen`` is ``scope``, ``retry`` or ``observer`` (PyTorch's own observer, if the program enables it) if the
     snapshot was taken at the error, ``unhandled`` if at the end of the program that it caused, and ``counter`` if at
-    the report after it, up to a second later.
-    ``device_uuid`` and ``request_bytes`` are None if neither counters nor the error's text state them; torch writes
-    the request with two decimals. ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not
-    ended. ``stack`` is that of the failing call, innermost first, without ``omitted_calls`` in its middle; it is empty
-    if ``seen`` is ``counter`` and the program no longer handled the error. ``threads``: the other threads that were
-    inside a library with an allocator. ``sites``: those that keep most memory, while the program records the
-    allocator's history. Of the records in a report only the newest has ``stack``, ``threads``, ``sites`` and
-    ``recent``, for a minute.
+    the report after it, up to a second later. ``parachute``: memory that was reserved for the last resort has served
+    the request, and the program has no error; its stack is that of the main thread, up to a second later.
+    ``device_uuid``, ``request_bytes`` and the device's ``free_bytes`` are None if neither counters nor the error's text
+    state them; torch writes the sizes with two decimals. ``allocator``: the one that failed, empty if unknown.
+    ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not ended. ``stack`` is that of the
+    failing call, innermost first, without ``omitted_calls`` in its middle; it is empty if ``seen`` is ``counter`` and
+    the program no longer handled the error. ``threads``: the other threads that were inside a library with an
+    allocator. ``sites``: those that keep most memory, while the program records the allocator's history. Of the records
+    in a report only the newest has ``stack``, ``threads``, ``sites`` and ``recent``, for a minute.
     """
 
     number: int
@@ -232,6 +233,8 @@ class Oom:
     recent: RecentMemory | None = None
     classes: tuple[LiveClasses, ...] = ()
     sites: tuple[Site, ...] = ()
+    free_bytes: int | None = None
+    allocator: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

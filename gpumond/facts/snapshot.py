@@ -475,6 +475,14 @@ class Snapshot:
         held = [pool.held_bytes for pool in pools if pool.device_uuid == device.uuid and pool.inside is None]
         return sum(held) if held else None
 
+    def reclaimable_from(self, report: AgentReport, device: DeviceReading) -> int:
+        """Return the bytes that a flush of a program would return on a device, without those of its reserve."""
+        pools = [pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None]
+        quota = self.quotas_by_process.get(report.key)
+        reserve = 0 if quota is None else quota.reserve_bytes or 0
+        held = self.used_by(report.key, device) or 0
+        return min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
+
     @cached_property
     def unused_reserves(self) -> Mapping[str, Mapping[ProcessKey, int]]:
         """By device: the unused bytes of each quota's reserve, at the oldest process that has it and uses the device.

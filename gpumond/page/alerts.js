@@ -25,7 +25,13 @@ function line(alert) {
   const labels = Object.entries(alert.labels).filter(([label, text]) => text && ["workload", "gpu", "pid"].includes(label));
   const subject = labels.map(([label, text]) => `${label} ${text}`).join(" ");
   act.setAttribute("aria-label", clean(`Silence ${alert.rule} ${subject}`, 200).trim());
-  return make("li", title(alert.rule), make("time"), make("bdi"), act);
+  return make("li", title(alert.rule), make("time"), make("bdi"), act, make("a", "Case"));
+}
+
+/** The link to the case file of an out-of-memory error. */
+function showCase(link, id) {
+  link.hidden = !id;
+  if (id) link.href = `api/v1/oom/${encodeURIComponent(id)}/report`;
 }
 
 const complete = new Set(); // ids of the lists that the user asked for in full
@@ -59,6 +65,7 @@ export function showAlerts() {
       const age = duration(now - (alert.fired_at ?? alert.active_at));
       put(node.children[1], `${firing ? "firing" : "pending"} for ${age}${silenced ? ", silenced" : ""}`);
       name(node.children[2], alert.notes.summary ?? "", 1000);
+      showCase(node.children[4], alert.notes.case);
     },
   );
   $("no-alerts").hidden = entries.length > 0;

@@ -17,7 +17,7 @@ import resource
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 from gpumond.facts.errors import ProtocolError
@@ -26,6 +26,8 @@ from gpumond.facts.messages import (
     VERSION,
     AgentRequest,
     AgentResponse,
+    Borrow,
+    Borrowed,
     Cancel,
     FlushCommand,
     FlushResult,
@@ -83,6 +85,9 @@ class AgentServer:
         self._usage = UserUsage(self._limits)
         self._reports_received = 0
         self._suspended: Collection[ProcessKey] = frozenset()
+        self._borrow: Callable[[Identity, Borrow], Awaitable[Borrowed]] | None = None
+        self._borrowers: set[Identity] = set()
+        self._borrow_tasks: set[asyncio.Task[None]] = set()
         self._accepting = False
         self._paused_for_hellos = False
         self._sweeper: asyncio.TimerHandle | None = None
@@ -96,6 +101,8 @@ class AgentServer:
     def close(self) -> None:
         for timer in filter(None, (self._sweeper, self._pause)):
             timer.cancel()
+        for task in self._borrow_tasks:
+            task.cancel()
         self._accept_no_more()
         self._paused_for_hellos = False
         self._listener.close()  # before the drops: an agent that reconnects at once must wait for the next daemon
@@ -333,12 +340,38 @@ class AgentServer:
             self._reports_received += 1
         elif isinstance(message, (AgentResponse, FlushResult)):
             peer.resolve(message)
+        elif isinstance(message, Borrow):
+            self._start_borrow(peer, message)
         elif isinstance(message, Goodbye):
             if message.ending is not None:
                 self._ends.append(ProgramEnd(peer.identity.pid, peer.identity.start_ticks, message.ending))
             self._drop(peer)
         else:
             raise ProtocolError("type", f"an agent cannot send {type(message).__name__}")
+
+    def on_borrow(self, borrow: Callable[[Identity, Borrow], Awaitable[Borrowed]]) -> None:
+        """Answer requests for room with this function."""
+        self._borrow = borrow
+
+    def _start_borrow(self, peer: AgentConnection, request: Borrow) -> None:
+        """Answer a request for room; a second one of the same program at once."""
+        if self._borrow is None or peer.identity in self._borrowers:
+            self._send(peer, Borrowed(request.id, False, reason="another request of this program is in progress"))
+            return
+        self._borrowers.add(peer.identity)
+        task = self._loop.create_task(self._answer_borrow(peer, request, self._borrow))
+        self._borrow_tasks.add(task)
+        task.add_done_callback(self._borrow_tasks.discard)
+
+    async def _answer_borrow(
+        self, peer: AgentConnection, request: Borrow, borrow: Callable[[Identity, Borrow], Awaitable[Borrowed]]
+    ) -> None:
+        try:
+            answer = await borrow(peer.identity, request)
+        finally:
+            self._borrowers.discard(peer.identity)
+        if self._peers.get(peer.socket.fileno()) is peer:
+            self._send(peer, answer)
 
     def _resume(self, peer: AgentConnection) -> None:
         if self._peers.get(peer.socket.fileno()) is peer:

@@ -105,6 +105,45 @@ def curve(points: Sequence[Point], top: float | None, marks: Iterable[tuple[floa
     return _svg(HEIGHT, f"memory over {duration(end - begin)}, at most {human(highest)}", shapes)
 
 
+COLORS = ("#1f6feb", "#d1751f", "#2da44e", "#8250df", "#bf3989", "#9a6700", "#1b7c83", "#cf222e")
+
+
+def areas(times: Sequence[float], curves: Sequence[tuple[str, Sequence[float | None]]]) -> str:
+    """Return a chart of stacked areas, the first curve at the bottom, with a legend. Unknown values count as 0."""
+    if not times:
+        return ""
+    bottom = [0.0] * len(times)
+    begin, end = times[0], times[-1]
+    stacked: list[tuple[str, list[float], list[float]]] = []
+    for name, values in curves:
+        top = [low + (value or 0.0) for low, value in zip(bottom, values, strict=True)]
+        stacked.append((name, bottom, top))
+        bottom = top
+    scale = 1.05 * max(bottom) or 1.0
+
+    def x(at: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * ((at - begin) / ((end - begin) or 1.0))
+
+    def y(value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / scale)
+
+    shapes = [*_grid(scale, y)]
+    for number, (name, low, high) in enumerate(stacked):
+        outline = [*zip(times, high, strict=True), *reversed([*zip(times, low, strict=True)])]
+        path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in outline)
+        color = COLORS[number % len(COLORS)]
+        shapes.append(
+            f'<polygon fill="{color}" fill-opacity=".7" points="{path}"><title>{text(name)}</title></polygon>'
+        )
+        row = HEIGHT + 14 * number
+        shapes.append(f'<rect x="{LEFT:g}" y="{row:g}" width="10" height="10" fill="{color}"/>')
+        shapes.append(f'<text x="{LEFT + 16:g}" y="{row + 9:g}">{text(name)}</text>')
+    seconds = duration(end - begin)
+    shapes.append(f'<text x="{LEFT:g}" y="{HEIGHT - 5:g}">{text(seconds)} before</text>')
+    shapes.append(f'<text x="{WIDTH - RIGHT:g}" y="{HEIGHT - 5:g}" text-anchor="end">the error</text>')
+    return _svg(HEIGHT + 14 * len(stacked) + 4, f"memory by program over {seconds}", shapes)
+
+
 class Bar(NamedTuple):
     """A bar of bytes with a text at its end, by default its value. ``kind``: class of its color. ``peak``: a mark."""
 

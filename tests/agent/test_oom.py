@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from gpumond import agent
-from gpumond.agent.measure.oom import OOMS, is_oom, request_bytes
+from gpumond.agent.measure.oom import OOMS, allocator_of, free_bytes, is_oom, request_bytes
 from gpumond.facts.program import OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
@@ -51,6 +51,21 @@ JAX = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1073741824 byt
 def test_out_of_memory_errors_are_recognized_by_their_names(error: Exception, request_: int | None):
     assert is_oom(error)
     assert request_bytes(error) == request_
+
+
+@pytest.mark.parametrize(
+    ("error", "allocator", "free"),
+    [
+        (an_error("torch", "OutOfMemoryError", TORCH), "torch", 1 << 30),
+        (an_error("cupy.cuda.memory", "OutOfMemoryError", "Out of memory allocating 1,536 bytes"), "cupy", None),
+        (MemoryError(RMM), "rmm", None),
+        (an_error("jaxlib._jax", "XlaRuntimeError", JAX), "jax", None),
+        (OutOfMemory("tried to allocate 5.00 MiB on GPU-x: 9.00 MiB in all, 3.00 MiB free"), "sim", 3 * MIB),
+        (MemoryError("of the host"), "", None),
+    ],
+)
+def test_an_error_states_its_allocator_and_the_free_bytes(error: Exception, allocator: str, free: int | None):
+    assert (allocator_of(error), free_bytes(error)) == (allocator, free)
 
 
 class ErrorWithoutText(RuntimeError):

@@ -172,3 +172,41 @@ print(get_per_device_resource(0) is pool){SHOW}
 """
     environ = {"PYTHONPATH": f"{STANDINS}"}
     assert run_program(PROGRAM + code, library, "c", **environ) == ["True", "0 None 100 0 not_releasable 0"]
+
+
+FAILING = """
+class FullResource(CudaMemoryResource):
+    failures = 1
+    def allocate(self, nbytes):
+        if FullResource.failures:
+            FullResource.failures -= 1
+            raise MemoryError("std::bad_alloc: out_of_memory")
+        return super().allocate(nbytes)
+set_current_device_resource(FullResource())
+from gpumond.agent.measure.borrow import BORROWING
+from gpumond.facts.messages import Borrowed
+asked = []
+BORROWING.request = lambda device, size: asked.append(size) or ANSWER
+def attempt():
+    try:
+        get_per_device_resource(0).allocate(50)
+        print("allocated", asked)
+    except MemoryError:
+        print("failed", asked)
+attempt()
+print(isinstance(get_per_device_resource(0), FullResource))
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [("Borrowed('1', True, 50)", "allocated [50]"), ("Borrowed('1', False)", "failed [50]"), ("None", "failed [50]")],
+)
+def test_a_failed_allocation_asks_the_daemon_and_is_repeated_if_it_released_memory(
+    library: Path, answer: str, result: str
+) -> None:
+    assert run(FAILING.replace("ANSWER", answer), library, GPUMOND_BORROW="1") == [result, "True"]
+
+
+def test_without_borrow_a_failed_allocation_fails(library: Path) -> None:
+    assert run(FAILING.replace("ANSWER", "None"), library) == ["failed []", "True"]

@@ -98,6 +98,9 @@ class SimulatedAgents:
     def ends(self) -> tuple[ProgramEnd, ...]:
         return ()
 
+    def on_borrow(self, borrow: object) -> None:
+        pass
+
     def departed(self) -> tuple[AgentReport, ...]:
         return ()
 

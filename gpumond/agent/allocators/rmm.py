@@ -11,6 +11,7 @@ plan, and once when the program has allocated from the resource or, where nothin
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -328,6 +329,9 @@ class _Adaptors:
         self._in_use: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._kind: Any = _adaptor(mr.StatisticsResourceAdaptor)
         self._logging = getattr(mr, "LoggingResourceAdaptor", ())
+        callback: Any = getattr(mr, "FailureCallbackResourceAdaptor", None)
+        borrows = os.environ.get("GPUMOND_BORROW") == "1" and callback is not None
+        self._borrowing: Any = _adaptor(callback) if borrows else None
 
     def counting(self, resource: Any) -> Any:
         """Return the resource with an adaptor on top, and the same adaptor for the same resource.
@@ -344,24 +348,38 @@ class _Adaptors:
                 return resource
             adaptor = self._in_use.get(id(resource))
             if adaptor is None:
-                adaptor = self._in_use[id(resource)] = self._kind(resource)
+                below = resource if self._borrowing is None else self._borrowing(resource, borrow)
+                adaptor = self._in_use[id(resource)] = self._kind(below)
             return adaptor
         except Exception:  # RMM itself tells the program what is wrong with its resource
             return resource
 
 
-def _adaptor(statistics: Any) -> type:
+def borrow(size_bytes: int) -> bool:
+    """Ask the daemon for room after a failed allocation; True if it released memory, and RMM may try again."""
+    try:
+        from gpumond.agent.measure.borrow import BORROWING  # needed after an error only
+
+        ordinals = cuda.contexts()
+        device = cuda.device_uuid(ordinals[0]) if len(ordinals) == 1 else None
+        answer = BORROWING.request(device, size_bytes)
+        return answer is not None and answer.released_bytes > 0
+    except Exception:  # RMM raises the program's own error
+        return False
+
+
+def _adaptor(base: Any) -> type:
     """Return a class of adaptors that have the attributes of the resource below them, and pass for its class."""
 
-    class CountingResourceAdaptor(statistics):  # type: ignore[misc]
-        """Counts the bytes that the program allocates. `upstream_mr` is the resource that the program has set."""
+    class TransparentAdaptor(base):  # type: ignore[misc]
+        """Counts the bytes that the program allocates, or borrows. `upstream_mr` is the resource below."""
 
-        __class__ = property(lambda self: type(self.upstream_mr))
+        __class__ = property(lambda self: self.upstream_mr.__class__)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.upstream_mr, name)
 
-    return CountingResourceAdaptor
+    return TransparentAdaptor
 
 
 def _replace(functions: dict[Callable[..., Any], Callable[..., Any]]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from gpumond.agent.allocators import ADAPTERS, HistoryRecording, TensorTracking
 from gpumond.agent.measure import is_async, refuse_generators
+from gpumond.agent.measure.borrow import BORROWING
 from gpumond.agent.measure.steps import READ_SECONDS, RecentUsage
 from gpumond.agent.registry import REGISTRY, collected
 from gpumond.facts.messages import to_json
@@ -50,6 +51,7 @@ TEXTS = tuple(text for spec in ADAPTERS for text in spec.oom_texts)
 """Compiled on the first error."""
 
 REQUEST = r"(?i)(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
+FREE = r"(?i)([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB) (?:is )?free"
 FACTORS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 MAX_TEXT = 4096
 
@@ -65,7 +67,29 @@ def is_oom(error: BaseException) -> bool:
 
 def request_bytes(error: BaseException) -> int | None:
     """Return the requested bytes, if the error states them."""
-    found = re.search(REQUEST, _text(error))
+    return _stated(REQUEST, error)
+
+
+def free_bytes(error: BaseException) -> int | None:
+    """Return the free bytes of the device, if the error states them."""
+    return _stated(FREE, error)
+
+
+def allocator_of(error: BaseException) -> str:
+    """Return the name of the allocator that raised the error; empty if it is unknown."""
+    packages = {cls.__module__.partition(".")[0] for cls in type(error).__mro__} - {"builtins"}
+    for spec in ADAPTERS:
+        if spec.oom_error is not None and spec.oom_error[0] in packages:
+            return spec.module.rpartition(".")[2]
+    names = {cls.__name__ for cls in type(error).__mro__}
+    for spec in ADAPTERS:
+        if any(name in names and re.search(text, _text(error)) for name, text in spec.oom_texts):
+            return spec.module.rpartition(".")[2]
+    return ""
+
+
+def _stated(pattern: str, error: BaseException) -> int | None:
+    found = re.search(pattern, _text(error))
     if found is None:
         return None
     return int(float(found[1].replace(",", "")) * FACTORS[found[2].lower()])
@@ -132,9 +156,15 @@ class Ooms:
             pools = REGISTRY.read(READ_SECONDS) or ()
             devices = self._increased(pools, first_counts=True)
             request, details = request_bytes(error), _details(error)
-            self._publish(self._record(pools, devices, seen, request, self.scope(), details))
+            record = self._record(pools, devices, seen, request, self.scope(), details)
+            self._publish(replace(record, free_bytes=free_bytes(error), allocator=allocator_of(error)))
         except Exception:  # the program must receive its own error
             return
+
+    def newest_device(self) -> str | None:
+        """Return the device of the newest error, None if it is unknown."""
+        with self._lock:
+            return self._recent[-1].device_uuid if self._recent else None
 
     def record_unhandled(self) -> None:
         """Record the error that ends the program, if it is one."""
@@ -161,6 +191,19 @@ class Ooms:
             self._increased(pools, first_counts=True)
             devices = [device] if device else []
             self._publish(self._record(pools, devices, "observer", size, self.scope(), _details(None)))
+        except Exception:
+            return
+
+    def record_parachute(self, device: str | None, size: int, thread: int | None) -> None:
+        """Record that a parachute served a request, with the stack of this thread. Never raises."""
+        from gpumond.agent.measure import stacks  # needed after an error only
+
+        try:
+            stack, omitted = stacks.of_thread(thread)
+            details = Details(_largest_free(), stack, omitted, (), live_classes(), _live_sites())
+            devices = [device] if device else []
+            record = self._record(REGISTRY.read(READ_SECONDS) or (), devices, "parachute", size, "", details)
+            self._publish(replace(record, allocator="torch"))
         except Exception:
             return
 
@@ -349,7 +392,7 @@ Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
 Flush = Callable[[], object]
 
 
-def check_retry(shrink: object, attempts: object, gc: object) -> None:
+def check_retry(shrink: object, attempts: object, gc: object, borrow: object) -> None:
     """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.retry_on_oom`."""
     if shrink is not None and not callable(shrink):
         raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
@@ -359,12 +402,17 @@ def check_retry(shrink: object, attempts: object, gc: object) -> None:
         raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
     if not isinstance(gc, bool):
         raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
+    if not isinstance(borrow, bool):
+        raise TypeError(f"retry_on_oom: borrow: expected bool, got {type(borrow).__name__}")
 
 
-def wrap_retry(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush) -> F:
+def wrap_retry(
+    function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush, borrow: bool = False
+) -> F:
     """Return the function with its retries; for a coroutine function, a coroutine function.
 
-    ``flush`` is called before each attempt but the first, and ``last_flush`` instead of it before the last one.
+    ``flush`` is called before each attempt but the first, and ``last_flush`` instead of it before the last one. With
+    ``borrow``, the first attempt is repeated once with the same arguments, after a request to the daemon.
     """
     refuse_generators("retry_on_oom", function)
 
@@ -372,7 +420,7 @@ def wrap_retry(function: F, shrink: Shrink | None, attempts: int, flush: Flush, 
 
         @functools.wraps(function)
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs)
+            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
             while True:
                 try:
                     result = await function(*call.args, **call.kwargs)
@@ -388,7 +436,7 @@ def wrap_retry(function: F, shrink: Shrink | None, attempts: int, flush: Flush, 
 
     @functools.wraps(function)
     def calling(*args: Any, **kwargs: Any) -> Any:
-        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs)
+        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
         while True:
             try:
                 result = function(*call.args, **call.kwargs)
@@ -414,12 +462,16 @@ class _Attempts:
         last_flush: Flush,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        borrow: bool,
     ) -> None:
         self.args, self.kwargs = args, kwargs
         self._shrink, self._left = shrink, attempts - 1
         self._flush, self._last_flush = flush, last_flush
         self._handled = sys.exc_info()[1]
         self._again = 0
+        self._may_borrow = borrow
+        self._short: int | None = None
+        """The bytes to request before the next attempt, None for no request."""
 
     def try_again(self, error: Exception) -> bool:
         """Return whether to retry. The arguments are then smaller, and the error no longer refers to what its frames
@@ -428,7 +480,10 @@ class _Attempts:
         if not is_oom(error):
             return False
         try:
-            if self._left <= 0 or not self._smaller():
+            if self._may_borrow:
+                self._may_borrow, self._short = False, request_bytes(error)
+                self._left += 1
+            elif self._left <= 0 or not self._smaller():
                 return False
             # Before the record, which takes time: a report in between must not have the error without its retry.
             OOMS.add_retry()
@@ -444,6 +499,9 @@ class _Attempts:
             (self._flush if self._left else self._last_flush)()
         except Exception:  # the next attempt will raise the cause
             pass
+        if self._short is not None:
+            BORROWING.request(OOMS.newest_device(), self._short)
+            self._short = None
 
     def done(self) -> None:
         if self._again:

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from gpumond.agent.measure import is_async, refuse_generators
-from gpumond.agent.measure.oom import OOMS, is_oom
+from gpumond.agent.measure.borrow import BORROWING
+from gpumond.agent.measure.oom import OOMS, is_oom, request_bytes
 from gpumond.agent.measure.steps import NOTHING, Levels, read_levels
 from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeKept, ScopeUsage
 
@@ -31,13 +32,13 @@ KEEPERS = 8
 """Number of scopes in an out-of-memory snapshot."""
 
 
-def check(name: object, flush: object, gc: object) -> None:
+def check(name: object, flush: object, gc: object, borrow: object) -> None:
     """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.scope`."""
     if not isinstance(name, str):
         raise TypeError(f"scope: expected str, got {type(name).__name__}")
     if not 1 <= len(name) <= MAX_PART or not _PART.issuperset(name):
         raise ValueError(f"scope: expected 1 to {MAX_PART} characters of [A-Za-z0-9._/-], got {name!r:.80}")
-    for argument, value in (("flush", flush), ("gc", gc)):
+    for argument, value in (("flush", flush), ("gc", gc), ("borrow", borrow)):
         if not isinstance(value, bool):
             raise TypeError(f"scope: {argument}: expected bool, got {type(value).__name__}")
     if gc and not flush:
@@ -107,10 +108,16 @@ class Block:
 
 
 class Scope:
-    """A context manager and decorator; each pass through it is a `Block`."""
+    """A context manager and decorator; each pass through it is a `Block`.
 
-    def __init__(self, name: str, flush: Callable[[], object] | None) -> None:
-        self._name, self._flush = name, flush
+    ``flush`` is called at the end. With ``borrow``, which flushes the program's own caches, a function that runs out of
+    memory is repeated once after a request to the daemon; after a block, only the request is made.
+    """
+
+    def __init__(
+        self, name: str, flush: Callable[[], object] | None, borrow: Callable[[], object] | None = None
+    ) -> None:
+        self._name, self._flush, self._borrow = name, flush, borrow
         self._blocks: list[Block] = []
 
     def __enter__(self) -> Block:
@@ -127,14 +134,28 @@ class Scope:
             OOMS.record_error(error, "scope")
         _current.set(block.parent)
         SCOPE_TOTALS.finish(block, oom)
+        if oom and error is not None and self._borrow is not None:
+            self._request(error, self._borrow)
         if self._flush is not None:
             try:
                 self._flush()
             except Exception:  # the outcome of the block matters, not that of the flush
                 pass
 
+    def _request(self, error: BaseException, flush: Callable[[], object]) -> None:
+        """Request room for the caller's next attempt: a block cannot be repeated."""
+        try:
+            flush()
+            BORROWING.request(OOMS.newest_device(), request_bytes(error))
+        except Exception:  # the program must receive its own error
+            pass
+
     def __call__(self, function: F) -> F:
         refuse_generators("scope", function)
+        if self._borrow is not None:
+            from gpumond.agent.measure.oom import wrap_retry  # needed by such scopes only
+
+            return wrap_retry(Scope(self._name, self._flush)(function), None, 1, self._borrow, self._borrow, True)
 
         if is_async(function):
 

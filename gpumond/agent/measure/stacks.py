@@ -44,6 +44,11 @@ def of_caller() -> tuple[tuple[Call, ...], int]:
     return _shortened(list(_walk(sys._getframe(1))))
 
 
+def of_thread(ident: int | None) -> tuple[tuple[Call, ...], int]:
+    """Return the present calls of another thread, innermost first, and the number of omitted ones."""
+    return _shortened(list(_walk(None if ident is None else sys._current_frames().get(ident))))
+
+
 def of_allocating_threads() -> tuple[ThreadStack, ...]:
     """Return the stacks of other threads that are inside a library with an allocator, those deepest in it first."""
     frames = sys._current_frames()

@@ -9,6 +9,7 @@ FEATURE = Feature(
     parts=(
         "gpumond.features.quotas.quotas:QuotasPart",
         "gpumond.features.quotas.quotas:AdmissionsPart",
+        "gpumond.features.quotas.quotas:BorrowsPart",
     ),
     routes=(
         "gpumond.features.quotas.routes:router",

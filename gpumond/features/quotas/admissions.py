@@ -206,14 +206,14 @@ def plan(room: Room, request: KeptAdmission, available: int | None) -> Plan:
     return reclaim_plan(allowed, request.need_bytes - available, available)
 
 
-def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: int) -> Plan:
+def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: int, first: int | None = None) -> Plan:
     """Return the cheapest flushes that return ``short_bytes``.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
-    the largest is first, so that few programs are flushed.
+    the largest is first, so that few programs are flushed. The programs of the user ``first`` come before all others.
     """
     chosen: list[Competitor] = []
-    for each in sorted(neighbors, key=_cost):
+    for each in sorted(neighbors, key=lambda each: (first is not None and each.uid != first, *_cost(each))):
         if short_bytes <= 0:
             break
         if each.reclaimable_bytes > 0:
@@ -308,11 +308,9 @@ def _neighbors(
     for report in snapshot.reports_by_device.get(device.uuid, ()):
         if report.flush_policy == "never" or (device.uuid, report.key) in granted:
             continue
-        pools = [pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None]
-        reserve = snapshot.quotas_by_process.get(report.key, NO_QUOTA).reserve_bytes or 0
-        held = snapshot.used_by(report.key, device) or 0
-        reclaimable = min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
+        reclaimable = snapshot.reclaimable_from(report, device)
         if reclaimable > 0:
+            pools = (pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None)
             yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools))
 
 
@@ -630,6 +628,19 @@ class Admissions:
         available = available_bytes(room, grants, held, user_of, user_of[request.id], users)
         claimed = sum(each.need_bytes for each in ahead)
         return plan(room, request, None if available is None else available - claimed)
+
+    def room_for(self, snapshot: Snapshot, device: DeviceReading, process: ProcessKey) -> tuple[Room, int | None]:
+        """Return the memory of a device, and what of it is available to a running process: its own grant and reserve
+        count for it.
+        """
+        grants = self._queue.grants
+        own = {grant.id for grant, keys in members(snapshot, grants) if process in keys}
+        (room,) = rooms(snapshot, grants, self._reclaim(), (device,))
+        others = [grant for grant in grants if grant.id not in own]
+        user_of = {grant.id: counted_name(grant.owner) for grant in others}
+        available = available_bytes(room, others, allocated(snapshot, others), user_of)
+        reserve = snapshot.unused_reserves.get(device.uuid, {}).get(process, 0)
+        return room, None if available is None else available + min(reserve, room.reserved_bytes)
 
     def _reclaim_for(self, key: str, found: Plan) -> None:
         device, now = self._device_of(key), self._clock()

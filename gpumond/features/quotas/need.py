@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import urlencode
 
 from gpumond.cli import client
 from gpumond.cli.arguments import print_error
@@ -23,6 +24,7 @@ LOST, UNREACHABLE, STARTING = 404, 0, 503
 """Status of a request that the daemon does not know any more, without a response, and before its first reading."""
 
 ROUTE = "/api/v1/admissions"
+AUTO = "auto"
 
 
 def size(text: str) -> int:
@@ -33,6 +35,22 @@ def size(text: str) -> int:
     except ValueError:
         pass
     raise ConfigError(f"run: --need {text}: expected a size such as 40GiB")
+
+
+def auto_need(url: str, workload: str, device: str | None, world_size: int) -> int:
+    """Return what 95 % of a workload's runs need, from this user's earlier ones. Raises ConfigError, DaemonError."""
+    if not workload:
+        raise ConfigError("run: --need auto requires --workload, the name of the earlier runs")
+    query: dict[str, Any] = {"workload": workload, "world_size": world_size, "uid": os.getuid()}
+    if device is not None:
+        query["device"] = device
+    found = client.get(url, f"/api/v1/need?{urlencode(query)}")
+    runs, need = found["runs"], found["need_bytes"]
+    where = f"runs of {safe(workload)} on {safe(found['device_name'])}"
+    if need is None:
+        raise ConfigError(f"run: --need auto: {runs} {where} are known, and three are required; state a size")
+    print_error(f"gpumond run: needs {human(need)}, from {runs} {where}")
+    return int(need)
 
 
 def wait_seconds(text: str | None) -> float:

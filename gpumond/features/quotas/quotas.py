@@ -18,6 +18,7 @@ from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, Quota, QuotaTab
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
 from gpumond.facts.units import HOUR_SECONDS
 from gpumond.features.quotas.admissions import Admissions
+from gpumond.features.quotas.borrow import Borrows
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.host.machine import find_process
 from gpumond.host.peer import person_of
@@ -299,3 +300,22 @@ class AdmissionsPart(Admissions, Part):
 
     def act(self, tick: Tick) -> None:
         self.execute(tick.frame.snapshot)
+
+
+class BorrowsPart(Part):
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._borrows = Borrows(
+            kernel.get(Flushes).flush,
+            lambda: kernel.frame.snapshot if kernel.frame else None,
+            kernel.get(Admissions).room_for,
+            kernel.read_driver,
+            lambda: kernel.settings.reclaim,
+            kernel.clock.monotonic,
+        )
+
+    def start(self) -> None:
+        self._kernel.programs.on_borrow(self._borrows.borrow)
+
+    async def close(self) -> None:
+        await self._borrows.close()

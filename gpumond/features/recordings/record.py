@@ -9,17 +9,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, duration, print_error
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
+from gpumond.features.recordings import perfetto
 from gpumond.features.recordings.csv_log import HEADER, csv_lines
 from gpumond.features.recordings.reader import Lines, Remarks
 from gpumond.features.recordings.snapshots import Format
@@ -44,10 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write used, live and held bytes of devices and processes as CSV, in the format that diagnose reads",
     )
+    parser.add_argument(
+        "--perfetto", type=Path, metavar="FILE", help="write a trace for Perfetto instead, with flushes and errors"
+    )
     client.add_url(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.perfetto is not None:
+        return _trace(arguments)
     count = missed = 0
     last: Snapshot | None = None
     try:
@@ -66,6 +72,51 @@ def run(arguments: argparse.Namespace) -> int:
     summary = f"{count} snapshots recorded" + (f", {missed} missed between two requests" if missed else "")
     print_error(f"gpumond: {summary}")
     return DONE
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    """Write a trace. The file is complete when the recording ends, by Ctrl-C or after its duration."""
+    if arguments.csv or arguments.out is not None:
+        raise ConfigError("record: --perfetto excludes --csv and --out")
+    known: set[int] = set()
+    count = 0
+    events = _events(arguments.url, 0)
+    last = events[-1]["id"] if events else 0
+    try:
+        with open(arguments.perfetto, "w", encoding="utf-8") as out:
+            out.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            separator = ""
+
+            def add(entries: Iterable[perfetto.Entry]) -> None:
+                nonlocal separator
+                for entry in entries:
+                    out.write(separator + json.dumps(entry))
+                    separator = ",\n"
+
+            try:
+                for snapshot in taken(arguments.url, arguments.duration):
+                    add(perfetto.names(snapshot, known))
+                    add(perfetto.counters(snapshot))
+                    count += 1
+            except KeyboardInterrupt:
+                pass
+            finally:
+                add(perfetto.instants(_events(arguments.url, last)))
+                out.write("\n]}\n")
+    except OSError as error:
+        raise ConfigError(f"--perfetto {arguments.perfetto}: {error.strerror or error}") from None
+    print_error(f"gpumond: {count} snapshots recorded; open the file in https://ui.perfetto.dev")
+    return DONE
+
+
+def _events(url: str, last: int) -> list[dict[str, Any]]:
+    """Return the daemon's events after an id, at most the newest thousand; none while it cannot be reached."""
+    headers = {"Accept": "application/json"} | ({"Last-Event-ID": str(last)} if last else {})
+    try:
+        found: list[dict[str, Any]] = client.get(url, "/api/v1/events", headers)
+    except DaemonError:
+        return []
+    return found
 
 
 def taken(url: str, for_seconds: float) -> Iterator[Snapshot]:

@@ -129,6 +129,22 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         self.bin_mrs.append(bin_resource or FixedSizeMemoryResource(self.upstream_mr))
 
 
+class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
+    __slots__ = ("_callback",)
+
+    def __init__(self, upstream_mr: DeviceMemoryResource, callback: Callable[[int], bool]) -> None:
+        super().__init__(upstream_mr)
+        self._callback = callback
+
+    def allocate(self, nbytes: int) -> int:
+        while True:
+            try:
+                return self.upstream_mr.allocate(nbytes)
+            except MemoryError:
+                if not self._callback(nbytes):
+                    raise
+
+
 class StatisticsResourceAdaptor(UpstreamResourceAdaptor):
     __slots__ = ("_counters",)
 

@@ -1,0 +1,86 @@
+"""Parachutes: memory that PyTorch uses as the last resort when an allocation fails (``MemPool(use_on_oom=True)``).
+
+Its use is an out-of-memory error that the program does not notice: it is counted and recorded as one, once for each
+time that the pool changes from free to used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from gpumond.agent import cuda
+from gpumond.agent.measure.oom import OOMS
+from gpumond.facts.pools import PoolUsage
+
+
+class Opened(NamedTuple):
+    pool: Any
+    device_uuid: str
+
+
+class Parachutes:
+    """The parachutes of this process."""
+
+    def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._opened: list[Opened] = []
+        self._used: set[int] = set()
+        self._uses: Counter[str] = Counter()
+
+    def open(self, size_bytes: int, device: int | None) -> str:
+        """Reserve the memory in the calling thread, and return an empty text or why there is none. Never raises."""
+        torch = sys.modules.get("torch")
+        if torch is None or not cuda.contexts():
+            return "PyTorch has not used a CUDA device yet"
+        try:
+            ordinal = torch.cuda.current_device() if device is None else device
+            pool = torch.cuda.MemPool(use_on_oom=True)
+            with torch.cuda.use_mem_pool(pool, ordinal):
+                torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{ordinal}")  # freed at once, into the pool
+        except TypeError:
+            return "this PyTorch has no MemPool(use_on_oom=True)"
+        except Exception as error:  # no room for it, or a build without pools
+            return f"{type(error).__name__}: {str(error)[:160]}"
+        self._opened.append(Opened(pool, cuda.device_uuid(ordinal) or ""))
+        return ""
+
+    def check(self) -> None:
+        """Record each parachute that has come into use. Called before each report."""
+        for number, each in enumerate(self._opened):
+            used = _used_bytes(each.pool)
+            if used and number not in self._used:
+                self._used.add(number)
+                self._uses[each.device_uuid] += 1
+                OOMS.record_parachute(each.device_uuid or None, used, threading.main_thread().ident)
+            elif not used:
+                self._used.discard(number)
+
+    def counted(self, pools: Sequence[PoolUsage]) -> tuple[PoolUsage, ...]:
+        """Return the pools, with the uses among the errors of PyTorch's."""
+        if not self._uses:
+            return tuple(pools)
+        return tuple(
+            replace(pool, ooms=(pool.ooms or 0) + self._uses[pool.device_uuid])
+            if pool.allocator == "torch" and self._uses[pool.device_uuid]
+            else pool
+            for pool in pools
+        )
+
+
+def _used_bytes(pool: Any) -> int:
+    try:
+        return sum(int(segment["allocated_size"]) for segment in pool.snapshot())
+    except Exception:  # a version of PyTorch that is not understood
+        return 0
+
+
+PARACHUTES = Parachutes()

@@ -1,0 +1,192 @@
+"""``gpumond fit``: the memory that a PyTorch program needs, from one step under fake tensors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import gpumond
+from gpumond.cli import client
+from gpumond.cli.arguments import DONE, FAILED, print_error
+from gpumond.facts.errors import ConfigError, DaemonError
+from gpumond.facts.units import GIB, human
+from gpumond.features.fit.replay import CLASSES, REST, Need, replay
+from gpumond.view.text import table
+
+MARGIN = 1.05
+"""Factor for what the simulation leaves out, such as the workspaces of cuDNN."""
+SECONDS = 600.0
+ASSUMED_BYTES = 80 * GIB
+"""Size of the device that the program sees, without a daemon that states one."""
+PLACE = "{batch}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch", metavar="LOW..HIGH", help=f"find the largest batch that fits; {PLACE} in the command is its place"
+    )
+    parser.add_argument("--device", metavar="NAME", help="with --batch: the device (default: the largest)")
+    client.add_arguments(parser)
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- python SCRIPT...", help="PyTorch program, with its arguments"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if len(command) < 2 or "python" not in os.path.basename(command[0]):
+        raise ConfigError("fit: expected a Python program, such as: gpumond fit -- python train.py")
+    devices, context = _machine(arguments.url)
+    if arguments.batch is not None:
+        return _largest_batch(arguments, command, devices, context)
+    trace = traced(command, max((each["size_bytes"] or 0 for each in devices), default=0) or ASSUMED_BYTES)
+    if trace["reason"]:
+        print_error(f"gpumond fit: unknown: {trace['reason']}")
+        return FAILED
+    need = replay(trace)
+    places = list(_places(devices, need, context))
+    if arguments.json:
+        print(json.dumps({**asdict(need), "context_bytes": context, "trace": _facts(trace), "devices": places}))
+    else:
+        print(_text(need, trace, context, places))
+    return DONE
+
+
+def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
+    """Return the trace of a program; its ``reason`` states why there is none. Its output goes to standard error."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "trace"
+        paths = [os.path.dirname(os.path.dirname(os.path.abspath(gpumond.__file__))), os.environ.get("PYTHONPATH", "")]
+        environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "TORCHDYNAMO_DISABLE": "1",
+            "GPUMOND_AGENT": "",
+        }
+        tracer = [command[0], "-m", "gpumond.features.fit.tracer", os.fspath(out), str(size_bytes), *command[1:]]
+        try:
+            done = subprocess.run(tracer, env=environ, stdout=sys.stderr, timeout=SECONDS, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:
+            return {"reason": f"the program made no two steps in {SECONDS:.0f} s"}
+        except OSError as error:
+            return {"reason": f"{command[0]}: {error.strerror}"}
+        if not out.exists():
+            return {"reason": f"the program ended with status {done.returncode} before its trace was complete"}
+        found: Mapping[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def needed(need: Need, context: int | None) -> int:
+    """Return the bytes that a device must have free: held bytes with a margin, and the context."""
+    return int(need.held_bytes * MARGIN) + (context or 0)
+
+
+def _machine(url: str) -> tuple[list[Mapping[str, Any]], int | None]:
+    """Return the devices of the daemon, each with its reclaimable bytes, and the context of a program there.
+
+    Without a daemon, neither is known.
+    """
+    try:
+        snapshot = client.get(url, "/api/v1/snapshot")
+    except DaemonError:
+        return [], None
+    reclaimable: dict[str, int] = {}
+    for report in snapshot["reports"]:
+        for pool in report["pools"] if report["flush_policy"] != "never" else ():
+            uuid = pool["device_uuid"]
+            reclaimable[uuid] = reclaimable.get(uuid, 0) + pool["reclaimable"]["likely"]
+    contexts = [size for each in snapshot["overheads"] for name, size in each["parts"] if name == "context"]
+    devices: list[Mapping[str, Any]] = [
+        {**each, "reclaimable_bytes": reclaimable.get(each["uuid"], 0)} for each in snapshot["devices"]
+    ]
+    return devices, int(median(contexts)) if contexts else None
+
+
+def _places(devices: Sequence[Mapping[str, Any]], need: Need, context: int | None) -> Iterator[dict[str, Any]]:
+    total = needed(need, context)
+    for device in devices:
+        free, size = device["free_bytes"], device["size_bytes"]
+        if free is None and size is not None and device["used_bytes"] is not None:
+            free = size - device["used_bytes"]
+        if size is None or free is None:
+            fits = "unknown"
+        elif total > size:
+            fits = "never"
+        elif total <= free:
+            fits = "now"
+        else:
+            fits = "after a flush" if total <= free + device["reclaimable_bytes"] else "when other programs end"
+        yield {"index": device["index"], "name": device["name"], "free_bytes": free, "fits": fits}
+
+
+def _facts(trace: Mapping[str, Any]) -> dict[str, Any]:
+    return {"steps": trace["steps"], "assumptions": trace["assumptions"]}
+
+
+def _text(need: Need, trace: Mapping[str, Any], context: int | None, places: Sequence[Mapping[str, Any]]) -> str:
+    shown = "unknown until a program has run here with gpumond run" if context is None else human(context)
+    lines = [
+        f"peak: {human(need.live_bytes)} live, {human(need.held_bytes)} held, in step {need.step}; context: {shown}",
+        f"estimate for a device, with a margin of {MARGIN - 1:.0%}: {human(needed(need, context))}",
+        table(("CLASS", ">BYTES"), [[name, human(need.classes.get(name, 0))] for name in (*CLASSES, REST)]),
+    ]
+    lines += [f"assumed: {each}" for each in trace["assumptions"]]
+    if not trace["steps"]:
+        lines.append("assumed: the program trains nothing; it was run to its end")
+    if places:
+        rows = [[str(p["index"]), p["name"], human(p["free_bytes"] or 0), p["fits"]] for p in places]
+        lines.append(table((">GPU", "NAME", ">FREE", "FITS"), rows))
+    return "\n".join(lines)
+
+
+def _largest_batch(
+    arguments: argparse.Namespace, command: Sequence[str], devices: Sequence[Mapping[str, Any]], context: int | None
+) -> int:
+    low, high = _range(arguments.batch)
+    if not any(PLACE in word for word in command):
+        raise ConfigError(f"fit: --batch: the command has no {PLACE}, such as --batch-size {PLACE}")
+    if arguments.device is not None:
+        uuid = client.device(arguments.url, arguments.device)
+        devices = [each for each in devices if each["uuid"] == uuid]
+    size = max((each["size_bytes"] or 0 for each in devices), default=0) or ASSUMED_BYTES
+    best: tuple[int, int] | None = None
+    while low <= high:
+        batch = (low + high + 1) // 2
+        trace = traced([word.replace(PLACE, str(batch)) for word in command], size)
+        if trace["reason"]:
+            print_error(f"gpumond fit: unknown with a batch of {batch}: {trace['reason']}")
+            return FAILED
+        total = needed(replay(trace), context)
+        print_error(f"gpumond fit: a batch of {batch} needs {human(total)}")
+        if total <= size:
+            best, low = (batch, total), batch + 1
+        else:
+            high = batch - 1
+    if arguments.json:
+        print(
+            json.dumps(
+                {"batch": best[0] if best else None, "need_bytes": best[1] if best else None, "size_bytes": size}
+            )
+        )
+    elif best is None:
+        print(f"no batch of {arguments.batch} fits into {human(size)}")
+    else:
+        print(f"largest batch: {best[0]}, which needs {human(best[1])} of {human(size)}")
+    return DONE if best else FAILED
+
+
+def _range(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ConfigError(f"fit: --batch {text!r:.40}: expected a range such as 1..64")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,119 @@
+"""Peaks of runs in the daemon: followed while a program runs, stored when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
+from gpumond.features.fit.peaks import KEPT_RUNS, AutoNeed, RunPeak, upper_bound
+from gpumond.kernel import Kernel, Part, Tick
+from gpumond.store.table import Table
+
+MAX_FOLLOWED, MAX_KEPT = 4096, 2000
+
+
+class Run(NamedTuple):
+    """A run that is followed, with its highest use so far."""
+
+    uid: int
+    workload: str
+    device_name: str
+    world_size: int
+    peak_bytes: int
+
+
+class Peaks:
+    """The peaks of earlier runs, oldest first."""
+
+    def __init__(self, runs: Sequence[RunPeak] = ()) -> None:
+        self._runs = {run.id: run for run in runs}
+
+    def add(self, run: RunPeak) -> list[str]:
+        """Add a run, and return the ids of those that are removed."""
+        self._runs[run.id] = run
+        same = [each.id for each in self._runs.values() if _kind(each) == _kind(run)]
+        removed = same[:-KEPT_RUNS] + list(self._runs)[: max(0, len(self._runs) - MAX_KEPT)]
+        for id in removed:
+            self._runs.pop(id, None)
+        return removed
+
+    def need(self, workload: str, device_name: str, world_size: int, uid: int | None) -> AutoNeed:
+        """Return the size for the next run of a workload; ``uid``: of this user's runs only."""
+        peaks = [
+            run.peak_bytes
+            for run in self._runs.values()
+            if (run.workload, run.device_name, run.world_size) == (workload, device_name, world_size)
+            and uid in (None, run.uid)
+        ]
+        return AutoNeed(
+            workload=workload,
+            device_name=device_name,
+            world_size=world_size,
+            runs=len(peaks),
+            need_bytes=upper_bound(peaks),
+            largest_bytes=max(peaks, default=None),
+        )
+
+
+def _kind(run: RunPeak) -> tuple[int, str, str, int]:
+    return run.uid, run.workload, run.device_name, run.world_size
+
+
+class PeaksPart(Part):
+    table = "run_peaks"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._table = Table(kernel.store, "run_peaks", RunPeak, key="id")
+        self._peaks = Peaks()
+        self.loaded = False
+        self._running: dict[tuple[ProcessKey, str], Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        kernel.provide(Peaks, self._peaks)
+
+    async def load(self) -> Sequence[str]:
+        self._peaks = Peaks([row.value for row in await self._table.rows()])
+        self._kernel.provide(Peaks, self._peaks)
+        self.loaded = True
+        return ()
+
+    def act(self, tick: Tick) -> None:
+        snapshot = tick.frame.snapshot
+        for device in snapshot.devices:
+            for report in snapshot.reports_by_device.get(device.uuid, ()):
+                self._follow(snapshot, device, report)
+        failed = {end.key for end in snapshot.ends if end.ending == "out-of-memory"}
+        for key in [key for key in self._running if not snapshot.may_contain(key[0])]:
+            run = self._running.pop(key)
+            if key[0] not in failed and key[0] not in snapshot.suspended:  # a run that failed needed more
+                self._store(key, run, snapshot.taken_at)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _follow(self, snapshot: Snapshot, device: DeviceReading, report: AgentReport) -> None:
+        used, key = snapshot.used_by(report.key, device), (report.key, device.uuid)
+        if used is None or not report.workload or (key not in self._running and len(self._running) >= MAX_FOLLOWED):
+            return
+        pools = [pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None]
+        unseen = sum(max(0, (pool.peak_held_bytes or 0) - pool.held_bytes) for pool in pools)
+        before = self._running.get(key)
+        peak = max(used + unseen, before.peak_bytes if before else 0)
+        self._running[key] = Run(report.uid, report.workload, device.name, report.world_size or 1, peak)
+
+    def _store(self, key: tuple[ProcessKey, str], run: Run, at: float) -> None:
+        process, uuid = key
+        peak = RunPeak(id=f"{process.pid}-{process.start_ticks}-{uuid}", ended_at=at, **run._asdict())
+        task = asyncio.create_task(self._keep(peak, self._peaks.add(peak)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep(self, peak: RunPeak, removed: Sequence[str]) -> None:
+        try:
+            await self._table.put(peak.id, peak, removed=removed)
+        except StoreUnavailable:
+            pass  # the store has logged it; the peak remains in memory

@@ -1,0 +1,60 @@
+"""HTTP API of the memory that a workload needed in its earlier runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi.responses import Response
+from pydantic import TypeAdapter
+
+from gpumond.facts.frame import device_named
+from gpumond.features.fit.part import Peaks
+from gpumond.features.fit.peaks import AutoNeed
+from gpumond.serve import examples
+from gpumond.serve.dependencies import kernel_of
+
+router = APIRouter(prefix="/api/v1", tags=["admissions"])
+ANSWER = TypeAdapter(AutoNeed)
+EXAMPLE = AutoNeed(
+    workload="train",
+    device_name="NVIDIA H100 80GB HBM3",
+    world_size=1,
+    runs=5,
+    need_bytes=42 * examples.GIB,
+    largest_bytes=41 * examples.GIB,
+)
+
+Workload = Annotated[str, Query(min_length=1, max_length=128)]
+Device = Annotated[str | None, Query(min_length=1, max_length=128, description="As in admissions.")]
+WorldSize = Annotated[int, Query(ge=1, le=1 << 20)]
+Uid = Annotated[int | None, Query(ge=0, lt=2**32, description="Only the runs of this user.")]
+
+
+@router.get(
+    "/need",
+    summary="Memory that a workload needed in its earlier runs",
+    **examples.described(AutoNeed, EXAMPLE, 404, 409, 422, 503),
+)
+async def need(
+    request: Request, workload: Workload, device: Device = None, world_size: WorldSize = 1, uid: Uid = None
+) -> Response:
+    """Returns the upper 95 % bound of the peaks (held bytes and overhead) of its runs on this kind of device.
+
+    `need_bytes` is null with fewer than three runs. Runs that ended out of memory do not count.
+    """
+    kernel = kernel_of(request)
+    if kernel.frame is None or not kernel.frame.snapshot.devices:
+        raise HTTPException(503, "no device has been read yet; retry in a second")
+    devices = kernel.frame.snapshot.devices
+    if device is not None:
+        uuid = device_named(device, kernel.frame, None)
+        found = kernel.frame.snapshot.device(uuid)
+        names = {found.name} if found else set()
+    else:
+        names = {each.name for each in devices}
+    if len(names) != 1:
+        raise HTTPException(422, "device: expected the name of a device; there are several kinds")
+    return Response(
+        ANSWER.dump_json(kernel.get(Peaks).need(workload, names.pop(), world_size, uid)), media_type="application/json"
+    )

@@ -1,0 +1,68 @@
+"""``gpumond oom``: case files of out-of-memory errors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+from gpumond.cli import client
+from gpumond.cli.arguments import DONE
+from gpumond.facts.errors import DaemonError
+from gpumond.features.oom.case import CaseSummary, RankedCase
+from gpumond.features.oom.report import document, plain
+from gpumond.view import html_report
+from gpumond.view.frame import checked_as
+from gpumond.view.text import moment, size, table
+
+ROUTE = "/api/v1/oom"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="default: list")
+    parser.add_argument("id", nargs="?", default="last", metavar="ID", help="of the case to show (default: the newest)")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the case as an HTML document, and show nothing"
+    )
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.what == "list" and arguments.html is None:
+        return _list(arguments)
+    html_report.check(arguments.html)
+    answer = client.get(arguments.url, f"{ROUTE}/{quote(arguments.id, safe='')}")
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+        return DONE
+    found = _decoded(answer)
+    if arguments.html is not None:
+        html_report.write(arguments.html, document(found.case, found.ranks))
+    else:
+        print(plain(found.case, found.ranks))
+    return DONE
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    cases = checked_as(tuple[CaseSummary, ...], client.get(arguments.url, ROUTE), "cases")
+    if arguments.json:
+        print(json.dumps(cases, indent=2))
+        return DONE
+    header = ("CASE", "TIME", "PROGRAM", ">MISSING", "FIRST REMEDY")
+    rows = [
+        [each["id"], moment(each["at"]), each["workload"] or "-", size(each["missing_bytes"]), each["remedy"] or "-"]
+        for each in cases
+    ]
+    print(table(header, rows) if rows else "no program ran out of memory")
+    return DONE
+
+
+def _decoded(answer: object) -> RankedCase:
+    """Return the case file of an answer. Raises DaemonError."""
+    from pydantic import TypeAdapter, ValidationError  # needed for one case only
+
+    try:
+        return TypeAdapter(RankedCase).validate_python(answer)
+    except ValidationError as error:
+        raise DaemonError(f"the daemon's answer is no case file: {error.errors()[0]['msg']}") from None

@@ -1,0 +1,148 @@
+"""Case files in the daemon: made from each new record of an agent, stored, and named in alerts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.facts.frame import Alert, Frame
+from gpumond.facts.program import ProcessKey
+from gpumond.features.oom.build import case_file, case_id, opaque_case
+from gpumond.features.oom.case import CaseFile, RankError, rank_order
+from gpumond.features.oom.evidence import Evidence
+from gpumond.kernel import Kernel, Part, Tick
+from gpumond.store.table import Table
+
+log = logging.getLogger(__name__)
+
+KEPT, PER_PROCESS = 200, 10
+"""Case files that are kept, in all and of one process. The oldest are removed."""
+FRAMES = 3
+"""Frames that are kept to find the last one before an error: an agent reports it up to a second later."""
+ANNOTATION = "case"
+RULES = frozenset({"out-of-memory"})
+"""Rules whose alerts name the case file."""
+LATEST = "last"
+"""The name of the newest case file."""
+
+
+class Cases:
+    """The case files, oldest first."""
+
+    def __init__(self, files: Sequence[CaseFile] = ()) -> None:
+        self._files = {case.id: case for case in files}
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._files
+
+    def all(self) -> tuple[CaseFile, ...]:
+        return tuple(self._files.values())
+
+    def find(self, id: str) -> CaseFile | None:
+        """Return the case file with this id, or the newest for ``last``; None if there is none."""
+        return next(reversed(self._files.values()), None) if id == LATEST else self._files.get(id)
+
+    def ranks(self, case: CaseFile) -> tuple[RankError, ...]:
+        return rank_order(case, self.all())
+
+    def newest_of(self, process: ProcessKey) -> CaseFile | None:
+        return next((case for case in reversed(self._files.values()) if case.process == process), None)
+
+    def add(self, case: CaseFile) -> list[str]:
+        """Add a case file, and return the ids of those that it replaces."""
+        self._files[case.id] = case
+        removed = []
+        own = Counter(each.process for each in self._files.values())
+        for id, each in list(self._files.items()):
+            if own[each.process] > PER_PROCESS or len(self._files) > KEPT:
+                own[each.process] -= 1
+                del self._files[id]
+                removed.append(id)
+        return removed
+
+
+class OomPart(Part):
+    table = "oom_cases"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._table = Table(kernel.store, "oom_cases", CaseFile, key="id")
+        self.cases = Cases()
+        self.loaded = False
+        self._frames: deque[Frame] = deque(maxlen=FRAMES)
+        self._new: list[tuple[CaseFile, list[str]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        kernel.provide(Cases, self.cases)
+
+    async def load(self) -> Sequence[str]:
+        rows = await self._table.rows()
+        files = sorted((row.value for row in rows), key=lambda case: case.at)
+        later = [case for case in self.cases.all() if case.id not in {row.name for row in rows}]
+        self.cases = Cases([*files, *later])
+        self._kernel.provide(Cases, self.cases)
+        self.loaded = True
+        return ()
+
+    def conclude(self, tick: Tick) -> Tick:
+        frame = tick.frame
+        for case in (*self._reported(tick), *self._ended(frame)):
+            if case.id not in self.cases:
+                self._new.append((case, self.cases.add(case)))
+        self._frames.append(frame)
+        annotated = replace(frame, alerts=tuple(map(self._annotated, frame.alerts)))
+        return replace(tick, frame=annotated, raised=tuple(map(self._annotated, tick.raised)))
+
+    def act(self, tick: Tick) -> None:
+        new, self._new = self._new, []
+        for case, removed in new:
+            log.info("case %s: %s", case.id, case.summary)
+            task = asyncio.create_task(self._keep(case, removed))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, case: CaseFile, removed: Sequence[str]) -> None:
+        try:
+            await self._table.put(case.id, case, removed=removed)
+        except StoreUnavailable:
+            pass  # the store has logged it; the case remains in memory
+
+    def _reported(self, tick: Tick) -> Iterator[CaseFile]:
+        since = self._kernel.started_at
+        for report in (*tick.departed, *tick.frame.snapshot.reports):
+            for oom in report.program.ooms:
+                if oom.at >= since and case_id(oom.at, report.pid, oom.number) not in self.cases:
+                    evidence = Evidence(oom, report, self._before(oom.at, tick.frame), tick.frame.verdicts)
+                    yield case_file(evidence, self._kernel.history)
+
+    def _before(self, at: float, frame: Frame) -> Frame:
+        """Return the last frame before a time, or the oldest."""
+        known = [each for each in self._frames if each.snapshot.taken_at <= at]
+        return known[-1] if known else self._frames[0] if self._frames else frame
+
+    def _ended(self, frame: Frame) -> Iterator[CaseFile]:
+        """Yield the case files of programs without an agent that ended on a full device."""
+        before = self._frames[-1] if self._frames else None
+        for device in before.snapshot.devices if before else ():
+            now = frame.snapshot.device(device.uuid)
+            if before is None or now is None or now.missed or not now.up or now.processes is None or device.missed:
+                continue
+            for key, process in device.processes_by_key.items():
+                gone = not frame.snapshot.may_contain(key) and key not in frame.snapshot.suspended
+                if gone and key not in before.snapshot.reports_by_process and "holder" not in process.kinds:
+                    case = opaque_case(process, device, before, self._kernel.history)
+                    if case is not None:
+                        yield case
+
+    def _annotated(self, alert: Alert) -> Alert:
+        """Return an alert on a program that ran out of memory with its newest case file."""
+        case = self.cases.newest_of(alert.process) if alert.process and alert.rule in RULES else None
+        if case is None:
+            return alert
+        return replace(alert, annotations=(*alert.annotations, (ANNOTATION, case.id)))

@@ -1,0 +1,368 @@
+"""Remedies of an out-of-memory error by arithmetic: what each would have made available, and how that is known. No I/O.
+
+``REMEDIES`` is their order: a wrong setting first, then memory that nobody uses, then changes of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from gpumond.diagnosis.advice import ADVICE, Case, case_of, torch_setting
+from gpumond.diagnosis.messages import program
+from gpumond.events import own_line
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.snapshot import AgentReport
+from gpumond.facts.units import human
+from gpumond.features.oom.case import Basis, Remedy
+from gpumond.features.oom.evidence import Evidence, Others
+
+IDLE_SECONDS = 60.0
+"""Time without a request from which a serving engine may release its memory for another program."""
+NOTABLE = 0.1
+"""Part of the live bytes from which growth is a leak."""
+LARGE = 0.5
+"""Part of the live bytes from which one class is the cause."""
+LEAKING_STEPS, USUAL_STEPS = 10, 3
+"""Steps from which their growth, or their peak, is known."""
+CHECKPOINTED = 0.75
+"""Part of the activations that checkpointing saves: of 16 equal layers, the inputs of 4 segments remain."""
+HALVINGS = (2, 4, 8)
+ORPHAN = 0.05
+"""Part of the device from which memory without an owner is named."""
+OPTIMIZERS = "/torch/optim/"
+PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
+
+
+def remedies(e: Evidence) -> tuple[Remedy, ...]:
+    """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
+    found = [each for find in REMEDIES for each in find(e)]
+    found.sort(key=lambda each: {True: 0, None: 1, False: 2}[each.enough])  # stable: the order of REMEDIES within
+    if any(each.enough or each.enough is None for each in found) or e.missing is None:
+        return tuple(found)
+    return (*_together(e, found), *found)
+
+
+def _remedy(e: Evidence, name: str, text: str, size: int | None, basis: Basis, source: str) -> Remedy:
+    return Remedy(name=name, text=text, size_bytes=size, enough=e.enough(size), basis=basis, source=source)
+
+
+def _repeat(e: Evidence) -> Iterator[Remedy]:
+    if e.missing == 0 and not e.limited_by and not _free_in_pool(e):
+        text = "repeat the call (gpumond.agent.retry_on_oom): the device has room for the request"
+        yield _remedy(e, "repeat", text, e.free, "measured", "the driver's free bytes")
+
+
+def _limit(e: Evidence) -> Iterator[Remedy]:
+    if e.limited_by and e.limit is not None:
+        size, quota = e.limit
+        what = f"the limit of the quota {quota}" if quota else "the program's limit"
+        where = "gpumond limit" if not quota else "quotas in the configuration, or PUT /api/v1/quotas"
+        text = f"raise {what}, {human(size)}, by at least {human(e.limited_by)} ({where})"
+        yield _remedy(e, "limit", text, e.limited_by, "measured", "the limit in force, and the bytes held at the error")
+
+
+def _ranks(e: Evidence) -> Iterator[Remedy]:
+    own = e.report
+    for other in e.others if own.program.distributed or own.rank is not None else ():
+        report = other.report
+        same = (report.uid, report.job, report.workload) == (own.uid, own.job, own.workload)
+        if same and (report.program.distributed or report.rank is not None) and report.rank != own.rank:
+            text = (
+                f"place each rank on a device of its own (torch.cuda.set_device(LOCAL_RANK)): ranks {own.rank} and "
+                f"{report.rank} share this one"
+            )
+            yield _remedy(e, "ranks", text, other.held_bytes, "measured", "the driver's count of the other rank")
+            return
+
+
+def _free_in_pool(e: Evidence) -> int:
+    """Return the free bytes of the pool that failed, if the request would fit into them as a whole."""
+    pool = e.failed
+    free = 0 if pool is None else pool.cached_bytes + pool.stranded_bytes
+    return free if e.request is not None and 0 < e.request <= free + (e.free or 0) and free else 0
+
+
+def _fragmentation(e: Evidence) -> Iterator[Remedy]:
+    pool, free = e.failed, _free_in_pool(e)
+    if pool is None or e.request is None or not free or e.limited_by:
+        return
+    source = "free bytes of the pool at the error"
+    if pool.largest_free_bytes is not None and pool.largest_free_bytes >= e.request:
+        text = (
+            f"update PyTorch: a free block of {human(pool.largest_free_bytes)} fits and was not used (pytorch#189504, "
+            "fixed by #191302); until then, torch.cuda.empty_cache() before the call"
+        )
+        yield _remedy(e, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
+    elif pool.stranded_bytes >= free // 2:
+        setting = torch_setting(e.report.frameworks)
+        largest = "" if pool.largest_free_bytes is None else f", at most {human(pool.largest_free_bytes)} in one block"
+        text = f"set {setting}=expandable_segments:True: {human(free)} is free in the program's pool{largest}"
+        yield _remedy(e, "fragmentation", text, free, "measured", source)
+
+
+def _own_caches(e: Evidence) -> Iterator[Remedy]:
+    """Memory that other allocators of the program cache: the one that failed has returned its own before."""
+    failed = e.oom.allocator or (e.failed.allocator if e.failed else "")
+    cached = [pool for pool in e.pools if pool.allocator != failed and pool.cached_bytes] if failed else []
+    size = sum(pool.cached_bytes for pool in cached)
+    if size:
+        names = ", ".join(dict.fromkeys(pool.allocator for pool in cached))
+        text = f"flush the program's own cache of {names} before the call: gpumond.agent.flush()"
+        yield _remedy(e, "own-cache", text, size, "measured", "free bytes of these pools at the error")
+
+
+def _leak(e: Evidence) -> Iterator[Remedy]:
+    step = e.report.program.step or (e.earlier.program.step if e.earlier else None)
+    verdict = next((v for v in e.verdicts if v.kind == "leak" and v.process == e.report.key), None)
+    retainers = e.report.program.retainers
+    kept = int(step.kept_bytes * step.steps) if step and step.kept_bytes and step.steps >= LEAKING_STEPS else 0
+    if (not kept or kept < NOTABLE * e.live) and verdict is None:
+        return
+    where = "".join(f"; {each.name} at {each.file}:{each.line} keeps tensors" for each in retainers[:1])
+    if not where and e.oom.scopes and e.oom.scopes[0].kept_bytes > 0:
+        where = f"; {e.oom.scopes[0].name} keeps {human(e.oom.scopes[0].kept_bytes)}"
+    if verdict is not None and verdict.fit is not None:
+        kept = max(kept, int(verdict.fit.slope_bytes_per_second * max(0.0, e.oom.at - verdict.since)))
+    each = f": each of {step.steps} steps keeps {human(step.kept_bytes)}" if step and step.kept_bytes and kept else ""
+    size = min(kept, e.live) or None
+    yield _remedy(e, "leak", f"stop the leak{each}{where}", size, "measured", "growth of live memory")
+
+
+def _neighbors(e: Evidence) -> Iterator[Remedy]:
+    chosen: list[Others] = []
+    size = 0
+    for other in e.others:
+        if other.reclaimable_bytes and (e.missing is None or size < e.missing or not chosen):
+            chosen.append(other)
+            size += other.reclaimable_bytes
+    if chosen:
+        names = ", ".join(_name(each.report) for each in chosen[:3]) + ("" if len(chosen) <= 3 else " and others")
+        text = (
+            f"flush {names} (gpumond flush --pid {chosen[0].report.pid}); gpumond.agent.retry_on_oom(borrow=True) does "
+            "it at the error"
+        )
+        yield _remedy(e, "neighbor-cache", text, size, "reported", "agents of these programs")
+
+
+def _preallocation(e: Evidence) -> Iterator[Remedy]:
+    case = e.uuid and replace(case_of(e.report, e.uuid, e.snapshot), oom=e.oom, reports=e.snapshot.reports)
+    for advice in ADVICE if isinstance(case, Case) else ():
+        if advice.name in PREALLOCATING and isinstance(case, Case) and advice.applies(case):
+            pools = (pool for other in e.others for pool in other.report.pools if pool.device_uuid == e.uuid)
+            size = sum(_unused(pool) for pool in pools if advice.name.startswith(pool.allocator))
+            yield _remedy(e, "preallocation", advice.text(case), size or None, "reported", "agents of these programs")
+
+
+def _unused(pool: PoolUsage) -> int:
+    return max(0, pool.held_bytes - (pool.live_bytes or pool.held_bytes))
+
+
+def _engines(e: Evidence) -> Iterator[Remedy]:
+    for engine, used in e.engines():
+        own = e.report.key in [process.key for process in engine.processes]
+        idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
+        if not own and engine.methods and not engine.asleep and idle:
+            text = (
+                f"release the idle serving engine {engine.name}: gpumond flush --workload {engine.name} --steps engine"
+            )
+            yield _remedy(e, "idle-engine", text, used, "estimate", "the driver's count of its processes")
+
+
+def _spill(e: Evidence) -> Iterator[Remedy]:
+    size = sum(pool.spillable_bytes or 0 for pool in e.earlier_pools)
+    if size:
+        text = f"move spillable data to the host: gpumond flush --pid {e.report.pid} --steps spill,cache"
+        yield _remedy(e, "spill", text, size, "reported", "the library's spill manager")
+
+
+def _orphans(e: Evidence) -> Iterator[Remedy]:
+    unattributed = sum(line.used_bytes for line in e.lines if line.share == "unattributed")
+    size = None if e.device is None else e.device.size_bytes
+    for process in (e.device.processes or ()) if e.device else ():
+        if process.orphaned and process.key != e.report.key and process.used_bytes:
+            text = f"end pid {process.pid}, whose parent has ended, if nobody needs it"
+            yield _remedy(e, "orphan", text, process.used_bytes, "measured", "the driver's count of the process")
+    if size is not None and unattributed >= ORPHAN * size:
+        text = "find the owner of the memory that no listed process holds (gpumond status)"
+        yield _remedy(e, "unattributed", text, unattributed, "measured", "the driver's used bytes less its processes")
+
+
+def _other_device(e: Evidence) -> Iterator[Remedy]:
+    need = None if e.request is None else e.held + e.overhead + e.request
+    if need is None or not e.missing or e.held_by_others < e.missing or e.limited_by:
+        return
+    rooms = [
+        (each.current_free_bytes, each)
+        for each in e.snapshot.devices
+        if each.uuid != e.uuid and each.current_free_bytes is not None and each.current_free_bytes >= need
+    ]
+    if rooms:
+        free, device = max(rooms, key=lambda room: room[0] or 0)
+        text = f"use GPU {device.index}, which has {human(free or 0)} free, for the {human(need)} of this program"
+        yield replace(_remedy(e, "other-device", text, free, "measured", "the driver's free bytes"), enough=True)
+
+
+def _dataset(e: Evidence) -> Iterator[Remedy]:
+    size = 0 if e.classes is None else e.classes.tensors_bytes or 0
+    if size and size >= LARGE * e.live:
+        text = (
+            "keep the data set on the host and move each batch (DataLoader with pin_memory=True): "
+            f"{human(size)} of the live bytes are tensors outside of the graph"
+        )
+        yield _remedy(e, "data-set", text, size, "measured", "classes of live bytes at the error")
+
+
+def _kv_cache(e: Evidence) -> Iterator[Remedy]:
+    for engine, _ in e.engines():
+        if e.report.key in [process.key for process in engine.processes] and engine.kv_cache_bytes:
+            size = int(engine.kv_cache_bytes * (1 - (engine.kv_cache_used_ratio or 0.0)))
+            text = f"give {engine.name} a smaller KV cache (--gpu-memory-utilization): {human(size)} of it is unused"
+            yield _remedy(e, "kv-cache", text, size, "reported", "the serving engine's metrics")
+
+
+def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
+    """The part by which this step or scope needs more than any before."""
+    if e.earlier is None or e.request is None:
+        return
+    scopes = [
+        (each.peak_bytes, scope.entries, scope.name)
+        for scope in e.earlier.program.scopes
+        if scope.name == e.oom.scope
+        for each in scope.devices
+        if each.device_uuid == e.uuid and scope.entries
+    ]
+    step = e.earlier.program.step
+    peaks = [pool.peak_live_bytes for pool in e.earlier_pools if pool.peak_live_bytes is not None]
+    if scopes:
+        usual, times, name = scopes[0]
+        who, change = f"this {name}", f"use a smaller batch in {name}, under torch.no_grad() if it is an evaluation"
+    elif step is not None and step.steps >= USUAL_STEPS and peaks:
+        usual, times, who = sum(peaks), step.steps, "this step"
+        change = "limit the longest input of a step (sequence length, image size)"
+        if e.oom.scope:
+            change = f"use a smaller batch in {e.oom.scope}, under torch.no_grad() if it is an evaluation"
+    else:
+        return
+    extra = e.live + e.request - usual
+    if extra > 0:
+        text = f"{change}: {who} needs {human(extra)} more than any of {times} before"
+        yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
+
+
+def _batch(e: Evidence) -> Iterator[Remedy]:
+    depends = e.activations + (e.request or 0)
+    if e.activations < LARGE / 2 * e.live or not e.activations:
+        return
+    enough = (parts for parts in HALVINGS if e.missing is None or depends * (1 - 1 / parts) >= e.missing)
+    parts = next(enough, HALVINGS[-1])
+    name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[parts]
+    also = ", with gradient accumulation" if e.training else ""
+    text = f"use {name}{also}: {human(e.activations)} of the live bytes are activations"
+    yield _remedy(
+        e, "batch", text, int(depends * (1 - 1 / parts)), "estimate", "activations in proportion to the batch"
+    )
+
+
+def _checkpointing(e: Evidence) -> Iterator[Remedy]:
+    if e.training and e.activations >= LARGE * e.live:
+        size = int(e.activations * CHECKPOINTED)
+        text = "use gradient checkpointing (torch.utils.checkpoint)"
+        yield _remedy(e, "checkpointing", text, size, "estimate", "activations of 16 equal layers")
+
+
+def _optimizer(e: Evidence) -> Iterator[Remedy]:
+    one = e.classes
+    within = any(OPTIMIZERS in call.file for call in e.oom.stack)
+    size = 0 if one is None else max(one.optimizer_bytes or 0, 2 * (one.parameters_bytes or 0) if within else 0)
+    if size:
+        text = "keep the optimizer's state on the host or in 8 bits (FSDP CPUOffload, DeepSpeed, bitsandbytes)"
+        basis: Basis = "estimate" if within else "measured"
+        yield _remedy(e, "optimizer", text, size, basis, "two values for each parameter" if within else "classes")
+
+
+def _is_of_optimizer(e: Evidence) -> bool:
+    """Return True if the optimizer is the cause: its step failed, or its state is half of the live bytes."""
+    within = any(OPTIMIZERS in call.file for call in e.oom.stack)
+    return within or (e.classes is not None and (e.classes.optimizer_bytes or 0) >= LARGE * e.live)
+
+
+def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
+    """Yield the first remedies whose sum is enough, else ``nothing``, with the bytes that are still missing."""
+    missing, total, names = e.missing or 0, 0, list[str]()
+    for each in found:
+        total += each.size_bytes or 0
+        names.append(each.name)
+        if total >= missing:
+            text = f"only together: {', '.join(names)}"
+            yield Remedy(
+                name="together", text=text, size_bytes=total, enough=True, basis="estimate", source="sum of these"
+            )
+            return
+    size = None if e.device is None else e.device.size_bytes
+    over = 0 if size is None else e.live + e.overhead + (e.request or 0) - size
+    left = max(over, missing - total)
+    rest = "too large for this device" if over > 0 else "too large, even with all that is listed below"
+    text = f"nothing: {human(left)} {rest}"
+    yield Remedy(name="nothing", text=text, size_bytes=left, enough=False, basis="measured", source="sum of these")
+
+
+REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
+    _limit,
+    _ranks,
+    _fragmentation,
+    _own_caches,
+    _leak,
+    _neighbors,
+    _preallocation,
+    _engines,
+    _spill,
+    _orphans,
+    _other_device,
+    _kv_cache,
+    _dataset,
+    _earlier_peak,
+    lambda e: _optimizer(e) if _is_of_optimizer(e) else iter(()),
+    _batch,
+    _checkpointing,
+    lambda e: iter(()) if _is_of_optimizer(e) else _optimizer(e),
+    _repeat,
+)
+
+
+def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
+    """Return what was asked, by which line, what held the device, and what alone would have been enough."""
+    what = "memory" if e.request is None else human(e.request)
+    line = own_line(e.oom.stack)
+    place = f" at {line}" if line else f" in {e.oom.scope}" if e.oom.scope else ""
+    gpu = "" if e.device is None else f" on GPU {e.device.index}"
+    free = "" if e.free is None else f" with {human(e.free)} free"
+    holders = ", ".join(f"{name} held {human(size)}" for name, size in _holders(e)[:3])
+    best = found[0] if found else None
+    if best is None:
+        end = "no remedy is known"
+    elif best.enough:
+        end = f"enough alone: {best.text}" if best.name != "together" else best.text
+    else:
+        end = best.text
+    served = "the parachute served a request: " if e.oom.seen == "parachute" else ""
+    return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}{': ' + holders if holders else ''}; {end}"
+
+
+def _holders(e: Evidence) -> list[tuple[str, int]]:
+    """Return the owners of the device's memory, the largest first."""
+    totals: dict[str, int] = {}
+    listed = {} if e.device is None else e.device.processes_by_key
+    for line in e.lines:
+        if line.process != e.report.key and line.used_bytes:
+            process = None if line.process is None else listed.get(line.process)
+            name = line.workload or (process.comm if process else "") or ""
+            owner = "no known process" if line.process is None else program(name, line.pid, "")
+            totals[owner] = totals.get(owner, 0) + line.used_bytes
+    if e.held:
+        totals["the program itself"] = e.held + e.overhead
+    return sorted(totals.items(), key=lambda each: -each[1])
+
+
+def _name(report: AgentReport) -> str:
+    return program(report.workload, report.pid, "")

@@ -1,0 +1,125 @@
+"""HTTP API of case files of out-of-memory errors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Path, Request
+from fastapi.responses import Response
+from pydantic import TypeAdapter
+
+from gpumond.facts.program import Call, Oom, OomPool
+from gpumond.features.oom.case import CaseFile, CaseSummary, Curve, RankedCase, Remedy, Timeline, summary_of
+from gpumond.features.oom.part import Cases
+from gpumond.features.oom.report import document
+from gpumond.serve import examples
+from gpumond.serve.dependencies import kernel_of
+from gpumond.serve.problems import responses
+from gpumond.serve.resources import answer
+
+router = APIRouter(prefix="/api/v1", tags=["facts"])
+
+Id = Annotated[str, Path(pattern=r"^([0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last)$", description="The `id`, or `last`.")]
+
+
+ANSWER = TypeAdapter(RankedCase)
+EXAMPLE = CaseFile(
+    id="1790000000-4242-1",
+    at=examples.TAKEN_AT,
+    pid=4242,
+    start_ticks=examples.START_TICKS,
+    workload="train",
+    device_uuid=examples.UUID,
+    gpu="0",
+    summary="train (pid 4242) requested 10.0 GiB at train.py:31 step on GPU 0 with 1.0 GiB free; enough alone: flush "
+    "notebook (pid 17) (gpumond flush --pid 17); gpumond.agent.retry_on_oom(borrow=True) does it at the error",
+    request_bytes=10 * examples.GIB,
+    free_bytes=examples.GIB,
+    missing_bytes=9 * examples.GIB,
+    remedies=(
+        Remedy(
+            name="neighbor-cache",
+            text="flush notebook (pid 17) (gpumond flush --pid 17); gpumond.agent.retry_on_oom(borrow=True) does it at "
+            "the error",
+            size_bytes=30 * examples.GIB,
+            enough=True,
+            basis="reported",
+            source="agents of these programs",
+        ),
+    ),
+    uid=1000,
+    oom=Oom(
+        number=1,
+        at=examples.TAKEN_AT,
+        seen="retry",
+        device_uuid=examples.UUID,
+        request_bytes=10 * examples.GIB,
+        pools=(
+            OomPool(
+                allocator="torch",
+                device_uuid=examples.UUID,
+                live_bytes=31 * examples.GIB,
+                cached_bytes=0,
+                stranded_bytes=5 * examples.GIB,
+            ),
+        ),
+        stack=(Call("train.py", 31, "step"),),
+        free_bytes=examples.GIB,
+        allocator="torch",
+    ),
+    lines=examples.LEDGER.lines,
+    timeline=Timeline(
+        (examples.TAKEN_AT - 5.0,), (Curve(pid=4242, workload="train", used_bytes=(38 * examples.GIB,)),)
+    ),
+)
+
+
+@router.get(
+    "/oom",
+    summary="Case files of out-of-memory errors, newest last",
+    **examples.described(list[CaseSummary], [summary_of(EXAMPLE)]),
+)
+async def cases(request: Request) -> Response:
+    """Returns the newest 200, at most 10 of one process, including those before a restart."""
+    return answer(request, list[CaseSummary], [summary_of(case) for case in kernel_of(request).get(Cases).all()])
+
+
+@router.get(
+    "/oom/{id}",
+    summary="One case file",
+    **examples.described(RankedCase, RankedCase(case=EXAMPLE), 404, 422),
+)
+async def case(request: Request, id: Id) -> Response:
+    """Returns what held the device, and the remedies in their order: each with its bytes, how they are known, and
+    whether it alone would have been enough.
+    """
+    return Response(ANSWER.dump_json(_found(request, id)), media_type="application/json")
+
+
+@router.get(
+    "/oom/{id}/report",
+    summary="One case file as an HTML document",
+    response_class=Response,
+    response_model=None,
+    responses={
+        200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "The document"},
+        **responses(404, 422),
+    },
+)
+async def report(request: Request, id: Id) -> Response:
+    """Returns a document without scripts and external resources, as `gpumond oom show ID --html` writes it."""
+    found = _found(request, id)
+    headers = {
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+    return Response(document(found.case, found.ranks), 200, headers, media_type="text/html; charset=utf-8")
+
+
+def _found(request: Request, id: str) -> RankedCase:
+    known = kernel_of(request).get(Cases)
+    found = known.find(id)
+    if found is None:
+        raise HTTPException(404, f"there is no case {id}; `gpumond oom` lists them")
+    return RankedCase(case=found, ranks=known.ranks(found))

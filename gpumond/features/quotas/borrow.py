@@ -1,0 +1,201 @@
+"""Room for a program whose allocation has failed: which caches are flushed for it, and the request that carries it out.
+
+`borrow_plan` decides, without I/O: the borrower's own programs first, other users' only where ``reclaim`` is ``all``,
+none within its reserve, none that has just been flushed, and none that allocated the released memory again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpumond.facts.errors import FlushError, StoreUnavailable
+from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
+from gpumond.facts.messages import Borrow, Borrowed
+from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.quota import ReclaimPolicy
+from gpumond.facts.snapshot import DeviceReading, Reading, Snapshot
+from gpumond.facts.units import HOUR_SECONDS, MIB, human
+from gpumond.features.quotas.admissions import Competitor, Plan, Room, reclaim_plan
+from gpumond.host.peer import Identity, person_of
+from gpumond.serve.limits import TokenBucket
+
+ANSWER_SECONDS = 1.8
+"""Time for an answer, flushes included. The agent waits for two seconds."""
+READ_SECONDS = 0.5
+SLACK_BYTES = 20 * MIB
+"""An allocator takes memory in segments of up to this size, and PyTorch states its request with two decimals."""
+PER_HOUR = 120
+"""Requests of one user that may flush programs."""
+REST_SECONDS, THRASH_SECONDS = 6.0, 600.0
+"""Time in which a program is not flushed again; the second if it allocated the released memory again."""
+IDLE_SECONDS = 60.0
+"""Time without a request from which a serving engine may release its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """A flush for a borrower: when, and the program's thrashes before it."""
+
+    at: float
+    thrashes: int
+
+
+def rests(each: Competitor, flushed: Mapping[ProcessKey, Flushed], now: float) -> bool:
+    """Return True if a program may not be flushed again yet."""
+    before = flushed.get(each.process)
+    if before is None:
+        return False
+    return now - before.at < (THRASH_SECONDS if each.thrashes > before.thrashes else REST_SECONDS)
+
+
+def borrow_plan(
+    room: Room,
+    available: int | None,
+    borrower: Identity,
+    size_bytes: int,
+    reclaim: ReclaimPolicy,
+    flushed: Mapping[ProcessKey, Flushed] = {},
+    now: float = 0.0,
+) -> Plan:
+    """Return the plan for a request of ``size_bytes``. If bytes are missing even after its flushes, none is due."""
+    need = size_bytes + SLACK_BYTES
+    if available is None or need <= available:
+        return Plan(available)
+    allowed = [
+        each
+        for each in room.neighbors
+        if each.process != borrower.process
+        and (each.uid == borrower.uid or reclaim == "all")
+        and not rests(each, flushed, now)
+    ]
+    short = need - available
+    own = reclaim_plan((each for each in allowed if each.uid == borrower.uid), short, available)
+    return own if not own.missing_bytes else reclaim_plan(allowed, short, available, first=borrower.uid)
+
+
+def idle_engines(
+    snapshot: Snapshot, device_uuid: str, borrower: Identity, reclaim: ReclaimPolicy, short_bytes: int
+) -> list[str]:
+    """Return the declared serving engines whose release returns ``short_bytes``, the largest first; else none."""
+    found: list[tuple[int, str]] = []
+    for engine in snapshot.engines:
+        idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
+        allowed = reclaim == "all" or (reclaim == "user" and engine.uid == borrower.uid)
+        own = borrower.process in [process.key for process in engine.processes]
+        if allowed and idle and not own and engine.methods and engine.up and not engine.asleep:
+            found += [
+                (size, engine.name) for device, size in snapshot.used_by_engine(engine) if device.uuid == device_uuid
+            ]
+    names: list[str] = []
+    for size, name in sorted(found, reverse=True):
+        if short_bytes > 0:
+            names.append(name)
+            short_bytes -= size
+    return names if short_bytes <= 0 else []
+
+
+RoomOf = Callable[[Snapshot, DeviceReading, ProcessKey], "tuple[Room, int | None]"]
+
+
+class Borrows:
+    """Answers the requests of agents. ``snapshot`` and ``reclaim`` return the current ones; ``room`` that of a device,
+    with the bytes that are available to a process; ``read`` reads the driver.
+    """
+
+    def __init__(
+        self,
+        flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+        snapshot: Callable[[], Snapshot | None],
+        room: RoomOf,
+        read: Callable[[], Awaitable[Reading | None]],
+        reclaim: Callable[[], ReclaimPolicy],
+        clock: Callable[[], float],
+    ) -> None:
+        self._flush, self._snapshot, self._room, self._read = flush, snapshot, room, read
+        self._reclaim, self._clock = reclaim, clock
+        self._flushed: dict[ProcessKey, Flushed] = {}
+        self._rate = TokenBucket(PER_HOUR, HOUR_SECONDS)
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def borrow(self, borrower: Identity, request: Borrow) -> Borrowed:
+        """Make room for a request, and answer within ``ANSWER_SECONDS``."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ANSWER_SECONDS
+        snapshot = self._snapshot()
+        uuid = request.device_uuid or (_only_device(snapshot, borrower) if snapshot else "")
+        device = await self._device(snapshot, uuid)
+        if snapshot is None or device is None:
+            return Borrowed(request.id, False, reason="the device is unknown to the daemon")
+        room, available = self._room(snapshot, device, borrower.process)
+        now, reclaim = self._clock(), self._reclaim()
+        found = borrow_plan(room, available, borrower, request.size_bytes, reclaim, self._flushed, now)
+        if found.fits:
+            return Borrowed(request.id, True)
+        engines = idle_engines(snapshot, device.uuid, borrower, reclaim, found.missing_bytes)
+        if found.missing_bytes and not engines:
+            return Borrowed(
+                request.id, False, reason=f"{human(found.missing_bytes)} are missing even after the flushes allowed"
+            )
+        user = str(person_of(borrower.uid))
+        if not (found.flushes or engines) or self._rate.wait(user, now) > 0:
+            reason = "too many requests in an hour" if found.flushes or engines else "the free memory is unknown"
+            return Borrowed(request.id, False, reason=reason)
+        self._rate.count(user, now)
+        tasks = self._start(found, engines, f"uid:{borrower.uid}", now)
+        done, pending = await asyncio.wait(tasks, timeout=max(0.0, deadline - loop.time()))
+        released = sum(task.result().released_bytes for task in done if task.exception() is None)
+        short = request.size_bytes - (available or 0)
+        reason = "a flush is still in progress" if pending else "" if released >= short else "less was released"
+        return Borrowed(request.id, released >= short, max(0, released), reason)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, found: Plan, engines: list[str], actor: str, now: float) -> list[asyncio.Task[FlushOutcome]]:
+        """Start the flushes. They continue if the answer does not wait for them."""
+        self._flushed = {key: each for key, each in self._flushed.items() if now - each.at < THRASH_SECONDS}
+        for each in found.flushes:
+            self._flushed[each.process] = Flushed(now, each.thrashes)
+        targets = [
+            (Target(pid=each.process.pid, start_ticks=each.process.start_ticks), DEFAULT_STEPS)
+            for each in found.flushes
+        ]
+        targets += [(Target(workload=name), (ENGINE_STEP,)) for name in engines]
+        tasks = [
+            asyncio.create_task(_quiet(self._flush(FlushRequest(target=target, steps=steps), actor)))
+            for target, steps in targets
+        ]
+        for task in tasks:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return tasks
+
+    async def _device(self, snapshot: Snapshot | None, uuid: str) -> DeviceReading | None:
+        """Return a new reading of the device: since the last tick, the borrower may have filled it."""
+        read = asyncio.ensure_future(self._read())
+        self._tasks.add(read)
+        read.add_done_callback(self._tasks.discard)
+        done, _ = await asyncio.wait({read}, timeout=READ_SECONDS)
+        reading = read.result() if done else None
+        fresh = next((each for each in reading.devices if each.uuid == uuid), None) if reading else None
+        return fresh or (snapshot.device(uuid) if snapshot else None)
+
+
+async def _quiet(flush: Awaitable[FlushOutcome]) -> FlushOutcome:
+    """Return the outcome, an empty one if the flush could not start."""
+    try:
+        return await flush
+    except (FlushError, StoreUnavailable):
+        return FlushOutcome("", (), 0)
+
+
+def _only_device(snapshot: Snapshot, borrower: Identity) -> str:
+    report = snapshot.reports_by_process.get(borrower.process)
+    uuids = {pool.device_uuid for pool in report.pools} if report else set()
+    return uuids.pop() if len(uuids) == 1 else ""

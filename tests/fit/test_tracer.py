@@ -1,0 +1,118 @@
+"""Programs under fake tensors: what they allocate on a device that does not exist, by arithmetic on their sizes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.facts.units import GIB, MIB
+from gpumond.features.fit.replay import DoesNotFit, Need, replay
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("torch")
+
+TRAIN = """
+import sys, torch, torch.nn as nn
+assert torch.cuda.is_available()
+model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.ReLU(), nn.Linear(1024, 1024, bias=False)).to("cuda")
+optimizer = torch.optim.OPTIMIZER(model.parameters(), lr=1e-3)
+data = torch.utils.data.TensorDataset(torch.randn(256, 1024), torch.randn(256, 1024))
+scaler = torch.amp.GradScaler("cuda", enabled=AMP)
+for x, y in torch.utils.data.DataLoader(data, batch_size=64, num_workers=2):
+    with torch.autocast("cuda", enabled=AMP):
+        loss = nn.functional.mse_loss(model(x.to("cuda")), y.cuda())
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    print(loss.item())
+"""
+LAYER = 4 * MIB
+"""Parameters of one of the two layers."""
+
+
+def trace(tmp_path: Path, program: str, *arguments: str) -> Any:
+    script, out = tmp_path / "program.py", tmp_path / "trace"
+    script.write_text(program)
+    command = [sys.executable, "-m", "gpumond.features.fit.tracer", str(out), str(80 * GIB), str(script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
+def need(found: Any) -> Need:
+    assert found["reason"] == ""
+    return replay(found | {"matmul": False})
+
+
+def train(optimizer: str, amp: bool = False) -> str:
+    return TRAIN.replace("OPTIMIZER", optimizer).replace("AMP", str(amp))
+
+
+def test_parameters_gradients_and_the_state_of_an_optimizer_are_counted_once(tmp_path: Path):
+    found = trace(tmp_path, train("AdamW"))
+    result = need(found)
+    assert found["steps"] == 2
+    assert result.classes["parameters"] == result.classes["gradients"] == 2 * LAYER
+    assert 4 * LAYER <= result.classes["optimizer"] < 4 * LAYER + MIB
+    assert 10 * LAYER < result.live_bytes <= result.held_bytes <= 14 * LAYER
+    assert "a value read from a tensor (item) is 1" in found["assumptions"]
+
+
+def test_a_program_with_mixed_precision_is_traced(tmp_path: Path):
+    found = trace(tmp_path, train("AdamW", amp=True))
+    assert (found["reason"], found["steps"]) == ("", 2)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("raise ValueError('no data')", "ValueError: no data"),
+        ("print('nothing')", "the program allocated nothing on a CUDA device"),
+        ("import sys; sys.exit(3)", "the program ended with status 3"),
+        ("import torch; torch.nonzero(torch.ones(4).to('cuda')).tolist()", "DynamicOutputShapeException: "),
+    ],
+)
+def test_a_program_that_cannot_be_traced_has_a_reason(tmp_path: Path, program: str, reason: str):
+    assert trace(tmp_path, program)["reason"].startswith(reason)
+
+
+CHECKPOINTED = """
+import torch
+from torch.utils.checkpoint import checkpoint
+layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Dropout(0.1), torch.nn.GELU()) for _ in range(8)]
+model = torch.nn.ModuleList(layers).to("cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    x = torch.randn(4096, 256, device="cuda", requires_grad=True)
+    for layer in model:
+        x = checkpoint(layer, x, use_reentrant=False) if CHECKPOINT else layer(x)
+    x.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_checkpointing_needs_less_for_activations(tmp_path: Path):
+    plain, checkpointed = (
+        need(trace(tmp_path, CHECKPOINTED.replace("CHECKPOINT", str(value)))).live_bytes for value in (False, True)
+    )
+    assert checkpointed < 0.6 * plain
+
+
+def test_inference_runs_to_its_end(tmp_path: Path):
+    program = "import torch\nx = torch.zeros(1 << 20, device='cuda')\ny = (x + 1).cpu()\nassert x.numel()"
+    result = need(trace(tmp_path, program))
+    assert result.live_bytes == 8 * MIB
+
+
+def test_a_trace_that_exceeds_the_device_does_not_fit():
+    entries = [("a", 0, 50 * MIB), ("a", 1, 50 * MIB)]
+    found = {"entries": entries, "classes": {"0": "parameters"}, "matmul": False}
+    assert replay(found, 128 * MIB).classes == {"parameters": 50 * MIB, "activations and others": 50 * MIB}
+    with pytest.raises(DoesNotFit):
+        replay(found, 64 * MIB)

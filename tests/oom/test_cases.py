@@ -1,0 +1,105 @@
+"""Which case files are kept, the order of the ranks of a job, and programs without an agent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumond.facts.frame import Frame
+from gpumond.facts.units import GIB
+from gpumond.features.oom.build import opaque_case, timeline
+from gpumond.features.oom.case import CaseFile
+from gpumond.features.oom.part import KEPT, PER_PROCESS, Cases
+from gpumond.features.oom.report import document, plain
+from gpumond.tick.history import History
+from gpumond.tick.ledger import attribute
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
+
+CASE = CaseFile(
+    id="1-10-1", at=1.0, pid=10, start_ticks=100, workload="train", device_uuid="GPU-a", gpu="0", summary="failed"
+)
+
+
+def cases(*pids: int) -> Cases:
+    known = Cases()
+    for number, pid in enumerate(pids):
+        known.add(replace(CASE, id=f"{number}-{pid}-1", pid=pid))
+    return known
+
+
+def test_one_process_does_not_remove_the_cases_of_others():
+    known = cases(11, *[10] * (PER_PROCESS + 5))
+    assert [each.pid for each in known.all()] == [11, *[10] * PER_PROCESS]
+
+
+def test_the_oldest_cases_are_removed_and_named():
+    known = cases(*range(1, KEPT + 1))
+    assert known.add(replace(CASE, id="999-999-1", pid=999)) == ["0-1-1"]
+    assert len(known.all()) == KEPT
+
+
+def test_last_is_the_newest_case():
+    known = cases(1, 2)
+    assert known.find("last") == known.find("1-2-1")
+    assert Cases().find("last") is None
+
+
+def test_the_rank_that_failed_first_is_first():
+    ranks = [
+        replace(CASE, id=f"{pid}", pid=pid, rank=rank, job="slurm/1", at=at)
+        for pid, rank, at in ((10, 0, 30.0), (11, 1, 28.5), (12, 2, 200.0))
+    ]
+    known = Cases([*ranks, replace(CASE, id="other", rank=0, job="slurm/2", at=29.0)])
+    assert [(each.rank, each.seconds_later) for each in known.ranks(ranks[0])] == [(1, 0.0), (0, 1.5)]
+    assert known.ranks(CASE) == ()
+
+
+def opaque_frame(free: int) -> Frame:
+    process = make_process(20, 40 * GIB, comm="python")
+    device = make_device(
+        used_bytes=80 * GIB - free, free_bytes=free, processes=(process, make_process(10, 39 * GIB - free))
+    )
+    report = make_report(10, (make_pool(live=GIB, cached=30 * GIB),), workload="notebook")
+    snapshot = make_snapshot(device, reports=(report,))
+    return Frame(snapshot, attribute(snapshot))
+
+
+def test_a_program_without_an_agent_on_a_full_device_has_a_case_with_what_the_neighbors_show():
+    frame = opaque_frame(GIB)
+    device = frame.snapshot.devices[0]
+    case = opaque_case(device.processes_by_key[make_process(20).key], device, frame, History())
+    assert case is not None
+    assert "may have run out of memory. An agent in the program states the request" in case.summary
+    (remedy,) = case.remedies
+    assert (remedy.size_bytes, remedy.enough, remedy.basis) == (30 * GIB, None, "reported")
+
+
+def test_a_program_without_an_agent_on_a_device_with_room_has_no_case():
+    frame = opaque_frame(20 * GIB)
+    device = frame.snapshot.devices[0]
+    assert opaque_case(device.processes_by_key[make_process(20).key], device, frame, History()) is None
+
+
+def test_a_timeline_sums_the_programs_beyond_the_largest():
+    history = History()
+    processes = tuple(make_process(pid, pid * GIB) for pid in range(1, 21))
+    device = make_device(used_bytes=210 * GIB, size_bytes=300 * GIB, processes=processes)
+    snapshot = make_snapshot(device)
+    history.begin(snapshot)
+    for process in processes:
+        series = history.process(("GPU-a", process.key))
+        assert series is not None
+        series.add((history.now, float(process.used_bytes or 0), float("nan"), float("nan")))
+    found = timeline(history, Frame(snapshot, attribute(snapshot)), "GPU-a", snapshot.taken_at + 1.0)
+    assert [curve.pid for curve in found.curves] == [*range(20, 8, -1), None]
+    assert found.curves[-1].used_bytes[-1] == sum(range(1, 9)) * GIB
+
+
+@pytest.mark.parametrize("show", [plain, document])
+def test_text_of_a_program_has_no_control_characters_and_no_markup(show):
+    case = replace(CASE, workload="<script>\x1b[31m", summary="<script>\x1b[31m")
+    shown = show(case, ())
+    assert "\x1b" not in shown
+    if show is document:
+        assert "<script>" not in shown
