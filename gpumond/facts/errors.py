@@ -71,57 +71,59 @@ FaultKind = Literal[
 """Kinds of faults, each with a remedy in ``FAULTS``."""
 
 _HARDWARE = (
-    "look for Xid in dmesg; drain the machine, then reset the device (nvidia-smi --gpu-reset) or reboot; it is read "
-    "again automatically"
+    "look for Xid errors in dmesg; drain the machine, then reset the GPU (nvidia-smi --gpu-reset) or reboot; gpumond "
+    "reads it again automatically"
 )
 
 FAULTS: Mapping[str, str] = {
-    "library_not_found": "install the NVIDIA driver or, in a container, start it with the NVIDIA container toolkit "
-    "(--gpus all); without a GPU try `gpumond demo`",
+    "library_not_found": "install the NVIDIA driver; in a container, use the NVIDIA container toolkit (--gpus all); "
+    "without a GPU, try `gpumond demo`",
     "library_not_loadable": "reinstall the NVIDIA driver, and check LD_LIBRARY_PATH; in a container, check the "
     "architecture and the C library of its image",
-    "no_driver": "install the driver of the GPU, or try `gpumond demo`, which needs none",
-    "no_device": "no action needed on a machine without a GPU; else look for it in lspci. `gpumond demo` needs none",
-    "driver_not_loaded": "load it (modprobe nvidia) or install the driver",
-    "uninitialized": "no action needed: the driver is opened again when it is available",
+    "no_driver": "install the GPU driver, or try `gpumond demo`, which needs none",
+    "no_device": "no action needed on a machine without a GPU; otherwise look for the GPU in lspci. `gpumond demo` "
+    "needs none",
+    "driver_not_loaded": "load the driver (modprobe nvidia), or install it",
+    "uninitialized": "no action needed: gpumond opens the driver again when it is available",
     "no_permission": "give this user read and write access to /dev/nvidia* (AMD, Intel: the group render, and "
     "CAP_PERFMON for the memory in use)",
     "device_access_lost": "recreate the container with CDI or explicit --device options",
-    "lib_rm_version_mismatch": "reboot, or stop all programs that use the GPU and reload the module",
-    "timeout": "look for Xid 119, 79 or 45 in dmesg; values are withheld until the call returns, and "
-    "return automatically",
-    "crashed": "it is restarted automatically; look for Xid in dmesg, and check that driver and library match",
-    "starting": "wait: the driver is being opened for the first time",
-    "released": "no action needed: the driver was released on request, and is attached again automatically",
-    "left_out": "look for Xid in dmesg; the device is read again automatically when the call that hangs returns, "
-    "or after a while",
+    "lib_rm_version_mismatch": "reboot, or stop all programs that use the GPU and reload the kernel module",
+    "timeout": "look for Xid 119, 79 or 45 in dmesg; this GPU's values are hidden until the driver call returns",
+    "crashed": "look for Xid errors in dmesg, and check that driver and library match; the driver process is restarted "
+    "automatically",
+    "starting": "wait: gpumond is opening the driver for the first time",
+    "released": "no action needed: gpumond detached from the driver on request, and attaches again automatically",
+    "left_out": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns, or after "
+    "a while",
     "gpu_is_lost": _HARDWARE,
     "gpu_not_found": _HARDWARE,
     "reset_required": _HARDWARE,
-    "vanished": "look for Xid in dmesg, and check that the device is on the bus (lspci); it is read again "
-    "automatically once it is back",
-    "lost": "look in dmesg for the reason, and check that the device is on the bus (lspci); it is read again "
-    "automatically once it is back",
-    "processes_hidden": "run as root or with CAP_SYS_PTRACE; until then their memory is unattributed",
-    "impossible_value": "check that the driver matches its library and nvidia-ml-py; such numbers are dropped",
-    "claim_over_driver": "check the program of that pid: its agent is wrong, or its allocator counts memory that is "
-    "not on the device (managed memory); the ledger shows the driver's count",
+    "vanished": "look for Xid errors in dmesg, and check that the GPU is on the bus (lspci); gpumond reads it again "
+    "once it is back",
+    "lost": "look for the reason in dmesg, and check that the GPU is on the bus (lspci); gpumond reads it again once "
+    "it is back",
+    "processes_hidden": "run gpumond as root or with CAP_SYS_PTRACE; until then, the memory of these processes is "
+    "unattributed",
+    "impossible_value": "check that the driver matches its library and nvidia-ml-py; gpumond drops impossible values",
+    "claim_over_driver": "check the program with that pid: its agent is wrong, or its allocator counts memory that "
+    "isn't on the GPU (managed memory); gpumond uses the driver-reported value",
     "insufficient_size": "check that the driver matches its library and nvidia-ml-py; only that field is missing",
     "unreadable": "check that the driver matches its library; only that field is missing",
-    "unknown": "look for Xid in dmesg; in a container, check that its device rules are complete (CDI)",
+    "unknown": "look for Xid errors in dmesg; in a container, check that its device rules are complete (CDI)",
     "corrupt": "inspect the renamed file (sqlite3 FILE .recover), then remove it",
-    "row_unreadable": "no action needed: the other rows are used; to keep such rows, copy the file before they are "
-    "replaced (docs/reference/store.md)",
-    "not_writable": "free space in the state directory, and check that the daemon's user owns it; writing is retried "
+    "row_unreadable": "no action needed: gpumond uses the other rows; to keep unreadable ones, copy the file before "
+    "they are replaced (docs/reference/store.md)",
+    "not_writable": "free space in the state directory, and check that the daemon's user owns it; gpumond retries "
     "automatically",
-    "not_loaded": "correct the file, check it with `gpumond check-config FILE`, then reload it (systemctl reload "
-    "gpumond, or SIGHUP); until then its last valid content is in effect",
+    "not_loaded": "fix the file, check it with `gpumond check-config FILE`, then reload it (systemctl reload gpumond, "
+    "or SIGHUP); until then, its last valid content stays in effect",
     "damaged": "remove the simulated device's directory, or replace its `card.json`",
     "unset": "set GPUMOND_SIM_DIR to a directory of simulated devices, or run `gpumond demo`",
     "missing": "create it, or run `gpumond demo`",
-    "socket_lost": "remove the other file, or correct the directory; the socket is then bound again automatically",
-    "port_in_use": "stop the program that listens there (ss -ltnp), or set `listen` to another port; it is tried again "
-    "automatically, and api.sock answers meanwhile",
+    "socket_lost": "remove the other file, or fix the directory; gpumond then binds the socket again automatically",
+    "port_in_use": "stop the program that listens there (ss -ltnp), or set `listen` to another port; gpumond retries "
+    "automatically, and api.sock responds meanwhile",
 }
 """Remedy of each kind of fault, in one line; docs/how-to/troubleshoot.md has a row for each."""
 

@@ -99,7 +99,7 @@ def _without_agents(browser: Browser, root: Path, pid: int) -> None:
 
 def _no_driver(browser: Browser, root: Path) -> None:
     with _daemon(root / "none", "--source", "nvml") as daemon, open_page(browser, daemon) as session:
-        session.shows("Devices cannot be read")
+        session.shows("No GPU can be read")
         _save(session, "no-gpu", whole=False)
 
 

@@ -25,16 +25,13 @@ from gpumond.metrics.exposition import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import SNAPSHOT
 from gpumond.testing import TickState, advance
+from tools.docs import alerts
+from tools.docs.alerts import alert_name
 from tools.docs.rules import document
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 FLEET_ONLY = {"daemon-absent", "daemon-down", "readings-stale"}
-
-
-def alert_name(rule: str) -> str:
-    """Return the name of a rule's alert in Prometheus: GpumondDeviceNearlyFull for device-nearly-full."""
-    return "Gpumond" + "".join(word.capitalize() for word in rule.split("-"))
 
 
 def groups() -> list[dict[str, Any]]:
@@ -68,11 +65,11 @@ def test_both_sets_have_the_same_names():
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
-def test_both_sets_have_the_same_levels(rule: Rule):
+def test_both_sets_have_the_same_thresholds(rule: Rule):
     other = ALERTS[alert_name(rule.name)]
-    sign, level = (">", rule.above) if rule.above is not None else ("<", rule.below)
-    levels = [float(number) for number in re.findall(rf" {sign} (\d+(?:\.\d+)?)", other["expr"])]
-    assert level in levels
+    sign, threshold = (">", rule.above) if rule.above is not None else ("<", rule.below)
+    thresholds = [float(number) for number in re.findall(rf" {sign} (\d+(?:\.\d+)?)", other["expr"])]
+    assert threshold in thresholds
     assert seconds(other.get("for", 0)) == rule.for_seconds
     windows = re.findall(r"max_over_time\(.*\[(\w+)(?::\w+)?\]\)", other["expr"]) if rule.scope != "device" else []
     kept = windows[0] if rule.keep_firing_for_seconds and windows else other.get("keep_firing_for", 0)
@@ -111,6 +108,12 @@ def test_alerts_have_a_test_that_fires_them_and_one_that_does_not():
     checks = [check for test in content["tests"] for check in test["alert_rule_test"]]
     for fires in (True, False):
         assert {check["alertname"] for check in checks if bool(check["exp_alerts"]) == fires} == ALERTS.keys()
+
+
+@pytest.mark.parametrize("file", alerts.FILES, ids=lambda file: file.name)
+def test_alerts_have_the_daemons_summaries(file: Path):
+    text = file.read_text()
+    assert alerts.with_summaries(text) == text, "run `make docs`"
 
 
 def test_alerts_have_a_runbook():

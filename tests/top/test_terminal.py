@@ -150,7 +150,7 @@ def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemo
         rule="driver-down",
         phase="firing",
         labels=(),
-        annotations=(("summary", f"no device can be read: {words}"),),
+        annotations=(("summary", f"no GPU can be read: {words}"),),
         value=1.0,
         active_at=0.0,
         fired_at=1.0,
