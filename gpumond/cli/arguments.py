@@ -1,4 +1,4 @@
-"""Values of options, in one syntax for all verbs. Not a verb."""
+"""Values of options, in one syntax for all commands."""
 
 from __future__ import annotations
 

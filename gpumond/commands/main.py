@@ -25,10 +25,10 @@ GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "S
 def overview(commands: Iterable[Command]) -> str:
     """Return the text of `gpumond --help`: the commands by group."""
     lines = ["usage: gpumond [-h] [--version] COMMAND ...", ""]
-    lines.append("GPU memory accounting, alerts and flushes with a receipt.")
+    lines.append("See what GPU memory is used for, get alerts, and release the unused part.")
     for group, members in groupby(commands, key=lambda command: command.group):
         lines += ["", f"{group}:", *(f"  {command.name:13} {command.help}" for command in members)]
-    lines += ["", "`gpumond COMMAND --help` shows the options of a command, and examples."]
+    lines += ["", "`gpumond COMMAND --help` shows options and examples."]
     lines.append("Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 nothing to do.")
     return "\n".join(lines)
 
@@ -50,14 +50,16 @@ def misspelt(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | Non
     return next((word for word in before if word.startswith("--") and word.partition("=")[0] not in known), None)
 
 
-def describe_subcommands(parser: argparse.ArgumentParser) -> None:
-    """Describe each subcommand in its own help as in the help of the parser."""
+def describe_subcommands(parser: argparse.ArgumentParser, lines: Sequence[str]) -> None:
+    """Describe each subcommand in its own help as in the help of the parser. ``lines``: examples of the command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for listed in action._choices_actions:
                 command = action.choices[listed.dest]
                 text = listed.help or ""
                 command.description = command.description or f"{text[:1].upper()}{text[1:]}."
+                own = [line for line in lines if line.startswith(f"{command.prog} ")]
+                command.epilog = "\n".join(["examples:", *(f"  {line}" for line in own)]) if own else None
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -97,7 +99,7 @@ COMMANDS = (
     Command(
         name="status",
         module="gpumond.commands.status",
-        help="show devices, processes and the memory of each",
+        help="show devices and processes, and what their memory is used for",
         group="Memory",
         examples=(
             "gpumond status",
@@ -108,7 +110,7 @@ COMMANDS = (
     Command(
         name="open",
         module="gpumond.commands.open",
-        help="open the page in a browser, signed in",
+        help="open the web UI in a browser, signed in",
         group="Memory",
         examples=(
             "gpumond open",
@@ -130,7 +132,7 @@ COMMANDS = (
     Command(
         name="verdicts",
         module="gpumond.commands.verdicts",
-        help="show the problems found in the memory curves of devices and programs",
+        help="show leaks, fragmentation and other problems of devices and programs",
         group="Problems",
         examples=(
             "gpumond verdicts",
@@ -150,7 +152,7 @@ COMMANDS = (
     Command(
         name="detach-driver",
         module="gpumond.commands.detach_driver",
-        help="release the driver for maintenance",
+        help="detach from the driver for maintenance",
         group="Daemon",
         examples=("gpumond detach-driver --for 10m",),
     ),
@@ -174,7 +176,7 @@ COMMANDS = (
     Command(
         name="doctor",
         module="gpumond.commands.doctor",
-        help="check this machine, and print a remedy for each problem",
+        help="check this machine, and show a remedy for each problem",
         group="Daemon",
         examples=(
             "gpumond doctor",
@@ -291,7 +293,7 @@ def make_parser(complete: Collection[str]) -> tuple[Parser, Mapping[str, argpars
         subparser = subparsers.add_parser(name, description=description, epilog=examples(command))
         if name in complete:
             _module(name).add_arguments(subparser)
-            describe_subcommands(subparser)
+            describe_subcommands(subparser, command.examples)
     return parser, subparsers.choices
 
 

@@ -21,14 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("show", "verify"),
         default="show",
-        help="verify: check the hash chain of the audit log on this machine",
+        help="show the entries (default), or verify the hash chain of the audit log on this machine",
     )
     parser.add_argument(
-        "--limit", type=int, default=100, metavar="N", help="number of entries to show, newest first (default: 100)"
+        "--limit", type=int, default=100, metavar="N", help="number of entries to show, most recent last (default: 100)"
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="verify: configuration file of a stopped daemon")
     parser.add_argument(
-        "--state-dir", type=Path, metavar="PATH", help="verify: state directory (default: that of the daemon at --url)"
+        "--config", type=Path, metavar="FILE", help="with verify: configuration file of a stopped daemon"
+    )
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="PATH",
+        help="with verify: state directory (default: that of the daemon at --url)",
     )
     client.add_arguments(parser)
 
@@ -95,8 +100,8 @@ def described(detail: Any) -> str:
     return text if len(text) <= PAIRS_LENGTH else f"{text[:PAIRS_LENGTH].rpartition(',')[0] or text[:PAIRS_LENGTH]}, …"
 
 
-def _named(verb: str, noun: str) -> Callable[[Detail], str]:
-    return lambda detail: f"{verb} {noun} {detail['name']}"
+def _named(action: str, noun: str) -> Callable[[Detail], str]:
+    return lambda detail: f"{action} {noun} {detail['name']}"
 
 
 def _program(detail: Detail) -> str:
@@ -110,7 +115,7 @@ def _pids(detail: Detail) -> str:
 
 
 def _flush(detail: Detail) -> str:
-    forced = ", in spite of the cooldown" if detail.get("force") else ""
+    forced = ", despite the cooldown" if detail.get("force") else ""
     return f"requested a flush of {detail['target']}, steps {', '.join(detail['steps'])}{forced}"
 
 
@@ -120,29 +125,29 @@ def _receipts(detail: Detail) -> str:
 
 
 def _refused(detail: Any) -> str:
-    return f"was refused a flush: {_text(detail)}"
+    return f"wasn't allowed to flush: {_text(detail)}"
 
 
 def _action(detail: Detail) -> str:
     gpu = dict(detail["labels"]).get("gpu")
     engines = f" and {', '.join(detail['engines'])}" if detail.get("engines") else ""
-    return f"started its action on {_pids(detail)}{engines}" + (f", for GPU {gpu}" if gpu else "")
+    return f"ran its action on {_pids(detail)}{engines}" + (f", for GPU {gpu}" if gpu else "")
 
 
 def _limit(detail: Detail) -> str:
     device = f" on {detail['device']}" if detail["device"] else ""
     if detail["limit_bytes"] is None:
         return f"asked {_program(detail)} to remove its limit{device}"
-    return f"asked {_program(detail)} to limit itself to {human(detail['limit_bytes'])}{device}"
+    return f"asked {_program(detail)} to limit its memory to {human(detail['limit_bytes'])}{device}"
 
 
 def _answer(detail: Detail) -> str:
     if "answer" in detail:
-        return f"had no answer from pid {detail['pid']} in time"
+        return f"got no response from pid {detail['pid']} in time"
     return (
         f"was refused by pid {detail['pid']}: {detail['reason']}"
         if detail["reason"]
-        else f"was answered by pid {detail['pid']}"
+        else f"got a response from pid {detail['pid']}"
     )
 
 
@@ -153,12 +158,12 @@ def _override(detail: Detail) -> str:
 
 def _silence(detail: Detail) -> str:
     matchers = " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
-    return f"silenced {matchers} until {moment(detail['ends_at'])}: {detail['reason'] or 'without a reason'}"
+    return f"silenced {matchers} until {moment(detail['ends_at'])}: {detail['reason'] or 'no reason given'}"
 
 
 def _expire(detail: Detail) -> str:
     matchers = " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
-    return f"ended the silence of {matchers}"
+    return f"ended the silence {matchers}"
 
 
 def _baseline(detail: Detail) -> str:
@@ -167,8 +172,8 @@ def _baseline(detail: Detail) -> str:
 
 
 def _reload(detail: Detail) -> str:
-    later = f"; requires a restart: {', '.join(detail['needs_restart'])}" if detail["needs_restart"] else ""
-    return f"reloaded the configuration, which has {counted(detail['rules'], 'rule')} of its own{later}"
+    later = f"; restart to apply: {', '.join(detail['needs_restart'])}" if detail["needs_restart"] else ""
+    return f"reloaded the configuration ({counted(detail['rules'], 'rule')} defined){later}"
 
 
 def _text(detail: Any) -> str:
@@ -183,12 +188,12 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "flush.refused": _refused,
     "flush.interrupted": lambda detail: f"was interrupted: {_text(detail)}",
     "action": _action,
-    "hook.flush": lambda detail: f"flushed {_pids(detail)} for the alert {detail['alert']} of Alertmanager",
+    "hook.flush": lambda detail: f"flushed {_pids(detail)} for the Alertmanager alert {detail['alert']}",
     "agent.limit": _limit,
     "agent.snapshot": lambda detail: f"asked {_program(detail)} for a memory snapshot",
-    "agent.classes": lambda detail: f"asked {_program(detail)} for the classes of its live memory",
-    "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines that keep its memory",
-    "agent.end": lambda detail: f"asked {_program(detail)} to end",
+    "agent.classes": lambda detail: f"asked {_program(detail)} for its live memory by category",
+    "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines that retain its memory",
+    "agent.end": lambda detail: f"asked {_program(detail)} to exit",
     "agent.fetch": lambda detail: f"fetched memory snapshot {detail['snapshot']} of {_program(detail)}",
     **{f"agent.{kind}.answer": _answer for kind in ("limit", "snapshot", "classes", "retainers", "end")},
     "rule.create": _named("created", "rule"),
@@ -202,12 +207,12 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "silence.create": _silence,
     "silence.expire": _expire,
     "baseline.record": _baseline,
-    "baseline.compare": lambda detail: f"compared baseline {detail['name']} for {duration(detail['for_seconds'])}",
+    "baseline.compare": lambda detail: f"compared with baseline {detail['name']} for {duration(detail['for_seconds'])}",
     "baseline.delete": _named("deleted", "baseline"),
     "receiver.test": lambda detail: f"sent a test message to receiver {detail['receiver']}",
-    "release": lambda detail: f"released the driver for {duration(detail['for_seconds'])}",
+    "release": lambda detail: f"detached from the driver for {duration(detail['for_seconds'])}",
     "reload": _reload,
-    "trim": lambda detail: f"removed the entries up to {detail['through']}, which were too old or too many",
-    "audit.missing": lambda detail: f"found that entries up to {detail['through']} are missing",
+    "trim": lambda detail: f"removed entries up to {detail['through']}: they were too old or too many",
+    "audit.missing": lambda detail: f"detected that entries up to {detail['through']} are missing",
     "store.set-aside": lambda detail: f"renamed a damaged store to {detail['file']}: {detail['reason']}",
 }

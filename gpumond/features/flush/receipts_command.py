@@ -14,7 +14,7 @@ from gpumond.view.frame import checked_as
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--limit", type=int, default=100, metavar="N", help="number of receipts, newest last (default: 100)"
+        "--limit", type=int, default=100, metavar="N", help="number of receipts, most recent last (default: 100)"
     )
     client.add_arguments(parser)
 

@@ -16,7 +16,7 @@ class SimBackend(LoadBackend):
     def __init__(self, settings: BackendSettings) -> None:
         super().__init__(settings)
         if settings.sim_directory is None:
-            raise ConfigError("the sim backend requires a simulated device: pass `--card DIRECTORY`")
+            raise ConfigError("the sim backend requires a simulated device: pass --sim-device DIR")
         self._device = SimDevice(settings.sim_directory)
         self._allocator: CachingAllocator | None = None
         self._context: Context | None = None
@@ -30,7 +30,7 @@ class SimBackend(LoadBackend):
             reading = self._device.read()
         except Damaged as error:
             raise AllocationRefused(
-                f"no simulated device: {error}; pass one with `--card`, or start `gpumond demo`"
+                f"no simulated device: {error}; pass one with --sim-device, or start `gpumond demo`"
             ) from error
         except OutOfMemory as error:
             raise AllocationRefused(f"{error}; a context requires more memory") from error
