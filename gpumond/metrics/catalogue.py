@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.frame import Frame
+from gpumond.facts.frame import SHARES, Frame
+from gpumond.facts.shares import MEANINGS
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.verdicts import KINDS, SHAPES
 from gpumond.metrics import devices, programs
@@ -105,8 +106,8 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_memory_bytes",
         "gauge",
-        "Used memory by workload and share (live, cached, stranded, overhead, opaque, unattributed). Overhead is what "
-        "no supported allocator reports: the CUDA context, libraries, NCCL, CUDA graphs, imported memory. "
+        f"Used memory by workload and share ({', '.join(SHARES)}). Overhead: {MEANINGS['overhead']} "
+        f"Opaque: {MEANINGS['opaque']} Unattributed: {MEANINGS['unattributed']} "
         "The sum per device is gpumond_device_memory_used_bytes + gpumond_memory_overcount_bytes.",
         ("uuid", "gpu", "workload", "share"),
         _ledger,
@@ -114,8 +115,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_memory_overcount_bytes",
         "gauge",
-        "Bytes by which the lines exceed the driver's value: for a moment, because agents and driver are read at "
-        "different times; for longer, because processes share memory (CUDA IPC, VMM) that the driver counts for each.",
+        MEANINGS["overcount"],
         ("uuid", "gpu"),
         _overcount,
     ),
@@ -123,7 +123,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_verdict",
         "gauge",
-        "1 for each active verdict, except shapes of healthy curves, which /api/v1/verdicts contains. Kinds: "
+        "1 for each active verdict; healthy patterns are only in /api/v1/verdicts. Kinds: "
         f"{', '.join(kind.name for kind in KINDS if not kind.is_shape)}.",
         ("uuid", "gpu", "pid", "kind"),
         _verdicts,
@@ -158,7 +158,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_driver_info",
         "gauge",
-        "Versions of the driver, of its library, and of the newest CUDA release that it supports.",
+        "Versions of the driver, its library, and the latest CUDA release that it supports.",
         ("source", "driver_version", "library_version", "cuda_version"),
         _driver_info,
     ),

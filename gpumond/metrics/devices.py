@@ -72,7 +72,7 @@ XID_ERRORS = Family(
 THROTTLE = Family(
     "gpumond_device_throttle",
     "gauge",
-    "1 while the clocks are reduced for this reason; gpu_idle is one of the reasons.",
+    "1 while the clocks are reduced for this reason (NVML: clocks event reasons); gpu_idle is one of them.",
     (*LABELS, "reason"),
     _throttle,
 )
@@ -106,7 +106,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "gpumond_device_info",
         "gauge",
-        "Labels that describe a device. parent_uuid is set on MIG instances, whose memory is part of their parent's.",
+        "Device metadata; the value is always 1. MIG instances have a parent_uuid, and their memory is part of its.",
         ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
         _info,
     ),

@@ -160,7 +160,7 @@ OF_PROCESSES: tuple[Family, ...] = (
     Family(
         "gpumond_process_limit_bytes",
         "gauge",
-        "Limit of the process on the device: the lowest that one of its allocators has. Absent without a limit.",
+        "Lowest allocator limit of the process on this device, in bytes; absent if none.",
         PROCESS_LABELS,
         _process_limit,
     ),
@@ -185,7 +185,7 @@ OF_PROCESSES: tuple[Family, ...] = (
     Family(
         "gpumond_process_info",
         "gauge",
-        "Labels that describe a process that has gpumond_process_memory_used_bytes.",
+        "Process metadata, for processes with gpumond_process_memory_used_bytes; the value is always 1.",
         (
             *("pid", "comm", "user", "workload", "container", "container_name"),
             *("pod_name", "pod_namespace", "pod_uid", "unit", "slurm_job", "rank", "world_size", "job_id"),

@@ -15,6 +15,7 @@ from typing import Generic, Literal, TypeVar
 from gpumond.facts.engines import NOT_READ, EngineReading
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, StepUsage
+from gpumond.facts.shares import HELD as HELD_MEANING, MEANINGS
 from gpumond.facts.snapshot import NO_DEVICE, RELEASED, STARTING, AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.units import duration, human
 
@@ -151,16 +152,14 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
         "Fraction of the sampling period during which the video decoder was active.",
     ),
     _sensor("graphics_engine_active_ratio", "ratio", f"Fraction of time during which a kernel was running, {GPM}."),
-    _sensor("sm_active_ratio", "ratio", f"Fraction of the multiprocessors that were active, {GPM}."),
-    _sensor(
-        "sm_occupancy_ratio", "ratio", f"Resident warps as a fraction of the maximum on the multiprocessors, {GPM}."
-    ),
+    _sensor("sm_active_ratio", "ratio", f"Fraction of the SMs that were active, {GPM}."),
+    _sensor("sm_occupancy_ratio", "ratio", f"Resident warps as a fraction of the SMs' maximum, {GPM}."),
     _sensor("tensor_active_ratio", "ratio", f"Fraction of time during which the tensor cores were active, {GPM}."),
     _sensor("dram_active_ratio", "ratio", f"Fraction of the memory bandwidth in use, {GPM}."),
     _sensor("nvlink_receive_bytes_per_second", "bytes/s", f"Traffic received over all NVLinks, {GPM}."),
     _sensor("nvlink_transmit_bytes_per_second", "bytes/s", f"Traffic sent over all NVLinks, {GPM}."),
-    _sensor("sm_clock_hertz", "hertz", "Clock frequency of the multiprocessors."),
-    _sensor("sm_clock_max_hertz", "hertz", "Maximum clock frequency of the multiprocessors."),
+    _sensor("sm_clock_hertz", "hertz", "SM clock frequency."),
+    _sensor("sm_clock_max_hertz", "hertz", "Maximum SM clock frequency."),
     _sensor("memory_clock_hertz", "hertz", "Clock frequency of the memory."),
     _sensor("memory_clock_max_hertz", "hertz", "Maximum clock frequency of the memory."),
     _sensor("performance_state", "count", "Performance state, from 0 (fastest) to 15 (slowest)."),
@@ -302,7 +301,7 @@ def _reported_reclaimable(pool: PoolUsage) -> int | None:
 LIVE = Quantity[PoolUsage](
     "live_bytes",
     "bytes",
-    "Memory that the allocator has allocated to the program.",
+    MEANINGS["live"],
     attrgetter("live_bytes"),
     note=" Absent if nothing counts it.",
     rule_note=" Unknown if nothing counts it.",
@@ -310,31 +309,29 @@ LIVE = Quantity[PoolUsage](
 HELD = Quantity[PoolUsage](
     "held_bytes",
     "bytes",
-    "Memory that the allocator has reserved from the driver",
+    HELD_MEANING,
     attrgetter("held_bytes"),
-    note="; absent if its library does not report it.",
-    rule_note=".",
+    note=" Absent if the library doesn't report it.",
     export=lambda pool: pool.held_bytes if pool.held_known else None,
 )
 RECLAIMABLE = Quantity[PoolUsage](
     "reclaimable_bytes",
     "bytes",
-    "Memory that a flush is expected to release.",
+    "Memory that a flush would release, as expected by the allocator's adapter.",
     attrgetter("reclaimable.likely"),
     export=_reported_reclaimable,
 )
 STRANDED = Quantity[PoolUsage](
     "stranded_bytes",
     "bytes",
-    "Free memory in the pool that a flush cannot release: fragmentation, or an arena.",
+    MEANINGS["stranded"],
     _stranded,
     export=lambda pool: _stranded(pool) if pool.held_known else None,
 )
 UNMAPPED = Quantity[PoolUsage](
     "unmapped_bytes",
     "bytes",
-    "Memory that the allocator counts while its pages are released (sleep mode). It is not part of used, live or "
-    "held memory.",
+    MEANINGS["unmapped"],
     attrgetter("unmapped_bytes"),
     note=" Absent if it is unknown.",
 )
@@ -511,12 +508,12 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     Quantity(
         "held_bytes",
         "bytes",
-        "Device memory in use, as the engine states it.",
+        "Device memory in use as reported by the engine.",
         attrgetter("held_bytes"),
         "stated_bytes",
     ),
     Quantity("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", attrgetter("kv_cache_bytes"), ""),
-    Quantity("state_age_seconds", "seconds", "Age of the engine's newest state.", attrgetter("age_seconds"), ""),
+    Quantity("state_age_seconds", "seconds", "Age of the engine's latest state.", attrgetter("age_seconds"), ""),
 )
 
 ENGINE_USED = Quantity[int](

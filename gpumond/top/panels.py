@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from gpumond.facts.frame import SHARES
+from gpumond.facts.shares import FLUSH, MEANINGS
 from gpumond.facts.units import human
 from gpumond.top.local import SIGNALS, refusal, send
 from gpumond.view.lines import Line, Piece, wrapped
@@ -41,11 +43,11 @@ HELP: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
         "Rows",
         (
             ("↑ ↓ PgUp PgDn Home End", "move the cursor"),
-            ("Enter, d", "details of a process; open or close a group"),
+            ("Enter, d", "show details of a process; open or close a group"),
             ("Space", "mark or unmark a process or a group"),
             ("U", "unmark all"),
-            ("/, F3, F4", "filter: parts of a name, pid, user, verdict, container or pod"),
-            ("Esc", "remove filter, selection of a device and marks"),
+            ("/, F3, F4", "filter by part of a name, pid, user, verdict, container or pod"),
+            ("Esc", "clear the filter, the selected device and all marks"),
         ),
     ),
     (
@@ -53,44 +55,37 @@ HELP: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
         (
             ("s, >  and  <", "sort by the next and previous column"),
             ("r, I", "reverse the order"),
-            ("g", "group by user, workload, container, or not"),
-            ("t, F5", "tree of parents and children (processes of this machine)"),
+            ("g", "group by user, workload or container, or ungroup"),
+            ("t, F5", "show processes as a tree (this machine only)"),
         ),
     ),
     (
         "Devices",
         (
-            ("← →, 0 to 9", "show one device"),
-            ("", "The chart shows the selected device, else the process under the cursor."),
+            ("← →, 0 to 9", "select a device"),
+            ("", "the chart shows the selected device, or else the process under the cursor"),
         ),
     ),
     (
-        "Actions, each with a confirmation",
+        "Actions (each asks for confirmation)",
         (
-            ("f", "flush the marked processes, else the one under the cursor"),
-            ("F", "flush the selected device, else all programs with an agent"),
-            ("k, F9", "send a signal to your own programs: the marked ones, else the one under the cursor"),
+            ("f", "flush the marked processes, or else the one under the cursor"),
+            ("F", "flush the selected device, or else all programs with an agent"),
+            ("k, F9", "send a signal to your own programs: the marked ones, or else the one under the cursor"),
         ),
     ),
     (
         "Other",
         (
-            ("a", "alerts, verdicts and problems in full"),
+            ("a", "show alerts, verdicts and problems in full"),
             ("p", "pause"),
             ("mouse", "click a column to sort, a device or a row to select it; scroll with the wheel"),
-            ("?, h, F1", "this help"),
+            ("?, h, F1", "show this help"),
             ("q, F10, Ctrl-C", "quit"),
         ),
     ),
 )
-SHARES = (
-    ("live", "holds tensors or arrays in use"),
-    ("cached", "an allocator keeps it for reuse; a flush releases it"),
-    ("stranded", "an allocator keeps it in partly used segments; a flush cannot release it"),
-    ("overhead", "context, libraries, NCCL, imported memory, caches without an adapter"),
-    ("opaque", "parts unknown: no agent, or a pool without a count"),
-    ("unattributed", "used memory that no process accounts for; it may be managed memory"),
-)
+HELP_SHARES = tuple((share, MEANINGS[share]) for share in (*SHARES, "unmapped"))
 KEY = 24
 
 
@@ -99,7 +94,7 @@ class HelpPanel(Panel):
 
     def lines(self, width: int) -> list[Line]:
         lines: list[Line] = []
-        for title, keys in (*HELP, ("Shares", SHARES)):
+        for title, keys in (*HELP, ("Shares", HELP_SHARES), ("Flush", (("", FLUSH),))):
             lines += [[]] if lines else []
             lines.append([Piece(title, "bold")])
             for key, effect in keys:
@@ -128,7 +123,7 @@ class TextPanel(Panel):
 
 
 WITHOUT_AGENT = (
-    "this program runs without the agent; start it with gpumond run -- COMMAND to see its shares and flush it"
+    "this program runs without the agent; start it with gpumond run -- COMMAND to see its shares and to flush it"
 )
 TERM = 11
 

@@ -263,7 +263,7 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
             return pids
 
         # A notice or a verdict that appears above the table would move the rows away from the pointer.
-        above = "#notices, .pair, section[aria-labeledby=devices-title]"
+        above = "#notices, .pair, section[aria-labelledby=devices-title]"
         session.page.evaluate(
             "above => document.querySelectorAll(above).forEach(each => (each.style.display = 'none'))", above
         )
