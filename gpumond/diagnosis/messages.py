@@ -151,9 +151,9 @@ def retained_by(program: Program) -> str:
     if program.retainers:
         return "retained by " + ", ".join(map(_line, program.retainers[:SHOWN]))
     kept = {
-        scope.name: sum(device.kept_bytes for device in scope.devices)
+        scope.name: sum(device.retained_bytes for device in scope.devices)
         for scope in program.scopes
-        if scope.entries > 1 and sum(device.last_kept_bytes for device in scope.devices) > 0  # not a set-up
+        if scope.entries > 1 and sum(device.last_retained_bytes for device in scope.devices) > 0  # not a set-up
     }
     name = max(kept, key=lambda name: kept[name], default="")
     return f"the scope {name} retains {human(kept[name])}" if kept.get(name, 0) > 0 else ""

@@ -134,10 +134,10 @@ def _report_age(frame: Frame) -> Iterator[Row]:
 
 SCOPE_DEVICE: tuple[Quantity[ScopeDevice], ...] = (
     Quantity(
-        "kept_bytes",
+        "retained_bytes",
         "bytes",
         "Live memory after the scope minus before it, summed over all entries; negative if the scope freed memory.",
-        attrgetter("kept_bytes"),
+        attrgetter("retained_bytes"),
     ),
     Quantity("peak_bytes", "bytes", "Peak live memory within the scope.", attrgetter("peak_bytes")),
 )

@@ -407,10 +407,10 @@ STEP: tuple[Quantity[StepUsage], ...] = (
         "steps_per_second", "count", "Rate of the last steps, in steps per second.", attrgetter("steps_per_second"), ""
     ),
     Quantity(
-        "step_kept_bytes",
+        "step_retained_bytes",
         "bytes",
         "Growth of live memory per step, as the trend over the last steps.",
-        attrgetter("kept_bytes"),
+        attrgetter("retained_bytes"),
     ),
     Quantity("step_live_bytes", "bytes", "Live memory at the end of a step.", attrgetter("live_bytes")),
     Quantity("step_stranded_bytes", "bytes", "Stranded memory at the end of a step.", attrgetter("stranded_bytes")),

@@ -81,7 +81,7 @@ PROGRAM = Program(
         ),
     ),
     step=StepUsage(
-        steps=120, steps_per_second=2.5, kept_bytes=0.0, live_bytes=31 * GIB, stranded_bytes=5 * GIB, retries=1
+        steps=120, steps_per_second=2.5, retained_bytes=0.0, live_bytes=31 * GIB, stranded_bytes=5 * GIB, retries=1
     ),
 )
 REPORT = AgentReport(

@@ -89,7 +89,7 @@ def test_oom_snapshot_has_the_memory_at_the_error(allocator: CachingAllocator):
     now = allocator.usage()
     assert (pool.live_bytes, pool.cached_bytes, pool.stranded_bytes) == (now.live_bytes, 0, now.stranded_bytes)
     assert pool.largest_free_bytes == max(size for _, size, is_free in allocator.blocks() if is_free)
-    assert [(scope.name, scope.kept_bytes) for scope in oom.scopes] == [("epoch", 8 * MIB)]
+    assert [(scope.name, scope.retained_bytes) for scope in oom.scopes] == [("epoch", 8 * MIB)]
 
 
 def test_error_counts_once_in_nested_scopes(allocator: CachingAllocator):
