@@ -19,11 +19,11 @@ from starlette.types import Message, Scope, Send
 
 from gpumond.events import Event
 from gpumond.facts.frame import Frame
-from gpumond.facts.whole_frame import WholeFrame
+from gpumond.facts.full_frame import FullFrame
 from gpumond.kernel import Kernel
 from gpumond.serve.auth import user
+from gpumond.serve.full_frame import full_frame
 from gpumond.serve.limits import Shares
-from gpumond.serve.whole_frame import whole_frame
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -84,7 +84,7 @@ EVENTS_SENT = 200
 GZIP_LEVEL = 6
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
-WHOLE = TypeAdapter(WholeFrame)
+WHOLE = TypeAdapter(FullFrame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class LiveFrames:
 
     def _forget(self) -> None:
         self._frame: Frame | None = None
-        self._whole: WholeFrame | None = None
+        self._whole: FullFrame | None = None
         self._first: LiveMessage | None = None
         """The complete frame, if a reader has needed it."""
         self._later: deque[LiveMessage] = deque(maxlen=KEPT)
@@ -171,7 +171,7 @@ class LiveFrames:
 
     def _take(self, frame: Frame | None) -> None:
         self._frame, self._first = frame, None
-        self._whole = live_frame(whole_frame(frame)) if frame else None
+        self._whole = live_frame(full_frame(frame)) if frame else None
         self._last_event = self._kernel.events.last_id
 
     def _publish(self, message: LiveMessage) -> None:
@@ -228,7 +228,7 @@ class FrameChanges:
     tables: dict[str, TableChanges]
 
 
-def live_frame(whole: WholeFrame) -> WholeFrame:
+def live_frame(whole: FullFrame) -> FullFrame:
     """Return a frame without the driver's lists of processes, whose values are in ``processes``."""
     devices = (
         device if device.processes is None else replace(device, processes=()) for device in whole.snapshot.devices
@@ -236,7 +236,7 @@ def live_frame(whole: WholeFrame) -> WholeFrame:
     return replace(whole, snapshot=replace(whole.snapshot, devices=tuple(devices)))
 
 
-def changes(before: WholeFrame, after: WholeFrame) -> FrameChanges:
+def changes(before: FullFrame, after: FullFrame) -> FrameChanges:
     """Return what makes ``after`` of ``before``."""
     values: dict[str, Any] = {}
     for part in ("", *PARTS):

@@ -12,7 +12,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import duration, human
 from gpumond.top.connection import DaemonClient
 from gpumond.view.bars import BLOCKS, StackCell, block, stack
-from gpumond.view.lines import Line, Piece, clipped
+from gpumond.view.lines import Line, Span, clipped
 from gpumond.view.machine import View
 from gpumond.view.rows import Key
 
@@ -94,14 +94,14 @@ def extended(past: HistoryChart, view: View) -> HistoryChart:
 def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[Line]:
     """Return a line of text and ``rows`` lines of a chart. The chart begins at the first point."""
     if not past.points:
-        return [clipped([Piece(f"{name}no history yet")], width)]
+        return [clipped([Span(f"{name}no history yet")], width)]
     start = max(past.until - SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
-    head = [Piece(f"{name}used in the last {duration(past.until - start)}: {human(min(sums))} to {human(max(sums))}")]
+    head = [Span(f"{name}used in the last {duration(past.until - start)}: {human(min(sums))} to {human(max(sums))}")]
     for band, size in past.points[-1][1].items():
         if size:
-            mark = [] if monochrome else [Piece(BLOCKS[8], ink=band)]
-            head += [Piece("  "), *mark, Piece(f"{'' if monochrome else ' '}{BANDS[band]} {human(size)}", "dim")]
+            mark = [] if monochrome else [Span(BLOCKS[8], ink=band)]
+            head += [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{BANDS[band]} {human(size)}", "dim")]
     chart = stack(past.points, start, past.until, width, rows)
     return [clipped(head, width), *(_row(row, monochrome) for row in chart)]
 
@@ -109,11 +109,11 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
 def _row(row: Sequence[StackCell], monochrome: bool) -> Line:
     """Return one line. Without colors it shows the height of the stack only."""
     if monochrome:
-        return [Piece("".join(map(block, row)))]
+        return [Span("".join(map(block, row)))]
     return [_piece(cell, len([*same])) for cell, same in groupby(row)]
 
 
-def _piece(cell: StackCell, count: int) -> Piece:
+def _piece(cell: StackCell, count: int) -> Span:
     if cell.lower == cell.upper:
-        return Piece(BLOCKS[8 if cell.lower else 0] * count, ink=cell.lower)
-    return Piece(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
+        return Span(BLOCKS[8 if cell.lower else 0] * count, ink=cell.lower)
+    return Span(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)

@@ -8,7 +8,7 @@ from gpumond.facts.frame import SHARES
 from gpumond.facts.shares import FLUSH, MEANINGS
 from gpumond.facts.units import human
 from gpumond.top.local import SIGNALS, refusal, send
-from gpumond.view.lines import Line, Piece, wrapped
+from gpumond.view.lines import Line, Span, wrapped
 from gpumond.view.rows import ProcessRow
 
 Hints = Sequence[tuple[str, str]]
@@ -96,11 +96,11 @@ class HelpPanel(Panel):
         lines: list[Line] = []
         for title, keys in (*HELP, ("Shares", HELP_SHARES), ("Flush", (("", FLUSH),))):
             lines += [[]] if lines else []
-            lines.append([Piece(title, "bold")])
+            lines.append([Span(title, "bold")])
             for key, effect in keys:
-                first, *rest = wrapped([Piece(effect)], max(KEY, width - KEY - 2))
-                lines.append([Piece(f"  {key:<{KEY}}", "bold"), *first])
-                lines += [[Piece(" " * (KEY + 2)), *line] for line in rest]
+                first, *rest = wrapped([Span(effect)], max(KEY, width - KEY - 2))
+                lines.append([Span(f"  {key:<{KEY}}", "bold"), *first])
+                lines += [[Span(" " * (KEY + 2)), *line] for line in rest]
         return lines
 
 
@@ -130,9 +130,9 @@ TERM = 11
 
 def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line]:
     """Return the lines of the details. ``history``: the lines of its chart, if any."""
-    lines: list[Line] = [[Piece(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
+    lines: list[Line] = [[Span(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
     for sentence in row.verdicts:
-        lines += wrapped([Piece(sentence, "bold" if row.notable else "")], width)
+        lines += wrapped([Span(sentence, "bold" if row.notable else "")], width)
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     holder, kv_cache = row.kv_cache or ("", "")
     more = {holder: f", {kv_cache}"} if kv_cache else {}
@@ -141,9 +141,9 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
     terms = [(share, human(size) + more.get(share, "")) for share, size in shares if size is not None]
     terms += [("user", row.user)] if row.user else []
     for term, value in (*terms, *row.facts):
-        lines += wrapped([Piece(f"{term:>{TERM}} ", "dim"), Piece(value)], width)
+        lines += wrapped([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
     if row.flush_policy is None:
-        lines += wrapped([Piece(WITHOUT_AGENT)], width)
+        lines += wrapped([Span(WITHOUT_AGENT)], width)
     return lines
 
 
@@ -175,13 +175,13 @@ class SignalPanel(Panel):
     def lines(self, width: int) -> list[Line]:
         lines: list[Line] = []
         if self.ready:
-            names = [Piece(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
+            names = [Span(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
             lines += [names, []]
         for (row, _), result in zip(self.rows, self.results, strict=True):
             text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
-            lines += wrapped([Piece(f"{row.program} (pid {row.pid})", "bold"), Piece(text)], width)
+            lines += wrapped([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
         if self.ready:
             count = self.results.count("")
             programs = "1 program" if count == 1 else f"{count} programs"
-            lines += [[], [Piece(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
+            lines += [[], [Span(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
         return lines

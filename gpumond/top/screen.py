@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from gpumond.top.connection import Connection
 from gpumond.top.panels import Hints
 from gpumond.view.ledger import device_block, flush_estimate
-from gpumond.view.lines import Line, Piece, cells, clipped, width_of
+from gpumond.view.lines import Line, Span, cells, clipped, width_of
 from gpumond.view.machine import View
 from gpumond.view.notices import FrameNotice
 from gpumond.view.remarks import STYLES
@@ -60,13 +60,13 @@ def head_line(
 ) -> Line:
     several = len(connections) > 1
     address = ", ".join(each.name for each in connections) if several else plain(connections[0].daemon.url, 60)
-    line = [Piece(f"gpumond {address}")]
-    line += [piece for notice in notices for piece in (Piece("  "), Piece(notice.title.upper(), STYLES[notice.level]))]
-    line += [Piece("  "), Piece("PAUSED", "alarm")] if paused else []
+    line = [Span(f"gpumond {address}")]
+    line += [piece for notice in notices for piece in (Span("  "), Span(notice.title.upper(), STYLES[notice.level]))]
+    line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
     if view:
         clock = time.strftime("%H:%M:%S", time.localtime(view.taken_at))
         frame = "" if several else f"  frame {view.seq}"
-        line.append(Piece(f"  {view.source}{frame}  {clock}"))
+        line.append(Span(f"  {view.source}{frame}  {clock}"))
     return line
 
 
@@ -95,14 +95,14 @@ def device_at(lines: Sequence[Line], place: int) -> int:
 
 def estimate_line(view: View | None) -> list[Line]:
     text = flush_estimate(view) if view else ""
-    return [[Piece(text)]] if text else []
+    return [[Span(text)]] if text else []
 
 
 def filter_line(words: str, active: bool) -> list[Line]:
     if not active:
-        return [[Piece(f"filter: {words}", "bold")]] if words else []
+        return [[Span(f"filter: {words}", "bold")]] if words else []
     return [
-        [Piece("filter: ", "bold"), Piece(words), Piece(" ", "chosen"), *([] if words else [Piece(FILTER_HINT, "dim")])]
+        [Span("filter: ", "bold"), Span(words), Span(" ", "chosen"), *([] if words else [Span(FILTER_HINT, "dim")])]
     ]
 
 
@@ -110,7 +110,7 @@ def hint_line(hints: Hints, width: int) -> Line:
     """Return the keys that fit in one line."""
     line: Line = []
     for key, effect in hints:
-        pieces = [Piece(" " if line else ""), Piece(key, "bold"), Piece(f" {effect}")]
+        pieces = [Span(" " if line else ""), Span(key, "bold"), Span(f" {effect}")]
         if width_of(line) + width_of(pieces) > width:
             break
         line += pieces
@@ -128,5 +128,5 @@ def padded(line: Line, width: int, style: str) -> Line:
     rest = width - sum(cells(piece.text) for piece in line)
     return [
         *(piece if piece.style else piece._replace(style=style) for piece in line),
-        Piece(" " * max(0, rest), style),
+        Span(" " * max(0, rest), style),
     ]

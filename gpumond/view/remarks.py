@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from gpumond.view.lines import Line, Piece, clipped, wrapped
+from gpumond.view.lines import Line, Span, clipped, wrapped
 from gpumond.view.machine import View
 from gpumond.view.notices import FrameNotice, grouped
 
@@ -33,7 +33,7 @@ def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
     lines = [clipped(_summary(group), width) for group in groups]
     if len(lines) > rows:
         hidden = sum(map(len, groups[max(0, rows - 1) :]))
-        lines[max(0, rows - 1) :] = [[Piece(f"{hidden} more: press a")]] if rows else []
+        lines[max(0, rows - 1) :] = [[Span(f"{hidden} more: press a")]] if rows else []
     return lines
 
 
@@ -41,11 +41,11 @@ def _summary(group: Sequence[FrameNotice]) -> Line:
     first = group[0]
     if len(group) == 1:
         return _line(first)
-    return [Piece(f"{first.kind} ({len(group)})", STYLES[first.level]), Piece(f": {first.text or first.title}, …")]
+    return [Span(f"{first.kind} ({len(group)})", STYLES[first.level]), Span(f": {first.text or first.title}, …")]
 
 
 def _line(notice: FrameNotice) -> Line:
-    return [Piece(notice.title, STYLES[notice.level]), Piece(f": {notice.text}" if notice.text else "")]
+    return [Span(notice.title, STYLES[notice.level]), Span(f": {notice.text}" if notice.text else "")]
 
 
 def remarks_in_full(notices: Iterable[FrameNotice], width: int) -> list[Line]:
@@ -55,4 +55,4 @@ def remarks_in_full(notices: Iterable[FrameNotice], width: int) -> list[Line]:
         lines += [[]] if lines else []
         for notice in group:
             lines += wrapped(_line(notice), width)
-    return lines or [[Piece("no alerts, verdicts or problems")]]
+    return lines or [[Span("no alerts, verdicts or problems")]]

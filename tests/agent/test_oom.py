@@ -14,7 +14,7 @@ from gpumond.facts.program import OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
 from gpumond.testing import make_pool
-from tests.helpers.agent_daemon import STANDINS, environment
+from tests.helpers.agent_daemon import FAKES, environment
 from tests.helpers.simulated import UUID
 
 
@@ -193,7 +193,7 @@ def test_pytorch_reports_errors_before_raising_if_enabled():
     """
     done = subprocess.run(
         [sys.executable, "-c", OBSERVE],
-        env=environment("/nowhere", STANDINS),
+        env=environment("/nowhere", FAKES),
         capture_output=True,
         text=True,
         timeout=60,

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from gpumond.facts.full_frame import StatedCondition, StatedFault
 from gpumond.facts.remedies import remedy
-from gpumond.facts.whole_frame import StatedCondition, StatedFault
 from gpumond.features.fleet.connection import Access, Client
 from gpumond.features.fleet.doctor import FleetFinding, by_subject, examine
 from gpumond.features.fleet.machines import Machine, machine

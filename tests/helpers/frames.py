@@ -12,13 +12,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Alert, Frame, Verdict
+from gpumond.facts.full_frame import FullFrame, StatedCondition, StatedFault
 from gpumond.facts.snapshot import DeviceReading
-from gpumond.facts.whole_frame import StatedCondition, StatedFault, WholeFrame
-from gpumond.serve.whole_frame import holdings
+from gpumond.serve.full_frame import holdings
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from gpumond.tick.ledger import attribute
 
-FRAME = TypeAdapter(WholeFrame)
+FRAME = TypeAdapter(FullFrame)
 
 
 def make_frame(
@@ -32,7 +32,7 @@ def make_frame(
     snapshot = make_snapshot(*devices, **fields)
     frame = Frame(snapshot, attribute(snapshot), verdicts, alerts)
     processes = tuple(holdings(frame))
-    whole = WholeFrame(
+    whole = FullFrame(
         version="0",
         revision=None,
         host="gpu-17",

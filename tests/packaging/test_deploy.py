@@ -21,7 +21,7 @@ from gpumond.features.loadgen import command as load_command
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.command import run_file
 from gpumond.features.rules.settings import RuleConfig, written
-from gpumond.metrics.exposition import Exposition, Form
+from gpumond.metrics.exposition import Encoding, Exposition
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import SNAPSHOT
 from gpumond.testing import TickState, advance
@@ -131,7 +131,7 @@ def test_documentation_of_rules_is_current():
 
 
 def test_rules_use_existing_metrics():
-    page = Exposition(Telemetry()).page(advance(TickState(), BUILT_IN, SNAPSHOT).frame, Form(False)).plain.decode()
+    page = Exposition(Telemetry()).page(advance(TickState(), BUILT_IN, SNAPSHOT).frame, Encoding(False)).plain.decode()
     exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     recorded = {rule["record"] for rule in groups() if "record" in rule}
     name = re.compile(r"[a-z_]+:gpumond_[a-z0-9_:]+|gpumond[:_][a-z_:]+\b")

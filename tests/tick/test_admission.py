@@ -8,7 +8,16 @@ from random import Random
 import pytest
 
 from gpumond.facts.process import ProcessKey
-from gpumond.features.quotas.queue import Competitor, Decision, Grant, Queue, Room, WaitingRequest, decide, reclaim_plan
+from gpumond.features.quotas.queue import (
+    Competitor,
+    Decision,
+    DeviceCapacity,
+    Grant,
+    Queue,
+    WaitingRequest,
+    decide,
+    reclaim_plan,
+)
 
 SCHEDULES = 10_000
 PROGRAMS = 8
@@ -21,8 +30,8 @@ def request(name: str, need: int, uid: int | None = None) -> WaitingRequest:
     return WaitingRequest(id=name, device_uuid="GPU-a", need_bytes=need, grant_seconds=DEADLINE, uid=uid)
 
 
-def room(free: int | None, *neighbors: Competitor, reserved: int = 0) -> Room:
-    return Room(uuid="GPU-a", size_bytes=SIZE, free_bytes=free, reserved_bytes=reserved, neighbors=neighbors)
+def room(free: int | None, *neighbors: Competitor, reserved: int = 0) -> DeviceCapacity:
+    return DeviceCapacity(uuid="GPU-a", size_bytes=SIZE, free_bytes=free, reserved_bytes=reserved, neighbors=neighbors)
 
 
 def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, thrashes: int = 0) -> Competitor:
@@ -36,7 +45,7 @@ def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, thrash
     )
 
 
-def decided(queue: Queue, room: Room, now: float = 0.0, **allocated: int) -> Decision:
+def decided(queue: Queue, room: DeviceCapacity, now: float = 0.0, **allocated: int) -> Decision:
     return decide(queue, [room], allocated, (), now)
 
 
@@ -189,7 +198,7 @@ def test_programs_of_other_users_are_flushed_only_if_allowed():
 
 def test_devices_have_separate_queues():
     other = replace(request("other", 10), device_uuid="GPU-b")
-    rooms = [room(0), Room(uuid="GPU-b", size_bytes=SIZE, free_bytes=64)]
+    rooms = [room(0), DeviceCapacity(uuid="GPU-b", size_bytes=SIZE, free_bytes=64)]
     decision = decide(Queue((request("one", 10), other)), rooms, {}, (), 0.0)
     assert [each.id for each in decision.granted] == ["other"]
     assert decision.queue.grants == (Grant("other", "GPU-b", 10, DEADLINE),)

@@ -14,7 +14,7 @@ from gpumond.facts.rule import Action, Rule
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot, SourceState
 from gpumond.features.alerts.actions import annotate, conclude, decide
 from gpumond.metrics.catalogue import FAMILIES
-from gpumond.serve.whole_frame import holdings
+from gpumond.serve.full_frame import holdings
 from gpumond.testing import (
     GIB,
     Advanced,

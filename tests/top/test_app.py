@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Verdict
-from gpumond.facts.whole_frame import StatedFault
+from gpumond.facts.full_frame import StatedFault
 from gpumond.serve.examples import RECEIPT
 from gpumond.testing import GIB, make_device, make_process
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame

@@ -13,7 +13,7 @@ import pytest
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert, Fit, RefusedKind, Verdict
-from gpumond.facts.whole_frame import StatedCondition, StatedFault
+from gpumond.facts.full_frame import StatedCondition, StatedFault
 from gpumond.features.fleet.doctor import _of_frame as findings_of
 from gpumond.features.fleet.machines import Machine
 from gpumond.features.fleet.selection import Criteria, select

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gpumond.facts.frame import Alert
+from gpumond.facts.full_frame import StatedFault
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import human
-from gpumond.facts.whole_frame import StatedFault
 from gpumond.testing import GIB, make_device, make_process
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import RunningDaemon, until

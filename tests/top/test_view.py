@@ -9,9 +9,9 @@ import pytest
 
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.frame import Alert, Verdict
+from gpumond.facts.full_frame import StatedCondition, StatedFault
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import SourceState
-from gpumond.facts.whole_frame import StatedCondition, StatedFault
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_quotas, make_report
 from gpumond.top.panels import described as details
 from gpumond.top.processes import SortOrder, arranged, fitting

@@ -25,7 +25,7 @@ from gpumond.facts.units import byte_size, threshold
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings, backend
 from gpumond.features.loadgen.plan import COMMON, TABLE, Plan, find, plan
 from gpumond.features.loadgen.report import Report, account, failure, summary
-from gpumond.features.loadgen.runner import Executed, Terms, run as carry_out
+from gpumond.features.loadgen.runner import Executed, RunLimits, run as carry_out
 from gpumond.features.loadgen.script import CONTEXT_BYTES, Option, Scenario
 from gpumond.sim.device import Spec, create, simulated_devices
 from gpumond.view.text import size
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.scenario is None:
         raise ConfigError("no scenario given; `gpumond loadgen --list` shows all scenarios")
     chosen = find(arguments.scenario)
-    made, terms = _plan(chosen, arguments), _limits(chosen, arguments)
+    made, limits = _plan(chosen, arguments), _limits(chosen, arguments)
     if not 1 <= arguments.streams <= 64:
         raise ConfigError(f"--streams {arguments.streams}: expected 1 to 64")
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         started_at = time.time()
         agent = partial(_agent, None if arguments.no_agent else _workload(arguments, chosen))
         try:
-            done = carry_out(made, partial(backend, arguments.backend, settings), terms, agent)
+            done = carry_out(made, partial(backend, arguments.backend, settings), limits, agent)
         except GpumondError as error:
             if report is not None:
                 report.add(failure(made, arguments.backend, started_at, str(error)))
@@ -157,14 +157,14 @@ def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
     return plan(chosen.name, arguments.seed, **given)
 
 
-def _limits(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
+def _limits(chosen: Scenario, arguments: argparse.Namespace) -> RunLimits:
     fill = arguments.fill
     if _fill_ratio(chosen):
         fill = None
     elif fill is None and not _creates_device(arguments):
         fill = FILL
     storm = chosen.name == "flush-storm" and not arguments.no_agent
-    return Terms(
+    return RunLimits(
         pause=_pause,
         fill=fill,
         most_bytes=None if arguments.max is None else int(arguments.max),

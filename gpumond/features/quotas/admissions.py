@@ -23,16 +23,16 @@ from gpumond.facts.units import human
 from gpumond.features.quotas.queue import (
     Decision,
     Grant,
+    GrantedProgram,
     Plan,
     Queue,
-    Started,
     WaitingRequest,
     allocated,
     available_bytes,
+    capacities,
     decide,
     in_turn,
     plan,
-    rooms,
 )
 from gpumond.host.peer import counted_name
 from gpumond.store.table import Table, Transactions
@@ -94,7 +94,7 @@ class Admission:
 @dataclass(slots=True, kw_only=True)
 class _Entry:
     owner: str
-    started: Started
+    started: GrantedProgram
     request: WaitingRequest
     device_index: int
     leased_until: float
@@ -167,7 +167,7 @@ class Admissions:
             )
             entries[each.id] = _Entry(
                 owner=each.owner,
-                started=Started(process, each.program_uid, each.device_uuid, each.need_bytes),
+                started=GrantedProgram(process, each.program_uid, each.device_uuid, each.need_bytes),
                 request=request,
                 device_index=each.device_index,
                 leased_until=now + LEASE_SECONDS,
@@ -245,7 +245,7 @@ class Admissions:
             uid=uid if self._reclaim() == "user" else None,
             user=user,
         )
-        started = Started(process, owner_uid, device.uuid, need_bytes)
+        started = GrantedProgram(process, owner_uid, device.uuid, need_bytes)
         leased_until = now + LEASE_SECONDS
         entry = _Entry(
             owner=owner, started=started, request=request, device_index=device.index, leased_until=leased_until
@@ -302,12 +302,12 @@ class Admissions:
         ended = {name for name, own in started.items() if own.process and not self._is_alive(own.process)}
         concerned = {request.device_uuid for request in self._queue.waiting} | snapshot.unused_reserves.keys()
         devices = [device for device in snapshot.devices if device.uuid in concerned]
-        own_rooms = rooms(snapshot, started, self._reclaim(), devices)
+        own_capacities = capacities(snapshot, started, self._reclaim(), devices)
         held, now = allocated(snapshot, started), self._clock()
         self._count_unused(held, now)
         times = {name: entry.held_from for name, entry in self._entries.items() if entry.held_from is not None}
         passed = {name for name, since in times.items() if now - since >= HOLD_SECONDS}
-        self._decision = decide(self._queue, own_rooms, held, ended, now, passed)
+        self._decision = decide(self._queue, own_capacities, held, ended, now, passed)
         self._queue = self._decision.queue
         for name in self._decision.holders:
             self._entries[name].held_from = times.get(name, now)
@@ -366,11 +366,11 @@ class Admissions:
         if snapshot is None or device is None:
             return Plan(None)
         started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
-        (room,) = rooms(snapshot, started, self._reclaim(), (device,))
+        (capacity,) = capacities(snapshot, started, self._reclaim(), (device,))
         users = {each.user for each in self._queue.waiting if each.device_uuid == device.uuid}
-        available = available_bytes(room, self._queue.grants, allocated(snapshot, started), request.user, users)
+        available = available_bytes(capacity, self._queue.grants, allocated(snapshot, started), request.user, users)
         claimed = sum(each.need_bytes for each in ahead)
-        return plan(room, request, None if available is None else available - claimed)
+        return plan(capacity, request, None if available is None else available - claimed)
 
     def _ahead(self, name: str, device: str) -> list[WaitingRequest]:
         order = in_turn(self._queue.waiting, self._queue.grants, device)

@@ -56,7 +56,7 @@ class Competitor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class DeviceCapacity:
     """Memory of one device. ``free_bytes`` is None if unknown.
 
     ``reserved_bytes``: the part of the reserves of quotas that their programs do not use. ``flushable_users``: the
@@ -107,7 +107,7 @@ class Decision:
 
 def decide(
     queue: Queue,
-    rooms: Iterable[Room],
+    capacities: Iterable[DeviceCapacity],
     allocated: Mapping[str, int],
     ended: Collection[str],
     now: float,
@@ -126,28 +126,28 @@ def decide(
     granted: list[WaitingRequest] = []
     plans: dict[str, Plan] = {}
     holders: list[str] = []
-    for room in rooms:
-        available = available_bytes(room, grants, allocated)
-        if available is not None and available < 0 and room.reserved_bytes:
-            allowed = room.flushable_users
-            flushable = [each for each in room.neighbors if allowed is None or each.uid in allowed]
-            plans[room.uuid] = reclaim_plan(flushable, min(-available, room.reserved_bytes), available)
+    for capacity in capacities:
+        available = available_bytes(capacity, grants, allocated)
+        if available is not None and available < 0 and capacity.reserved_bytes:
+            allowed = capacity.flushable_users
+            flushable = [each for each in capacity.neighbors if allowed is None or each.uid in allowed]
+            plans[capacity.uuid] = reclaim_plan(flushable, min(-available, capacity.reserved_bytes), available)
         able: list[str] = []
         stopped: set[str] = set()
-        order = in_turn(queue.waiting, grants, room.uuid)
+        order = in_turn(queue.waiting, grants, capacity.uuid)
         users = {request.user for request in order}
         for request in order:
             if request.user in stopped:
                 continue
-            available = available_bytes(room, grants, allocated, request.user, users)
+            available = available_bytes(capacity, grants, allocated, request.user, users)
             if available is not None and request.need_bytes <= available:
                 granted.append(request)
                 deadline = now + request.grant_seconds
-                grants.append(Grant(request.id, room.uuid, request.need_bytes, deadline, request.user))
+                grants.append(Grant(request.id, capacity.uuid, request.need_bytes, deadline, request.user))
                 continue
-            found = plans[request.id] = plan(room, request, available)
+            found = plans[request.id] = plan(capacity, request, available)
             stopped.add(request.user)
-            without = available_bytes(room, [grant for grant in grants if grant.user == request.user], allocated)
+            without = available_bytes(capacity, [grant for grant in grants if grant.user == request.user], allocated)
             if available is None or without is None or found.missing_bytes <= without - available:
                 able.append(request.id)
                 if request.id not in passed:
@@ -173,7 +173,7 @@ def in_turn(waiting: Iterable[WaitingRequest], grants: Iterable[Grant], device_u
 
 
 def available_bytes(
-    room: Room,
+    capacity: DeviceCapacity,
     grants: Iterable[Grant],
     allocated: Mapping[str, int],
     user: str | None = None,
@@ -183,26 +183,26 @@ def available_bytes(
 
     For ``user``, the claims of another user are limited. ``users`` are those who wait.
     """
-    if room.free_bytes is None:
+    if capacity.free_bytes is None:
         return None
     claims: defaultdict[str, list[int]] = defaultdict(list)
     for grant in grants:
-        if grant.device_uuid == room.uuid:
+        if grant.device_uuid == capacity.uuid:
             claims[grant.user].append(max(0, grant.need_bytes - allocated.get(grant.id, 0)))
     claimed = sum(map(sum, claims.values()))
-    if user is not None and room.size_bytes is not None:
-        share = room.size_bytes // len({user, *users, *claims})
+    if user is not None and capacity.size_bytes is not None:
+        share = capacity.size_bytes // len({user, *users, *claims})
         claimed = sum(sum(each) if name == user else min(sum(each), max(share, *each)) for name, each in claims.items())
-    return room.free_bytes - claimed - room.reserved_bytes
+    return capacity.free_bytes - claimed - capacity.reserved_bytes
 
 
-def plan(room: Room, request: WaitingRequest, available: int | None) -> Plan:
+def plan(capacity: DeviceCapacity, request: WaitingRequest, available: int | None) -> Plan:
     """Return the plan for one request."""
     if available is None:
         return Plan(None)
     if request.need_bytes <= available:
         return Plan(available)
-    allowed = [each for each in room.neighbors if request.uid in (None, each.uid)]
+    allowed = [each for each in capacity.neighbors if request.uid in (None, each.uid)]
     return reclaim_plan(allowed, request.need_bytes - available, available)
 
 
@@ -238,7 +238,7 @@ def _needed(chosen: Sequence[Competitor], spare_bytes: int) -> tuple[Competitor,
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class GrantedProgram:
     """The program of a grant: its process if it is known, its user, and the memory that was granted."""
 
     process: ProcessKey | None
@@ -247,7 +247,7 @@ class Started:
     need_bytes: int
 
 
-def allocated(snapshot: Snapshot, started: Mapping[str, Started]) -> dict[str, int]:
+def allocated(snapshot: Snapshot, started: Mapping[str, GrantedProgram]) -> dict[str, int]:
     """Return the bytes that the processes of each grant hold on its device. Absent: none of them is known there."""
     found: dict[str, int] = {}
     for name, keys in members(snapshot, started).items():
@@ -258,7 +258,7 @@ def allocated(snapshot: Snapshot, started: Mapping[str, Started]) -> dict[str, i
     return found
 
 
-def members(snapshot: Snapshot, started: Mapping[str, Started]) -> dict[str, set[ProcessKey]]:
+def members(snapshot: Snapshot, started: Mapping[str, GrantedProgram]) -> dict[str, set[ProcessKey]]:
     """Return the processes of each grant: the one that was started, and those whose agent names the grant."""
     found: dict[str, set[ProcessKey]] = {name: {own.process} if own.process else set() for name, own in started.items()}
     for report in snapshot.reports if started else ():
@@ -268,24 +268,24 @@ def members(snapshot: Snapshot, started: Mapping[str, Started]) -> dict[str, set
     return found
 
 
-def rooms(
+def capacities(
     snapshot: Snapshot,
-    started: Mapping[str, Started],
+    started: Mapping[str, GrantedProgram],
     reclaim: ReclaimPolicy,
     devices: Sequence[DeviceReading] | None = None,
-) -> list[Room]:
+) -> list[DeviceCapacity]:
     """Return the memory of each device, or of ``devices``. Without a current reading, the memory is unknown."""
     granted = {
         (started[name].device_uuid, key): started[name].need_bytes
         for name, keys in members(snapshot, started).items()
         for key in keys
     }
-    return [_room(each, snapshot, granted, reclaim) for each in (snapshot.devices if devices is None else devices)]
+    return [_capacity(each, snapshot, granted, reclaim) for each in (snapshot.devices if devices is None else devices)]
 
 
-def _room(
+def _capacity(
     device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], reclaim: ReclaimPolicy
-) -> Room:
+) -> DeviceCapacity:
     reserved, holders = 0, set[int]()
     for key, unused in snapshot.unused_reserves.get(device.uuid, {}).items():
         quotas = snapshot.quotas_by_process
@@ -299,7 +299,7 @@ def _room(
         if ungranted > 0:
             reserved += ungranted
             holders |= _uids(device, key, snapshot)
-    return Room(
+    return DeviceCapacity(
         uuid=device.uuid,
         size_bytes=device.size_bytes,
         free_bytes=device.current_free_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, LoadBackend, Room
+from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, DeviceCapacity, LoadBackend
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import Context, Damaged, OutOfMemory, SimDevice
 
@@ -24,7 +24,7 @@ class SimBackend(LoadBackend):
         self._blocks: dict[int, int] = {}
         self._outside: dict[int, int] = {}
 
-    def open(self) -> Room:
+    def open(self) -> DeviceCapacity:
         try:
             self._context = self._device.attach()
             reading = self._device.read()
@@ -35,7 +35,7 @@ class SimBackend(LoadBackend):
         except OutOfMemory as error:
             raise AllocationRefused(f"{error}; a context requires more memory") from error
         self._allocator = CachingAllocator(self._device)
-        return Room(reading.uuid, reading.size_bytes or 0, reading.free_bytes or 0)
+        return DeviceCapacity(reading.uuid, reading.size_bytes or 0, reading.free_bytes or 0)
 
     def limit(self, size_bytes: int) -> None:
         self._limit_bytes = size_bytes

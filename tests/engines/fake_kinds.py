@@ -1,4 +1,4 @@
-"""Stand-ins whose own process holds the memory."""
+"""Fakes whose own process holds the memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from typing import Any, ClassVar
 
 from gpumond.testing import GIB
-from tests.engines.standin_base import InProcess, Response
+from tests.engines.fake_base import InProcess, Response
 
 
 class ComfyUi(InProcess):

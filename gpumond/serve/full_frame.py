@@ -9,10 +9,10 @@ from dataclasses import replace
 from gpumond import __version__, revision
 from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.facts.frame import Frame, Line
+from gpumond.facts.full_frame import FullFrame, ProcessHolding, StatedCondition, StatedFault
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.remedies import remedy
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
-from gpumond.facts.whole_frame import ProcessHolding, StatedCondition, StatedFault, WholeFrame
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.tick.claims import unmapped_by_device
 from gpumond.tick.conditions import conditions
@@ -21,8 +21,8 @@ from gpumond.tick.ledger import parts
 REVISION = revision() or None
 
 
-def whole_frame(frame: Frame) -> WholeFrame:
-    return WholeFrame(
+def full_frame(frame: Frame) -> FullFrame:
+    return FullFrame(
         version=__version__,
         revision=REVISION,
         host=MACHINE_NAME,
