@@ -137,7 +137,7 @@ def _handle_signals(stack: AsyncExitStack, server: _Server, daemon: Daemon) -> N
         signal.SIGTERM: server.stop,
         signal.SIGHUP: daemon.reload_on_signal,
         signal.SIGUSR1: daemon.release_on_signal,
-        signal.SIGUSR2: lambda: log.info("SIGUSR2 has no effect"),
+        signal.SIGUSR2: lambda: log.info("SIGUSR2 ignored: gpumond reloads on SIGHUP"),
     }
     loop = asyncio.get_running_loop()
     for number, handler in handlers.items():

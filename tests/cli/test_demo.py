@@ -28,13 +28,13 @@ def ready(daemon: RunningDaemon) -> RunningDaemon:
 
 @pytest.fixture
 def demo(serve: Callable[..., RunningDaemon]) -> RunningDaemon:
-    return ready(serve(verb="demo"))
+    return ready(serve(command="demo"))
 
 
 @pytest.fixture(scope="module")
 def common_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     """The demo of several tests, the last of which ends it."""
-    with RunningDaemon(tmp_path_factory.mktemp("demo") / "daemon", verb="demo") as daemon:
+    with RunningDaemon(tmp_path_factory.mktemp("demo") / "daemon", command="demo") as daemon:
         yield ready(daemon)
 
 

@@ -57,7 +57,7 @@ def test_process_intended_to_hold_memory_is_not_a_fault(fields: dict[str, Any], 
 def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     own = {"name": "chat", "kind": "vllm", "problem": "", "processes_problem": ""}
     hidden = own | {"processes_problem": f"its listener is hidden, and the daemon lacks CAP_SYS_PTRACE: {WITH_PTRACE}"}
-    assert findings(engines=[own])["engine chat"] == Finding("engine chat", "good", "vllm answers")
+    assert findings(engines=[own])["engine chat"] == Finding("engine chat", "good", "vllm responds")
     found = findings(engines=[hidden])["engine chat"]
     assert found.detail.endswith("the daemon lacks CAP_SYS_PTRACE")
     assert "AmbientCapabilities=CAP_SYS_PTRACE" in found.remedy

@@ -42,7 +42,9 @@ def test_release_is_proved_by_the_driver(kind: str, tmp_path: Path):
         receipt = flush(card, allowed(engine))
         released = RELEASED.get(kind, 3 * GIB)
         assert receipt.outcome == ("gone" if kind in GONE else "partial" if kind == "comfyui" else "freed")
-        assert receipt.reason == ("the driver counts 3.0 GiB of 4.0 GiB less" if kind == "comfyui" else "")
+        assert receipt.reason == (
+            "released 3.0 GiB of the expected 4.0 GiB (driver-reported)" if kind == "comfyui" else ""
+        )
         assert receipt.driver_released_bytes == receipt.released_bytes == released == before - used_bytes(card)
         assert receipt.workload == "e"
         assert receipt.allocator == kind
@@ -78,7 +80,7 @@ def test_busy_engine_is_refused_and_loses_no_request(kind: str, tmp_path: Path):
         request = engine.begin_request()
         until(lambda: engine.record()["running"] == 1)
         receipt = flush(card, allowed(engine))
-        assert (receipt.outcome, receipt.reason) == ("refused", "1 requests run and 0 wait")
+        assert (receipt.outcome, receipt.reason) == ("refused", "1 request running, 0 queued")
         assert used_bytes(card) == before
         assert request.finish() == {"text": "done"}
         assert engine.record()["harms"] == []
@@ -176,7 +178,7 @@ def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
         assert "no answer to POST" in first.reason
         assert second.outcome == "refused"
         stops = first.reason.endswith("gpumond returns it to service")
-        assert second.reason.startswith("gpumond returns it to service" if stops else "its last release did not answer")
+        assert second.reason.startswith("gpumond is still returning it" if stops else "its last release didn't respond")
         calls = engine.record()["calls"]
         assert len(calls) == len(set(calls) | {call for call in calls if call.startswith("GET")}) or all(
             calls.count(call) == 1 for call in calls if call.startswith("POST") and "index" not in call
@@ -189,7 +191,7 @@ def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
         ("vllm", "no-dev-mode", "VLLM_SERVER_DEV_MODE=1"),
         ("vllm", "no-sleep-mode", "start it with --enable-sleep-mode"),
         ("llama-router", "loading", "qwen: the model is being loaded"),
-        ("llama-router", "no-metrics", "its running requests are unknown (start the router with --metrics)"),
+        ("llama-router", "no-metrics", "can't tell whether requests are running (start the router with --metrics)"),
         ("ollama", "pinned", "llama3:8b: pinned with keep_alive"),
         ("ollama", "expired", "a request runs, or it is being unloaded"),
         ("vllm", "no-stats", "start it without --disable-log-stats"),
@@ -228,7 +230,7 @@ def test_unknown_requests_are_busy_unless_the_engine_serves_on(kind: str, outcom
     with fake_engine(kind, card) as engine:
         receipt = asyncio.run(World(card, allowed(engine), use=None).flush())
         assert receipt.outcome == outcome
-        assert ("its running requests are unknown, and the driver" in receipt.reason) == (outcome == "refused")
+        assert ("can't tell whether requests are running, and the driver" in receipt.reason) == (outcome == "refused")
 
 
 def test_server_that_somebody_else_has_paused_is_refused(tmp_path: Path):
@@ -279,7 +281,7 @@ def test_another_users_request_is_refused_by_the_fresh_look_at_the_listener(tmp_
         (receipt,) = asyncio.run(scenario())
         assert (receipt.outcome, receipt.reason) == (
             "refused",
-            f"its listener does not belong to uid {os.getuid() + 1}",
+            f"its listener doesn't belong to uid {os.getuid() + 1}",
         )
         assert engine.record()["calls"] == []
 
@@ -358,7 +360,7 @@ def test_engine_that_sleeps_already_is_nothing(tmp_path: Path):
 
         first, second = asyncio.run(scenario())
         assert first.outcome == "freed"
-        assert (second.outcome, second.reason) == ("nothing", "it sleeps already")
+        assert (second.outcome, second.reason) == ("nothing", "it is already asleep")
 
 
 def test_sleep_method_releases_the_weights_too(tmp_path: Path):
@@ -379,7 +381,7 @@ def test_one_method_at_a_time(tmp_path: Path):
             return await asyncio.gather(world.flush(), world.flush(), world.flush("same"))
 
         receipts = asyncio.run(scenario())
-        refused = ("refused", "another flush of it is in progress; wait for its receipt")
+        refused = ("refused", "another flush is in progress; wait for its receipt")
         assert sorted((each.outcome, each.reason) for each in receipts if each.outcome != "freed") == [refused, refused]
         assert engine.record()["harms"] == []
 

@@ -118,7 +118,7 @@ def test_reading_states_that_a_server_does_not_serve_yet(tmp_path: Path):
         reading, refused, after = asyncio.run(scenario())
         assert (reading.paused, reading.up) == (True, True)
         assert reading.returning_seconds > 0
-        assert refused.reason.startswith("gpumond returns it to service after its last release")
+        assert refused.reason.startswith("gpumond is still returning it to service")
         assert after.returning_seconds is None
 
 

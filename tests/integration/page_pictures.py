@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _demo(browser: Browser, root: Path) -> None:
-    with _daemon(root / "demo", verb="demo") as daemon:
+    with _daemon(root / "demo", command="demo") as daemon:
         ready(daemon, PROGRAMS)
         until(lambda: any(alert["rule"] == "leak" for alert in daemon.get("alerts")), 180)
         time.sleep(20)

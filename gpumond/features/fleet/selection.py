@@ -202,7 +202,7 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
     if not engine["methods"]:
         return "its declaration does not allow it; add allow: [engine]"
     if engine["asleep"]:
-        return "it sleeps already"
+        return "it is already asleep"
     active = (engine["running"] or 0) + (engine["waiting"] or 0)
     if active:
         return f"it has {active} running or waiting requests"

@@ -394,7 +394,7 @@ class Admissions:
 
     async def _carry_out(self, device: str, found: Plan, actor: str) -> None:
         if found.missing_bytes:
-            log.warning("the reserves of quotas on %s lack %s, even after flushes", device, human(found.missing_bytes))
+            log.warning("reserves on %s are short of %s, even after flushes", device, human(found.missing_bytes))
         targets = [Target(pid=each.process.pid, start_ticks=each.process.start_ticks) for each in found.flushes]
         requests = [self._flush(FlushRequest(target=target, by_rule=True), actor) for target in targets]
         for result in await asyncio.gather(*requests, return_exceptions=True):
