@@ -65,7 +65,7 @@ def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     assert (pinned.state, pinned.remedy) == ("note", "declare user:, the user of the server")
     out = own | {"returning_seconds": 12.0, "returning_problem": "it answered 500"}
     assert findings(engines=[out])["engine chat"] == Finding(
-        "engine chat", "bad", "it does not serve after a release: it answered 500"
+        "engine chat", "bad", "it hasn't resumed after a release: it answered 500"
     )
     silent = findings(engines=[own | {"problem": "nothing listens"}])["engine chat"]
     assert (silent.state, silent.detail) == ("note", "nothing listens")
