@@ -229,7 +229,7 @@ def find_fragmentation(
     return Fragmentation(ratio, live, kept, growth, window[0].at)
 
 
-UNHANDLED = "after an out-of-memory error that it did not handle"
+UNHANDLED = "after an out-of-memory error that it didn't handle"
 
 
 def cause(ending: Ending | None, oom_at: float, now: float, filled_at: float, xid_at: float) -> str:
@@ -247,7 +247,7 @@ def cause(ending: Ending | None, oom_at: float, now: float, filled_at: float, xi
     if now - xid_at <= CRASH_SECONDS:
         return "after an Xid error"
     if now - filled_at <= CRASH_SECONDS:
-        return "when the device had become nearly full"
+        return "when the device was nearly full"
     return ""
 
 
