@@ -22,7 +22,7 @@ from bench.result import publish
 PROCESSES, SECONDS = 15, 10.0
 MEMORY_PROCESSES = 5
 ROOT = Path(__file__).resolve().parents[1]
-STANDINS = ROOT / "tests" / "agent" / "standins"
+FAKES = ROOT / "tests" / "agent" / "fakes"
 
 TIMED = "import time; started = time.perf_counter(); {}; print(1000 * (time.perf_counter() - started))"
 
@@ -200,7 +200,7 @@ with socket.socket(socket.AF_UNIX) as listener:
 
 def run(code: str, socket: str = "/nowhere") -> str:
     """Return the output of a new process."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (STANDINS, ROOT))), "GPUMOND_SOCKET": socket}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (FAKES, ROOT))), "GPUMOND_SOCKET": socket}
     return subprocess.run(
         [sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, text=True, check=True
     ).stdout

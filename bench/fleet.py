@@ -1,6 +1,6 @@
 """`gpumond fleet` with 2,000 machines: the seconds and the memory of `status` and of the plan of `flush`.
 
-Stand-ins in other processes answer with the frame of a machine with 8 devices and 32 programs.
+Fakes in other processes answer with the frame of a machine with 8 devices and 32 programs.
 """
 
 from __future__ import annotations

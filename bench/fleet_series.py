@@ -25,7 +25,7 @@ from typing import Any
 from bench.result import publish, spread
 from gpumond.facts.snapshot import Sensors
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.metrics.exposition import Exposition, Form
+from gpumond.metrics.exposition import Encoding, Exposition
 from gpumond.metrics.telemetry import Telemetry
 from tests.grafana.boards import ROOT, Target, targets
 from tests.helpers.agents import GIB
@@ -82,7 +82,7 @@ def page(programs: int) -> str:
         ]
     snapshot = make_snapshot(*devices, reports=tuple(reports))
     frame = advance(TickState(), BUILT_IN, snapshot).frame
-    return Exposition(Telemetry()).page(frame, Form(False)).plain.decode()
+    return Exposition(Telemetry()).page(frame, Encoding(False)).plain.decode()
 
 
 class Pages(http.server.BaseHTTPRequestHandler):

@@ -17,7 +17,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "gpumond.yaml"
         config.write_text("flush_cooldown: 0\n")
-        daemon = RunningDaemon(Path(directory) / "daemon", "--config", str(config), verb="demo")
+        daemon = RunningDaemon(Path(directory) / "daemon", "--config", str(config), command="demo")
         until(lambda: daemon.request("/-/ready")[0] == 200)
         until(lambda: len(daemon.get("agents")) == PROGRAMS)
         receipts = []

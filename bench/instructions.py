@@ -24,7 +24,7 @@ from pathlib import Path
 from bench.result import RESULTS, publish
 
 ROOT = Path(__file__).resolve().parents[1]
-STANDINS = ROOT / "tests" / "agent" / "standins"
+FAKES = ROOT / "tests" / "agent" / "fakes"
 TOLERANCE = 0.05
 UNUSED_PIDS = range(4_190_000, 4_190_064)
 """Pids that a machine hardly has, so that the facts about processes cost the same on each."""
@@ -54,7 +54,7 @@ def tick() -> Callable[[], object]:
 def render() -> Callable[[], object]:
     """Render the metrics of a new frame with 8 devices and 512 processes."""
     from bench.tick import CALM, UP, facts, rules
-    from gpumond.metrics.exposition import Exposition, Form
+    from gpumond.metrics.exposition import Encoding, Exposition
     from gpumond.metrics.telemetry import Telemetry
     from gpumond.tick.observe import observe
     from tests.helpers.values import TickState, advance
@@ -66,7 +66,7 @@ def render() -> Callable[[], object]:
         state = result.memory
         frames.append(result.frame)
     exposition, next_frame = Exposition(Telemetry()), cycle(frames)
-    return lambda: exposition.page(next(next_frame), Form.of(""))
+    return lambda: exposition.page(next(next_frame), Encoding.of(""))
 
 
 def decode() -> Callable[[], object]:
@@ -81,7 +81,7 @@ def decode() -> Callable[[], object]:
 
 def report() -> Callable[[], object]:
     """Read and encode the pools of PyTorch (a fake) on 8 devices, as an agent does for a report, 10 times."""
-    sys.path.insert(0, str(STANDINS))
+    sys.path.insert(0, str(FAKES))
     import torch
     from torch.world import ACTIVE, FREE, Segment
 

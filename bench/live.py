@@ -15,11 +15,11 @@ import time
 from pydantic_core import to_json
 
 from bench.result import publish
-from gpumond.facts.frame import Frame, WholeFrame
+from gpumond.facts.frame import Frame, FullFrame
 from gpumond.facts.snapshot import Sensors
 from gpumond.facts.units import MIB
+from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import WHOLE, changes, encoded, live_frame
-from gpumond.serve.whole_frame import whole_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -38,8 +38,8 @@ class Machine:
         self._live = {(device, 1 + device * processes + i): GIB for device in range(devices) for i in range(processes)}
         self._seq = 0
 
-    def next(self) -> WholeFrame:
-        return live_frame(whole_frame(self.frame()))
+    def next(self) -> FullFrame:
+        return live_frame(full_frame(self.frame()))
 
     def frame(self) -> Frame:
         rng, self._seq = self._rng, self._seq + 1

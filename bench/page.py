@@ -55,7 +55,7 @@ TIMES = """runs => {
 
 def visit(browser: Browser, place: Path) -> float:
     """Open the page of a new daemon."""
-    daemon = RunningDaemon(place, verb="demo")
+    daemon = RunningDaemon(place, command="demo")
     try:
         until(lambda: sum(count for (name, _), count in daemon.series().items() if name == "gpumond_agents") == 4)
         page = browser.new_page()

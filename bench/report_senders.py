@@ -167,6 +167,11 @@ def _report(device_uuid: str, share: int, number: int) -> Report:
         device_frees=100,
     )
     steps = StepUsage(
-        steps=1000 + number, steps_per_second=9.5, kept_bytes=0.0, live_bytes=live, stranded_bytes=stranded, retries=0
+        steps=1000 + number,
+        steps_per_second=9.5,
+        retained_bytes=0.0,
+        live_bytes=live,
+        stranded_bytes=stranded,
+        retries=0,
     )
     return Report("allow", ("torch 2.13.0",), (pool,), ReportedProgram(step=steps))

@@ -28,7 +28,7 @@ from bench.scrape import sleepers
 from bench.swarm import start_agents
 from bench.tables import exponents, scaling_table, super_linear
 from bench.tick import CALM, UP, facts, rules
-from gpumond.metrics.exposition import Exposition, Form
+from gpumond.metrics.exposition import Encoding, Exposition
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.tick.observe import observe
 from tests.fakenvml import FakeDriver, build, machine
@@ -145,7 +145,7 @@ def pages(processes: int) -> None:
         state = result.memory
         ticks.append(time.process_time() - began)
         began = time.process_time()
-        page = exposition.page(result.frame, Form.of("")).plain
+        page = exposition.page(result.frame, Encoding.of("")).plain
         renders.append(time.process_time() - began)
         gc.collect()
     tick, render = (1e3 * statistics.median(own[2:]) for own in (ticks, renders))

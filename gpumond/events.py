@@ -25,7 +25,7 @@ from gpumond.host.event_loop import Signal
 
 Kind = Literal[
     "agent-connected",
-    "agent-gone",
+    "agent-disconnected",
     "process-ended",
     "oom",
     "flush",
@@ -156,7 +156,7 @@ def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Eve
             lost.add(uuid)
             faults = [fault.detail for fault in frame.snapshot.faults if fault.device_uuid in (None, uuid)]
             why = f": {faults[0]}" if faults else ""
-            summary = f"GPU {device.index} cannot be read{why}"
+            summary = f"GPU {device.index} can't be read{why}"
             yield _draft("device-lost", at, summary, device_uuid=uuid)
     for uuid, device in now.items():
         if device.up and uuid in lost:
@@ -176,8 +176,8 @@ def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
 
 
 ENDINGS: Mapping[Ending | None, str] = {
-    "error": " after an error that it did not handle",
-    "out-of-memory": " after an out-of-memory error that it did not handle",
+    "error": " after an error that it didn't handle",
+    "out-of-memory": " after an out-of-memory error that it didn't handle",
 }
 
 
@@ -196,7 +196,7 @@ def _agents(
             ending = endings.get(process)
             summary = f"{_name(report)} disconnected{ENDINGS.get(ending, '')}; it held {human(held)}"
             details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
-            yield _by_report(report, "agent-gone", at, summary, details=details)
+            yield _by_report(report, "agent-disconnected", at, summary, details=details)
 
 
 def _ends(before: Frame | None, frame: Frame) -> Iterator[Event]:
@@ -217,7 +217,7 @@ def _ends(before: Frame | None, frame: Frame) -> Iterator[Event]:
             yield _draft(
                 "process-ended",
                 snapshot.taken_at,
-                f"{program(name, process.pid, '')} has ended; it held {human(held)} of {_gpu(frame, device.uuid)}",
+                f"{program(name, process.pid, '')} has exited; it held {human(held)} on {_gpu(frame, device.uuid)}",
                 device_uuid=device.uuid,
                 process=process,
                 workload=workload,
@@ -321,8 +321,8 @@ def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
             if kind == "verdict-began":
                 summary = _began(verdict, who, at)
             else:
-                gone = ": the process has ended" if process and process not in known else ""
-                summary = f"the verdict {verdict.kind} on {who} has ended{gone}"
+                gone = ", because the process has exited" if process and process not in known else ""
+                summary = f"{who}: the verdict {verdict.kind} has ended{gone}"
             details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
             yield _draft(
                 kind,
@@ -421,7 +421,7 @@ def oom_details(oom: Oom) -> Details:
         ("stranded_bytes", stranded),
         ("largest_free_bytes", max(largest, default=None)),
         ("occurred_at", oom.at),
-        *((f"kept_bytes {scope.name}", scope.kept_bytes) for scope in oom.scopes),
+        *((f"retained_bytes {scope.name}", scope.retained_bytes) for scope in oom.scopes),
         ("open_scopes", ", ".join(oom.open_scopes[:SHOWN_SCOPES]) or None),
         *_growth(oom),
         *_classes(oom.device_uuid, oom.classes[:SHOWN_CLASSES]),
@@ -475,7 +475,7 @@ def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterato
 
 def _sites(sites: Sequence[Site]) -> Iterator[tuple[str, str]]:
     for number, site in enumerate(sites[:SHOWN_SITES], 1):
-        yield f"site {number}", f"{human(site.size_bytes)}: {calls_text(site.calls[:SHOWN_THREAD_CALLS])}"
+        yield f"allocation site {number}", f"{human(site.size_bytes)}: {calls_text(site.calls[:SHOWN_THREAD_CALLS])}"
 
 
 def _sums(oom: Oom) -> tuple[int, int, int]:

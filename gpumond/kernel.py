@@ -28,7 +28,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Fault, Reading, Snapshot
 from gpumond.host.event_loop import Signal
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
+from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.commands import AgentCommands
 from gpumond.programs.server import AgentServer
@@ -57,7 +57,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edges:
+class Dependencies:
     """Everything that does I/O or reads a clock. ``telemetry`` and ``wake`` are here because the devices and the
     programs report to them.
     """
@@ -202,23 +202,23 @@ class Kernel:
     ``settings`` are replaced by a reload. ``pace``: the factor by which diagnosis time is accelerated.
     """
 
-    def __init__(self, settings: Settings, edges: Edges, pace: float = 1.0) -> None:
-        self.settings, self.edges = settings, edges
-        self.clock, self.devices, self.programs = edges.clock, edges.devices, edges.agents
-        self.store, self.telemetry, self.faults = edges.store, edges.telemetry, edges.faults
-        self.started_at, self.began = edges.clock.wall(), edges.clock.monotonic()
-        self.store_file = edges.store.path.absolute()
+    def __init__(self, settings: Settings, dependencies: Dependencies, pace: float = 1.0) -> None:
+        self.settings, self.dependencies = settings, dependencies
+        self.clock, self.devices, self.programs = dependencies.clock, dependencies.devices, dependencies.agents
+        self.store, self.telemetry, self.faults = dependencies.store, dependencies.telemetry, dependencies.faults
+        self.started_at, self.began = dependencies.clock.wall(), dependencies.clock.monotonic()
+        self.store_file = dependencies.store.path.absolute()
         self.diagnosis = Diagnosis(pace)
         self.events = EventLog(self.started_at)
         self.commands = AgentCommands(self.programs, self.store.audit, self.note)
-        self.exposition = Exposition(edges.telemetry, settings.compat)
+        self.exposition = Exposition(dependencies.telemetry, settings.compat)
         self.frame: Frame | None = None
         self.answers: dict[str, bytes] = {}
         """Encoded answers of the API about this frame, by route."""
         self.parts: tuple[Part, ...] = ()
         self.first_frame_seconds = FIRST_FRAME_SECONDS
         self._swapped = Signal()
-        self._services: dict[type, object] = dict(edges.services)
+        self._services: dict[type, object] = dict(dependencies.services)
 
     def provide(self, kind: type[Any], service: object) -> None:
         """Offer a service of a feature to routes and to other features."""
@@ -253,7 +253,7 @@ class Kernel:
         """Return the page of the current frame. The first scrapes after the start wait for the first frame."""
         if self.frame is None:
             await self.await_frame(self.first_frame_seconds)
-        return self.exposition.page(self.frame, Form.of(accept, compat, groups))
+        return self.exposition.page(self.frame, Encoding.of(accept, compat, groups))
 
     def machine_names(self) -> frozenset[str]:
         """Return the names of this machine that alerts may have as `instance`, in lower case."""

@@ -169,7 +169,7 @@ GROWTH = [
         "Kept per step",
         "Live memory that each step retains: the trend over the last steps. A value above zero for long is a leak.",
         "bytes",
-        Query(f"max by (instance, pid) (gpumond_step_kept_bytes{{{WORKLOAD}}})", "{{instance}} {{pid}}"),
+        Query(f"max by (instance, pid) (gpumond_step_retained_bytes{{{WORKLOAD}}})", "{{instance}} {{pid}}"),
         least=None,
         runbooks=("leak",),
     ),
@@ -214,7 +214,7 @@ GROWTH = [
 
 SCOPE = "max by (instance, gpu, uuid, pid, scope)"
 ENTRIES = f"max by (instance, pid, scope) (gpumond_scope_entries_total{{{WORKLOAD}}})"
-KEPT = f"{SCOPE} (gpumond_scope_kept_bytes{{{WORKLOAD}}})"
+KEPT = f"{SCOPE} (gpumond_scope_retained_bytes{{{WORKLOAD}}})"
 
 VERDICTS = of_programs(f"gpumond_verdict{{{FLEET}}}")
 

@@ -21,9 +21,9 @@ from threading import Thread
 from typing import Any
 
 from gpumond.sim.device import MIB, Spec, create
-from gpumond.store.audit import verify_audit
 from gpumond.store.database import STEPS
-from tests.helpers.agent_daemon import STANDINS, environment, finished, host
+from gpumond.store.store import verify_audit
+from tests.helpers.agent_daemon import FAKES, environment, finished, host
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.torch_program import program
 
@@ -137,7 +137,7 @@ def test_first_agent_is_flushed_and_receives_only_known_messages(serve: Serve, t
 def test_first_daemon_understands_and_flushes_a_current_agent(tmp_path: Path):
     with (
         first_daemon(tmp_path / "agent.sock") as accepted,
-        host(program(), environment(tmp_path / "agent.sock", STANDINS)) as process,
+        host(program(), environment(tmp_path / "agent.sock", FAKES)) as process,
         accepted() as connection,
         connection.makefile("rb") as lines,
     ):

@@ -63,15 +63,29 @@ def start(
     allow_limit: bool | None = None,
     observe_ooms: bool | None = None,
 ) -> None:
-    """Start the agent, or change its settings. A value of None keeps the setting, or takes it from the environment.
+    """Start the agent in this program, or change its settings.
 
-    ``workload`` (``GPUMOND_WORKLOAD``) is the name under which the program's memory is shown, such as
-    ``llama:70b@node``. ``flush_policy`` (``GPUMOND_FLUSH_POLICY``): ``allow`` flushes whenever the
-    daemon requests it, ``step`` only inside `step`, ``never`` refuses. ``socket`` (``GPUMOND_SOCKET``) is the daemon's
-    path. ``main_thread`` (``GPUMOND_MAIN_THREAD=1``) permits steps that are safe in the main thread only: a flush
-    interrupts it between two bytecodes. ``allow_limit`` (``GPUMOND_ALLOW_LIMIT=1``) permits an administrator to call
-    `limit` from outside. ``observe_ooms`` (``GPUMOND_OBSERVE_OOMS=1``) registers for out-of-memory errors with PyTorch,
-    for a snapshot of the memory before each error is raised; PyTorch has no way to unregister.
+    Call it once, as early as you like; a later call changes only what it passes. None keeps a setting, or takes it from
+    the environment variable in parentheses. Without a daemon, the agent waits silently for one.
+
+    Args:
+        workload: Name to show the program's memory under, such as ``llama:70b@node`` (``GPUMOND_WORKLOAD``).
+        flush_policy: ``"allow"`` flushes whenever the daemon asks, ``"step"`` only inside `step`, ``"never"`` refuses
+            (``GPUMOND_FLUSH_POLICY``; default ``"allow"``).
+        socket: Path of the daemon's Unix socket (``GPUMOND_SOCKET``).
+        main_thread: Permit flush steps that are safe in the main thread only; a flush then interrupts it between two
+            bytecodes (``GPUMOND_MAIN_THREAD=1``).
+        allow_limit: Permit an administrator to call `limit` from outside (``GPUMOND_ALLOW_LIMIT=1``).
+        observe_ooms: Register with PyTorch for out-of-memory errors, which records the memory before each error is
+            raised (``GPUMOND_OBSERVE_OOMS=1``). PyTorch has no way to unregister.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: ``workload`` or ``socket`` is empty, or ``flush_policy`` is unknown.
+
+    Example:
+        >>> import gpumond.agent
+        >>> gpumond.agent.start(workload="llama-finetune")
     """
     from gpumond.agent.settings import Settings
 
@@ -88,16 +102,26 @@ def start(
 
 
 def stop() -> None:
-    """Stop the agent and notify the daemon. `start` starts it again."""
+    """Stop the agent, and notify the daemon. `start` starts it again.
+
+    Example:
+        >>> gpumond.agent.stop()
+    """
     if _thread is not None:
         _thread.stop()
 
 
 def step() -> None:
-    """Mark the end of a step of the program's work. With flush_policy ``step``, flushes run here and nowhere else.
+    """Mark the end of one step of your program, such as a training step.
 
-    Call it between two steps. It costs less than a microsecond, and once a second a reading of the allocators, from
-    which the reports compute the steps per second and the memory that each step keeps.
+    Call it between two steps. With ``flush_policy="step"``, flushes run here and nowhere else. It costs less than a
+    microsecond, and once a second a reading of the allocators, from which the daemon derives the steps per second and
+    the memory that each step retains.
+
+    Example:
+        >>> for batch in loader:
+        ...     train(batch)
+        ...     gpumond.agent.step()
     """
     global _mark_step
     if _mark_step is None:
@@ -114,12 +138,28 @@ def on_flush(function: Hook, *, estimate: Estimate = None) -> Hook: ...
 @overload
 def on_flush(function: None = None, *, estimate: Estimate = None) -> Callable[[Hook], Hook]: ...  # noqa: F811
 def on_flush(function: Any = None, *, estimate: Estimate = None) -> Any:  # noqa: F811
-    """Register a function that empties a cache of the program: ``on_flush(drop)``, or the decorators ``@on_flush`` and
-    ``@on_flush(estimate=cache_size)``.
+    """Register a function that empties a cache of your program when it is flushed.
 
-    It runs in the flush step ``hooks``, in the thread that flushes, and returns the number of bytes that it freed, or
-    None. ``estimate`` is the number of bytes that it will free, or a function that returns this number; plans contain
-    it. Without an estimate, a plan with the step ``hooks`` is an interval from 0 to all bytes that the allocators hold.
+    It runs in the flush step ``hooks``, in the thread that flushes, and returns the bytes that it freed, or None.
+
+    Args:
+        function: A function without arguments.
+        estimate: Bytes that it will free, or a function that returns them, for the prediction of a flush. Without one,
+            a prediction with ``hooks`` is an interval from 0 to all bytes that the allocators hold.
+
+    Returns:
+        The function, or a decorator if ``function`` is omitted.
+
+    Raises:
+        TypeError: ``function`` can't be called, or ``estimate`` is neither an int nor a function.
+        ValueError: ``estimate`` is negative.
+
+    Example:
+        >>> @gpumond.agent.on_flush(estimate=lambda: cache.nbytes)
+        ... def drop_cache():
+        ...     freed = cache.nbytes
+        ...     cache.clear()
+        ...     return freed
     """
     if estimate is not None and not callable(estimate):
         if not isinstance(estimate, int) or isinstance(estimate, bool):
@@ -135,11 +175,23 @@ def on_flush(function: Any = None, *, estimate: Estimate = None) -> Any:  # noqa
 
 
 def on_end_request(function: End) -> End:
-    """Register a function that is called when the daemon asks an idle program to end: ``on_end_request(stop.set)``, or
-    the decorator ``@on_end_request``.
+    """Register a function that is called when the daemon asks your idle program to exit.
 
-    It runs in a thread of its own, and decides: it may end the program, or ignore the request. Without such a function,
-    the daemon does not ask. gpumond itself ends no program.
+    The function decides: it may end the program, or ignore the request. It runs in a thread of its own. Without such a
+    function the daemon doesn't ask; gpumond itself terminates no program.
+
+    Args:
+        function: A function without arguments.
+
+    Returns:
+        The function, so that this is a decorator, too.
+
+    Raises:
+        TypeError: ``function`` can't be called.
+
+    Example:
+        >>> stop = threading.Event()
+        >>> gpumond.agent.on_end_request(stop.set)
     """
     if not callable(function):
         raise TypeError(f"on_end_request: expected a function without arguments, got {type(function).__name__}")
@@ -148,9 +200,23 @@ def on_end_request(function: End) -> End:
 
 
 def flush(steps: Sequence[str] = ("ipc", "cache", "trim"), dry_run: bool = False) -> list[Receipt]:
-    """Flush every allocator of this process in the calling thread, whatever the policy; ``dry_run`` only predicts.
+    """Flush every allocator of this process in the calling thread, whatever the flush policy.
 
-    Returns one receipt for each pool, without the driver's count, which only the daemon has.
+    Args:
+        steps: Flush steps to run: ``gc``, ``hooks``, ``spill``, ``ipc``, ``workspaces``, ``plans``, ``cache``,
+            ``trim``, ``host``. They run in this order.
+        dry_run: Only predict what a flush would release.
+
+    Returns:
+        One `gpumond.facts.pools.Receipt` for each pool, without the driver-reported usage, which only the daemon has.
+
+    Raises:
+        TypeError: ``steps`` is not a sequence of names.
+        ValueError: A step is unknown.
+
+    Example:
+        >>> sum(receipt.released_bytes for receipt in gpumond.agent.flush())
+        42949672960
     """
     from gpumond.agent import registry
 
@@ -160,14 +226,30 @@ def flush(steps: Sequence[str] = ("ipc", "cache", "trim"), dry_run: bool = False
 
 
 def scope(name: str, flush: bool = False, gc: bool = False, borrow: bool = False) -> Scope:
-    """Measure the bytes that a block keeps and its peak: a context manager and decorator.
+    """Measure the bytes that a block of your program retains, and its peak.
 
-    Nested blocks have names such as ``epoch/forward``. ``with scope("epoch") as block``: the `Block` contains the
-    result when it has ended. ``flush`` flushes at the end of the block; with ``gc``, after a garbage collection, for
-    memory that only reference cycles hold. ``name``: 1 to 64 characters of ``[A-Za-z0-9._/-]``.
+    Use it as a context manager or a decorator. Nested blocks have names such as ``epoch/forward``.
 
-    ``borrow``: when the block runs out of memory, ask the daemon for room, as `retry_on_oom` does. A decorated function
-    is then repeated once; after a ``with`` block, the error is raised, and a later attempt may succeed.
+    Args:
+        name: 1 to 64 characters of ``[A-Za-z0-9._/-]``.
+        flush: Flush at the end of the block.
+        gc: With ``flush``: collect garbage first, for memory that only reference cycles hold.
+        borrow: When the block runs out of memory, ask the daemon for room, as `retry_on_oom` does. A decorated function
+            is then repeated once; after a ``with`` block the error is raised, and a later attempt may succeed.
+
+    Returns:
+        A context manager. ``with scope("epoch") as block`` gives you the `gpumond.agent.measure.scopes.Block` of the
+        pass; its ``retained_bytes`` and ``peak_bytes`` are known when it has ended.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: ``name`` has other characters or another length, or ``gc`` is given without ``flush``.
+
+    Example:
+        >>> with gpumond.agent.scope("validation") as block:
+        ...     validate(model)
+        >>> block.retained_bytes
+        0
     """
     from gpumond.agent.measure.scopes import Scope, check
 
@@ -196,16 +278,29 @@ def retry_on_oom(  # noqa: F811
 def retry_on_oom(  # noqa: F811
     function: Any = None, *, shrink: Any = None, attempts: int = 3, gc: bool = True, borrow: bool = False
 ) -> Any:
-    """Retry a function after a flush when it runs out of device memory: ``retry_on_oom(train)(batch)``, or the
-    decorators ``@retry_on_oom`` and ``@retry_on_oom(shrink=halve)``.
+    """Retry a function after a flush when it runs out of GPU memory.
 
-    ``shrink`` is called with the arguments and returns smaller ones: a tuple of positional arguments, a dict of keyword
-    arguments to replace, or None if they cannot be smaller. After ``attempts`` attempts the last error is raised
-    unchanged. ``gc`` collects garbage before the last attempt, for memory that only reference cycles hold.
+    Args:
+        function: The function; omit it to get a decorator.
+        shrink: Called with the arguments, returns smaller ones: a tuple of positional arguments, a dict of keyword
+            arguments to replace, or None if they can't be smaller.
+        attempts: Number of attempts in total. The last error is raised unchanged.
+        gc: Collect garbage before the last attempt, for memory that only reference cycles hold.
+        borrow: Before anything shrinks, ask the daemon for the missing bytes, for at most 2 s, and repeat the call once
+            with the same arguments. The daemon flushes caches of your other programs on the GPU, and those of other
+            users only if its setting ``reclaim`` is ``all``.
 
-    ``borrow``: before anything shrinks, ask the daemon for the missing bytes, at most for 2 s, and repeat the call once
-    with the same arguments. The daemon flushes caches of this user's other programs on the device, and those of other
-    users only where its setting ``reclaim`` is ``all``.
+    Returns:
+        The function with retries, or a decorator if ``function`` is omitted.
+
+    Raises:
+        TypeError: An argument has the wrong type, or ``function`` is a generator.
+        ValueError: ``attempts`` is less than 1.
+
+    Example:
+        >>> @gpumond.agent.retry_on_oom(shrink=lambda batch: (batch[: len(batch) // 2],))
+        ... def train(batch):
+        ...     return model(batch).loss
     """
     from gpumond.agent.measure.oom import check_retry, wrap_retry
 
@@ -217,10 +312,26 @@ def retry_on_oom(  # noqa: F811
 
 
 def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLimit, ...]:
-    """Limit each of the program's own allocators on each device; None removes the limit. Returns the results.
+    """Set a hard limit on the memory that this program's own allocators may reserve.
 
-    ``device``: a UUID, the program's own device number, or None for all devices in use. PyTorch and CuPy can be
-    limited; the result of another allocator contains the reason.
+    Above it, an allocator flushes, then raises its own out-of-memory error, as if the GPU were smaller. Memory that it
+    has already reserved isn't released; call `flush` first for an immediate effect. PyTorch and CuPy can be limited.
+
+    Args:
+        bytes: The limit of each allocator on each device; None removes it.
+        device: A UUID, the program's own device number, or None for all devices in use.
+
+    Returns:
+        One `gpumond.facts.program.AppliedLimit` for each allocator and device; ``reason`` says why a limit isn't
+        applied.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: ``bytes`` is less than 1.
+
+    Example:
+        >>> gpumond.agent.limit(40 << 30)[0].applied
+        True
     """
     from gpumond.agent.registry import apply_limit, check_limit
 
@@ -229,10 +340,23 @@ def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLi
 
 
 def snapshot(path: str | os.PathLike[str]) -> Dump:
-    """Write the framework's own memory snapshot, at most 256 MiB, readable by this user alone.
+    """Write the framework's own memory snapshot, at most 256 MiB, readable only by you.
 
-    PyTorch's is for https://pytorch.org/memory_viz. If no file was written, ``path`` of the result is None and
-    ``reason`` explains it.
+    PyTorch's is for https://pytorch.org/memory_viz.
+
+    Args:
+        path: The file to write.
+
+    Returns:
+        A `gpumond.facts.program.Dump`. If no file was written, its ``path`` is None, and ``reason`` says why.
+
+    Raises:
+        TypeError: ``path`` is not a path as text.
+        ValueError: ``path`` can't be the path of a file.
+
+    Example:
+        >>> gpumond.agent.snapshot("memory.pickle").size_bytes
+        1048576
     """
     from gpumond.agent.measure import snapshots
 
@@ -242,8 +366,22 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
 def parachute(bytes: int, device: int | None = None) -> str:
     """Reserve memory that PyTorch uses when an allocation would fail, and report its use before a later crash.
 
-    Call it when the program has used its device. ``device``: the program's own number, None for the current one.
-    Returns an empty text, or the reason if nothing was reserved.
+    Call it after your program has used its GPU.
+
+    Args:
+        bytes: Size of the reserve.
+        device: The program's own device number; None for the current device.
+
+    Returns:
+        An empty string, or the reason why nothing was reserved.
+
+    Raises:
+        TypeError: ``device`` has the wrong type.
+        ValueError: ``bytes`` isn't a positive integer.
+
+    Example:
+        >>> gpumond.agent.parachute(2 << 30)
+        ''
     """
     if not isinstance(bytes, int) or isinstance(bytes, bool) or bytes <= 0:
         raise ValueError(f"parachute: bytes: expected a positive int, got {bytes!r:.80}")
@@ -255,14 +393,30 @@ def parachute(bytes: int, device: int | None = None) -> str:
 
 
 def program() -> Program:
-    """Return the totals of this program's scopes, steps and out-of-memory errors."""
+    """Return the totals of this program's scopes, steps and out-of-memory errors.
+
+    Returns:
+        A `gpumond.facts.program.Program`, as the agent reports it.
+
+    Example:
+        >>> gpumond.agent.program().step.steps
+        1200
+    """
     from gpumond.agent.program_report import is_rank, program_report
 
     return program_report(is_rank())
 
 
 def report() -> tuple[PoolUsage, ...]:
-    """Return the allocators' current pools; empty while a flush is in progress."""
+    """Return the allocators' current pools.
+
+    Returns:
+        One `gpumond.facts.pools.PoolUsage` for each allocator and device; empty while a flush is in progress.
+
+    Example:
+        >>> [(pool.allocator, pool.live_bytes) for pool in gpumond.agent.report()]
+        [('torch', 33285996544)]
+    """
     from gpumond.agent import registry
 
     registry.REGISTRY.adapters()

@@ -1,4 +1,4 @@
-"""HTTP client that the verbs use to reach the daemon. Not a verb.
+"""HTTP client that the commands use to reach the daemon.
 
 A daemon of this machine is asked over its Unix socket, where the kernel names both sides, if the address is the default
 one. Another address is asked as it is: a change carries the token in $GPUMOND_TOKEN, or the token file of a daemon on

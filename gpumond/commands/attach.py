@@ -64,12 +64,18 @@ class CannotAttach(GpumondError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "pid", type=int, help="pid of the program; it must run the same Python version as gpumond, 3.14 or newer"
+        "pid", type=int, help="pid of the program, which must run the same Python version as gpumond (3.14 or newer)"
     )
-    parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
-    parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
+    parser.add_argument("--workload", metavar="NAME", help="name to show its memory under")
     parser.add_argument(
-        "--timeout", type=duration, default=10.0, metavar="DURATION", help="time to wait for the program (default: 10s)"
+        "--flush-policy", choices=POLICIES, help="when the daemon may flush the program (default: allow)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=duration,
+        default=10.0,
+        metavar="DURATION",
+        help="how long to wait for the program (default: 10s)",
     )
 
 
@@ -78,13 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.workload is not None:
             arguments.workload = workload_name(arguments.workload)
     except ValueError as error:
-        return _fail(f"attach: {error}", WRONG_USE)
+        return _fail(f"{error}", WRONG_USE)
     if not os.path.exists(f"/proc/{arguments.pid}"):
-        return _fail(f"attach: there is no process {arguments.pid}", NOTHING_TO_DO)
+        return _fail(f"there is no process {arguments.pid}", NOTHING_TO_DO)
     started = {"workload": arguments.workload, "flush_policy": arguments.flush_policy}
     answer = attach(arguments.pid, started, arguments.timeout, getattr(sys, "remote_exec", None))
     if why := answer.get("error"):
-        return _fail(f"attach: the agent did not start in process {arguments.pid}: {clean(why)}", FAILED)
+        return _fail(f"the agent did not start in process {arguments.pid}: {clean(why)}", FAILED)
     print(f"agent {clean(answer['version'])} started in process {arguments.pid} (Python {clean(answer['python'])})")
     return DONE
 
@@ -93,7 +99,7 @@ def attach(pid: int, started: dict[str, str | None], seconds: float, remote_exec
     """Return the program's answer. ``started``: arguments of `gpumond.agent.start`. Raises CannotAttach."""
     if remote_exec is None:
         own = ".".join(map(str, sys.version_info[:2]))
-        raise CannotAttach(f"attach: gpumond runs on Python {own}, and attach requires 3.14 or newer; {OTHERWISE}")
+        raise CannotAttach(f"gpumond runs on Python {own}, and attach requires 3.14 or newer; {OTHERWISE}")
     user = _user(pid)
     directory = Path(tempfile.mkdtemp(prefix="gpumond-attach-"))
     try:
@@ -104,7 +110,7 @@ def attach(pid: int, started: dict[str, str | None], seconds: float, remote_exec
         raise
     if answer is None:  # the program may still read the script
         raise CannotAttach(
-            f"attach: process {pid} did not answer in {seconds:g} s: its main thread is in a long call and starts the "
+            f"process {pid} did not answer in {seconds:g} s: its main thread is in a long call and starts the "
             f"agent when it returns, or it was started with remote debugging disabled; then {OTHERWISE}. "
             f"Remove {directory} when the program has ended"
         )
@@ -119,12 +125,10 @@ def _user(pid: int) -> int:
         uid = os.stat(f"/proc/{pid}").st_uid
     except OSError as error:
         raise CannotAttach(
-            f"attach: process {pid} belongs to another user ({error.strerror}): attach as that user or as root"
+            f"process {pid} belongs to another user ({error.strerror}): attach as that user or as root"
         ) from None
     if not same:
-        raise CannotAttach(
-            f"attach: process {pid} runs in a container: run gpumond attach in that container, or {OTHERWISE}"
-        )
+        raise CannotAttach(f"process {pid} runs in a container: run gpumond attach in that container, or {OTHERWISE}")
     return uid
 
 
@@ -142,10 +146,10 @@ def _request_script(
         remote_exec(pid, os.fspath(script))
     except PermissionError as error:
         raise CannotAttach(
-            f"attach: access to process {pid} was denied ({error.strerror}): attach as root or with CAP_SYS_PTRACE"
+            f"access to process {pid} was denied ({error.strerror}): attach as root or with CAP_SYS_PTRACE"
         ) from None
     except (OSError, RuntimeError) as error:
-        raise CannotAttach(f"attach: cannot attach to process {pid}: {clean(error)}; {OTHERWISE}") from None
+        raise CannotAttach(f"cannot attach to process {pid}: {clean(error)}; {OTHERWISE}") from None
 
 
 def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
@@ -162,9 +166,9 @@ def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
         names = ("error",) if "error" in answer else ("version", "python")
         return {name: str(answer[name]) for name in names}
     except (OSError, ValueError, TypeError, KeyError):
-        raise CannotAttach("attach: the program's answer is not valid") from None
+        raise CannotAttach("the program's answer is not valid") from None
 
 
 def _fail(message: str, status: int) -> int:
-    print_error(f"gpumond {message}")
+    print_error(f"gpumond: {message}")
     return status

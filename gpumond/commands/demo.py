@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         type=Path,
         metavar="DIRECTORY",
-        help="simulate the device in DIRECTORY/card0, at the usual pace and without the sample programs",
+        help="use the simulated device in DIRECTORY/card0, in real time and without the sample programs",
     )
     add_common_arguments(parser)
 

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="duration",
         required=True,
         metavar="DURATION",
-        help="time for which the driver stays released, such as 120s or 5m",
+        help="how long to stay detached, such as 120s or 5m",
     )
     client.add_arguments(parser)
 

@@ -192,8 +192,8 @@ def pid_namespace(proc: str) -> Finding:
 def descriptors() -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < 1024:
-        return Finding("descriptors", "bad", f"limit {limit}", "raise it: ulimit -n 8192, or LimitNOFILE=8192")
-    return Finding("descriptors", "good", f"limit {limit}")
+        return Finding("open files", "bad", f"limit {limit}", "raise it: ulimit -n 8192, or LimitNOFILE=8192")
+    return Finding("open files", "good", f"limit {limit}")
 
 
 def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE_DIRECTORY) -> Finding:
@@ -215,7 +215,7 @@ def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE
     if uid not in trusted_uids(service):
         detail = f"{path}: agents of this user do not trust uid {uid}; {_service_owner(service)}"
         return Finding("agent socket", "bad", detail, f"as root: install -d -o {uid} -m 755 {service}")
-    return Finding("agent socket", "good", f"{path} answers")
+    return Finding("agent socket", "good", f"{path} responds")
 
 
 def _service_owner(service: str) -> str:
@@ -264,11 +264,11 @@ def _engine(engine: Mapping[str, Any]) -> Finding:
         detail = f"it answers, but its memory is unknown and cannot be released: {problem.removesuffix(advice)}"
         return Finding(subject, "note", detail.rstrip(": "), advice)
     if engine.get("returning_seconds") is not None:
-        return Finding(subject, "bad", f"it does not serve after a release: {engine['returning_problem']}")
+        return Finding(subject, "bad", f"it hasn't resumed after a release: {engine['returning_problem']}")
     if (uid := engine.get("pinned_uid")) is not None:
-        detail = f"{engine['kind']} answers; its secret is sent to uid {uid}, the first that listened at its address"
+        detail = f"{engine['kind']} responds; its secret is sent to uid {uid}, the first that listened at its address"
         return Finding(subject, "note", detail, "declare user:, the user of the server")
-    return Finding(subject, "good", f"{engine['kind']} answers")
+    return Finding(subject, "good", f"{engine['kind']} responds")
 
 
 def frameworks() -> Iterator[Finding]:

@@ -16,8 +16,10 @@ POLL_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--follow", action="store_true", help="show further events as they occur, until Ctrl-C")
-    parser.add_argument("--limit", type=int, default=100, metavar="N", help="number of past events (default: 100)")
+    parser.add_argument("-f", "--follow", action="store_true", help="show new events as they occur, until Ctrl-C")
+    parser.add_argument(
+        "--limit", type=int, default=100, metavar="N", help="number of past events, most recent last (default: 100)"
+    )
     client.add_url(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 

@@ -24,10 +24,10 @@ GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "S
 def overview(commands: Iterable[Command]) -> str:
     """Return the text of `gpumond --help`: the commands by group."""
     lines = ["usage: gpumond [-h] [--version] COMMAND ...", ""]
-    lines.append("GPU memory accounting, alerts and flushes with a receipt.")
+    lines.append("See what GPU memory is used for, get alerts, and release the unused part.")
     for group, members in groupby(commands, key=lambda command: command.group):
         lines += ["", f"{group}:", *(f"  {command.name:13} {command.help}" for command in members)]
-    lines += ["", "`gpumond COMMAND --help` shows the options of a command, and examples."]
+    lines += ["", "`gpumond COMMAND --help` shows options and examples."]
     lines.append("Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 nothing to do.")
     return "\n".join(lines)
 
@@ -49,14 +49,16 @@ def misspelt(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | Non
     return next((word for word in before if word.startswith("--") and word.partition("=")[0] not in known), None)
 
 
-def describe_subcommands(parser: argparse.ArgumentParser) -> None:
-    """Describe each subcommand in its own help as in the help of the parser."""
+def describe_subcommands(parser: argparse.ArgumentParser, lines: Sequence[str]) -> None:
+    """Describe each subcommand in its own help as in the help of the parser. ``lines``: examples of the command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for listed in action._choices_actions:
                 command = action.choices[listed.dest]
                 text = listed.help or ""
                 command.description = command.description or f"{text[:1].upper()}{text[1:]}."
+                own = [line for line in lines if line.startswith(f"{command.prog} ")]
+                command.epilog = "\n".join(["examples:", *(f"  {line}" for line in own)]) if own else None
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -94,7 +96,7 @@ COMMANDS = (
     _command(
         "status",
         "Memory",
-        "show devices, processes and the memory of each",
+        "show devices and processes, and what their memory is used for",
         "gpumond status",
         "gpumond status --wide",
         "gpumond status -v --url http://127.0.0.1:9917",
@@ -112,7 +114,7 @@ COMMANDS = (
     _command(
         "verdicts",
         "Problems",
-        "show the problems found in the memory curves of devices and programs",
+        "show leaks, fragmentation and other problems of devices and programs",
         "gpumond verdicts",
         "gpumond verdicts --all",
     ),
@@ -122,7 +124,7 @@ COMMANDS = (
     _command(
         "detach-driver",
         "Daemon",
-        "release the driver for maintenance",
+        "detach from the driver for maintenance",
         "gpumond detach-driver --for 10m",
         module="detach_driver",
     ),
@@ -142,7 +144,7 @@ COMMANDS = (
     _command(
         "doctor",
         "Daemon",
-        "check this machine, and print a remedy for each problem",
+        "check this machine, and show a remedy for each problem",
         "gpumond doctor",
         "gpumond doctor --json",
     ),
@@ -252,7 +254,7 @@ def make_parser(complete: Collection[str]) -> tuple[Parser, Mapping[str, argpars
         subparser = subparsers.add_parser(name, description=description, epilog=examples(command))
         if name in complete:
             _module(name).add_arguments(subparser)
-            describe_subcommands(subparser)
+            describe_subcommands(subparser, command.examples)
     return parser, subparsers.choices
 
 

@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.url.startswith("unix:"):
-        raise ConfigError(f"open: --url {arguments.url}: a browser needs an http:// or https:// address")
+        raise ConfigError(f"--url {arguments.url}: a browser needs an http:// or https:// address")
     if not client.is_proven(arguments.url):
         raise DaemonError(
-            f"open: no daemon of root, of yourself or of the service's user listens at {arguments.url}, and no other "
+            f"no daemon of root, of yourself or of the service's user listens at {arguments.url}, and no other "
             "may receive the code; pass the address of the daemon with --url"
         )
     answer = client.post(arguments.url, "/api/v1/sessions/code", {}, 10.0)

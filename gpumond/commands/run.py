@@ -18,8 +18,10 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
-    parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
+    parser.add_argument("--workload", metavar="NAME", help="name to show its memory under")
+    parser.add_argument(
+        "--flush-policy", choices=POLICIES, help="when the daemon may flush the program (default: allow)"
+    )
     parser.add_argument(
         "--borrow",
         action="store_true",
@@ -28,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--need",
         metavar="SIZE",
-        help="start the program only when this much memory is available; auto: what its earlier runs needed",
+        help="start the program only once this much GPU memory is available; auto: what its earlier runs needed",
     )
-    parser.add_argument("--device", metavar="NAME", help="with --need: the device, if there are several")
-    parser.add_argument("--wait", metavar="DURATION", help="with --need: wait at most so long, as in 10m (default: 0)")
+    parser.add_argument("--device", metavar="NAME", help="with --need: which device, if there are several")
+    parser.add_argument("--wait", metavar="DURATION", help="with --need: how long to wait, such as 10m (default: 0)")
     parser.add_argument("--url", metavar="URL", help="with --need: address of the daemon (default: $GPUMOND_URL)")
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="program to start, with its arguments"
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="the program to start, with its arguments"
     )
 
 
@@ -42,14 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Replace this process with the command. Returns an exit code only if that fails."""
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
-        return _fail("run: no command given; example: gpumond run -- python train.py", 2)
+        return _fail("no command given; example: gpumond run -- python train.py", 2)
     try:
         environ = environment(os.environ, arguments.workload, arguments.flush_policy, arguments.borrow)
     except ValueError as error:
-        return _fail(f"run: {error}", 2)
+        return _fail(f"{error}", 2)
     if arguments.need is None:
         if arguments.wait or arguments.device:
-            return _fail("run: --wait and --device require --need", 2)
+            return _fail("--wait and --device require --need", 2)
         return _become(command, environ)
     from gpumond.agent.program_report import place_in_job
     from gpumond.cli import client
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         url = address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
     except argparse.ArgumentTypeError as error:
-        return _fail(f"run: --url {error}", 2)
+        return _fail(f"--url {error}", 2)
     seconds = admission.wait_seconds(arguments.wait)
     if arguments.need == admission.AUTO:
         workload = environ.get("GPUMOND_WORKLOAD", "")
@@ -82,10 +84,10 @@ def _become(command: list[str], environ: Mapping[str, str]) -> int:
         os.execvpe(command[0], command, environ)
     except (FileNotFoundError, ValueError):  # ValueError: an empty name
         if os.path.exists(command[0]):
-            return _fail(f"run: {command[0]}: the interpreter in its first line does not exist", NOT_FOUND)
-        return _fail(f"run: {command[0]}: command not found", NOT_FOUND)
+            return _fail(f"{command[0]}: the interpreter in its first line does not exist", NOT_FOUND)
+        return _fail(f"{command[0]}: command not found", NOT_FOUND)
     except OSError as error:
-        return _fail(f"run: {command[0]}: cannot be executed: {error.strerror}", NOT_EXECUTABLE)
+        return _fail(f"{command[0]}: cannot be executed: {error.strerror}", NOT_EXECUTABLE)
 
 
 def environment(
@@ -106,5 +108,5 @@ def environment(
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"gpumond {message}", file=sys.stderr)
+    print(f"gpumond: {message}", file=sys.stderr)
     return status

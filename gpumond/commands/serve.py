@@ -23,7 +23,7 @@ SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "|".join(("auto", *(spec.name for spec in SOURCES)))
-    parser.add_argument("--source", metavar=names, help="source of device readings (default: auto)")
+    parser.add_argument("--source", metavar=names, help="where to read GPUs from (default: auto)")
     add_common_arguments(parser)
 
 
@@ -35,16 +35,16 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "--web.listen-address",
         dest="listen",
         metavar="HOST:PORT",
-        help="address of metrics, API and page (default: 127.0.0.1:9917)",
+        help="address to serve metrics, API and web UI on (default: 127.0.0.1:9917)",
     )
     parser.add_argument("--socket", metavar="PATH", help="Unix socket for agents (default: in the runtime directory)")
     parser.add_argument(
-        "--runtime-dir", metavar="PATH", help="directory of api.sock and the token (default: that of the agent socket)"
+        "--runtime-dir", metavar="PATH", help="directory for api.sock and the token (default: that of the agent socket)"
     )
-    parser.add_argument("--state-dir", metavar="PATH", help="directory of persistent state")
+    parser.add_argument("--state-dir", metavar="PATH", help="directory for persistent state")
     parser.add_argument("--interval", metavar="DURATION", help="time between ticks (default: 1s)")
     parser.add_argument(
-        "--insecure", action="store_true", default=None, help="allow addresses other than loopback without TLS"
+        "--insecure", action="store_true", default=None, help="allow non-loopback addresses without TLS"
     )
     parser.add_argument(
         "--web-config",
@@ -52,16 +52,16 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         dest="web_config",
         type=Path,
         metavar="FILE",
-        help="TLS and user settings in the format of Prometheus exporters",
+        help="TLS and user settings, in the format of Prometheus exporters",
     )
-    parser.add_argument("--tokens-file", type=Path, metavar="FILE", help="file of tokens and their permissions")
-    parser.add_argument("--log-format", metavar="text|json", help="format of the log on standard error (default: text)")
+    parser.add_argument("--tokens-file", type=Path, metavar="FILE", help="file with tokens and their permissions")
+    parser.add_argument("--log-format", metavar="text|json", help="log format on standard error (default: text)")
     parser.add_argument(
         "--log-level",
         "--log.level",
         dest="log_level",
         metavar="debug|info|warning|error",
-        help="least severe level of the log (default: info)",
+        help="minimum log level (default: info)",
     )
 
 

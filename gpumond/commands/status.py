@@ -14,14 +14,18 @@ from gpumond.view.text import output_width
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--healthy", action="store_true", help="only check that the daemon responds, for health checks")
+    parser.add_argument(
+        "--healthy", action="store_true", help="only check that the daemon responds (for health checks)"
+    )
     parser.add_argument(
         "-v",
         "--verbose",
         action="store_true",
-        help="also show the UUID and PCI address of devices, and the parts of the overhead of programs",
+        help="also show device UUIDs and PCI addresses, and what the overhead of programs consists of",
     )
-    parser.add_argument("-w", "--wide", action="store_true", help="show complete tables, wider than the terminal")
+    parser.add_argument(
+        "-w", "--wide", action="store_true", help="show complete tables, even if they are wider than the terminal"
+    )
     client.add_arguments(parser)
 
 

@@ -14,7 +14,7 @@ from gpumond.view.text import moment, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="also show healthy curves, such as steady and periodic ones")
+    parser.add_argument("--all", action="store_true", help="also show healthy patterns, such as steady and periodic")
     client.add_arguments(parser)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from gpumond.config.expectations import MISSING, expectation, written_at, yaml_problem
 from gpumond.config.schema import ONLY_IN_FILE, RECEIVER_TYPES, SettingsConfig
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError
@@ -51,7 +52,7 @@ def read(
     try:
         return SettingsConfig.model_validate(values)
     except ValidationError as error:
-        problems = (explain(entry, origin, where) for entry in error.errors())
+        problems = (explain(entry, origin, where, values) for entry in error.errors())
         places = (_place(entry["loc"], origin, where, file, content) for entry in error.errors())
         raise ConfigError("\n".join(problems), "; ".join(dict.fromkeys(places))) from None
     except (RecursionError, OverflowError) as error:
@@ -75,9 +76,9 @@ def read_yaml(file: Path, text: str | None = None) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{file}: lists or keys are nested too deeply", str(file)) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{file}, line {mark.line + 1}: not YAML" if mark else f"{file}: not YAML"
-        raise ConfigError(f"{file}: not YAML: {' '.join(str(error).split())}", place) from None
+        line, problem = yaml_problem(error)
+        place = str(file) if line is None else f"{file}, line {line}"
+        raise ConfigError(f"{place}: {problem}", f"{place}: invalid YAML") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -148,9 +149,9 @@ def key_at(location: Sequence[object]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).lstrip(".")
 
 
-def explain(error: Any, origin: Mapping[str, str], where: str) -> str:
+def explain(error: Any, origin: Mapping[str, str], where: str, values: object = None) -> str:
     """Return one line for an error of pydantic. ``origin``: the places of the settings, by name; ``where``: that of the
-    others.
+    others. ``values``: the settings as they are written.
     """
     location = error["loc"]
     place = origin.get(str(location[0]), where) if location else where
@@ -163,15 +164,16 @@ def explain(error: Any, origin: Mapping[str, str], where: str) -> str:
             return f"{place}: {key}: not a key of type {location[2]}; expected one of {', '.join(known)}"
         hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
         return f"{place}: {key}: unknown key; {hint}"
-    message = error["msg"].removeprefix("Value error, ")
+    written = written_at(values, location)
+    message = expectation(error, written)
     if not key:
         return f"{place}: {message}"
-    shown = (
-        ""
-        if isinstance(error["input"], dict) or location[-1] in ("url", "metrics_url")
-        else f" {error['input']!r:.80}:"
-    )
-    return f"{place}: {key}:{shown} {message[:1].lower()}{message[1:]}"
+    value = error["input"] if written is None else written
+    hidden = message == MISSING or isinstance(value, (dict, list)) or location[-1] in ("url", "metrics_url")
+    shown = "" if hidden else f" {value!r:.80}"
+    if place.startswith(("--", "environment variable ")):
+        return f"{place}{shown}: {message}"  # it names the key
+    return f"{place}: {key}:{shown}{':' if shown else ''} {message}"
 
 
 log = logging.getLogger(__name__)

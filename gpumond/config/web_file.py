@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from gpumond.config.expectations import expectation, yaml_problem
 from gpumond.config.models import Encodable
 from gpumond.config.tls import CIPHERS, VERSIONS, server_context
 from gpumond.facts import units
@@ -205,9 +206,9 @@ def _content(path: Path) -> Any:
     except OSError as error:
         raise ConfigError(f"web_config {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"web_config {path}{place}: not YAML: {getattr(error, 'problem', error)}") from None
+        line, problem = yaml_problem(error)
+        place = "" if line is None else f", line {line}"
+        raise ConfigError(f"web_config {path}{place}: {problem}") from None
     return {} if content is None else content
 
 
@@ -255,8 +256,4 @@ def _require_bcrypt(path: Path) -> None:
 
 def _explain(path: Path, error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"web_config {path}: {key}: unknown key"
-    ours = error["type"] == "value_error"
-    message = error["msg"].removeprefix("Value error, ") if ours else error["msg"][:1].lower() + error["msg"][1:]
-    return f"web_config {path}: {f'{key}: ' if key else ''}{message}"
+    return f"web_config {path}: {f'{key}: ' if key else ''}{expectation(error)}"

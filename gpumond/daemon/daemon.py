@@ -1,4 +1,4 @@
-"""The daemon: its edges, its lifetime, its tick, and the operations on it."""
+"""The daemon: its dependencies, its lifetime, its tick, and the operations on it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpumond.host.event_loop import background, cancelled
 from gpumond.host.machine import in_private_pid_namespace, kept_from_agents
 from gpumond.host.peer import person_of
 from gpumond.host.runtime_directory import AgentSocket
-from gpumond.kernel import Edges, Kernel, Operations, Part, Tick
+from gpumond.kernel import Dependencies, Kernel, Operations, Part, Tick
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.connection import Limits
 from gpumond.programs.server import AgentServer
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def real_edges(settings: Settings, source: str, worker: Worker | None = None) -> Iterator[Edges]:
+def real_edges(settings: Settings, source: str, worker: Worker | None = None) -> Iterator[Dependencies]:
     """Bind the agents' socket, and remove it at the end. ``source`` names an entry of ``sources.SOURCES``, which
     ``worker`` reads if there is one.
 
@@ -61,7 +61,7 @@ def real_edges(settings: Settings, source: str, worker: Worker | None = None) ->
     devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set, first=worker)
     telemetry.add_processes(lambda: devices.pid)
     try:
-        yield Edges(
+        yield Dependencies(
             devices=devices,
             agents=AgentServer(
                 agent_socket.listener,
@@ -100,12 +100,12 @@ class Daemon(Operations):
     def __init__(
         self,
         settings: Settings,
-        edges: Edges,
+        dependencies: Dependencies,
         load: Load | None = None,
         pace: float = 1.0,
         kept: Kept | None = None,
     ) -> None:
-        kernel = self.kernel = Kernel(settings, edges, pace)
+        kernel = self.kernel = Kernel(settings, dependencies, pace)
         self._load = load
         if kept is None:
             kernel.telemetry.configuration_loaded()
@@ -173,7 +173,7 @@ class Daemon(Operations):
 
     def _observe(self, reading: Reading | None) -> Snapshot:
         """Return the facts of this tick."""
-        kernel, edges, previous = self.kernel, self.kernel.edges, self.kernel.frame
+        kernel, dependencies, previous = self.kernel, self.kernel.dependencies, self.kernel.frame
         snapshot = observe(
             previous.snapshot if previous else None,
             kernel.devices.state,
@@ -183,7 +183,7 @@ class Daemon(Operations):
             elapsed_seconds=kernel.clock.monotonic() - kernel.began,
             store_writable=kernel.store.writable,
             faults=(*kernel.store.faults(), *kernel.faults.values()),
-            private_pid_namespace=edges.private_pid_namespace,
+            private_pid_namespace=dependencies.private_pid_namespace,
             ends=kernel.programs.ends(),
             silent=kernel.programs.silent(),
             uptime_seconds=kernel.clock.uptime(),
@@ -206,7 +206,7 @@ class Daemon(Operations):
         kernel = self.kernel
         due = time.monotonic()
         while True:
-            kernel.edges.wake.clear()
+            kernel.dependencies.wake.clear()
             try:
                 for part in kernel.parts:
                     if kernel.store.writable and not part.loaded:
@@ -223,7 +223,7 @@ class Daemon(Operations):
                 kernel.telemetry.ticks_skipped.inc(skipped)
                 due += skipped * interval
             try:
-                await asyncio.wait_for(kernel.edges.wake.wait(), max(0.0, due - time.monotonic()))
+                await asyncio.wait_for(kernel.dependencies.wake.wait(), max(0.0, due - time.monotonic()))
                 due = time.monotonic()
             except asyncio.TimeoutError:
                 pass

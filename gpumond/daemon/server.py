@@ -78,8 +78,8 @@ async def serve(
             if not without_port:
                 raise
             listener, problem = None, str(error)
-        edges = stack.enter_context(real_edges(settings, source, worker))
-        daemon = Daemon(settings, edges, load, pace, kept)
+        dependencies = stack.enter_context(real_edges(settings, source, worker))
+        daemon = Daemon(settings, dependencies, load, pace, kept)
         if log_limit is not None:
             log_limit.dropped = daemon.kernel.telemetry.log_dropped
         own = settings.runtime_directory()
@@ -137,7 +137,7 @@ def _handle_signals(stack: AsyncExitStack, server: _Server, daemon: Daemon) -> N
         signal.SIGTERM: server.stop,
         signal.SIGHUP: daemon.reload_on_signal,
         signal.SIGUSR1: daemon.release_on_signal,
-        signal.SIGUSR2: lambda: log.info("SIGUSR2 has no effect"),
+        signal.SIGUSR2: lambda: log.info("SIGUSR2 ignored: gpumond reloads on SIGHUP"),
     }
     loop = asyncio.get_running_loop()
     for number, handler in handlers.items():

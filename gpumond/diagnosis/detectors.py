@@ -283,7 +283,7 @@ def find_fragmentation(
 
 
 FILLED = "when it had filled the device"
-UNHANDLED = "after an out-of-memory error that it did not handle"
+UNHANDLED = "after an out-of-memory error that it didn't handle"
 
 
 def cause(ending: Ending | None, oom_at: float, now: float, filled: bool, xid_at: float) -> str:

@@ -11,7 +11,7 @@ from gpumond.facts.program import Program, Retainer
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import DAY_SECONDS, duration, human
 
-FORMS = {"linear": "", "stairs": ", in steps", "load-proportional": " at its present load"}
+FORMS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("at its present load",)}
 
 
 def leak(
@@ -25,12 +25,12 @@ def leak(
     allocations: AllocationGrowth | None,
 ) -> str:
     """Describe a leak; ``who`` is the device where no process is known."""
-    owner = f"{who} on {device}" if who != device else f"{device} without a known process"
-    part = " outside its allocators' pools" if outside else ""
-    pace = f"has grown by {human(per_minute)} each minute{FORMS.get(form, '')} since {clock(since)}"
-    likely = ", possibly in a cache of compiled kernels or graphs" if outside else ""
-    end = f"; {device} is full in {duration(left)}" if left is not None else ""
-    return f"memory of {owner}{part} {pace}{_number(allocations)}{likely}{end}"
+    owner = who if who != device else "an unknown process"
+    details = [f"since {clock(since)}", *FORMS.get(form, ()), *_number(allocations)]
+    if outside:
+        details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
+    end = f"; {device} will be full in {duration(left)}" if left is not None else ""
+    return f"{owner} is leaking {human(per_minute)}/min on {device} ({', '.join(details)}){end}"
 
 
 def growing(
@@ -42,33 +42,33 @@ def growing(
     step: float | None,
     allocations: AllocationGrowth | None,
 ) -> str:
-    """Describe growth that may become a leak; ``step``: bytes kept by each step, if the program counts steps."""
-    owner = f"{who} on {device}" if who != device else f"{device} without a known process"
-    each = f", {human(step)} in each step" if step is not None and step > 0 else ""
+    """Describe growth that may become a leak; ``step``: bytes retained by each step, if the program counts steps."""
+    owner = f"{who} on {device}" if who != device else f"an unknown process on {device}"
+    steps = [f"{human(step)} per step"] if step is not None and step > 0 else []
+    details = [*steps, *_number(allocations)]
+    more = f" ({', '.join(details)})" if details else ""
     end = f"; {device} would be full in {duration(left)}" if left is not None else ""
     return (
-        f"memory of {owner} grows by {human(per_minute)} each minute{each} since {clock(since)}"
-        f"{_number(allocations)}{end}. It is a leak"
-        " if it continues at this rate; a start, a cache or an evaluation slows down, stops or returns it"
+        f"{owner} has been growing by {human(per_minute)}/min since {clock(since)}{more}{end}. Possible leak, unless"
+        " the growth slows down, as it does for startup, caching or evaluation"
     )
 
 
-def _number(growth: AllocationGrowth | None) -> str:
+def _number(growth: AllocationGrowth | None) -> tuple[str, ...]:
     if growth is None or growth.rises is None:
-        return ""
-    more = f"with {growth.per_minute:.3g} more live allocations each minute"
-    return f", {more}" if growth.rises else ", in few, large allocations"
+        return ()
+    return (f"{growth.per_minute:.3g} more allocations/min" if growth.rises else "few large allocations",)
 
 
 def together(one: str, programs: int, devices: int) -> str:
-    cause = "because of a higher load or a common defect"
-    return f"{programs} programs on {devices} devices began to grow at the same time, {cause}: {one}"
+    where = f"{devices} GPUs" if devices > 1 else "one GPU"
+    return f"{programs} programs on {where} started growing at the same time (higher load, or the same bug): {one}"
 
 
 def fragmentation(who: str, device: str, ratio: float, kept: float, live: float) -> str:
     return (
-        f"{who} holds {human(kept)} of {device}, but at most {human(live)} of it are live: "
-        f"{ratio:.0%} of its pool is fragmented, and a flush cannot return it"
+        f"{who} holds {human(kept)} on {device}, but has never used more than {human(live)} of it: "
+        f"{ratio:.0%} of its pool is fragmented, and a flush can't release it"
     )
 
 
@@ -78,17 +78,17 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str, prog
     """
     since = f"unchanged for {duration(seconds)}"
     if who:
-        return f"{who} has ended, but {device} still holds {human(size)} of its memory, {since}"
-    named = f"; {holder} keeps the device open" if holder else ""
+        return f"{device} still holds {human(size)} of {who}, which has exited ({since})"
+    named = f"; {holder} has the device open" if holder else ""
     if programs:
         owner = "the program" if programs == 1 else f"one of the {programs} programs"
-        managed = f"managed memory (cudaMallocManaged) of {owner} on the device, or memory of an ended process"
-        return f"{device} holds {human(size)} that the driver counts for no process, {since}: {managed}{named}"
-    return f"{device} holds {human(size)} that no visible process owns, {since}{named}"
+        managed = f"managed memory (cudaMallocManaged) of {owner} on the device, or memory of an exited process"
+        return f"{device} holds {human(size)} that the driver counts for no process ({since}): {managed}{named}"
+    return f"{device} holds {human(size)} that belongs to no visible process ({since}){named}"
 
 
 def idle(who: str, device: str, size: float, seconds: float) -> str:
-    held = f"{who} holds {human(size)} of {device}" if who != device else f"{device} has {human(size)} in use"
+    held = f"{who} holds {human(size)} on {device}" if who != device else f"{device} has {human(size)} in use"
     return f"{held} and has been idle for {duration(seconds)}"
 
 
@@ -99,9 +99,7 @@ def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
 
 def release(who: str, device: str, size: float) -> str:
     """Describe released memory; ``who`` is empty where the driver lists no processes."""
-    if not who:
-        return f"{human(size)} of {device} became free at once"
-    return f"{who} freed {human(size)} of {device}"
+    return f"{who} freed {human(size)} on {device}" if who else f"{human(size)} on {device} was freed within seconds"
 
 
 def crash_loop(who: str, device: str, times: int) -> str:
@@ -110,9 +108,9 @@ def crash_loop(who: str, device: str, times: int) -> str:
 
 def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float) -> str:
     if kind == "warm-up":
-        return f"{who} is starting and uses {human(evidence['level_bytes'])} so far"
+        return f"{who} is starting up and uses {human(evidence['level_bytes'])} so far"
     if kind == "steady":
-        return f"{who} stays at {human(evidence['level_bytes'])}"
+        return f"{who} is steady at {human(evidence['level_bytes'])}"
     if kind == "step-change":
         size = evidence["step_bytes"]
         return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"
@@ -120,11 +118,11 @@ def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float) -
         left = evidence.get("full_seconds")
         end = f"; the device is full in {duration(left)}, if at all" if left is not None else ""
         pace = human(60 * evidence["slope_bytes_per_second"])
-        return f"memory of {who} grows more slowly: by {pace} each minute now, since {clock(since)}{end}"
+        return f"{who} grows more and more slowly since {clock(since)}, by {pace}/min now{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
     if kind == "periodic":
-        return f"{who} rises to {high} and returns to {low} every {duration(evidence['period_seconds'])}"
-    return f"{who} varies between {low} and {high} and does not grow"
+        return f"{who} cycles between {low} and {high} every {duration(evidence['period_seconds'])}"
+    return f"{who} fluctuates between {low} and {high} without growing"
 
 
 def program(name: str, pid: int | None, device: str) -> str:
@@ -143,7 +141,7 @@ MAX_PLACE = 240
 
 
 def with_retainers(verdicts: Iterable[Verdict], snapshot: Snapshot) -> tuple[Verdict, ...]:
-    """Append to the growth of a program what keeps its memory, as far as its agent has found it."""
+    """Append to the growth of a program what retains its memory, as far as its agent has found it."""
     return tuple(
         _with_retainers(verdict, snapshot) if verdict.kind in ("leak", "growing") else verdict for verdict in verdicts
     )
@@ -151,21 +149,21 @@ def with_retainers(verdicts: Iterable[Verdict], snapshot: Snapshot) -> tuple[Ver
 
 def _with_retainers(verdict: Verdict, snapshot: Snapshot) -> Verdict:
     report = None if verdict.process is None else snapshot.reports_by_process.get(verdict.process)
-    text = "" if report is None else kept_by(report.program)
+    text = "" if report is None else retained_by(report.program)
     return replace(verdict, summary=f"{verdict.summary}; {text}") if text else verdict
 
 
-def kept_by(program: Program) -> str:
-    """Return the lines that keep memory, else the scope that keeps most; empty if neither is known."""
+def retained_by(program: Program) -> str:
+    """Return the lines that retain memory, else the scope that retains most; empty if neither is known."""
     if program.retainers:
-        return "kept by " + ", ".join(map(_line, program.retainers[:SHOWN]))
+        return "retained by " + ", ".join(map(_line, program.retainers[:SHOWN]))
     kept = {
-        scope.name: sum(device.kept_bytes for device in scope.devices)
+        scope.name: sum(device.retained_bytes for device in scope.devices)
         for scope in program.scopes
-        if scope.entries > 1 and sum(device.last_kept_bytes for device in scope.devices) > 0  # not a set-up
+        if scope.entries > 1 and sum(device.last_retained_bytes for device in scope.devices) > 0  # not a set-up
     }
     name = max(kept, key=lambda name: kept[name], default="")
-    return f"the scope {name} keeps {human(kept[name])}" if kept.get(name, 0) > 0 else ""
+    return f"the scope {name} retains {human(kept[name])}" if kept.get(name, 0) > 0 else ""
 
 
 def _line(retainer: Retainer) -> str:

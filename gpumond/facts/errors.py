@@ -71,57 +71,59 @@ FaultKind = Literal[
 """Kinds of faults, each with a remedy in ``FAULTS``."""
 
 _HARDWARE = (
-    "look for Xid in dmesg; drain the machine, then reset the device (nvidia-smi --gpu-reset) or reboot; it is read "
-    "again automatically"
+    "look for Xid errors in dmesg; drain the machine, then reset the GPU (nvidia-smi --gpu-reset) or reboot; gpumond "
+    "reads it again automatically"
 )
 
 FAULTS: Mapping[str, str] = {
-    "library_not_found": "install the NVIDIA driver or, in a container, start it with the NVIDIA container toolkit "
-    "(--gpus all); without a GPU try `gpumond demo`",
+    "library_not_found": "install the NVIDIA driver; in a container, use the NVIDIA container toolkit (--gpus all); "
+    "without a GPU, try `gpumond demo`",
     "library_not_loadable": "reinstall the NVIDIA driver, and check LD_LIBRARY_PATH; in a container, check the "
     "architecture and the C library of its image",
-    "no_driver": "install the driver of the GPU, or try `gpumond demo`, which needs none",
-    "no_device": "no action needed on a machine without a GPU; else look for it in lspci. `gpumond demo` needs none",
-    "driver_not_loaded": "load it (modprobe nvidia) or install the driver",
-    "uninitialized": "no action needed: the driver is opened again when it is available",
+    "no_driver": "install the GPU driver, or try `gpumond demo`, which needs none",
+    "no_device": "no action needed on a machine without a GPU; otherwise look for the GPU in lspci. `gpumond demo` "
+    "needs none",
+    "driver_not_loaded": "load the driver (modprobe nvidia), or install it",
+    "uninitialized": "no action needed: gpumond opens the driver again when it is available",
     "no_permission": "give this user read and write access to /dev/nvidia* (AMD, Intel: the group render, and "
     "CAP_PERFMON for the memory in use)",
     "device_access_lost": "recreate the container with CDI or explicit --device options",
-    "lib_rm_version_mismatch": "reboot, or stop all programs that use the GPU and reload the module",
-    "timeout": "look for Xid 119, 79 or 45 in dmesg; values are withheld until the call returns, and "
-    "return automatically",
-    "crashed": "it is restarted automatically; look for Xid in dmesg, and check that driver and library match",
-    "starting": "wait: the driver is being opened for the first time",
-    "released": "no action needed: the driver was released on request, and is attached again automatically",
-    "left_out": "look for Xid in dmesg; the device is read again automatically when the call that hangs returns, "
-    "or after a while",
+    "lib_rm_version_mismatch": "reboot, or stop all programs that use the GPU and reload the kernel module",
+    "timeout": "look for Xid 119, 79 or 45 in dmesg; this GPU's values are hidden until the driver call returns",
+    "crashed": "look for Xid errors in dmesg, and check that driver and library match; the driver process is restarted "
+    "automatically",
+    "starting": "wait: gpumond is opening the driver for the first time",
+    "released": "no action needed: gpumond detached from the driver on request, and attaches again automatically",
+    "left_out": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns, or after "
+    "a while",
     "gpu_is_lost": _HARDWARE,
     "gpu_not_found": _HARDWARE,
     "reset_required": _HARDWARE,
-    "vanished": "look for Xid in dmesg, and check that the device is on the bus (lspci); it is read again "
-    "automatically once it is back",
-    "lost": "look in dmesg for the reason, and check that the device is on the bus (lspci); it is read again "
-    "automatically once it is back",
-    "processes_hidden": "run as root or with CAP_SYS_PTRACE; until then their memory is unattributed",
-    "impossible_value": "check that the driver matches its library and nvidia-ml-py; such numbers are dropped",
-    "claim_over_driver": "check the program of that pid: its agent is wrong, or its allocator counts memory that is "
-    "not on the device (managed memory); the ledger shows the driver's count",
+    "vanished": "look for Xid errors in dmesg, and check that the GPU is on the bus (lspci); gpumond reads it again "
+    "once it is back",
+    "lost": "look for the reason in dmesg, and check that the GPU is on the bus (lspci); gpumond reads it again once "
+    "it is back",
+    "processes_hidden": "run gpumond as root or with CAP_SYS_PTRACE; until then, the memory of these processes is "
+    "unattributed",
+    "impossible_value": "check that the driver matches its library and nvidia-ml-py; gpumond drops impossible values",
+    "claim_over_driver": "check the program with that pid: its agent is wrong, or its allocator counts memory that "
+    "isn't on the GPU (managed memory); gpumond uses the driver-reported value",
     "insufficient_size": "check that the driver matches its library and nvidia-ml-py; only that field is missing",
     "unreadable": "check that the driver matches its library; only that field is missing",
-    "unknown": "look for Xid in dmesg; in a container, check that its device rules are complete (CDI)",
+    "unknown": "look for Xid errors in dmesg; in a container, check that its device rules are complete (CDI)",
     "corrupt": "inspect the renamed file (sqlite3 FILE .recover), then remove it",
-    "row_unreadable": "no action needed: the other rows are used; to keep such rows, copy the file before they are "
-    "replaced (docs/reference/store.md)",
-    "not_writable": "free space in the state directory, and check that the daemon's user owns it; writing is retried "
+    "row_unreadable": "no action needed: gpumond uses the other rows; to keep unreadable ones, copy the file before "
+    "they are replaced (docs/reference/store.md)",
+    "not_writable": "free space in the state directory, and check that the daemon's user owns it; gpumond retries "
     "automatically",
-    "not_loaded": "correct the file, check it with `gpumond check-config FILE`, then reload it (systemctl reload "
-    "gpumond, or SIGHUP); until then its last valid content is in effect",
+    "not_loaded": "fix the file, check it with `gpumond check-config FILE`, then reload it (systemctl reload gpumond, "
+    "or SIGHUP); until then, its last valid content stays in effect",
     "damaged": "remove the simulated device's directory, or replace its `card.json`",
     "unset": "set GPUMOND_SIM_DIR to a directory of simulated devices, or run `gpumond demo`",
     "missing": "create it, or run `gpumond demo`",
-    "socket_lost": "remove the other file, or correct the directory; the socket is then bound again automatically",
-    "port_in_use": "stop the program that listens there (ss -ltnp), or set `listen` to another port; it is tried again "
-    "automatically, and api.sock answers meanwhile",
+    "socket_lost": "remove the other file, or fix the directory; gpumond then binds the socket again automatically",
+    "port_in_use": "stop the program that listens there (ss -ltnp), or set `listen` to another port; gpumond retries "
+    "automatically, and api.sock responds meanwhile",
 }
 """Remedy of each kind of fault, in one line; docs/how-to/troubleshoot.md has a row for each."""
 
@@ -292,39 +294,40 @@ class TokenReviewError(GpumondError):
     """The API server of Kubernetes does not answer, or refuses to verify tokens for the daemon."""
 
 
-OF_A_RETURN_CODE = "only that field is missing; the name is NVML's return code: look for Xid in dmesg"
+OF_A_RETURN_CODE = "look up the name, an NVML return code, and look for Xid errors in dmesg; only that field is missing"
 """Remedy for the kinds that are not listed: the other return codes of NVML."""
 
 CONDITIONS: Mapping[str, str] = {
-    "private_pid_namespace": "the driver's pids may denote other processes here: run the daemon with the host's PID "
-    "namespace (hostPID: true, --pid=host); until then, agents and open device files identify the processes",
-    "agent_pid_unknown": "these agents are in another PID namespace; the driver's count, age, user and container of "
-    "their processes are unknown; flush them by the number of the connection, or share the namespace (hostPID: true, "
-    "shareProcessNamespace: true)",
-    "unified_memory": "size is the memory of the machine, and used is the sum of the processes; free is the "
-    "memory that is available",
-    "coherent_memory": "the host has the device's memory as a NUMA node, where the kernel may keep files: unattributed "
-    "memory is not a leak (numastat -m; gpumond_device_file_cache_bytes)",
-    "vgpu": "this is a part of a device: its host reports the sensors and the process list; agents report the programs",
-    "host_vgpu": "virtual machines share this device: their memory is unattributed here, and their programs run inside "
-    "them",
-    "host_vsga": "virtual machines share this device: their memory is unattributed here, and their programs run inside "
-    "them",
-    "mps": "memory of MPS clients may be counted for the server, and an error of one client ends all of "
-    "them: agents report the memory of each client",
-    "no_process_list": "the driver lists no processes (old vGPU, a container without the host's PID namespace): "
-    "programs with agents are the only source: start them with gpumond run -- COMMAND",
-    "unmapped_inferred": "no action needed if the program is in sleep mode: it needs the bytes again when it wakes up; "
-    "otherwise its allocator counts memory that is not on the device (managed memory)",
-    "managed_memory": "no action needed: the driver counts managed memory for no process; used bytes without another "
-    "owner are attributed to the programs that hold some, as far as they reach",
+    "private_pid_namespace": "run the daemon in the host's PID namespace (hostPID: true, --pid=host): here, the "
+    "driver's pids may belong to other processes; until then, agents and open device files identify the processes",
+    "agent_pid_unknown": "share the PID namespace (hostPID: true, shareProcessNamespace: true): these agents are in "
+    "another one, so driver-reported usage, age, user and container of their processes are unknown; until then, flush "
+    "them by connection number",
+    "unified_memory": "no action needed: this GPU has no memory of its own; size and free are the machine's, and used "
+    "is the sum over all processes",
+    "coherent_memory": "no action needed: this GPU's memory is also a NUMA node, so the kernel may use it as page "
+    "cache; unattributed memory here isn't a leak (numastat -m; gpumond_device_file_cache_bytes)",
+    "vgpu": "no action needed: this is part of a GPU; its host reports the sensors and the process list, and agents "
+    "report the programs",
+    "host_vgpu": "run gpumond in the virtual machines that share this GPU: their programs are visible only there, and "
+    "their memory is unattributed here",
+    "host_vsga": "run gpumond in the virtual machines that share this GPU: their programs are visible only there, and "
+    "their memory is unattributed here",
+    "mps": "start programs with gpumond run -- COMMAND: the driver may count the memory of MPS clients for the server, "
+    "and only agents report it by client; an error in one client terminates all of them",
+    "no_process_list": "start programs with gpumond run -- COMMAND: the driver lists no processes (old vGPU, or a "
+    "container without the host's PID namespace), so agents are the only source",
+    "unmapped_inferred": "no action needed if the program is in sleep mode: it needs these bytes again when it wakes "
+    "up; otherwise its allocator counts memory that isn't on the GPU (managed memory)",
+    "managed_memory": "no action needed: the driver counts managed memory for no process; gpumond attributes used "
+    "bytes without another owner to the programs that hold managed memory, as far as they reach",
     "suspended": "no action needed: cuda-checkpoint, or a program that uses its interface, has suspended the process; "
-    "it needs this memory again when it is resumed, and is not flushed until then",
-    "claim_over_size": "check the program of that pid: its agent is wrong, or its allocator counts memory that is not "
-    "on the device (managed memory, released pages)",
-    "live_unknown": "RMM's resource doesn't count live bytes: start the program with gpumond run -- COMMAND, or wrap "
-    "the resource in rmm.mr.StatisticsResourceAdaptor",
-    "reserved_in_used": "this driver counts its own reserved memory as used: update it (510 or later reports both "
+    "it needs this memory again when it is resumed, and isn't flushed until then",
+    "claim_over_size": "check the program with that pid: its agent is wrong, or its allocator counts memory that isn't "
+    "on the GPU (managed memory, released pages)",
+    "live_unknown": "start the program with gpumond run -- COMMAND, or wrap its RMM resource in "
+    "rmm.mr.StatisticsResourceAdaptor: the resource doesn't count live bytes",
+    "reserved_in_used": "update the driver: this one counts its own reserved memory as used (510 or later reports both "
     "separately)",
 }
 

@@ -322,7 +322,7 @@ class StatedCondition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeFrame:
+class FullFrame:
     """One complete frame. Responses of the other routes are parts of a frame, and may differ by a tick.
 
     `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set. `revision` is the commit of the

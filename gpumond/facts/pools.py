@@ -44,42 +44,52 @@ class Reclaimable:
 class PoolUsage:
     """One allocator's pool on one device: ``held = live + reclaimable.likely + stranded``.
 
-    ``live_bytes`` is None where nothing counts what the pool has handed out: the rest of ``held_bytes`` may be live or
-    free. If ``held_known`` is False as well, the pool is in use and its size is unknown; ``held_bytes`` is then 0.
-
-    ``inside`` names the allocator of the same process from whose pool this one allocates; such bytes are counted
-    there. Counters grow from the start of the process and are never deltas. ``thrashes``: flushes after which the
-    program allocated half or more of the released bytes again within ten seconds. ``held_known`` is False where the
-    library does not report its held bytes: ``held_bytes`` is then ``live_bytes``, the lower bound.
-    ``spillable_bytes``: live bytes that the step ``spill`` can move to the host. ``unmapped_bytes``: bytes that the
-    allocator counts while their pages are released (sleep mode); they are not part of live and held bytes.
-    ``private_bytes``: held bytes of private pools (CUDA graphs, ``MemPool``), the only ones whose pages a library
-    releases. ``live_allocations``: number of blocks that the program has not freed, those of ``live_bytes``.
-    ``managed``: managed memory (``cudaMallocManaged``). Its bytes are allocated, on the device or on the host: how many
-    of them are on the device is unknown. Those that are belong to the device's used bytes, and not to the driver's
-    count for the process.
+    Counters grow from the start of the process, and are never deltas. None is unknown.
     """
 
     allocator: str
+    """Name of the allocator, such as ``torch``."""
     device_uuid: str
+    """UUID of the device."""
     live_bytes: int | None
+    """Bytes that the program has allocated and not freed. None where nothing counts them: the rest of ``held_bytes``
+    may be live or free."""
     held_bytes: int
+    """Bytes that the pool has reserved from the driver; see ``held_known``."""
     reclaimable: Reclaimable
+    """Bytes that a flush would release."""
     stranded_bytes: int
+    """Free bytes that a flush can't release."""
     inside: str | None = None
+    """Allocator of the same process from whose pool this one allocates; these bytes are counted there."""
     peak_live_bytes: int | None = None
+    """Most live bytes, as the allocator records them."""
     peak_held_bytes: int | None = None
+    """Most held bytes, as the allocator records them."""
     ooms: int | None = None
+    """Out-of-memory errors that the allocator raised."""
     retries: int | None = None
+    """Allocations that succeeded only after the allocator had flushed itself."""
     device_allocations: int | None = None
+    """Allocations that the allocator requested from the driver."""
     device_frees: int | None = None
+    """Allocations that the allocator returned to the driver."""
     thrashes: int = 0
+    """Flushes after which the program allocated half or more of the released bytes again within ten seconds."""
     held_known: bool = True
+    """False if the library doesn't report its held bytes: ``held_bytes`` is then ``live_bytes``, a lower bound, or 0 if
+    these are unknown as well."""
     spillable_bytes: int | None = None
+    """Live bytes that the flush step ``spill`` can move to the host."""
     unmapped_bytes: int | None = None
+    """Bytes that the allocator counts while their pages are released (sleep mode); neither live nor held."""
     private_bytes: int | None = None
+    """Held bytes of private pools (CUDA graphs, ``MemPool``), the only ones whose pages a library releases."""
     live_allocations: int | None = None
+    """Blocks that the program has not freed, which are those of ``live_bytes``."""
     managed: bool = False
+    """Managed memory (``cudaMallocManaged``). How many of its bytes are on the device is unknown. Those are part of the
+    device's used bytes, and not of the driver-reported usage of the process."""
 
 
 @dataclass(frozen=True, slots=True)

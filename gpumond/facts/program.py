@@ -69,13 +69,13 @@ OOM_POOLS = 8
 class ScopeDevice:
     """One scope on one device. Live bytes are those of the whole process, including its other threads.
 
-    ``kept_bytes``: live bytes after minus before, summed over all passes; ``last_kept_bytes``: those of the newest
-    pass. ``peak_bytes``: the highest live bytes within the scope; a lower bound unless ``peak_exact``.
+    ``retained_bytes``: live bytes after minus before, summed over all passes; ``last_retained_bytes``: those of the
+    latest pass. ``peak_bytes``: the highest live bytes within the scope; a lower bound unless ``peak_exact``.
     """
 
     device_uuid: str
-    kept_bytes: ByteChange
-    last_kept_bytes: ByteChange
+    retained_bytes: ByteChange
+    last_retained_bytes: ByteChange
     peak_bytes: int
     peak_exact: bool = False
 
@@ -101,14 +101,14 @@ class StepUsage:
     """The program's steps.
 
     ``live_bytes`` and ``stranded_bytes`` are those at the end of a step, at most a second or a step ago;
-    ``steps_per_second`` and ``kept_bytes`` cover the last steps (``WINDOW`` samples) and are None until there are
-    enough. ``kept_bytes`` is the growth of live memory per step, the median over all pairs of samples (Theil-Sen),
+    ``steps_per_second`` and ``retained_bytes`` cover the last steps (``WINDOW`` samples) and are None until there are
+    enough. ``retained_bytes`` is the growth of live memory per step, the median over all pairs of samples (Theil-Sen),
     so that one evaluation or warm-up makes no trend.
     """
 
     steps: int
     steps_per_second: float | None = None
-    kept_bytes: float | None = None
+    retained_bytes: float | None = None
     live_bytes: int | None = None
     stranded_bytes: int | None = None
     retries: int | None = None
@@ -127,9 +127,9 @@ class OomPool:
 
 
 @dataclass(frozen=True, slots=True)
-class ScopeKept:
+class ScopeRetained:
     name: str
-    kept_bytes: ByteChange
+    retained_bytes: ByteChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Oom:
     request_bytes: int | None = None
     scope: str = ""
     pools: tuple[OomPool, ...] = ()
-    scopes: tuple[ScopeKept, ...] = ()
+    scopes: tuple[ScopeRetained, ...] = ()
     open_scopes: tuple[str, ...] = ()
     stack: tuple[Call, ...] = ()
     omitted_calls: int = 0

@@ -1,6 +1,6 @@
 """Kinds of verdicts, which ``diagnosis/`` decides. No I/O.
 
-Metrics, rules, the API, the page, the command line and docs/reference/verdicts.md derive from the records.
+Metrics, rules, the API, the web UI, the command line and docs/reference/verdicts.md derive from the records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VerdictName = Literal[
 class VerdictKind:
     """One kind of verdict. ``evidence`` describes its numbers. Only the kinds with a ``remedy`` indicate a problem.
 
-    ``is_shape``: it describes a healthy curve, of which at most one applies to a device or process.
+    ``is_shape``: it describes a healthy pattern, of which at most one applies to a device or process.
     """
 
     name: VerdictName
@@ -50,33 +50,33 @@ class VerdictKind:
 KINDS = (
     VerdictKind(
         name="warm-up",
-        meaning="the first five minutes, or growth since the start that slows down; growth at a constant rate has no "
-        "pattern",
+        meaning="the first five minutes, or growth since the start that is slowing down; growth at a constant rate has "
+        "no pattern",
         evidence="level",
         is_shape=True,
     ),
     VerdictKind(
         name="steady",
-        meaning="stays within 1 % of the device (or 256 MiB) for a quarter of an hour",
+        meaning="has stayed within 1 % of the device (or 256 MiB) for 15 minutes",
         evidence="level, range",
         is_shape=True,
     ),
     VerdictKind(
         name="churn",
-        meaning="rises and falls by more than 2 % of the device, six times each in ten minutes, without growth",
+        meaning="has risen and fallen by more than 2 % of the device, six times each in ten minutes, without growing",
         evidence="number of changes of direction, low, high",
         is_shape=True,
     ),
     VerdictKind(
         name="periodic",
-        meaning="rises repeatedly after the same time, and returns",
+        meaning="rises and falls at regular intervals",
         evidence="period, low, high",
         is_shape=True,
     ),
     VerdictKind(
         name="step-change",
-        meaning="stays at an amount that differs from the previous one by 5 % of the device or more; active for a "
-        "quarter of an hour",
+        meaning="has moved to a level that differs from the previous one by 5 % of the device or more; active for "
+        "15 minutes",
         evidence="size of the step",
         is_shape=True,
     ),
@@ -89,9 +89,10 @@ KINDS = (
     ),
     VerdictKind(
         name="growing",
-        meaning="has grown in a straight line for two minutes, beyond everything that the process used before. Only a "
-        "suspicion, which ends within four minutes of the growth's end",
-        evidence="slope, growth, bytes kept per step, growth of the held bytes and of the number of live allocations",
+        meaning="has grown linearly for two minutes and is higher than this process has ever used. A suspicion, which "
+        "clears within four minutes after the growth stops",
+        evidence="slope, growth, bytes retained per step, growth of the held bytes and of the number of live "
+        "allocations",
     ),
     VerdictKind(
         name="leak",
@@ -100,7 +101,7 @@ KINDS = (
         " `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of the held bytes "
         "and of the number of live allocations",
-        remedy="look for memory that the program keeps: losses or outputs in a list (keep loss.item()), an "
+        remedy="find it with gpumond why --pid PID: losses or outputs in a list (keep loss.item()), an "
         "evaluation without torch.no_grad(), a cache without a limit (set one), a new compiled program for "
         "each shape (pad the inputs, or call torch.compiler.reset() or jax.clear_caches()), longer inputs of "
         "a curriculum (limit them); without an agent it may also be fragmentation; restart the program before"
@@ -121,34 +122,34 @@ KINDS = (
         meaning="more than 95 % of the device is used (until less than 93 % is), or it is above 80 %, its growth goes"
         " on, and it is full within ten minutes; a program's first five minutes are no such growth",
         evidence="used ratio, free bytes",
-        remedy="flush the device (gpumond flush --device UUID), reduce a batch size or an engine's share "
-        "(--gpu-memory-utilization, --mem-fraction-static), or end a program",
+        remedy="flush the GPU (gpumond flush --device UUID), reduce a batch size or an engine's share "
+        "(--gpu-memory-utilization, --mem-fraction-static), or stop a program",
     ),
     VerdictKind(
         name="orphan",
-        meaning="memory that the driver counts for no living process, unchanged for a minute on an idle device: of an "
-        "ended process, or managed memory (cudaMallocManaged) of a program without an agent",
+        meaning="memory that the driver counts for no running process, unchanged for a minute on an idle device: left "
+        "by an exited process, or managed memory (cudaMallocManaged) of a program without an agent",
         evidence="bytes, seconds",
-        remedy="start programs that use managed memory with gpumond run, which attributes it to them; else end the "
-        "process that keeps the device open (fuser -v /dev/nvidia*), or reset the device",
+        remedy="start programs that use managed memory with gpumond run, which attributes it to them; otherwise stop "
+        "the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
     ),
     VerdictKind(
         name="idle-holder",
-        meaning="5 % of a device or more, held for half an hour without compute",
+        meaning="has held 5 % of a device or more for half an hour without GPU activity",
         evidence="bytes, seconds",
-        remedy="end the program, or flush it: gpumond flush --pid PID",
+        remedy="stop the program, or flush it: gpumond flush --pid PID",
     ),
     VerdictKind(
         name="crash",
-        meaning="a process ended by an unhandled out-of-memory error, within three minutes of a failed allocation or "
+        meaning="the process ended by an unhandled out-of-memory error, within three minutes of a failed allocation or "
         "of an Xid error that ends programs, or while it filled a device that was 98.5 % full; active for 15 minutes",
         evidence="bytes",
         remedy="read the program's log; look for Xid in dmesg",
     ),
     VerdictKind(
         name="memory-freed",
-        meaning="a process that continues freed most of its memory; on a device without a process list, most of the "
-        "memory became free at once; active for a minute",
+        meaning="a running process has freed most of its memory; on a device without a process list, most of the "
+        "memory was freed within seconds; active for a minute",
         evidence="bytes",
     ),
     VerdictKind(

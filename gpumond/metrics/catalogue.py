@@ -14,9 +14,10 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.frame import Frame
+from gpumond.facts.frame import SHARES, Frame
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
+from gpumond.facts.shares import MEANINGS
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, SHAPES
 from gpumond.quantities.table import (
@@ -179,7 +180,7 @@ XID_ERRORS = Family(
 THROTTLE = Family(
     "gpumond_device_throttle",
     "gauge",
-    "1 while the clocks are reduced for this reason; gpu_idle is one of the reasons.",
+    "1 while the clocks are reduced for this reason (NVML: clocks event reasons); gpu_idle is one of them.",
     (*DEVICE_LABELS, "reason"),
     _throttle,
 )
@@ -213,7 +214,7 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
     Family(
         "gpumond_device_info",
         "gauge",
-        "Labels that describe a device. parent_uuid is set on MIG instances, whose memory is part of their parent's.",
+        "Device metadata; the value is always 1. MIG instances have a parent_uuid, and their memory is part of its.",
         ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
         _device_info,
     ),
@@ -354,10 +355,10 @@ def _report_age(frame: Frame) -> Iterator[Row]:
 
 SCOPE_DEVICE: tuple[Quantity[ScopeDevice], ...] = (
     Quantity(
-        "kept_bytes",
+        "retained_bytes",
         "bytes",
         "Live memory after the scope minus before it, summed over all entries; negative if the scope freed memory.",
-        attrgetter("kept_bytes"),
+        attrgetter("retained_bytes"),
     ),
     Quantity("peak_bytes", "bytes", "Peak live memory within the scope.", attrgetter("peak_bytes")),
 )
@@ -380,7 +381,7 @@ OF_PROCESSES: tuple[Family, ...] = (
     Family(
         "gpumond_process_limit_bytes",
         "gauge",
-        "Limit of the process on the device: the lowest that one of its allocators has. Absent without a limit.",
+        "Lowest allocator limit of the process on this device, in bytes; absent if none.",
         PROCESS_LABELS,
         _process_limit,
     ),
@@ -405,7 +406,7 @@ OF_PROCESSES: tuple[Family, ...] = (
     Family(
         "gpumond_process_info",
         "gauge",
-        "Labels that describe a process that has gpumond_process_memory_used_bytes.",
+        "Process metadata, for processes with gpumond_process_memory_used_bytes; the value is always 1.",
         (
             *("pid", "comm", "user", "workload", "container", "container_name"),
             *("pod_name", "pod_namespace", "pod_uid", "unit", "slurm_job", "rank", "world_size", "job_id"),
@@ -499,8 +500,8 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_memory_bytes",
         "gauge",
-        "Used memory by workload and share (live, cached, stranded, overhead, opaque, unattributed). Overhead is what "
-        "no supported allocator reports: the CUDA context, libraries, NCCL, CUDA graphs, imported memory. "
+        f"Used memory by workload and share ({', '.join(SHARES)}). Overhead: {MEANINGS['overhead']} "
+        f"Opaque: {MEANINGS['opaque']} Unattributed: {MEANINGS['unattributed']} "
         "The sum per device is gpumond_device_memory_used_bytes + gpumond_memory_overcount_bytes.",
         ("uuid", "gpu", "workload", "share"),
         _ledger,
@@ -508,8 +509,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_memory_overcount_bytes",
         "gauge",
-        "Bytes by which the lines exceed the driver's value: for a moment, because agents and driver are read at "
-        "different times; for longer, because processes share memory (CUDA IPC, VMM) that the driver counts for each.",
+        MEANINGS["overcount"],
         ("uuid", "gpu"),
         _overcount,
     ),
@@ -517,7 +517,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_verdict",
         "gauge",
-        "1 for each active verdict, except patterns of healthy curves, which /api/v1/verdicts contains. Kinds: "
+        "1 for each active verdict; healthy patterns are only in /api/v1/verdicts. Kinds: "
         f"{', '.join(kind.name for kind in KINDS if not kind.is_shape)}.",
         ("uuid", "gpu", "pid", "kind"),
         _verdicts,
@@ -558,7 +558,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_driver_info",
         "gauge",
-        "Versions of the driver, of its library, and of the newest CUDA release that it supports.",
+        "Versions of the driver, its library, and the latest CUDA release that it supports.",
         ("source", "driver_version", "library_version", "cuda_version"),
         _driver_info,
     ),

@@ -39,7 +39,7 @@ Group = Literal["device", "process", "daemon"]
 ALL_GROUPS: frozenset[Group] = frozenset(get_args(Group))
 
 
-class Form(NamedTuple):
+class Encoding(NamedTuple):
     """Exposition format that a scraper requests through its ``Accept`` header, and the groups of families.
 
     With ``compat``, the page contains only the devices under that exporter's names, and Xid errors as a counter.
@@ -50,7 +50,7 @@ class Form(NamedTuple):
     groups: frozenset[Group] = ALL_GROUPS
 
     @classmethod
-    def of(cls, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Form:
+    def of(cls, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Encoding:
         return cls(accepts(accept, "application/openmetrics-text"), compat, ALL_GROUPS if compat else groups)
 
 
@@ -70,9 +70,9 @@ class Exposition:
         self._telemetry, self._max_series = telemetry, max_series
         self.also = also
         self._frame: Frame | None = None
-        self._pages: dict[Form, Page] = {}
+        self._pages: dict[Encoding, Page] = {}
 
-    def page(self, frame: Frame | None, form: Form) -> Page:
+    def page(self, frame: Frame | None, form: Encoding) -> Page:
         """Return the page of a frame. Before the first frame, it contains only the daemon's counters."""
         if frame is not self._frame:
             self._frame, self._pages = frame, {}
@@ -81,14 +81,14 @@ class Exposition:
             pages[form] = self._rendered(frame, form)
         return pages[form]
 
-    def _rendered(self, frame: Frame | None, form: Form) -> Page:
+    def _rendered(self, frame: Frame | None, form: Encoding) -> Page:
         module = openmetrics if form.openmetrics else prometheus_text
         of_frame = b"" if frame is None else self._of_frame(frame, form).encode()  # it counts dropped series
         plain = of_frame + module.generate_latest(FrameCollector(partial(self._others, frame, form)))
         packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
         return Page(module.CONTENT_TYPE_LATEST, plain, packer.compress(plain) + packer.flush())
 
-    def _of_frame(self, frame: Frame, form: Form) -> str:
+    def _of_frame(self, frame: Frame, form: Encoding) -> str:
         """Write the families of the frame, at most ``max_series`` of its series."""
         catalogue = (XID_ERRORS,) if form.compat else families_of(form.groups)
         series = [(family, [row for row in family.rows(frame) if row[1] is not None]) for family in catalogue]
@@ -98,7 +98,7 @@ class Exposition:
             self._telemetry.series_dropped.inc(shares.dropped)
         return "".join([write(family, rows, form.openmetrics) for family, rows in series])
 
-    def _others(self, frame: Frame | None, form: Form) -> Iterator[Metric]:
+    def _others(self, frame: Frame | None, form: Encoding) -> Iterator[Metric]:
         """Yield the families that the library writes: those of another exporter, and the daemon's counters."""
         if frame is not None and (compat := form.compat or self.also) and "device" in form.groups:
             yield from dcgm.metrics(frame, compat)

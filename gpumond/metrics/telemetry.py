@@ -50,8 +50,8 @@ class Workloads:
         self._released = bytes_counter(
             "released", "Memory released by flushes of the workload, as counted by the allocators."
         )
-        self._before = bytes_counter("before", "Memory held by pools of the workload when their flushes began, summed.")
-        self._after = bytes_counter("after", "Memory held by the same pools when their flushes ended, summed.")
+        self._before = bytes_counter("before", "Cumulative pool size before each flush, in bytes.")
+        self._after = bytes_counter("after", "Cumulative pool size after each flush, in bytes.")
 
     def connected(self, workloads: Iterable[str]) -> None:
         """Set the workloads that have programs. Their series start at 0, because rate() ignores the first value."""
@@ -177,11 +177,11 @@ class Telemetry:
         )
         self.store_writable = Gauge(f"gpumond_{STORE_WRITABLE.metric}", STORE_WRITABLE.help, registry=registry)
         self._silences = Gauge(
-            "gpumond_silences", "Silences of alerts that have not ended, by state.", ["state"], registry=registry
+            "gpumond_silences", "Silences that have not ended, by state.", ["state"], registry=registry
         )
         self.count_silences(())
         self.series_dropped = Counter(
-            "gpumond_series_dropped", "Series dropped by the limit of a page.", registry=registry
+            "gpumond_series_dropped", "Series dropped because of the limit of one scrape.", registry=registry
         )
         self._reload_successful = Gauge(
             "gpumond_config_last_reload_successful",

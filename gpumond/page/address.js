@@ -12,7 +12,7 @@ export function write(name, value) {
   history.replaceState(null, "", location.pathname + location.search + (text && `#${text}`));
 }
 
-/** A link to another view of the page, in the same theme. */
+/** A link to another view of the web UI, in the same theme. */
 export const linkTo = (values) => `#${new URLSearchParams(read("theme") ? { ...values, theme: read("theme") } : values)}`;
 
 addEventListener("hashchange", () => location.reload()); // by a link or by the user: `write` causes no such event

@@ -90,8 +90,8 @@ export function showVerdicts() {
     },
   );
   const rest = state.frame.verdicts.length - notable.length;
-  const healthy = `${many(rest, "memory curve")} evaluated, no problem found.`;
-  const none = rest ? healthy : "None yet. A memory curve is evaluated when it is long enough.";
+  const healthy = `No problem found in ${many(rest, "memory curve")}.`;
+  const none = rest ? healthy : "No verdicts yet: gpumond needs a few minutes of data.";
   put($("no-verdicts"), notable.length ? "" : none);
 }
 

@@ -141,7 +141,7 @@ function close() {
 async function measured(entry) {
   const answer = await read(`api/v1/${routeOf(entry)}/compare`);
   const found = await answer.json();
-  if (!answer.ok) return { ...NONE, text: "There is no measurement to compare with. Measure now." };
+  if (!answer.ok) return { ...NONE, text: "Nothing to compare with yet: start a measurement." };
   const { after_started_at: at, after_seconds: seconds, complete } = found;
   const length = complete ? `for ${duration(seconds)}` : `for ${duration(seconds)} of ${duration(entry.for_seconds)} so far`;
   const text = `Measured since ${clock(at, state.frame.snapshot.taken_at)} ${length}.`;

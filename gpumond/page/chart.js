@@ -16,7 +16,7 @@ const LONGEST_PAUSE = 60_000;
 const DRAGGED = 5; // pixels below which a drag is a click
 const WRITTEN = 200; // milliseconds after which a range is in the address: browsers limit how often it may change
 const STEP = 0.02; // of the range, by which a key moves the crosshair
-const HELP = "Chart. Left and right: crosshair. Plus and minus: zoom. A and D: earlier and later. Escape: newest.";
+const HELP = "Chart. Left and right: crosshair. Plus and minus: zoom. A and D: earlier and later. Escape: latest.";
 
 const middle = ({ seconds, to }, end) => (to === null ? end : to - seconds / 2);
 const CONTROLS = [
@@ -130,7 +130,7 @@ async function draw(node) {
 }
 
 function summary(used, { from, to }, { to: end }) {
-  if (!used.length) return "There is no data for this range.";
+  if (!used.length) return "No data for this range.";
   const lowest = human(Math.min(...used.map((each) => each.low)));
   const highest = human(Math.max(...used.map((each) => each.high)));
   const when = end === null ? `in the last ${duration(to - used[0].at)}` : `from ${clock(from, to)} to ${clock(to)}`;

@@ -48,19 +48,19 @@ export function shapes(fit) {
 export function summary(fit, now = fit.at) {
   const minute = (slope) => human(60 * slope);
   const { slope_bytes_per_second: slope, slope_low_bytes_per_second: slow, slope_high_bytes_per_second: fast } = fit;
-  const rate = `${minute(slope)} each minute (${minute(slow)} to ${minute(fast)})`;
+  const rate = `${minute(slope)}/min (${minute(slow)} to ${minute(fast)})`;
   if (fit.full_at === null) return `${rate}.`;
   const moment = (at) => clock(at, now);
   const earliest = fit.full_at_earliest === null ? "" : `earliest ${moment(fit.full_at_earliest)}`;
   const latest = fit.full_at_latest === null ? "" : `latest ${moment(fit.full_at_latest)}`;
   const interval = [earliest, latest].filter(Boolean).join(", ");
   const left = fit.full_at > now ? `, in ${duration(fit.full_at - now)}` : "";
-  return `${rate}; the device is full at ${moment(fit.full_at)}${left}${interval && ` (${interval})`}.`;
+  return `${rate}; the GPU will be full at ${moment(fit.full_at)}${left}${interval && ` (${interval})`}.`;
 }
 
 const UNITS = [
-  ["_bytes_per_second", (value) => `${human(60 * value)} each minute`],
-  ["_bytes_per_step", (value) => `${human(value)} each step`],
+  ["_bytes_per_second", (value) => `${human(60 * value)}/min`],
+  ["_bytes_per_step", (value) => `${human(value)}/step`],
   ["_bytes", human],
   ["_seconds", duration],
   ["_ratio", (value) => `${(100 * value).toFixed(1)} %`],

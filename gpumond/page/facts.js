@@ -22,7 +22,7 @@ export function* facts(row) {
   if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
   if (row.limit_bytes !== null) yield ["limit", human(row.limit_bytes)];
   if (row.quota) yield ["quota", quotaSentence(row.quota)];
-  if (row.reserve_shortage_bytes) yield ["reserve", `${human(row.reserve_shortage_bytes)} not available`];
+  if (row.reserve_shortage_bytes) yield ["reserve", `${human(row.reserve_shortage_bytes)} taken by other programs`];
   const known = {
     command: row.comm,
     user: row.owner,
@@ -58,7 +58,7 @@ function quotaSentence(quota) {
 function* factsOfAgent(agent, uuid) {
   yield ["frameworks", agent.frameworks.join(", ") || "none yet"];
   yield ["flush", FLUSH_POLICIES[agent.flush_policy]];
-  yield ["last report", `${agent.age_seconds.toFixed(1)} s before the frame`];
+  yield ["last report", `${agent.age_seconds.toFixed(1)} s before this update`];
   for (const pool of agent.pools) {
     if (pool.device_uuid !== uuid) continue;
     const texts = [

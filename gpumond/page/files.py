@@ -109,7 +109,7 @@ MARKS: dict[Kind, str] = {
     "verdict-began": "◆",
     "verdict-ended": "◇",
     "agent-connected": "●",
-    "agent-gone": "○",
+    "agent-disconnected": "○",
     "process-ended": "○",
     "device-lost": "○",
     "device-back": "●",

@@ -41,10 +41,10 @@ function draw(node) {
   const plot = node.querySelector(".plot");
   plot.querySelector("svg")?.remove();
   plot.prepend(drawing);
-  put(plot.querySelector(".top"), full === null ? human(high) : `${human(full)}: the device is full`);
+  put(plot.querySelector(".top"), full === null ? human(high) : `${human(full)}: the GPU is full`);
   put(plot.querySelector(".from"), clock(from, to));
   put(plot.querySelector(".to"), clock(to));
-  const refused = fit.refused.map(({ kind, reason, value }) => `Other explanation, ${kind}: the ${reason} is ${value.toFixed(2)}.`);
+  const refused = fit.refused.map(({ kind, reason, value }) => `Ruled out: ${kind} (${reason}: ${value.toFixed(2)}).`);
   node.querySelector(".refused").replaceChildren(...refused.map((sentence) => make("li", named(sentence, 400))));
 }
 

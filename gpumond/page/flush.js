@@ -7,7 +7,7 @@ import { post } from "./session.js";
 import { label, processKey, state } from "./store.js";
 import { refresh } from "./stream.js";
 
-const UNANSWERED = "The daemon does not answer. Its receipts show later whether the flush took place.";
+const UNANSWERED = "The daemon doesn't respond. Its receipts will show whether the flush took place.";
 
 let newest = 0; // number of the newest dialog: it does not show answers to an older one
 
@@ -36,8 +36,8 @@ export async function flush(target, subject) {
   const plan = answer.receipts ?? [];
   const planned = plan.filter((receipt) => receipt.outcome === "planned");
   const [low, high] = ["low", "high"].map((key) => sum(planned.map((receipt) => receipt.expected?.[key] ?? 0)));
-  const effect = "The programs keep running. Each one pauses briefly, and allocates again when it needs memory.";
-  const text = high ? `This flush is expected to release ${extent({ low, high })}. ${effect}` : "Nothing to release.";
+  const effect = "The programs keep running: each pauses briefly, and reallocates memory when it needs it.";
+  const text = high ? `This flush should release ${extent({ low, high })}. ${effect}` : "Nothing to release.";
   show(title, answer.detail ?? text, plan.map(planArticle));
   now.hidden = !high;
   now.disabled = false;

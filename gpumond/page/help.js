@@ -1,20 +1,20 @@
 // The help dialog: what each share is, and the keys.
 
-import { $, make } from "./elements.js";
+import { $, make, put } from "./elements.js";
 import { words } from "./format.js";
-import { MEANINGS } from "./meanings.js";
+import { FLUSH, MEANINGS } from "./meanings.js";
 import { MARKS } from "./words.js";
 
 const KEYS = {
-  "Ctrl K, :": "Commands: type words of a device, a program, a view or an action.",
+  "Ctrl K, :": "Search devices, programs, views and actions.",
   "/": "Filter processes.",
-  "↑ ↓, j k": "Previous and next row of the table; Page Up, Page Down, Home and End skip rows.",
+  "↑ ↓, j k": "Previous or next row of the table; Page Up, Page Down, Home and End move further.",
   Enter: "Open or close a row.",
   Space: "Pause or resume.",
-  "← →": "Move the crosshair of all charts.",
-  "+ −, w s": "Zoom a chart, as the wheel does; drag to choose a range.",
-  "a d": "Earlier and later.",
-  Escape: "The newest values in a chart.",
+  "← →": "Move the crosshair in all charts.",
+  "+ −, w s": "Zoom a chart (as the wheel does); drag to select a range.",
+  "a d": "Move a chart to earlier or later times.",
+  Escape: "Show the latest values in a chart.",
   "?": "This help.",
 };
 
@@ -29,6 +29,7 @@ function kindsBySign() {
 function showHelp() {
   if ($("help").open) return;
   $("help-shares").replaceChildren(...entries(MEANINGS, (share) => [make(`i.${share}`), share]));
+  put($("help-flush"), FLUSH, 600);
   $("help-marks").replaceChildren(...entries(kindsBySign(), (sign) => [sign]));
   $("help-keys").replaceChildren(...entries(KEYS, (key) => [make("kbd", key)]));
   $("help").showModal();

@@ -71,7 +71,7 @@ export function createListing(title, columns, key, record) {
   };
   const draw = () => {
     const items = found();
-    put(count, `${items.length} of ${all.length}${items.length > MOST ? `, the newest ${MOST} are shown` : ""}`);
+    put(count, `${items.length} of ${all.length}${items.length > MOST ? `, the latest ${MOST} are shown` : ""}`);
     table.hidden = !items.length;
     showTable(table, items.slice(0, MOST), key);
   };

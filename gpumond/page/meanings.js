@@ -1,18 +1,16 @@
-// What each share of a device's memory is, in one sentence.
+// What each share of a device's memory is. Generated from gpumond/facts/shares.py by `make docs`.
 
 export const MEANINGS = {
-  live: "Memory that the program has allocated and uses.",
-  cached: "Free memory that an allocator of the program keeps; a flush returns it to the device.",
-  stranded: "Free memory that an allocator keeps and cannot return, because of fragmentation or private pools.",
-  overhead:
-    "Memory of the process that no known allocator reports: the CUDA context, libraries, NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter.",
-  opaque: "Memory whose parts are unknown: all of a process without an agent, or a pool that does not count live bytes.",
-  unattributed:
-    "Memory in use that the driver counts for no process: of an ended process, or managed memory (cudaMallocManaged) of a program without an agent.",
-  free: "Memory that no process uses.",
+  live: "Memory that the program has allocated and not freed, such as tensors (PyTorch: memory_allocated).",
+  cached: "Free memory that an allocator keeps for reuse; a flush returns it to the driver (PyTorch: free segments of the caching allocator).",
+  stranded: "Free memory that an allocator keeps and a flush can't return: fragmentation (PyTorch: inactive_split_bytes), private pools and arenas.",
+  overhead: "Memory of the process outside the pools of known allocators: CUDA context, libraries, workspaces, NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter.",
+  opaque: "Memory that can't be broken down: all of a process without an agent, or a pool that doesn't count live bytes.",
+  unattributed: "Used memory that the driver counts for no process: left by an exited process, or managed memory (cudaMallocManaged) of a program without an agent.",
+  free: "Memory that isn't in use.",
   reserved: "Memory that the driver or the firmware keeps for itself.",
-  overcount:
-    "The amount by which the parts exceed the driver’s count: for a moment, because agents and driver are read at different times; for longer, because processes share memory (CUDA IPC, VMM) that the driver counts for each of them.",
-  unmapped:
-    "Memory that an allocator counts while its pages are released, because the program is in sleep mode or suspended; it is not part of used memory.",
+  overcount: "Bytes by which the shares exceed the driver-reported usage: briefly, because agents and driver are read at different times; permanently, because processes share memory (CUDA IPC, VMM) that the driver counts for each of them.",
+  unmapped: "Memory that an allocator counts while its pages are released (sleep mode, suspended process); it isn't part of used memory.",
 };
+export const HELD = "Memory that an allocator has reserved from the driver: live, cached and stranded (PyTorch: memory_reserved).";
+export const FLUSH = "A flush asks running programs to call their allocators' own release functions (PyTorch: torch.cuda.empty_cache()). Cached memory returns to the driver, and the programs keep running.";

@@ -1,4 +1,4 @@
-// Notices above everything else: faults, and reasons why the page shows no or old numbers.
+// Notices above everything else: faults, and reasons why the web UI shows no or stale data.
 
 import { $, make, name, put, sync } from "./elements.js";
 import { clock, duration, words } from "./format.js";
@@ -9,26 +9,26 @@ const SHOWN = 8;
 
 function unanswered() {
   const { failures, cause, frame } = state;
-  const kept = failures > MISSED_LIMIT ? "Numbers are hidden." : "Numbers may be old.";
-  const last = frame ? ` The last frame was taken at ${clock(frame.snapshot.taken_at)}.` : "";
+  const kept = failures > MISSED_LIMIT ? "Data is hidden." : "Data may be stale.";
+  const last = frame ? ` The last update was at ${clock(frame.snapshot.taken_at)}.` : "";
   const what = `${kept}${last}`;
   if (cause === "connections")
     return [
       "bad",
       "This browser has too many connections to the daemon",
-      `${what} The daemon is running, but this request waits for a free connection. Close other windows on this address.`,
+      `${what} The daemon is running, but this request is waiting for a free connection. Close other windows of this address.`,
     ];
   if (cause !== "unreachable") return ["bad", "The daemon refused the request", `${what} ${cause.detail ?? cause.title}`];
   return [
     "bad",
-    "The daemon does not answer",
-    `${what} The page tries again every second. To start a daemon, run: gpumond serve`,
+    "The daemon doesn't respond",
+    `${what} This page retries every second. To start a daemon, run: gpumond serve`,
   ];
 }
 
 function withoutFrame() {
   const { problem } = state;
-  const titles = { 401: "Sign in to see this page", 403: "You do not have access", 503: "The daemon is starting" };
+  const titles = { 401: "Sign in to see this page", 403: "You don't have access", 503: "The daemon is starting" };
   const title = titles[problem?.status] ?? (problem ? "The daemon reports a problem" : "Connecting to the daemon");
   return ["note", title, problem?.detail ?? ""];
 }
@@ -36,14 +36,14 @@ function withoutFrame() {
 function* ofDriver({ source, devices }, faults) {
   if (!source.up) {
     const released = source.reason === "released";
-    const title = released ? "The driver is released for maintenance" : `Devices cannot be read: ${source.reason}`;
+    const title = released ? "Detached from the driver for maintenance" : `No GPU can be read: ${source.reason}`;
     const fault = faults.find((each) => each.source === source.name && each.kind === source.reason);
     yield ["bad", title, withRemedy(source.detail, fault?.remedy)];
   } else if (!source.responsive) {
-    const detail = `Numbers are from its last answer. They are hidden after ${MISSED_LIMIT} missed readings.`;
-    yield ["bad", "The driver does not answer", detail];
+    const detail = `Data is from its last response, and is hidden after ${MISSED_LIMIT} missed readings.`;
+    yield ["bad", "The driver doesn't respond", detail];
   } else if (!devices.length) {
-    yield ["warn", "There is no device", "The driver answers but lists no devices."];
+    yield ["warn", "No GPU found", "The driver responds, but lists no GPUs."];
   }
 }
 
@@ -61,7 +61,7 @@ function* notices() {
   const interval = elapsed_seconds / Math.max(1, seq);
   const age = (performance.now() - state.receivedAt) / 1000;
   if (age > Math.max(5, 3 * interval))
-    yield ["bad", `No new frame for ${duration(age)}`, "The daemon answers, but has stopped taking readings."];
+    yield ["bad", `No update for ${duration(age)}`, "The daemon responds, but has stopped taking readings."];
   yield* ofDriver(snapshot, faults);
   for (const fault of faults) {
     if (!source.up && fault.source === source.name && fault.kind === source.reason) continue;

@@ -1,4 +1,4 @@
-// The page: draws the newest frame. Each number is from that frame, except in charts, events and receipts.
+// The web UI: draws the latest frame. Each number is from that frame, except in charts, events and receipts.
 
 import { showAlerts, showEvents, showVerdicts } from "./alerts.js";
 import "./baselines.js";

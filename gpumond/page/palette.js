@@ -58,7 +58,7 @@ function search() {
       return option;
     }),
   );
-  put($("palette-count"), found.length ? "" : "No command has these words.");
+  put($("palette-count"), found.length ? "" : "No matching command.");
   select(0);
 }
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 from gpumond.facts.engines import NOT_READ, EngineReading
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, StepUsage
+from gpumond.facts.shares import HELD as HELD_MEANING, MEANINGS
 from gpumond.facts.snapshot import NO_DEVICE, RELEASED, STARTING, AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.units import duration, human
 
@@ -141,16 +142,14 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
         "Fraction of the sampling period during which the video decoder was active.",
     ),
     _sensor("graphics_engine_active_ratio", "ratio", f"Fraction of time during which a kernel was running, {GPM}."),
-    _sensor("sm_active_ratio", "ratio", f"Fraction of the multiprocessors that were active, {GPM}."),
-    _sensor(
-        "sm_occupancy_ratio", "ratio", f"Resident warps as a fraction of the maximum on the multiprocessors, {GPM}."
-    ),
+    _sensor("sm_active_ratio", "ratio", f"Fraction of the SMs that were active, {GPM}."),
+    _sensor("sm_occupancy_ratio", "ratio", f"Resident warps as a fraction of the SMs' maximum, {GPM}."),
     _sensor("tensor_active_ratio", "ratio", f"Fraction of time during which the tensor cores were active, {GPM}."),
     _sensor("dram_active_ratio", "ratio", f"Fraction of the memory bandwidth in use, {GPM}."),
     _sensor("nvlink_receive_bytes_per_second", "bytes/s", f"Traffic received over all NVLinks, {GPM}."),
     _sensor("nvlink_transmit_bytes_per_second", "bytes/s", f"Traffic sent over all NVLinks, {GPM}."),
-    _sensor("sm_clock_hertz", "hertz", "Clock frequency of the multiprocessors."),
-    _sensor("sm_clock_max_hertz", "hertz", "Maximum clock frequency of the multiprocessors."),
+    _sensor("sm_clock_hertz", "hertz", "SM clock frequency."),
+    _sensor("sm_clock_max_hertz", "hertz", "Maximum SM clock frequency."),
     _sensor("memory_clock_hertz", "hertz", "Clock frequency of the memory."),
     _sensor("memory_clock_max_hertz", "hertz", "Maximum clock frequency of the memory."),
     _sensor("performance_state", "count", "Performance state, from 0 (fastest) to 15 (slowest)."),
@@ -287,37 +286,35 @@ def _reported_reclaimable(pool: PoolUsage) -> int | None:
 LIVE: Quantity[PoolUsage] = _field(
     "live_bytes",
     "bytes",
-    "Memory that the allocator has allocated to the program.",
+    MEANINGS["live"],
     note=" Absent if nothing counts it.",
     rule_note=" Unknown if nothing counts it.",
 )
 HELD: Quantity[PoolUsage] = _field(
     "held_bytes",
     "bytes",
-    "Memory that the allocator has reserved from the driver",
-    note="; absent if its library does not report it.",
-    rule_note=".",
+    HELD_MEANING,
+    note=" Absent if the library doesn't report it.",
     export=lambda pool: pool.held_bytes if pool.held_known else None,
 )
 RECLAIMABLE: Quantity[PoolUsage] = _field(
     "reclaimable_bytes",
     "bytes",
-    "Memory that a flush is expected to release.",
+    "Memory that a flush would release, as expected by the allocator's adapter.",
     export=_reported_reclaimable,
     field="reclaimable.likely",
 )
 STRANDED = Quantity[PoolUsage](
     "stranded_bytes",
     "bytes",
-    "Free memory in the pool that a flush cannot release: fragmentation, or an arena.",
+    MEANINGS["stranded"],
     _stranded,
     export=lambda pool: _stranded(pool) if pool.held_known else None,
 )
 UNMAPPED: Quantity[PoolUsage] = _field(
     "unmapped_bytes",
     "bytes",
-    "Memory that the allocator counts while its pages are released (sleep mode). It is not part of used, live or "
-    "held memory.",
+    MEANINGS["unmapped"],
     note=" Absent if it is unknown.",
 )
 
@@ -380,10 +377,10 @@ STEP: tuple[Quantity[StepUsage], ...] = (
     _field("steps", "count", "Steps that the program has completed.", "steps_total", counted=True),
     _field("steps_per_second", "count", "Rate of the last steps, in steps per second.", ""),
     _field(
-        "step_kept_bytes",
+        "step_retained_bytes",
         "bytes",
         "Growth of live memory per step, as the trend over the last steps.",
-        field="kept_bytes",
+        field="retained_bytes",
     ),
     _field("step_live_bytes", "bytes", "Live memory at the end of a step.", field="live_bytes"),
     _field("step_stranded_bytes", "bytes", "Stranded memory at the end of a step.", field="stranded_bytes"),
@@ -463,9 +460,9 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "models_loaded",
         rule_note=" Unknown while it does not answer.",
     ),
-    _field("held_bytes", "bytes", "Device memory in use, as the engine reports it.", "stated_bytes"),
+    _field("held_bytes", "bytes", "Device memory in use as reported by the engine.", "stated_bytes"),
     _field("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", ""),
-    _field("state_age_seconds", "seconds", "Age of the engine's newest state.", "", field="age_seconds"),
+    _field("state_age_seconds", "seconds", "Age of the engine's latest state.", "", field="age_seconds"),
 )
 
 ENGINE_USED = Quantity[int](

@@ -25,8 +25,8 @@ from gpumond.facts.program import (
 )
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
 from gpumond.facts.units import GIB as GIB
+from gpumond.serve.full_frame import holdings
 from gpumond.serve.problems import responses
-from gpumond.serve.whole_frame import holdings
 from gpumond.store.audit import next_entry
 
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
@@ -80,7 +80,7 @@ PROGRAM = Program(
         ),
     ),
     step=StepUsage(
-        steps=120, steps_per_second=2.5, kept_bytes=0.0, live_bytes=31 * GIB, stranded_bytes=5 * GIB, retries=1
+        steps=120, steps_per_second=2.5, retained_bytes=0.0, live_bytes=31 * GIB, stranded_bytes=5 * GIB, retries=1
     ),
 )
 REPORT = AgentReport(
@@ -155,8 +155,7 @@ VERDICT = Verdict(
     since=TAKEN_AT - 900,
     evidence=(("slope_bytes_per_second", 559_240.0),),
     time_to_oom_seconds=3840.0,
-    summary="memory of train (pid 4242) on GPU 0 has grown by 32.0 MiB each minute since 13:38:20 UTC; "
-    "GPU 0 is full in 1 h 4 min",
+    summary="train (pid 4242) is leaking 32.0 MiB/min on GPU 0 (since 13:38:20 UTC); GPU 0 will be full in 1 h 4 min",
     form="linear",
     fit=Fit(
         points=tuple((TAKEN_AT - 60 * ago, 33 * GIB - 33_554_400.0 * ago) for ago in (3, 2, 1)),

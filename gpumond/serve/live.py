@@ -19,17 +19,17 @@ from starlette.datastructures import State
 from starlette.types import Message, Scope, Send
 
 from gpumond.events import Event, EventLog
-from gpumond.facts.frame import Frame, WholeFrame
+from gpumond.facts.frame import Frame, FullFrame
 from gpumond.facts.units import accepts
 from gpumond.host.event_loop import Signal
 from gpumond.kernel import Kernel
 from gpumond.serve import examples
 from gpumond.serve.auth import user
 from gpumond.serve.dependencies import kernel_of, present
+from gpumond.serve.full_frame import full_frame
 from gpumond.serve.limits import Shares
 from gpumond.serve.problems import responses
 from gpumond.serve.resources import EXAMPLE_FRAME
-from gpumond.serve.whole_frame import whole_frame
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -90,7 +90,7 @@ EVENTS_SENT = 200
 GZIP_LEVEL = 6
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
-WHOLE = TypeAdapter(WholeFrame)
+WHOLE = TypeAdapter(FullFrame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class LiveFrames:
 
     def _forget(self) -> None:
         self._frame: Frame | None = None
-        self._whole: WholeFrame | None = None
+        self._whole: FullFrame | None = None
         self._first: LiveMessage | None = None
         """The complete frame, if a reader has needed it."""
         self._later: deque[LiveMessage] = deque(maxlen=KEPT)
@@ -177,7 +177,7 @@ class LiveFrames:
 
     def _take(self, frame: Frame | None) -> None:
         self._frame, self._first = frame, None
-        self._whole = live_frame(whole_frame(frame)) if frame else None
+        self._whole = live_frame(full_frame(frame)) if frame else None
         self._last_event = self._kernel.events.last_id
 
     def _publish(self, message: LiveMessage) -> None:
@@ -233,7 +233,7 @@ class FrameChanges:
     tables: dict[str, TableChanges]
 
 
-def live_frame(whole: WholeFrame) -> WholeFrame:
+def live_frame(whole: FullFrame) -> FullFrame:
     """Return a frame without the driver's lists of processes, whose values are in ``processes``."""
     devices = (
         device if device.processes is None else replace(device, processes=()) for device in whole.snapshot.devices
@@ -241,7 +241,7 @@ def live_frame(whole: WholeFrame) -> WholeFrame:
     return replace(whole, snapshot=replace(whole.snapshot, devices=tuple(devices)))
 
 
-def changes(before: WholeFrame, after: WholeFrame) -> FrameChanges:
+def changes(before: FullFrame, after: FullFrame) -> FrameChanges:
     """Return what makes ``after`` of ``before``."""
     values: dict[str, Any] = {}
     for part in ("", *PARTS):

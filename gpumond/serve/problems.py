@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
+from gpumond.config.expectations import expectation
 from gpumond.facts.errors import (
     AmbiguousDevice,
     ConfigError,
@@ -98,7 +99,7 @@ def install(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        return problem(422, f"{place}: {first['msg'].removeprefix('Value error, ')}")
+        return problem(422, f"{place}: {expectation(first)}")
 
     async def refused(request: Request, error: Exception) -> Response:
         headers = {"Retry-After": f"{error.retry_after_seconds:.0f}"} if isinstance(error, CooldownActive) else None

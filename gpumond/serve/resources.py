@@ -19,12 +19,12 @@ from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import (
     Alert,
     Frame,
+    FullFrame,
     Ledger,
     ProcessHolding,
     StatedCondition,
     StatedFault,
     Verdict,
-    WholeFrame,
     device_named,
 )
 from gpumond.facts.program import process_key
@@ -34,7 +34,7 @@ from gpumond.facts.verdicts import KINDS
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
 from gpumond.serve.dependencies import kernel_of, present
-from gpumond.serve.whole_frame import REVISION, holdings, stated_conditions, stated_faults, whole_frame
+from gpumond.serve.full_frame import REVISION, full_frame, holdings, stated_conditions, stated_faults
 from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, Signal
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
@@ -87,7 +87,7 @@ EXAMPLE_STATUS = Status(
     faults=(),
     conditions=(),
 )
-EXAMPLE_FRAME = WholeFrame(
+EXAMPLE_FRAME = FullFrame(
     version=__version__,
     revision="8d43ed1f0c5b7a2e9d6f4b3a1c0e8f7d6b5a4c3e",
     host="gpu-17",
@@ -154,7 +154,7 @@ def current_frame(request: Request) -> Frame:
 @router.get(
     "/frame",
     summary="The complete result of the last tick",
-    **examples.described(WholeFrame, EXAMPLE_FRAME, 503),
+    **examples.described(FullFrame, EXAMPLE_FRAME, 503),
 )
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
@@ -163,7 +163,7 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
     headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
     if if_none_match is not None and if_none_match.removeprefix("W/") == etag:
         return Response(status_code=304, headers=headers)
-    whole = answer_once(request, WholeFrame, whole_frame)
+    whole = answer_once(request, FullFrame, full_frame)
     if "Content-Encoding" in whole.headers:
         headers["ETag"] = f"W/{etag}"  # the same frame in other bytes
     whole.headers.update(headers)

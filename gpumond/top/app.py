@@ -29,7 +29,7 @@ from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import Key, ProcessLife, ProcessRow
-from gpumond.view.text import BLOCKS, Colors, Line, Piece, ansi, clipped
+from gpumond.view.text import BLOCKS, Colors, Line, Span, ansi, clipped
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
@@ -191,14 +191,14 @@ class Top:
         else:
             body = self._main_lines(shown, notices, width, height - 2)
             hints = screen.FILTER_HINTS if self._filtering else screen.HINTS
-        last = [Piece(self.message, "bold")] if self.message else screen.hint_line(hints, width)
+        last = [Span(self.message, "bold")] if self.message else screen.hint_line(hints, width)
         lines = [screen.padded(clipped(head, width), width, "head"), *body[: height - 2], clipped(last, width)]
         self.terminal.draw([ansi(line, self.colors) for line in lines[:height]])
 
     def _panel_lines(self, panel: Panel, width: int, height: int) -> list[Line]:
         lines, panel.first = screen.text_window(panel.lines(width - 2), height, panel.first)
         blank: list[Line] = [[]] * (height - len(lines))
-        return [*([Piece(" "), *clipped(line, width - 2)] for line in lines), *blank]
+        return [*([Span(" "), *clipped(line, width - 2)] for line in lines), *blank]
 
     def _main_lines(self, shown: View | None, notices: Sequence[FrameNotice], width: int, height: int) -> list[Line]:
         devices, legend = screen.device_lines(shown, width, height + 2, self.monochrome, self.device)
@@ -354,7 +354,7 @@ class Top:
     def _described(self, key: ProcessLife, width: int) -> list[Line]:
         rows = self._process(key)
         if not rows:
-            return [[Piece(f"pid {key[1].pid} no longer uses a device")]]
+            return [[Span(f"pid {key[1].pid} no longer uses a device")]]
         chart = self._chart(width, DETAIL_CHART_ROWS, named=False) if self.past and self.past.of == key else []
         return described(rows[0], chart, width)
 

@@ -11,7 +11,7 @@ from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import receipts_of
 from gpumond.view.rows import plain
-from gpumond.view.text import Line, Piece, table_lines as table, wrapped
+from gpumond.view.text import Line, Span, table_lines as table, wrapped
 
 TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
@@ -103,27 +103,27 @@ class FlushPanel(Panel):
         return f"released {human(sum(answer.released_bytes for answer in self.answers))}"
 
     def lines(self, width: int) -> list[Line]:
-        lines: list[Line] = [[Piece(f"{self.name}: {self.state}", "bold")], []]
+        lines: list[Line] = [[Span(f"{self.name}: {self.state}", "bold")], []]
         receipts = [*_receipts(self.answers)]
         planned = self.state == "plan of a flush"
         if receipts:
             rows = [each.planned if planned else each.ended for each in receipts]
-            lines += [[Piece(line)] for line in table(PLAN if planned else RECEIPTS, rows, width)]
+            lines += [[Span(line)] for line in table(PLAN if planned else RECEIPTS, rows, width)]
         for answer in self.answers:
             if answer.problem:
-                lines += wrapped([Piece(f"{answer.target.name}: not flushed: {answer.problem}")], width)
+                lines += wrapped([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)
         for receipt in receipts:
-            lines += wrapped([Piece(receipt.remark)], width) if receipt.remark else []
+            lines += wrapped([Span(receipt.remark)], width) if receipt.remark else []
         return [*lines, [], *self._question(planned)]
 
     def _question(self, planned: bool) -> Iterator[Line]:
         if planned and self.ready:
             likely = sum(each.likely_bytes for each in _receipts(self.answers))
-            yield [Piece(f"Flush {human(likely)}? y: yes  esc: no", "bold")]
+            yield [Span(f"Flush {human(likely)}? y: yes  esc: no", "bold")]
         elif planned:
-            yield [Piece("Nothing to release.", "bold")]
+            yield [Span("Nothing to release.", "bold")]
         elif any(answer.receipts for answer in self.answers):
-            yield [Piece(self._summary(), "bold")]
+            yield [Span(self._summary(), "bold")]
 
 
 def _request(target: FlushTarget, dry_run: bool, plan: str) -> Answer:

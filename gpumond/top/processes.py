@@ -11,7 +11,7 @@ from typing import TypeVar
 from gpumond.facts.program import ProcessKey
 from gpumond.host.machine import find_process, process_start, read_head
 from gpumond.view.rows import HOLDINGS, ProcessLife, ProcessRow, plain
-from gpumond.view.text import Line, Piece, fitted, size
+from gpumond.view.text import Line, Span, fitted, size
 
 Number = TypeVar("Number", int, float)
 Sortable = tuple[bool, float, str]
@@ -137,7 +137,7 @@ def table_head(columns: Sequence[TableColumn], order: SortOrder) -> Line:
     arrow = "↑" if order.reverse else "↓"
     names = [f"{column.name.upper()}{arrow if column.name == order.column else ''}" for column in columns]
     cells = [fitted(name, column.width, bool(column.number)) for name, column in zip(names, columns, strict=True)]
-    return [Piece(" " + " ".join(cells), "head")]
+    return [Span(" " + " ".join(cells), "head")]
 
 
 def table_line(row: TableRow, columns: Sequence[TableColumn], width: int, marked: bool, chosen: bool) -> Line:
@@ -145,7 +145,7 @@ def table_line(row: TableRow, columns: Sequence[TableColumn], width: int, marked
     cells = [fitted(_text(column, row), column.width, bool(column.number)) for column in columns]
     text = fitted(("*" if marked else " ") + " ".join(cells), width)
     bold = bool(row.members) or row.process.notable
-    return [Piece(text, "chosen" if chosen else "bold" if bold else "")]
+    return [Span(text, "chosen" if chosen else "bold" if bold else "")]
 
 
 def _text(column: TableColumn, row: TableRow) -> str:
@@ -229,7 +229,7 @@ class Table:
             marked = all(process.key in self.marks for process in row.processes)
             found.append(table_line(row, columns, width, marked, place == self._cursor))
         if not self.rows and self.words:
-            found.append([Piece(" no process matches the filter", "dim")])
+            found.append([Span(" no process matches the filter", "dim")])
         return found[:height]
 
 

@@ -10,6 +10,8 @@ from itertools import groupby
 from urllib.parse import urlencode
 
 from gpumond.facts.errors import DaemonError
+from gpumond.facts.frame import SHARES
+from gpumond.facts.shares import FLUSH, MEANINGS
 from gpumond.facts.units import duration, human
 from gpumond.top.connection import Connection, DaemonClient
 from gpumond.top.processes import SIGNALS, refusal, send
@@ -17,7 +19,7 @@ from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice, grouped
 from gpumond.view.rows import Key, ProcessRow, plain
 from gpumond.view.tables import device_block, flush_estimate
-from gpumond.view.text import BLOCKS, Line, Piece, StackCell, block, cells, clipped, stack, width_of, wrapped
+from gpumond.view.text import BLOCKS, Line, Span, StackCell, block, cells, clipped, stack, width_of, wrapped
 
 SECONDS = 600
 UNKNOWN = 404
@@ -97,14 +99,14 @@ def extended(past: HistoryChart, view: View) -> HistoryChart:
 def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[Line]:
     """Return a line of text and ``rows`` lines of a chart. The chart begins at the first point."""
     if not past.points:
-        return [clipped([Piece(f"{name}no history yet")], width)]
+        return [clipped([Span(f"{name}no history yet")], width)]
     start = max(past.until - SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
-    head = [Piece(f"{name}used in the last {duration(past.until - start)}: {human(min(sums))} to {human(max(sums))}")]
+    head = [Span(f"{name}used in the last {duration(past.until - start)}: {human(min(sums))} to {human(max(sums))}")]
     for band, size in past.points[-1][1].items():
         if size:
-            mark = [] if monochrome else [Piece(BLOCKS[8], ink=band)]
-            head += [Piece("  "), *mark, Piece(f"{'' if monochrome else ' '}{BANDS[band]} {human(size)}", "dim")]
+            mark = [] if monochrome else [Span(BLOCKS[8], ink=band)]
+            head += [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{BANDS[band]} {human(size)}", "dim")]
     chart = stack(past.points, start, past.until, width, rows)
     return [clipped(head, width), *(_row(row, monochrome) for row in chart)]
 
@@ -112,14 +114,14 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
 def _row(row: Sequence[StackCell], monochrome: bool) -> Line:
     """Return one line. Without colors it shows the height of the stack only."""
     if monochrome:
-        return [Piece("".join(map(block, row)))]
+        return [Span("".join(map(block, row)))]
     return [_piece(cell, len([*same])) for cell, same in groupby(row)]
 
 
-def _piece(cell: StackCell, count: int) -> Piece:
+def _piece(cell: StackCell, count: int) -> Span:
     if cell.lower == cell.upper:
-        return Piece(BLOCKS[8 if cell.lower else 0] * count, ink=cell.lower)
-    return Piece(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
+        return Span(BLOCKS[8 if cell.lower else 0] * count, ink=cell.lower)
+    return Span(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
 
 
 Hints = Sequence[tuple[str, str]]
@@ -152,38 +154,32 @@ class Panel:
 HELP = """
 Rows
 ↑ ↓ PgUp PgDn Home End | move the cursor
-Enter, d | details of a process; open or close a group
+Enter, d | show details of a process; open or close a group
 Space | mark or unmark a process or a group
 U | unmark all
-/, F3, F4 | filter: parts of a name, pid, user, verdict, container or pod
-Esc | remove filter, selection of a device and marks
+/, F3, F4 | filter by part of a name, pid, user, verdict, container or pod
+Esc | clear the filter, the selected device and all marks
 Order
 s, >  and  < | sort by the next and previous column
 r, I | reverse the order
-g | group by user, workload, container, or not
-t, F5 | tree of parents and children (processes of this machine)
+g | group by user, workload or container, or ungroup
+t, F5 | show processes as a tree (this machine only)
 Devices
-← →, 0 to 9 | show one device
- | The chart shows the selected device, else the process under the cursor.
-Actions, each with a confirmation
-f | flush the marked processes, else the one under the cursor
-F | flush the selected device, else all programs with an agent
-k, F9 | send a signal to your own programs: the marked ones, else the one under the cursor
+← →, 0 to 9 | select a device
+ | the chart shows the selected device, or else the process under the cursor
+Actions (each asks for confirmation)
+f | flush the marked processes, or else the one under the cursor
+F | flush the selected device, or else all programs with an agent
+k, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
-a | alerts, verdicts and problems in full
+a | show alerts, verdicts and problems in full
 p | pause
 mouse | click a column to sort, a device or a row to select it; scroll with the wheel
-?, h, F1 | this help
+?, h, F1 | show this help
 q, F10, Ctrl-C | quit
-Shares
-live | holds tensors or arrays in use
-cached | an allocator keeps it for reuse; a flush releases it
-stranded | an allocator keeps it in partly used segments; a flush cannot release it
-overhead | context, libraries, NCCL, imported memory, caches without an adapter
-opaque | parts unknown: no agent, or a pool without a count
-unattributed | used memory that no process accounts for; it may be managed memory
 """
 """Titles, and keys with their effects."""
+HELP_SHARES = "\n".join(f"{share} | {MEANINGS[share]}" for share in (*SHARES, "unmapped"))
 KEY = 24
 
 
@@ -192,14 +188,14 @@ class HelpPanel(Panel):
 
     def lines(self, width: int) -> list[Line]:
         lines: list[Line] = []
-        for entry in HELP.strip().splitlines():
+        for entry in f"{HELP.strip()}\nShares\n{HELP_SHARES}\nFlush\n | {FLUSH}".splitlines():
             key, is_key, effect = entry.partition(" | ")
             if not is_key:
-                lines += [*([[]] if lines else []), [Piece(key, "bold")]]
+                lines += [*([[]] if lines else []), [Span(key, "bold")]]
                 continue
-            first, *rest = wrapped([Piece(effect)], max(KEY, width - KEY - 2))
-            lines.append([Piece(f"  {key:<{KEY}}", "bold"), *first])
-            lines += [[Piece(" " * (KEY + 2)), *line] for line in rest]
+            first, *rest = wrapped([Span(effect)], max(KEY, width - KEY - 2))
+            lines.append([Span(f"  {key:<{KEY}}", "bold"), *first])
+            lines += [[Span(" " * (KEY + 2)), *line] for line in rest]
         return lines
 
 
@@ -222,16 +218,16 @@ class TextPanel(Panel):
 
 
 WITHOUT_AGENT = (
-    "this program runs without the agent; start it with gpumond run -- COMMAND to see its shares and flush it"
+    "this program runs without the agent; start it with gpumond run -- COMMAND to see its shares and to flush it"
 )
 TERM = 11
 
 
 def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line]:
     """Return the lines of the details. ``history``: the lines of its chart, if any."""
-    lines: list[Line] = [[Piece(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
+    lines: list[Line] = [[Span(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
     for sentence in row.verdicts:
-        lines += wrapped([Piece(sentence, "bold" if row.notable else "")], width)
+        lines += wrapped([Span(sentence, "bold" if row.notable else "")], width)
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     holder, kv_cache = row.kv_cache or ("", "")
     more = {holder: f", {kv_cache}"} if kv_cache else {}
@@ -240,9 +236,9 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
     terms = [(share, human(size) + more.get(share, "")) for share, size in shares if size is not None]
     terms += [("user", row.user)] if row.user else []
     for term, value in (*terms, *row.facts):
-        lines += wrapped([Piece(f"{term:>{TERM}} ", "dim"), Piece(value)], width)
+        lines += wrapped([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
     if row.flush_policy is None:
-        lines += wrapped([Piece(WITHOUT_AGENT)], width)
+        lines += wrapped([Span(WITHOUT_AGENT)], width)
     return lines
 
 
@@ -274,15 +270,15 @@ class SignalPanel(Panel):
     def lines(self, width: int) -> list[Line]:
         lines: list[Line] = []
         if self.ready:
-            names = [Piece(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
+            names = [Span(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
             lines += [names, []]
         for (row, _), result in zip(self.rows, self.results, strict=True):
             text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
-            lines += wrapped([Piece(f"{row.program} (pid {row.pid})", "bold"), Piece(text)], width)
+            lines += wrapped([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
         if self.ready:
             count = self.results.count("")
             programs = "1 program" if count == 1 else f"{count} programs"
-            lines += [[], [Piece(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
+            lines += [[], [Span(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
         return lines
 
 
@@ -332,13 +328,13 @@ def head_line(
 ) -> Line:
     several = len(connections) > 1
     address = ", ".join(each.name for each in connections) if several else plain(connections[0].daemon.url, 60)
-    line = [Piece(f"gpumond {address}")]
-    line += [piece for notice in notices for piece in (Piece("  "), Piece(notice.title.upper(), STYLES[notice.level]))]
-    line += [Piece("  "), Piece("PAUSED", "alarm")] if paused else []
+    line = [Span(f"gpumond {address}")]
+    line += [piece for notice in notices for piece in (Span("  "), Span(notice.title.upper(), STYLES[notice.level]))]
+    line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
     if view:
         clock = time.strftime("%H:%M:%S", time.localtime(view.taken_at))
         frame = "" if several else f"  frame {view.seq}"
-        line.append(Piece(f"  {view.source}{frame}  {clock}"))
+        line.append(Span(f"  {view.source}{frame}  {clock}"))
     return line
 
 
@@ -367,14 +363,14 @@ def device_at(lines: Sequence[Line], place: int) -> int:
 
 def estimate_line(view: View | None) -> list[Line]:
     text = flush_estimate(view) if view else ""
-    return [[Piece(text)]] if text else []
+    return [[Span(text)]] if text else []
 
 
 def filter_line(words: str, active: bool) -> list[Line]:
     if not active:
-        return [[Piece(f"filter: {words}", "bold")]] if words else []
+        return [[Span(f"filter: {words}", "bold")]] if words else []
     return [
-        [Piece("filter: ", "bold"), Piece(words), Piece(" ", "chosen"), *([] if words else [Piece(FILTER_HINT, "dim")])]
+        [Span("filter: ", "bold"), Span(words), Span(" ", "chosen"), *([] if words else [Span(FILTER_HINT, "dim")])]
     ]
 
 
@@ -382,7 +378,7 @@ def hint_line(hints: Hints, width: int) -> Line:
     """Return the keys that fit in one line."""
     line: Line = []
     for key, effect in hints:
-        pieces = [Piece(" " if line else ""), Piece(key, "bold"), Piece(f" {effect}")]
+        pieces = [Span(" " if line else ""), Span(key, "bold"), Span(f" {effect}")]
         if width_of(line) + width_of(pieces) > width:
             break
         line += pieces
@@ -400,7 +396,7 @@ def padded(line: Line, width: int, style: str) -> Line:
     rest = width - sum(cells(piece.text) for piece in line)
     return [
         *(piece if piece.style else piece._replace(style=style) for piece in line),
-        Piece(" " * max(0, rest), style),
+        Span(" " * max(0, rest), style),
     ]
 
 
@@ -428,7 +424,7 @@ def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
     lines = [clipped(_summary(group), width) for group in groups]
     if len(lines) > rows:
         hidden = sum(map(len, groups[max(0, rows - 1) :]))
-        lines[max(0, rows - 1) :] = [[Piece(f"{hidden} more: press a")]] if rows else []
+        lines[max(0, rows - 1) :] = [[Span(f"{hidden} more: press a")]] if rows else []
     return lines
 
 
@@ -436,11 +432,11 @@ def _summary(group: Sequence[FrameNotice]) -> Line:
     first = group[0]
     if len(group) == 1:
         return _line(first)
-    return [Piece(f"{first.kind} ({len(group)})", STYLES[first.level]), Piece(f": {first.text or first.title}, …")]
+    return [Span(f"{first.kind} ({len(group)})", STYLES[first.level]), Span(f": {first.text or first.title}, …")]
 
 
 def _line(notice: FrameNotice) -> Line:
-    return [Piece(notice.title, STYLES[notice.level]), Piece(f": {notice.text}" if notice.text else "")]
+    return [Span(notice.title, STYLES[notice.level]), Span(f": {notice.text}" if notice.text else "")]
 
 
 def remarks_in_full(notices: Iterable[FrameNotice], width: int) -> list[Line]:
@@ -450,4 +446,4 @@ def remarks_in_full(notices: Iterable[FrameNotice], width: int) -> list[Line]:
         lines += [[]] if lines else []
         for notice in group:
             lines += wrapped(_line(notice), width)
-    return lines or [[Piece("no alerts, verdicts or problems")]]
+    return lines or [[Span("no alerts, verdicts or problems")]]

@@ -1,7 +1,7 @@
 """Answers of daemons, checked in one place for the command line, `top` and `fleet`: typed, finite, bounded values.
 
 A daemon may run on another machine, be of another version, or not be gpumond. What was checked here has every key of
-its type, `WholeFrame` for a frame, with values of the types of its fields; the rest of the code relies on that.
+its type, `FullFrame` for a frame, with values of the types of its fields; the rest of the code relies on that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.frame import WholeFrame
+from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
 from gpumond.view.notices import FrameNotice, alerts, notices, once, stuck, verdicts
@@ -70,11 +70,11 @@ _JSON = json.JSONDecoder(parse_int=_short_integer, parse_float=_finite, parse_co
 
 
 def frame_of(answer: object) -> CheckedFrame:
-    """Return a frame with the types of `WholeFrame`. Raises DaemonError if the answer is not a frame.
+    """Return a frame with the types of `FullFrame`. Raises DaemonError if the answer is not a frame.
 
     Missing values have their defaults, and those that may be unknown are None: an earlier version did not state them.
     """
-    return answer if isinstance(answer, CheckedFrame) else CheckedFrame(checked_as(WholeFrame, answer, "frame"))
+    return answer if isinstance(answer, CheckedFrame) else CheckedFrame(checked_as(FullFrame, answer, "frame"))
 
 
 def receipts_of(answer: object) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Notices of a frame: faults, conditions, alerts and verdicts. Pure."""
+"""Notices of a frame: faults, conditions, alerts and verdicts. No I/O."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     if not source["up"]:
         own = [f["remedy"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
         released = source["reason"] == "released"
-        title = "the driver is released" if released else f"no device can be read: {plain(source['reason'], 40)}"
+        reason = plain(source["reason"], 40)
+        title = "gpumond is detached from the driver" if released else f"no GPU can be read: {reason}"
         yield FrameNotice("note" if released else "bad", title, _advised(source["detail"], *own[:1]))
     elif not index:
-        yield FrameNotice("warn", "no device found", "the driver lists no devices")
+        yield FrameNotice("warn", "no GPU found", "the driver lists no GPUs")
     for fault in frame["faults"]:
         if source["up"] or (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
             where = index.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
@@ -113,19 +114,19 @@ def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
 
 
 REMEDIES = {
-    "gone": "this process is not visible here: wait, the driver may still be cleaning up; if the entry remains, "
-    "look for its children among the holders, or reset the device once it is unused (nvidia-smi --gpu-reset)",
-    "zombie": "the process has ended, but its parent has not collected its status: end or restart the parent "
-    "(ps -o ppid= -p {pid})",
-    "uninterruptible": "the process waits in the kernel, often in the driver, and no signal ends it: if this lasts, "
-    "check the kernel log (dmesg), then reset the device or reboot",
-    "stopped": "the process is stopped and keeps its memory: kill -CONT {pid} resumes it, kill {pid} ends it",
-    "holder": "the process keeps the device open while memory has no owner: check if its program is dead "
-    "(ps -fp {pid}); kill {pid} ends it",
-    "orphaned": "its parent has ended, and no service manager runs it (nohup has the same effect): if it is not "
-    "needed, kill {pid} ends it",
-    "idle": "the process is idle and keeps its memory: gpumond flush --pid {pid} releases its cache if it runs "
-    "the agent; kill {pid} ends it",
+    "gone": "wait: the driver may still be cleaning up after this process, which isn't visible here; if the entry "
+    "remains, look for its children among the processes that have the GPU open, or reset the GPU once it is unused "
+    "(nvidia-smi --gpu-reset)",
+    "zombie": "stop or restart its parent (ps -o ppid= -p {pid}), which hasn't collected the status of the exited "
+    "process",
+    "uninterruptible": "check the kernel log (dmesg), then reset the GPU or reboot if this lasts: the process waits in "
+    "the kernel, often in the driver, and no signal terminates it",
+    "stopped": "kill -CONT {pid} resumes the process, kill {pid} terminates it; while stopped, it keeps its memory",
+    "holder": "check whether its program is dead (ps -fp {pid}), then kill {pid}: the process has the GPU open while "
+    "memory has no owner",
+    "orphaned": "kill {pid} terminates it if it isn't needed: its parent has exited, and no service manager runs it "
+    "(nohup has the same effect)",
+    "idle": "gpumond flush --pid {pid} releases its cache if it runs the agent; kill {pid} terminates it",
 }
 LIKELY_MEANT = ("orphaned", "idle")
 IDLE_BYTES = 1 << 30
@@ -175,7 +176,7 @@ def _is_idle(process: Mapping[str, Any]) -> bool:
     return (process.get("idle_seconds") or 0) >= IDLE_SECONDS and (process["used_bytes"] or 0) >= IDLE_BYTES
 
 
-_WORDS = {"holder": "a holder of the device that the driver does not list", "zombie": "a zombie"}
+_WORDS = {"holder": "not listed by the driver, but has the GPU open", "zombie": "a zombie"}
 _PLACES = (
     ("pod", "pod_name"),
     ("container", "container_name"),

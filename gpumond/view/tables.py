@@ -15,7 +15,7 @@ from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes
 from gpumond.view.text import (
     FILLS,
     Line,
-    Piece,
+    Span,
     ansi,
     bar,
     cells,
@@ -69,12 +69,12 @@ def flush_estimate(view: View) -> str:
 def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[Line]:
     values: Line = []
     if device.used_bytes is not None:
-        values += [Piece(f"  {_used(device)}", "bold"), *(Piece(f"  {sensor}", "dim") for sensor in _sensors(device))]
+        values += [Span(f"  {_used(device)}", "bold"), *(Span(f"  {sensor}", "dim") for sensor in _sensors(device))]
     if device.state:
-        values += [Piece("  "), Piece(device.state, "alarm")]
-    index = Piece(f"GPU {device.label}", _style(device, chosen))
+        values += [Span("  "), Span(device.state, "alarm")]
+    index = Span(f"GPU {device.label}", _style(device, chosen))
     room = max(NAME, width - width_of([index, *values]) - 1)
-    yield [index, Piece(f" {cut(device.name or device.uuid, room)}"), *values]
+    yield [index, Span(f" {cut(device.name or device.uuid, room)}"), *values]
     if device.used_bytes is not None:
         yield _bar(device, width, monochrome)
         yield from _legend(_parts(device), width, monochrome)
@@ -86,12 +86,12 @@ def _style(device: DeviceRow, chosen: str | None) -> str:
 
 def _on_one_line(device: DeviceRow, width: int, column: int, monochrome: bool, chosen: str | None) -> Line:
     """Return index, name, bar, memory, utilization, temperature and power of a device on one line."""
-    index = Piece(fitted(device.label, column, right=True), _style(device, chosen))
-    name = Piece(f" {fitted(_short(device.name or device.uuid), NAME)} ")
+    index = Span(fitted(device.label, column, right=True), _style(device, chosen))
+    name = Span(f" {fitted(_short(device.name or device.uuid), NAME)} ")
     if device.used_bytes is None:
-        return [index, name, Piece(device.state, "alarm")]
-    numbers = [Piece(f" {_used_short(device):>15}", "bold"), Piece(_sensor_columns(device))]
-    state = [Piece(" "), Piece(device.state, "alarm")] if device.state else []
+        return [index, name, Span(device.state, "alarm")]
+    numbers = [Span(f" {_used_short(device):>15}", "bold"), Span(_sensor_columns(device))]
+    state = [Span(" "), Span(device.state, "alarm")] if device.state else []
     room = width - width_of([index, name, *numbers, *state])
     return [index, name, *_bar(device, max(LEAST_BAR, room), monochrome), *numbers, *state]
 
@@ -138,8 +138,8 @@ def _bar(device: DeviceRow, width: int, monochrome: bool) -> Line:
     return [_mark(share, cells, monochrome) for share, cells in bar(parts, device.size_bytes or 0, width)]
 
 
-def _mark(part: str, cells: int, monochrome: bool) -> Piece:
-    return Piece(FILLS[part] * cells) if monochrome else Piece(" " * cells, "", part)
+def _mark(part: str, cells: int, monochrome: bool) -> Span:
+    return Span(FILLS[part] * cells) if monochrome else Span(" " * cells, "", part)
 
 
 def _parts(device: DeviceRow) -> dict[str, int]:
@@ -176,9 +176,9 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
             lines.append([])
             used = 0
         else:
-            lines[-1].append(Piece("  "))
+            lines[-1].append(Span("  "))
             used += 2
-        lines[-1] += [_mark(part, 1, monochrome) if part in FILLS else Piece(" "), Piece(words)]
+        lines[-1] += [_mark(part, 1, monochrome) if part in FILLS else Span(" "), Span(words)]
         used += 1 + len(words)
     return lines
 

@@ -170,7 +170,7 @@ CUBE = (0, 95, 135, 175, 215, 255)
 """Levels of each component in the color cube of a terminal with 256 colors."""
 
 
-class Piece(NamedTuple):
+class Span(NamedTuple):
     """Text with one style. ``style``: a name of ``STYLES`` or none; ``ground`` and ``ink``: the share of the background
     and of the text color.
     """
@@ -181,7 +181,7 @@ class Piece(NamedTuple):
     ink: str = ""
 
 
-Line = list[Piece]
+Line = list[Span]
 
 
 def cells(text: str) -> int:
@@ -216,7 +216,7 @@ def fitted(text: str, width: int, right: bool = False) -> str:
     return space + short if right else short + space
 
 
-def width_of(line: Iterable[Piece]) -> int:
+def width_of(line: Iterable[Span]) -> int:
     return sum(cells(piece.text) for piece in line)
 
 
@@ -262,7 +262,7 @@ def _words(text: str, width: int) -> Iterator[str]:
         start = end
 
 
-def ansi(line: Iterable[Piece], colors: Colors) -> str:
+def ansi(line: Iterable[Span], colors: Colors) -> str:
     """Return the line with the escape sequences of its styles."""
     return "".join(
         f"\x1b[{';'.join(codes)}m{piece.text}\x1b[0m" if (codes := [*_codes(piece, colors)]) else piece.text
@@ -270,11 +270,11 @@ def ansi(line: Iterable[Piece], colors: Colors) -> str:
     )
 
 
-def plain_text(line: Iterable[Piece]) -> str:
+def plain_text(line: Iterable[Span]) -> str:
     return "".join(piece.text for piece in line).rstrip()
 
 
-def _codes(piece: Piece, colors: Colors) -> Iterator[str]:
+def _codes(piece: Span, colors: Colors) -> Iterator[str]:
     if colors != "none":
         if piece.ground:
             yield f"48;{_color(piece.ground, colors)}"

@@ -19,7 +19,7 @@ from gpumond.facts.pools import FlushPolicy
 from gpumond.facts.program import Dump
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
-from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, finished, host
+from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, finished, host
 
 SETTINGS = Settings([], [])
 
@@ -159,7 +159,7 @@ print(handler.start_recording(request).reason)
 def test_history_is_on_for_the_requested_time_and_then_off(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", RECORDING],
-        env=environment("/nowhere", STANDINS, XDG_STATE_HOME=os.fspath(tmp_path)),
+        env=environment("/nowhere", FAKES, XDG_STATE_HOME=os.fspath(tmp_path)),
         capture_output=True,
         text=True,
         timeout=60,
@@ -196,7 +196,7 @@ for line in sys.stdin:
 
 def test_program_with_policy_step_is_interrupted_in_its_steps_only(daemon: FakeDaemon):
     """The fake has no classes of tensors: the answer has no classes, but it is that of the step."""
-    with host(STEPPING, environment(daemon.path, STANDINS)) as process:
+    with host(STEPPING, environment(daemon.path, FAKES)) as process:
         peer = daemon.wait_peer(process.pid)
         peer.send(AgentRequest("recorded", "classes", record_seconds=1.0), AgentRequest("one", "classes"))
         answer = daemon.wait_message(AgentResponse)

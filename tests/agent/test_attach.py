@@ -106,7 +106,7 @@ def gpumond_attach(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_missing_process_exits_with_3() -> None:
     done = gpumond_attach("4194305")
-    assert (done.returncode, done.stderr) == (3, "gpumond attach: there is no process 4194305\n")
+    assert (done.returncode, done.stderr) == (3, "gpumond: there is no process 4194305\n")
 
 
 @pytest.mark.skipif(NEW_ENOUGH, reason="needs Python 3.13 or older")

@@ -9,12 +9,12 @@ import pytest
 from gpumond.agent.flushing import outcome_of, raced
 from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Report
 from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
-from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, finished, host, run_in_program
+from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, finished, host, run_in_program
 from tests.helpers.torch_program import MIB, flush_command, program, send_flush
 
 
 def test_flush_releases_the_predicted_bytes_and_reports_the_change(daemon: FakeDaemon) -> None:
-    with host(program(), environment(daemon.path, STANDINS)) as process:
+    with host(program(), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush_command())
         (change,) = result.pools
         assert (result.id, result.outcome, result.reason) == ("f1", "freed", "")
@@ -27,20 +27,20 @@ def test_flush_releases_the_predicted_bytes_and_reports_the_change(daemon: FakeD
 
 
 def test_dry_run_only_predicts(daemon: FakeDaemon) -> None:
-    with host(program(), environment(daemon.path, STANDINS)) as process:
+    with host(program(), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush_command(dry_run=True))
         assert (result.outcome, result.pools[0].expected.likely) == ("planned", 40 * MIB)
         assert finished(process) == "['snapshot']\n"
 
 
 def test_policy_never_refuses_every_flush(daemon: FakeDaemon) -> None:
-    with host(program("never"), environment(daemon.path, STANDINS)) as process:
+    with host(program("never"), environment(daemon.path, FAKES)) as process:
         assert send_flush(daemon, flush_command()).outcome == "refused"
         assert finished(process) == "[]\n"
 
 
 def test_policy_step_flushes_in_the_programs_own_step(daemon: FakeDaemon) -> None:
-    with host(program("step"), environment(daemon.path, STANDINS)) as process:
+    with host(program("step"), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         run_in_program(process, "gpumond.agent.step()")
         daemon.wait_peer().send(flush_command())
@@ -52,7 +52,7 @@ def test_policy_step_flushes_in_the_programs_own_step(daemon: FakeDaemon) -> Non
 
 
 def test_policy_step_without_a_step_defers(daemon: FakeDaemon) -> None:
-    with host(program("step"), environment(daemon.path, STANDINS)) as process:
+    with host(program("step"), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush_command(timeout_seconds=0.2))
         assert (result.outcome, "nothing was done" in result.reason) == ("deferred", True)
         run_in_program(process, "gpumond.agent.step()")
@@ -64,7 +64,7 @@ OUTCOMES = {"f1": "deferred", "f2": "nothing"}
 
 def test_cancelled_flush_is_not_carried_out_after_a_stop(daemon: FakeDaemon) -> None:
     """A stopped program reads the flush command and its cancellation together when it continues."""
-    with host(program(), environment(daemon.path, STANDINS)) as process:
+    with host(program(), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         process.send_signal(signal.SIGSTOP)
         daemon.wait_peer().send(flush_command(), Cancel("f1"), FlushCommand("f2", "torch", ("ipc",)))
@@ -75,7 +75,7 @@ def test_cancelled_flush_is_not_carried_out_after_a_stop(daemon: FakeDaemon) -> 
 
 def test_cancelled_request_is_not_carried_out_after_a_stop(daemon: FakeDaemon) -> None:
     setup = "gpumond.agent.on_end_request(lambda: print('ended', flush=True))"
-    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+    with host(program(setup=setup), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         process.send_signal(signal.SIGSTOP)
         requests = AgentRequest("r1", "end"), Cancel("r1"), AgentRequest("r2", "snapshot")
@@ -86,7 +86,7 @@ def test_cancelled_request_is_not_carried_out_after_a_stop(daemon: FakeDaemon) -
 
 
 def test_waiting_flush_can_be_cancelled(daemon: FakeDaemon) -> None:
-    with host(program("step"), environment(daemon.path, STANDINS)) as process:
+    with host(program("step"), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         daemon.wait_peer().send(flush_command())
         run_in_program(process, "while not gpumond.agent._thread.waiting: pass")
@@ -98,7 +98,7 @@ def test_waiting_flush_can_be_cancelled(daemon: FakeDaemon) -> None:
 
 
 def test_expired_flush_is_not_carried_out(daemon: FakeDaemon) -> None:
-    with host(program(), environment(daemon.path, STANDINS)) as process:
+    with host(program(), environment(daemon.path, FAKES)) as process:
         assert send_flush(daemon, flush_command(timeout_seconds=0.0)).outcome == "timeout"
         assert finished(process) == "[]\n"
 
@@ -115,7 +115,7 @@ def test_expired_flush_is_not_carried_out(daemon: FakeDaemon) -> None:
 def test_unsafe_flushes_are_refused_with_the_reason(
     daemon: FakeDaemon, flush: FlushCommand, setup: str, reason: str
 ) -> None:
-    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+    with host(program(setup=setup), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush)
         assert result.outcome == "refused"
         assert reason in result.reason
@@ -130,7 +130,7 @@ def drop() -> int:
         segment.blocks = [(segment.size, FREE)]
     return 12 << 20
 """
-    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+    with host(program(setup=setup), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush_command(("cache", "hooks", "gc")))
         assert result.outcome == "freed"
         assert [step.step for step in result.steps] == ["gc", "hooks", "cache"]
@@ -154,7 +154,7 @@ def garbage():
     one.itself = one
 garbage()
 """
-    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+    with host(program(setup=setup), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush_command(("gc", "ipc", "cache")))
         steps = {step.step: step for step in result.steps}
         assert list(steps) == ["gc", "ipc", "cache"]
@@ -171,7 +171,7 @@ graph = torch.cuda.CUDAGraph()
 gpumond.agent.report()
 gpumond.agent.on_flush(lambda: graph.capture_begin() and 0)
 """
-    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+    with host(program(setup=setup), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush_command(("hooks", "ipc", "cache")))
         assert result.outcome == "nothing"
         assert [(step.step, step.detail.startswith("refused: ")) for step in result.steps] == [
@@ -198,14 +198,14 @@ def garbage():
 garbage()
 gpumond.agent.on_flush(lambda: torch.WORLD.calls.append("hook"))
 """
-    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+    with host(program(setup=setup), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush_command(("gc", "hooks")))
         assert [step.detail.startswith("refused: ") for step in result.steps] == [False, True]
         assert "hook" not in finished(process)
 
 
 def test_thrash_is_counted_if_released_memory_is_taken_again_at_once(daemon: FakeDaemon) -> None:
-    with host(program(), environment(daemon.path, STANDINS)) as process:
+    with host(program(), environment(daemon.path, FAKES)) as process:
         send_flush(daemon, flush_command())
         assert daemon.wait_message(Report).pools[0].thrashes == 0
         run_in_program(
@@ -216,7 +216,7 @@ def test_thrash_is_counted_if_released_memory_is_taken_again_at_once(daemon: Fak
 
 
 def test_steps_that_the_library_lacks_are_reported(daemon: FakeDaemon) -> None:
-    with host(program(), environment(daemon.path, STANDINS)) as process:
+    with host(program(), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush_command(("trim",)))
         assert (result.outcome, result.reason) == ("nothing", "torch has none of the steps trim")
         finished(process)
@@ -225,7 +225,7 @@ def test_steps_that_the_library_lacks_are_reported(daemon: FakeDaemon) -> None:
 def test_program_can_flush_without_a_daemon() -> None:
     code = program().replace("gpumond.agent.start(", "dict(")
     code = code.replace("print(torch.WORLD.calls)", "print(gpumond.agent.flush(), gpumond.agent.report())")
-    with host(code, environment("/nowhere", STANDINS)) as process:
+    with host(code, environment("/nowhere", FAKES)) as process:
         out = finished(process)
     assert "outcome='freed'" in out
     assert f"released_bytes={40 * MIB}, driver_released_bytes=None" in out
@@ -296,7 +296,7 @@ def drop() -> int:
 def test_plan_covers_exactly_the_requested_steps(
     daemon: FakeDaemon, hook: str, steps: tuple[str, ...], expected: Expected
 ) -> None:
-    with host(program(setup=CACHE + hook), environment(daemon.path, STANDINS)) as process:
+    with host(program(setup=CACHE + hook), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush_command(steps, dry_run=True))
         assert (result.outcome, result.pools[0].expected) == ("planned", expected)
         finished(process)

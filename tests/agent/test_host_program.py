@@ -21,7 +21,7 @@ from gpumond.agent import settings
 from gpumond.agent.settings import workload_name
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD, FlushCommand, Goodbye, Hello, Report, encode
 from gpumond.facts.pools import DEFAULT_STEPS
-from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
+from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, eventually, finished, host
 
 COUNT = """
 import sys, time
@@ -106,7 +106,7 @@ def test_daemon_that_never_reads_does_not_block_the_program(tmp_path: Path) -> N
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(8)
-        with host(code, environment(path, STANDINS)) as process:
+        with host(code, environment(path, FAKES)) as process:
             connection, _ = listener.accept()
             with connection, connection.makefile("rb") as lines:
                 frames = [lines.readline(), lines.readline()]

@@ -14,7 +14,7 @@ import pytest
 from gpumond.agent.registry import FLUSHES
 from gpumond.agent.transport import MESSAGE_RATE, Transport
 from gpumond.facts.messages import Cancel, FlushCommand, FlushResult, Report, encode
-from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
+from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, eventually, finished, host
 from tests.helpers.torch_program import flush_command, program
 
 WORKING = """
@@ -42,7 +42,7 @@ def refusals(daemon: FakeDaemon) -> int:
 
 def test_flushes_above_the_rate_are_refused(daemon: FakeDaemon) -> None:
     burst = FLUSHES[0]
-    with host(program(), environment(daemon.path, STANDINS)) as process:
+    with host(program(), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         commands = [FlushCommand(str(number), "torch", ("cache",)) for number in range(3 * burst)]
         daemon.wait_peer().send(*commands)
@@ -55,7 +55,7 @@ def test_flushes_above_the_rate_are_refused(daemon: FakeDaemon) -> None:
 
 
 def test_command_with_an_unknown_step_is_counted(daemon: FakeDaemon) -> None:
-    with host(program(), environment(daemon.path, STANDINS)) as process:
+    with host(program(), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         daemon.wait_peer().send(flush_command(("cache", "no-such-step")))
         assert daemon.wait_message(FlushResult).outcome == "refused"
@@ -194,7 +194,7 @@ def test_memory_stays_bounded_while_a_daemon_floods(daemon: FakeDaemon) -> None:
     """The flood consists of flush commands that wait, and of answers that the daemon does not read."""
     peak = "print(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
     code = f"import torch; {program('step')}".replace("print(torch.WORLD.calls)", peak)
-    with host(code, environment(daemon.path, STANDINS)) as process:
+    with host(code, environment(daemon.path, FAKES)) as process:
         for round_ in range(5):
             daemon.wait_message(Report)
             peer = daemon.wait(lambda d: next((p for p in reversed(d.peers) if p.messages and not p.gone), None))

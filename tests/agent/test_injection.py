@@ -82,7 +82,7 @@ def test_script_whose_interpreter_is_missing_is_named(tmp_path: Path) -> None:
     script.chmod(0o755)
     done = gpumond_run("--", os.fspath(script))
     assert done.returncode == 127
-    assert done.stderr == f"gpumond run: {script}: the interpreter in its first line does not exist\n"
+    assert done.stderr == f"gpumond: {script}: the interpreter in its first line does not exist\n"
 
 
 def test_search_path_and_sitecustomize_of_the_user_are_kept(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gpumond.agent.registry import REGISTRY, apply_limit
 from gpumond.facts.program import AppliedLimit
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
-from tests.helpers.agent_daemon import STANDINS, environment
+from tests.helpers.agent_daemon import FAKES, environment
 from tests.helpers.simulated import UUID
 
 TORCH = """
@@ -37,7 +37,7 @@ torch.cuda.get_device_properties = lambda i: SimpleNamespace(uuid=named(i).uuid,
 def in_torch(code: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", TORCH + code],
-        env=environment("/nowhere", STANDINS),
+        env=environment("/nowhere", FAKES),
         capture_output=True,
         text=True,
         timeout=60,

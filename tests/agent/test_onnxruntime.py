@@ -13,7 +13,7 @@ import pytest
 
 from gpumond.facts.messages import FlushCommand, FlushResult, Report
 from tests.agent.driver import run
-from tests.helpers.agent_daemon import SECONDS, STANDINS, FakeDaemon, environment, finished, host
+from tests.helpers.agent_daemon import FAKES, SECONDS, FakeDaemon, environment, finished, host
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/onnxruntime.md"
 (SNIPPET,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -61,7 +61,7 @@ print([(receipt.outcome, receipt.reason) for receipt in gpumond.agent.flush(("ho
 )
 def test_daemon_can_request_it(daemon: FakeDaemon, registered: bool, reason: str, steps: list[str]) -> None:
     program = "import sys, gpumond.agent\ngpumond.agent.start()\nsys.stdin.read()"
-    with host(f"{SNIPPET}{program}" if registered else program, environment(daemon.path, STANDINS)) as process:
+    with host(f"{SNIPPET}{program}" if registered else program, environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         daemon.wait_peer().send(FlushCommand("f1", "", ("hooks",)))
         result = daemon.wait_message(FlushResult)

@@ -13,7 +13,7 @@ from gpumond.agent.measure.oom import OOMS, allocator_of, free_bytes, is_oom, re
 from gpumond.facts.program import OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
-from tests.helpers.agent_daemon import STANDINS, environment
+from tests.helpers.agent_daemon import FAKES, environment
 from tests.helpers.simulated import UUID
 from tests.helpers.values import make_pool
 
@@ -104,7 +104,7 @@ def test_oom_snapshot_has_the_memory_at_the_error(allocator: CachingAllocator):
     now = allocator.usage()
     assert (pool.live_bytes, pool.cached_bytes, pool.stranded_bytes) == (now.live_bytes, 0, now.stranded_bytes)
     assert pool.largest_free_bytes == max(size for _, size, is_free in allocator.blocks() if is_free)
-    assert [(scope.name, scope.kept_bytes) for scope in oom.scopes] == [("epoch", 8 * MIB)]
+    assert [(scope.name, scope.retained_bytes) for scope in oom.scopes] == [("epoch", 8 * MIB)]
 
 
 def test_error_counts_once_in_nested_scopes(allocator: CachingAllocator):
@@ -208,7 +208,7 @@ def test_pytorch_reports_errors_before_raising_if_enabled():
     """
     done = subprocess.run(
         [sys.executable, "-c", OBSERVE],
-        env=environment("/nowhere", STANDINS),
+        env=environment("/nowhere", FAKES),
         capture_output=True,
         text=True,
         timeout=60,

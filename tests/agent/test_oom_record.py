@@ -22,7 +22,7 @@ from gpumond.facts.messages import MAX_MESSAGE_BYTES, Report, decode, encode, to
 from gpumond.facts.program import Oom
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
-from tests.helpers.agent_daemon import STANDINS, environment
+from tests.helpers.agent_daemon import FAKES, environment
 from tests.helpers.simulated import UUID
 from tests.helpers.values import make_pool
 
@@ -199,7 +199,7 @@ def test_record_has_the_sites_that_keep_most_while_the_program_records_its_histo
     """Thirty lines have ten blocks of one size each. Sites of an earlier record are not sent again."""
     done = subprocess.run(
         [sys.executable, "-c", RECORDED],
-        env=environment("/nowhere", STANDINS),
+        env=environment("/nowhere", FAKES),
         capture_output=True,
         text=True,
         timeout=60,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.messages import FlushCommand, FlushResult
-from tests.helpers.agent_daemon import STANDINS, FakeDaemon, environment, finished, host, run_in_program
+from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, finished, host, run_in_program
 from tests.helpers.torch_program import flush_command, program, send_flush
 
 WORKSPACES = flush_command(("workspaces", "cache"))
@@ -16,7 +16,7 @@ def allowed(setup: str = "") -> str:
 
 
 def test_main_thread_steps_are_refused_without_permission(daemon: FakeDaemon) -> None:
-    with host(program(), environment(daemon.path, STANDINS)) as process:
+    with host(program(), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, WORKSPACES)
         assert result.outcome == "freed"
         assert [(step.step, "main thread only" in step.detail) for step in result.steps] == [
@@ -29,7 +29,7 @@ def test_main_thread_steps_are_refused_without_permission(daemon: FakeDaemon) ->
 @pytest.mark.parametrize("how", ["argument", "environment"])
 def test_main_thread_steps_run_in_the_main_thread_with_permission(daemon: FakeDaemon, how: str) -> None:
     code, variables = (allowed(), {}) if how == "argument" else (program(), {"GPUMOND_MAIN_THREAD": "1"})
-    with host(code, environment(daemon.path, STANDINS, **variables)) as process:
+    with host(code, environment(daemon.path, FAKES, **variables)) as process:
         daemon.wait_peer()
         assert process.stdin is not None
         process.stdin.write("while not [c for c in torch.WORLD.calls if 'workspaces' in c]: pass\n")
@@ -41,7 +41,7 @@ def test_main_thread_steps_run_in_the_main_thread_with_permission(daemon: FakeDa
 
 def test_wait_for_a_blocked_main_thread_is_bounded(daemon: FakeDaemon) -> None:
     """The main thread is in a read. A step that timed out is not executed later."""
-    with host(allowed(), environment(daemon.path, STANDINS)) as process:
+    with host(allowed(), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, WORKSPACES)
         assert result.outcome == "freed"
         assert "refused: main thread busy" in result.steps[0].detail
@@ -51,14 +51,14 @@ def test_wait_for_a_blocked_main_thread_is_bounded(daemon: FakeDaemon) -> None:
 
 def test_workspaces_are_kept_while_a_captured_graph_may_use_one(daemon: FakeDaemon) -> None:
     setup = "gpumond.agent.report(); g = torch.cuda.CUDAGraph(); g.capture_begin(); g.capture_end()"
-    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+    with host(program(setup=setup), environment(daemon.path, FAKES)) as process:
         run_in_program(process, "reason = gpumond.agent.flush(['workspaces'])[0].reason")
         run_in_program(process, "assert 'captured CUDA graph' in reason, reason")
         assert "clear_workspaces" not in finished(process)
 
 
 def test_program_itself_may_run_main_thread_steps(daemon: FakeDaemon) -> None:
-    with host(program(), environment(daemon.path, STANDINS)) as process:
+    with host(program(), environment(daemon.path, FAKES)) as process:
         run_in_program(process, "gpumond.agent.flush(['workspaces'])")
         assert "clear_workspaces in MainThread" in finished(process)
 
@@ -138,7 +138,7 @@ def test_exceptions_of_signal_handlers_reach_the_program(
 
 def test_error_of_the_library_is_the_result(daemon: FakeDaemon) -> None:
     setup = "torch._C._cuda_clearCublasWorkspaces = lambda: 1 / 0"
-    with host(allowed(setup), environment(daemon.path, STANDINS)) as process:
+    with host(allowed(setup), environment(daemon.path, FAKES)) as process:
         daemon.wait_peer()
         assert process.stdin is not None
         process.stdin.write("import time; end = time.time() + 3\nwhile time.time() < end: pass\n")

@@ -28,7 +28,7 @@ def test_scopes_steps_and_errors_are_in_the_next_report(daemon: FakeDaemon, tmp_
         daemon.wait(lambda _: newest_program(daemon).ooms[1:] or None)
         newest = newest_program(daemon)
         (scope,) = newest.scopes
-        assert (scope.name, scope.devices[0].kept_bytes) == ("epoch", 100 * MIB)
+        assert (scope.name, scope.devices[0].retained_bytes) == ("epoch", 100 * MIB)
         assert newest.step is not None
         assert newest.step.steps == 7
         assert [oom.request_bytes for oom in newest.ooms] == [2000 * MIB] * 2

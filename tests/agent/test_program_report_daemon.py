@@ -63,12 +63,12 @@ def test_scopes_and_steps_are_metrics(daemon: RunningDaemon, tmp_path: Path):
         run_in_program(process, "with agent.scope('epoch'), agent.scope('forward'): kept = allocator.malloc(100 * MIB)")
         own = {"pid": str(process.pid), "workload": WORKLOAD}
         until(lambda: daemon.value("gpumond_scope_entries_total", scope="epoch/forward", **own) == 1)
-        assert daemon.value("gpumond_scope_kept_bytes", scope="epoch", uuid=UUID, **own) == 100 * MIB
+        assert daemon.value("gpumond_scope_retained_bytes", scope="epoch", uuid=UUID, **own) == 100 * MIB
         assert daemon.value("gpumond_scope_peak_bytes", scope="epoch", uuid=UUID, **own) == 150 * MIB
         assert daemon.value("gpumond_scope_retries_total", scope="epoch", **own) == 0
         assert daemon.value("gpumond_steps_total", **own) == 7
         assert daemon.value("gpumond_step_live_bytes", **own) == 50 * MIB
-        assert daemon.value("gpumond_step_kept_bytes", **own) is None
+        assert daemon.value("gpumond_step_retained_bytes", **own) is None
         (report,) = daemon.get("agents")
         assert report["program"]["scopes"][0]["devices"][0]["peak_exact"] is True
         finished(process)
@@ -91,7 +91,7 @@ def test_error_is_an_event_with_a_snapshot_and_a_counter(daemon: RunningDaemon, 
         assert daemon.value("gpumond_scope_ooms_total", scope="epoch", **own) == 1
         assert daemon.value("gpumond_events_total", kind="oom") == before + 2
         finished(process)
-        assert len(until(lambda: listed(daemon, "agent-gone", process))) == 1
+        assert len(until(lambda: listed(daemon, "agent-disconnected", process))) == 1
 
 
 def test_program_that_ends_out_of_memory_reports_it_at_exit(daemon: RunningDaemon, tmp_path: Path):
@@ -102,7 +102,7 @@ def test_program_that_ends_out_of_memory_reports_it_at_exit(daemon: RunningDaemo
         assert err.splitlines()[-1].startswith("gpumond.sim.device.OutOfMemory: tried to allocate 2000.00 MiB")
         (event,) = until(lambda: listed(daemon, "oom", process))
         assert dict(event["details"])["live_bytes"] == 50 * MIB
-        assert len(until(lambda: listed(daemon, "agent-gone", process))) == 1
+        assert len(until(lambda: listed(daemon, "agent-disconnected", process))) == 1
 
 
 def test_limit_is_set_through_the_api_and_in_the_audit(daemon: RunningDaemon, tmp_path: Path):

@@ -8,7 +8,7 @@ import pytest
 
 from gpumond.commands.run import INJECT
 from tests.agent.driver import SHOW, run as run_program
-from tests.helpers.agent_daemon import STANDINS
+from tests.helpers.agent_daemon import FAKES
 
 PROGRAM = """
 import ctypes, rmm
@@ -20,7 +20,7 @@ from gpumond.agent import flush, report
 
 
 def run(code: str, library: Path, gpus: str = "c", **values: str) -> list[str]:
-    return run_program(PROGRAM + code, library, gpus, GPUMOND_AGENT="1", PYTHONPATH=f"{INJECT}:{STANDINS}", **values)
+    return run_program(PROGRAM + code, library, gpus, GPUMOND_AGENT="1", PYTHONPATH=f"{INJECT}:{FAKES}", **values)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ import gpumond.agent
 gpumond.agent.start()
 print(get_per_device_resource(0) is pool){SHOW}
 """
-    environ = {"PYTHONPATH": f"{STANDINS}"}
+    environ = {"PYTHONPATH": f"{FAKES}"}
     assert run_program(PROGRAM + code, library, "c", **environ) == ["True", "0 None 100 0 not_releasable 0"]
 
 

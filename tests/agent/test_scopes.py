@@ -29,10 +29,10 @@ def test_block_reports_kept_and_peak_bytes(allocator: CachingAllocator):
     with agent.scope("epoch") as block:
         kept = allocator.malloc(100 * MIB)
         allocator.free(allocator.malloc(300 * MIB))
-    assert (block.kept_bytes, block.kept, block.peak_bytes) == (100 * MIB, {UUID: 100 * MIB}, {UUID: 400 * MIB})
+    assert (block.retained_bytes, block.retained, block.peak_bytes) == (100 * MIB, {UUID: 100 * MIB}, {UUID: 400 * MIB})
     with agent.scope("epoch") as block:
         allocator.free(kept)
-    assert block.kept_bytes == -100 * MIB
+    assert block.retained_bytes == -100 * MIB
     assert usage("epoch").entries == 2
     assert device("epoch") == ScopeDevice(UUID, 0, -100 * MIB, 400 * MIB, True)
 
@@ -57,7 +57,7 @@ def test_blocks_in_blocks_have_names_of_their_own(allocator: CachingAllocator):
         pass
     entries = {scope.name: scope.entries for scope in agent.program().scopes}
     assert entries == {"epoch": 1, "epoch/forward": 4, "epoch/forward/attention": 1, "forward": 1}
-    assert device("epoch/forward").kept_bytes == device("epoch").kept_bytes == 30 * MIB
+    assert device("epoch/forward").retained_bytes == device("epoch").retained_bytes == 30 * MIB
 
 
 def test_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
@@ -165,7 +165,7 @@ def test_decorated_function_is_a_block_at_each_call(allocator: CachingAllocator)
 
     assert (forward(10 * MIB, copies=2), forward.__name__, forward.__doc__) == (2, "forward", "Forward.")
     forward(10 * MIB)
-    assert (usage("forward").entries, device("forward").kept_bytes) == (2, 30 * MIB)
+    assert (usage("forward").entries, device("forward").retained_bytes) == (2, 30 * MIB)
 
 
 def test_decorated_coroutine_function_is_a_block_until_it_ends(allocator: CachingAllocator):
@@ -213,7 +213,7 @@ def test_unmeasured_blocks_are_counted(allocator: CachingAllocator):
     done.set()
     flush.join()
     agent._hooks.remove((hook, None))
-    assert (block.kept_bytes, block.peak_bytes, block.retries) == (None, None, None)
+    assert (block.retained_bytes, block.peak_bytes, block.retries) == (None, None, None)
     assert (usage("epoch").entries, usage("epoch").unmeasured, usage("epoch").devices) == (1, 1, ())
 
 

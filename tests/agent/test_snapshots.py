@@ -15,7 +15,7 @@ import pytest
 from gpumond import agent
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
-from tests.helpers.agent_daemon import STANDINS, environment
+from tests.helpers.agent_daemon import FAKES, environment
 from tests.helpers.simulated import UUID
 
 TORCH = """
@@ -35,7 +35,7 @@ path = sys.argv[1]
 def in_torch(code: str, path: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-c", TORCH + code, os.fspath(path)],
-        env=environment("/nowhere", STANDINS),
+        env=environment("/nowhere", FAKES),
         capture_output=True,
         text=True,
         timeout=60,
@@ -129,7 +129,7 @@ print(asked.write("team/train").reason)
 """
     done = subprocess.run(
         [sys.executable, "-c", TORCH + code, "-"],
-        env=environment("/nowhere", STANDINS, XDG_STATE_HOME=os.fspath(tmp_path)),
+        env=environment("/nowhere", FAKES, XDG_STATE_HOME=os.fspath(tmp_path)),
         capture_output=True,
         text=True,
         timeout=60,
@@ -145,7 +145,7 @@ print(asked.write("team/train").reason)
 def test_link_of_another_user_is_not_used(tmp_path: Path):
     """Any user can create a link in TMPDIR first."""
     (tmp_path / f"gpumond-{os.geteuid()}").symlink_to(tmp_path)
-    environ = environment("/nowhere", STANDINS, TMPDIR=os.fspath(tmp_path))
+    environ = environment("/nowhere", FAKES, TMPDIR=os.fspath(tmp_path))
     for name in ("HOME", "XDG_STATE_HOME"):
         environ.pop(name, None)
     code = "print(snapshots.RequestedSnapshots().write('train').reason)"
@@ -160,7 +160,7 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path):
     folder.mkdir(parents=True)
     os.chown(folder, 65534, 65534)
     code = "print(snapshots.RequestedSnapshots().write('train').reason)"
-    environ = environment("/nowhere", STANDINS, XDG_STATE_HOME=os.fspath(tmp_path))
+    environ = environment("/nowhere", FAKES, XDG_STATE_HOME=os.fspath(tmp_path))
     done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
     assert "not a directory of this user" in done.stdout
 

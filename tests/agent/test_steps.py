@@ -36,7 +36,7 @@ def test_bytes_kept_by_each_step_are_a_trend(allocator: CachingAllocator):
         steps.mark()
     usage = steps.usage()
     assert usage is not None
-    assert usage.kept_bytes == 2 * MIB
+    assert usage.retained_bytes == 2 * MIB
     assert usage.live_bytes == 3 * WINDOW * 2 * MIB
     assert usage.steps_per_second is not None
 
@@ -68,4 +68,4 @@ def test_step_without_an_allocator_counts(allocator: CachingAllocator):
     agent.step()
     step = agent.program().step
     assert step is not None
-    assert (step.steps, step.live_bytes, step.kept_bytes) == (1, 0, None)
+    assert (step.steps, step.live_bytes, step.retained_bytes) == (1, 0, None)

@@ -12,8 +12,8 @@ from gpumond.agent import cuda
 from gpumond.agent.allocators import FlushRefused
 from gpumond.agent.allocators.torch import TorchAdapter
 from gpumond.facts.pools import HostPool, Reclaimable
-from tests.agent.standins import torch
-from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
+from tests.agent.fakes import torch
+from tests.agent.fakes.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from gpumond.agent.allocators.torch_formulas import figures, from_async_stats, from_snapshot, from_stats
 from gpumond.facts.pools import Reclaimable
-from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment, World
+from tests.agent.fakes.torch.world import ACTIVE, FREE, MIB, PENDING, Segment, World
 
 SIZES = st.integers(1, 60 * MIB)
 BLOCKS = st.lists(st.tuples(SIZES, st.sampled_from([ACTIVE, PENDING, FREE])), min_size=1, max_size=6)

@@ -14,8 +14,8 @@ from gpumond.agent.allocators.torch import TorchAdapter
 from gpumond.agent.allocators.torch_formulas import SAVER, VLLM
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from tests.agent.driver import run
-from tests.agent.standins import torch
-from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
+from tests.agent.fakes import torch
+from tests.agent.fakes.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
 
 PRIVATE = (0, 1)
 

@@ -17,8 +17,8 @@ from gpumond.agent.allocators import FlushRefused, torch_xpu
 from gpumond.agent.allocators.torch_xpu import XpuAdapter
 from gpumond.devices.drm import cards
 from gpumond.facts.pools import Reclaimable
-from tests.agent.standins import torch
-from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
+from tests.agent.fakes import torch
+from tests.agent.fakes.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
 from tests.helpers.trees import SysTree
 
 DEVICE, OTHER = "DRM-pci-0000:03:00.0", "DRM-pci-0000:05:00.0"
@@ -101,7 +101,7 @@ def test_build_of_torch_has_one_of_the_two_adapters(has_xpu: bool, present: str)
         "from gpumond.agent.allocators import ADAPTERS, loaded\n"
         "print(*(type(adapter).__name__ for adapter in map(loaded, ADAPTERS) if adapter and adapter.name == 'torch'))"
     )
-    path = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).with_name("standins")), *sys.path))}
+    path = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).with_name("fakes")), *sys.path))}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env={**os.environ, **path}, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [present]

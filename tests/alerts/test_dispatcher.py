@@ -47,7 +47,7 @@ def notified_alerts(listener: Listener) -> list[Any]:
 def demo(serve: Serve, tmp_path: Path, listener: Listener, more: str = "") -> RunningDaemon:
     config = tmp_path / "config.yaml"
     config.write_text(ACTING.format(url=listener.url, more=more))
-    daemon = serve("--config", str(config), verb="demo")
+    daemon = serve("--config", str(config), command="demo")
     until(lambda: [alert for alert in notified_alerts(listener) if "action" in alert["annotations"]], 60)
     return daemon
 

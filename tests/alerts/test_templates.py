@@ -31,7 +31,7 @@ LEAK = Alert(
         ("user", ""),
         ("workload", "train"),
     ),
-    annotations=(("summary", "train grows by 32 MiB each minute"), ("action", "flushed train")),
+    annotations=(("summary", "train is leaking 32 MiB/min"), ("action", "flushed train")),
     value=0.9,
     active_at=1000.0,
     fired_at=1060.0,
@@ -57,7 +57,7 @@ def test_slack_message_has_plain_text_blocks_and_a_link(listener: Listener):
     message = sent(listener, "slack", (LEAK,))
     header, section, context, link = message["blocks"]
     assert header == {"type": "header", "text": {"type": "plain_text", "text": "leak fires", "emoji": False}}
-    assert section["text"]["text"] == "train grows by 32 MiB each minute; flushed train"
+    assert section["text"]["text"] == "train is leaking 32 MiB/min; flushed train"
     facts, runbook = context["elements"]
     assert facts["text"] == "severity: critical   workload: train   gpu: 0   pid: 42"
     assert runbook["text"] == f"<{LINK}docs/runbooks/leak|Runbook>"
@@ -102,7 +102,7 @@ def test_generic_message_has_title_text_fields_and_link(listener: Listener):
     message = sent(listener, "json", (LEAK,))
     assert message.keys() == {"title", "text", "fields", "link", "alerts"}
     assert message["title"].startswith("leak fires on ")
-    assert message["text"] == "leak fires: train grows by 32 MiB each minute; flushed train"
+    assert message["text"] == "leak fires: train is leaking 32 MiB/min; flushed train"
     assert {"name": "workload", "value": "train"} in message["fields"]
     assert message["link"] == LINK
     (alert,) = message["alerts"]
@@ -187,7 +187,7 @@ def test_answer_of_each_service_is_a_success(listener: Listener, status: int):
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
-        ("template: irc", "input should be 'slack', 'teams', 'discord' or 'json'"),
+        ("template: irc", "expected slack, teams, discord or json"),
         ("template: slack, page_url: 'javascript:alert(1)'", "expected an http:// or https:// address"),
         ("template: slack, page_url: 'http://h/> <!channel>'", "expected an http:// or https:// address"),
     ],

@@ -98,7 +98,7 @@ def test_refused_request_is_not_withdrawn():
     with scripted(state("refused")) as (url, requests):
         done = run(url)
     assert (done.returncode, requests) == (NO_ROOM, ["POST"])
-    assert "2.0 GiB do not fit on GPU 0: 1.0 GiB are available; 1.0 GiB are missing" in done.stderr
+    assert "GPU 0 has 1.0 GiB available, 2.0 GiB needed: 1.0 GiB missing" in done.stderr
 
 
 def test_grant_of_a_command_that_does_not_exist_is_released():
@@ -117,6 +117,6 @@ def test_explanation_names_programs_and_earlier_requests():
     plan = [{"pid": 7, "start_ticks": 1, "workload": "train\n", "reclaimable_bytes": GIB}]
     _, answer = state("waiting", ahead=2, available_bytes=None, missing_bytes=0, plan=plan)
     text = explained(answer)
-    assert "an unknown amount is available; 2 earlier requests wait; they fit after a flush of train" in text
+    assert "needed; 2 earlier requests are waiting. Flushing train" in text
     assert "(pid 7, 1.0 GiB)" in text
     assert "\n" not in text

@@ -15,31 +15,31 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         (
             "flush.request",
             {"target": "workload train", "steps": ["gc", "cache"], "force": True},
-            "requested a flush of workload train, steps gc, cache, in spite of the cooldown",
+            "requested a flush of workload train, steps gc, cache, despite the cooldown",
         ),
         (
             "flush.receipts",
             {"pids": [7, 8], "released_bytes": 3 << 30, "outcomes": {"freed": 2}},
             "flushed pids 7, 8: 3.0 GiB released (2 freed)",
         ),
-        ("flush.refused", "no agent", "was refused a flush: no agent"),
+        ("flush.refused", "no agent", "wasn't allowed to flush: no agent"),
         (
             "action",
             {"labels": [["alertname", "idle"], ["gpu", "3"]], "pids": [*range(10)], "uid": None},
-            "started its action on pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more, for GPU 3",
+            "ran its action on pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more, for GPU 3",
         ),
         (
             "agent.limit",
             {"pid": 7, "workload": "", "limit_bytes": 1 << 30, "device": None},
-            "asked the program (pid 7) to limit itself to 1.0 GiB",
+            "asked the program (pid 7) to limit its memory to 1.0 GiB",
         ),
         ("agent.limit.answer", {"pid": 7, "reason": "not allowed"}, "was refused by pid 7: not allowed"),
-        ("agent.end.answer", {"pid": 7, "answer": None}, "had no answer from pid 7 in time"),
+        ("agent.end.answer", {"pid": 7, "answer": None}, "got no response from pid 7 in time"),
         ("rule.override", {"name": "leak", "body": {"for": "5m"}}, "overrode fields of rule leak: for: 5m"),
-        ("silence.expire", SILENCE, "ended the silence of rule=leak"),
-        ("release", {"for_seconds": 120.0}, "released the driver for 2 min"),
-        ("reload", {"rules": 1, "needs_restart": ["listen"]}, "reloaded the configuration, which has 1 rule of its own;"
-         " requires a restart: listen"),
+        ("silence.expire", SILENCE, "ended the silence rule=leak"),
+        ("release", {"for_seconds": 120.0}, "detached from the driver for 2 min"),
+        ("reload", {"rules": 1, "needs_restart": ["listen"]}, "reloaded the configuration (1 rule defined);"
+         " restart to apply: listen"),
     ],
 )  # fmt: skip
 def test_entry_is_a_sentence(action: str, detail: object, text: str):

@@ -71,8 +71,8 @@ def test_wrong_use_exits_with_2(arguments: tuple[str, ...]):
 def test_invalid_configuration_exits_with_2_and_names_the_place(tmp_path: Path):
     file = tmp_path / "gpumond.yaml"
     file.write_text("interval: soon\n")
-    for verb in (("serve", "--config"), ("check-config",)):
-        refused = gpumond(*verb, str(file))
+    for command in (("serve", "--config"), ("check-config",)):
+        refused = gpumond(*command, str(file))
         assert refused.returncode == 2
         assert f"{file}: interval: 'soon'" in refused.stderr
 
@@ -115,9 +115,9 @@ def test_missing_driver_is_one_line_that_names_the_demo():
     assert "gpumond demo" in one_line(refused)
 
 
-@pytest.mark.parametrize("verb", [("status",), ("flush", "--all")])
-def test_missing_daemon_is_one_line_with_the_remedy(verb: tuple[str, ...]):
-    refused = gpumond(*verb, GPUMOND_URL=f"http://127.0.0.1:{free_port()}")
+@pytest.mark.parametrize("command", [("status",), ("flush", "--all")])
+def test_missing_daemon_is_one_line_with_the_remedy(command: tuple[str, ...]):
+    refused = gpumond(*command, GPUMOND_URL=f"http://127.0.0.1:{free_port()}")
     assert refused.returncode == 1
     assert "gpumond serve" in one_line(refused)
 
@@ -161,9 +161,9 @@ def test_invalid_address_is_named(text: str):
         address(text)
 
 
-@pytest.mark.parametrize("verb", [("status",), ("run", "--need", "1GiB")])
-def test_address_with_another_scheme_is_wrong_use(verb: tuple[str, ...]):
-    refused = gpumond(*verb, "--url", "ftp://gpu", *(("true",) if "run" in verb else ()))
+@pytest.mark.parametrize("command", [("status",), ("run", "--need", "1GiB")])
+def test_address_with_another_scheme_is_wrong_use(command: tuple[str, ...]):
+    refused = gpumond(*command, "--url", "ftp://gpu", *(("true",) if "run" in command else ()))
     assert refused.returncode == 2
     assert "expected HOST:PORT, an http:// or https:// address" in refused.stderr
 

@@ -28,13 +28,13 @@ def ready(daemon: RunningDaemon) -> RunningDaemon:
 
 @pytest.fixture
 def demo(serve: Callable[..., RunningDaemon]) -> RunningDaemon:
-    return ready(serve(verb="demo"))
+    return ready(serve(command="demo"))
 
 
 @pytest.fixture(scope="module")
 def common_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     """The demo of several tests, the last of which ends it."""
-    with RunningDaemon(tmp_path_factory.mktemp("demo") / "daemon", verb="demo") as daemon:
+    with RunningDaemon(tmp_path_factory.mktemp("demo") / "daemon", command="demo") as daemon:
         yield ready(daemon)
 
 
@@ -194,7 +194,7 @@ def test_demo_shows_one_leak_and_fragmentation(common_demo: RunningDaemon):
 
     alerts = until(lambda: (now := firing()).keys() >= {"leak", "fragmentation"} and now, 270, every=0.5)
     assert alerts["leak"]["pid"] == pids["leak"]
-    assert "each minute" in alerts["leak"]["summary"]
+    assert "/min" in alerts["leak"]["summary"]
     assert alerts["fragmentation"]["pid"] == pids["fragmentation"]
     assert leaks == {pids["leak"]}
     assert common_demo.value("gpumond_verdict", pid=pids["leak"], kind="leak") == 1

@@ -56,7 +56,7 @@ def test_process_intended_to_hold_memory_is_not_a_fault(fields: dict[str, Any], 
 def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     own = {"name": "chat", "kind": "vllm", "problem": "", "processes_problem": ""}
     hidden = own | {"processes_problem": f"its listener is hidden, and the daemon lacks CAP_SYS_PTRACE: {WITH_PTRACE}"}
-    assert findings(engines=[own])["engine chat"] == Finding("engine chat", "good", "vllm answers")
+    assert findings(engines=[own])["engine chat"] == Finding("engine chat", "good", "vllm responds")
     found = findings(engines=[hidden])["engine chat"]
     assert found.detail.endswith("the daemon lacks CAP_SYS_PTRACE")
     assert "AmbientCapabilities=CAP_SYS_PTRACE" in found.remedy
@@ -64,7 +64,7 @@ def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     assert (pinned.state, pinned.remedy) == ("note", "declare user:, the user of the server")
     out = own | {"returning_seconds": 12.0, "returning_problem": "it answered 500"}
     assert findings(engines=[out])["engine chat"] == Finding(
-        "engine chat", "bad", "it does not serve after a release: it answered 500"
+        "engine chat", "bad", "it hasn't resumed after a release: it answered 500"
     )
     silent = findings(engines=[own | {"problem": "nothing listens"}])["engine chat"]
     assert (silent.state, silent.detail) == ("note", "nothing listens")

@@ -187,7 +187,7 @@ def test_process_that_ended_after_the_plan_is_refused(tmp_path: Path, machines: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no processes are selected"),
+        ((), "no processes selected"),
         (("--query", "up"), "--query requires --prometheus"),
         (("--workload", "x", "--json"), "--json requires --yes or --dry-run"),
         (("--workload", "x", "--max-parallel", "0"), "must be positive"),

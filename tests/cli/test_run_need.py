@@ -121,8 +121,8 @@ def test_program_starts_if_it_fits_and_counts_before_it_allocates(daemon: Runnin
     first = start("--need", "600MiB")
     assert line_of(first) == "started\n"
     error = refused(start("--need", "600MiB"))
-    assert "600.0 MiB do not fit on GPU 0: 424.0 MiB are available" in error
-    assert "176.0 MiB are missing" in error
+    assert "GPU 0 has 424.0 MiB available, 600.0 MiB needed" in error
+    assert "176.0 MiB missing" in error
     allocate(first, 600)
     until(lambda: used(daemon, first) == 600 * MIB)
     second = start("--need", "400MiB")
@@ -144,8 +144,8 @@ def test_neighbor_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, sta
     do(neighbor, "allocator.free(allocator.malloc(500 * MIB))")
     until(lambda: daemon.value("gpumond_pool_reclaimable_bytes", pid=str(neighbor.pid)) == 500 * MIB)
     error = refused(start("--need", "700MiB"))
-    assert f"they fit after a flush of neighbor (pid {neighbor.pid}, 500.0 MiB)" in error
-    assert "with --wait 10m" in error
+    assert f"Flushing neighbor (pid {neighbor.pid}, 500.0 MiB) would make room" in error
+    assert "add --wait 10m" in error
     waiting = start("--need", "700MiB", "--wait", "1m")
     assert line_of(waiting) == "started\n"
     allocate(waiting, 700)
@@ -159,7 +159,7 @@ def test_program_that_refuses_flushes_is_not_flushed(daemon: RunningDaemon, star
     do(neighbor, "allocator.free(allocator.malloc(500 * MIB))")
     until(lambda: daemon.value("gpumond_pool_held_bytes", pid=str(neighbor.pid)) == 500 * MIB)
     error = refused(start("--need", "700MiB", "--wait", "1s"))
-    assert "432.0 MiB are missing" in error
+    assert "432.0 MiB missing" in error
     assert daemon.get("receipts") == []
 
 
@@ -167,9 +167,9 @@ def test_programs_start_in_order_and_one_that_is_killed_loses_its_place(daemon: 
     first = start("--need", "1000MiB")
     assert line_of(first) == "started\n"
     second = start("--need", "900MiB", "--wait", "5m")
-    assert "waiting: 900.0 MiB do not fit" in first_error(second)
+    assert "MiB available, 900.0 MiB needed" in first_error(second)
     third = start("--need", "800MiB", "--wait", "5m")
-    assert "1 earlier request waits" in first_error(third)
+    assert "1 earlier request is waiting" in first_error(third)
     second.send_signal(signal.SIGKILL)
     first.kill()
     assert line_of(third) == "started\n"
@@ -179,10 +179,10 @@ def test_grants_and_places_are_kept_over_a_kill_of_the_daemon(start: Start, rest
     first = start("--need", "600MiB")
     assert line_of(first) == "started\n"
     second = start("--need", "500MiB", "--wait", "5m")
-    assert "waiting: 500.0 MiB do not fit" in first_error(second)
+    assert "MiB available, 500.0 MiB needed" in first_error(second)
     restarted()
     third = start("--need", "100MiB", "--wait", "5m")
-    assert "1 earlier request waits" in first_error(third)
+    assert "1 earlier request is waiting" in first_error(third)
     first.kill()
     first.wait()
     for process in (second, third):

@@ -118,7 +118,7 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("verb", ANSWERS)
+@pytest.mark.parametrize("command", ANSWERS)
 @pytest.mark.parametrize(
     ("options", "pids"),
     [
@@ -128,42 +128,42 @@ ANSWERS: dict[str, Any] = {
         (["--device", "GPU-b"], [3]),
     ],
 )
-def test_programs_are_selected_by_pid_workload_and_device(verb: str, options: Sequence[str], pids: Sequence[int]):
+def test_programs_are_selected_by_pid_workload_and_device(command: str, options: Sequence[str], pids: Sequence[int]):
     with fake_daemon(busy_frame()) as fake:
         fake.answers |= {"/api/v1/agents": (200, AGENTS), "/api/v1/devices": (200, DEVICES)}
-        fake.answers |= {f"/api/v1/agents/{pid}/{verb}": (200, ANSWERS[verb]) for pid in (1, 2, 3)}
-        size = ["1GiB"] if verb == "limit" else []
-        done = gpumond(fake, verb, *size, *options)
-        as_json = gpumond(fake, verb, *size, *options, "--json")
+        fake.answers |= {f"/api/v1/agents/{pid}/{command}": (200, ANSWERS[command]) for pid in (1, 2, 3)}
+        size = ["1GiB"] if command == "limit" else []
+        done = gpumond(fake, command, *size, *options)
+        as_json = gpumond(fake, command, *size, *options, "--json")
     assert (done.returncode, done.stderr, as_json.returncode) == (0, "", 0)
-    asked = [path for path, _ in fake.requests if path.endswith(verb)]
-    assert sorted(asked) == sorted(2 * [f"/api/v1/agents/{pid}/{verb}" for pid in pids])
+    asked = [path for path, _ in fake.requests if path.endswith(command)]
+    assert sorted(asked) == sorted(2 * [f"/api/v1/agents/{pid}/{command}" for pid in pids])
     found = json.loads(as_json.stdout)
     if "--pid" in options:
-        assert found == ANSWERS[verb]
+        assert found == ANSWERS[command]
     else:
         assert [one["pid"] for one in found] == pids
-        assert all(f"train (pid {pid})" in done.stdout for pid in pids if pid != 2 and verb != "limit")
+        assert all(f"train (pid {pid})" in done.stdout for pid in pids if pid != 2 and command != "limit")
 
 
-@pytest.mark.parametrize("verb", ANSWERS)
-def test_selection_without_a_program_is_nothing_to_do(verb: str):
-    size = ["1GiB"] if verb == "limit" else []
+@pytest.mark.parametrize("command", ANSWERS)
+def test_selection_without_a_program_is_nothing_to_do(command: str):
+    size = ["1GiB"] if command == "limit" else []
     with fake_daemon(busy_frame()) as fake:
         fake.answers |= {"/api/v1/agents": (200, AGENTS), "/api/v1/devices": (200, DEVICES)}
-        none = gpumond(fake, verb, *size, "--workload", "other")
-        device = gpumond(fake, verb, *size, "--device", "7")
-        missing = gpumond(fake, verb, *size)
+        none = gpumond(fake, command, *size, "--workload", "other")
+        device = gpumond(fake, command, *size, "--device", "7")
+        missing = gpumond(fake, command, *size)
     assert (none.returncode, "no connected agent matches workload other" in none.stderr) == (3, True)
     assert (device.returncode, missing.returncode) == (2, 2)
     assert "--workload" in missing.stderr
 
 
-@pytest.mark.parametrize(("verb", "option"), [("why", "--folded"), ("snapshot", "--out")])
-def test_file_of_several_programs_is_refused_with_their_names(tmp_path: Path, verb: str, option: str):
+@pytest.mark.parametrize(("command", "option"), [("why", "--folded"), ("snapshot", "--out")])
+def test_file_of_several_programs_is_refused_with_their_names(tmp_path: Path, command: str, option: str):
     with fake_daemon(busy_frame()) as fake:
         fake.answers["/api/v1/agents"] = (200, AGENTS)
-        done = gpumond(fake, verb, "--workload", "train", option, os.fspath(tmp_path / "file"))
+        done = gpumond(fake, command, "--workload", "train", option, os.fspath(tmp_path / "file"))
     assert done.returncode == 2
     assert f"{option} is for one program, and 2 match: train (pid 1), train (pid 3)" in done.stderr
 

@@ -87,7 +87,7 @@ rule_overrides:
         ("listen: 0.0.0.0:9917", ["0.0.0.0:9917", "--insecure"]),
         ("source: magic", ["source", "'magic'", "'magic': expected one of auto, nvml"]),
         ("interval: soon", ["interval", "'soon'", "duration"]),
-        ("interval: 0", ["interval", "greater than or equal to 0.1"]),
+        ("interval: 0", ["interval", "must be at least 0.1"]),
         ("disabled_rules: [nope]", ["disabled_rules", "'nope'", "device-nearly-full"]),
         ("rule_overrides: {nope: {threshold: 1}}", ["rule_overrides", "'nope'", "device-nearly-full"]),
         ("rule_overrides: {leak: {}}", ["rule_overrides.leak", "at least one of threshold, for, severity, enabled"]),
@@ -114,7 +114,7 @@ rule_overrides:
         ),
         ("rules: [{name: a, scope: device, value: used_ratio, above: 1, fro: 5s}]", ["rules[0].fro", "mean for?"]),
         ("- a list", ["expected keys and values"]),
-        ("a: [", ["not YAML"]),
+        ("a: [", ["line 1: invalid YAML"]),
     ],
 )
 def test_mistake_names_file_key_value_and_what_is_expected(tmp_path: Path, text: str, says: list[str]):
@@ -131,7 +131,7 @@ def test_empty_variable_is_not_set():
 
 
 def test_mistake_in_the_environment_names_the_variable():
-    with pytest.raises(ConfigError, match="environment variable GPUMOND_INTERVAL: interval: 'x'"):
+    with pytest.raises(ConfigError, match="environment variable GPUMOND_INTERVAL 'x': expected"):
         load(environ={"GPUMOND_INTERVAL": "x"})
 
 

@@ -112,5 +112,5 @@ def test_symbolic_link_as_lock_is_a_configuration_error(tmp_path: Path):
 def test_sigusr2_does_not_end_the_daemon(serve: Callable[..., RunningDaemon]):
     daemon = serve("--source", "sim")
     daemon.process.send_signal(signal.SIGUSR2)
-    until(lambda: "SIGUSR2 has no effect" in daemon.log.read_text())
+    until(lambda: "SIGUSR2 ignored" in daemon.log.read_text())
     assert daemon.stop() == 0

@@ -77,7 +77,7 @@ def test_daemon_starts_with_the_last_valid_configuration(serve: Serve, tmp_path:
     with RunningDaemon(first.directory, *options) as again:
         until(lambda: again.request("/api/v1/status")[0] == 200)
         assert "own" in rules(again)
-        assert faults(again) == [("not_loaded", f"{file}, line 2: not YAML")]
+        assert faults(again) == [("not_loaded", f"{file}, line 2: invalid YAML")]
         assert again.value(SUCCESSFUL) == 0
         assert again.value(LOADED_AT) == pytest.approx(copy.stat().st_mtime)
         assert VALID in copy.read_text()
@@ -107,7 +107,7 @@ def test_start_without_a_usable_copy_exits_with_2(tmp_path: Path, kept: str):
     [
         ("interval: 1s\ninterfal: 2s\n", "line 2: interfal"),
         ("rules:\n- {name: a, scope: device, value: used_bytes, above: 1}\n- {name: b}\n", "line 3: rules[1]"),
-        ("{", "line 1: not YAML"),
+        ("{", "line 1: invalid YAML"),
         ("- a\n", ""),
     ],
 )

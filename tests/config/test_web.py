@@ -37,8 +37,8 @@ GOOD = {
 }
 
 BAD = {
-    "not yaml": ("tls_server_config: {", "web_config web.yml, line 1: not YAML: "),
-    "a list": ("[]", "web_config web.yml: input should be a valid dictionary or instance of WebFile"),
+    "not yaml": ("tls_server_config: {", "web_config web.yml, line 1: invalid YAML: "),
+    "a list": ("[]", "web_config web.yml: expected keys and values"),
     "an unknown key": ("tls_config: {}", "web_config web.yml: tls_config: unknown key"),
     "an unknown key of tls": (f"tls_server_config: {{{TLS}, certfile: a}}", "tls_server_config.certfile: unknown key"),
     "no certificate": ("tls_server_config: {key_file: server.key}", "tls_server_config: expected cert_file (or cert)"),
@@ -83,7 +83,7 @@ BAD = {
     ),
     "an unknown version": (
         f"tls_server_config: {{{TLS}, min_version: TLS14}}",
-        "tls_server_config.min_version: input should be 'TLS10', 'TLS11', 'TLS12' or 'TLS13'",
+        "tls_server_config.min_version: expected TLS10, TLS11, TLS12 or TLS13",
     ),
     "versions upside down": (
         f"tls_server_config: {{{TLS}, min_version: TLS13, max_version: TLS12}}",
@@ -126,7 +126,7 @@ BAD = {
         "basic_auth_users: 'a:b' is not a valid user name",
     ),
     "users as a list": ("basic_auth_users: [prometheus]", "basic_auth_users: expected names and bcrypt hashes, as in "),
-    "a rate without bursts": ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: input should be greater than"),
+    "a rate without bursts": ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: must be "),
     "a rate of nothing": ("rate_limit: {interval: soon}", "rate_limit.interval: expected a duration such as 30s"),
 }
 

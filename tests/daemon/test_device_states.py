@@ -105,8 +105,8 @@ def test_condition_is_in_metrics_status_and_doctor(serve: Serve, driver: FakeDri
     until(lambda: daemon.value("gpumond_device_condition", uuid="GPU-0", gpu="0", condition=condition))
     stated = {"device_uuid": "GPU-0", "kind": condition, "remedy": CONDITIONS[condition], "detail": ""}
     assert stated in daemon.get("status")["conditions"]
-    for verb, device in (("doctor", "GPU-0"), ("status", "GPU 0")):
-        output = daemon.run(verb).stdout
+    for command, device in (("doctor", "GPU-0"), ("status", "GPU 0")):
+        output = daemon.run(command).stdout
         assert f"{device}: {condition}" in output
         assert CONDITIONS[condition] in output
     if condition == "coherent_memory":
@@ -158,8 +158,8 @@ def test_orphan_is_named_with_its_remedy(serve: Serve, driver: FakeDriver, tmp_p
         unit = place(Path("/proc/self/cgroup").read_text()).unit
         adopted = unit is not None and not unit.startswith("session-")  # the service that runs the tests adopts it
         assert process["orphaned"] is not adopted
-        for verb in ("status", "doctor"):
-            output = daemon.run(verb).stdout
+        for command in ("status", "doctor"):
+            output = daemon.run(command).stdout
             assert (f"pid {pid} (cat) is orphaned" in output) is not adopted
             assert (f"kill {pid} ends it" in output) is not adopted
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.helpers.agents import GIB
-from tests.helpers.engines import device, standin, used_bytes
+from tests.helpers.engines import device, fake_engine, used_bytes
 from tests.helpers.running import RunningDaemon, until as until_in
 from tests.helpers.serving import SIM
 
@@ -45,9 +45,9 @@ def start(tmp_path: Path, cards: Path, *engines: dict[str, Any], **settings: Any
 def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
     card = device(cards)
     with (
-        standin("vllm", card) as vllm,
-        standin("ollama", card) as ollama,
-        standin("sglang", card, "silent") as hung,
+        fake_engine("vllm", card) as vllm,
+        fake_engine("ollama", card) as ollama,
+        fake_engine("sglang", card, "silent") as hung,
         start(
             tmp_path,
             cards,
@@ -76,7 +76,7 @@ def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
 
 def test_flush_and_wake_after_a_restart_of_the_daemon(tmp_path: Path, cards: Path):
     card = device(cards)
-    with standin("vllm", card) as engine:
+    with fake_engine("vllm", card) as engine:
         own = {"name": "chat", "kind": "vllm", "url": engine.url, "allow": ["engine"]}
         with start(tmp_path, cards, own) as daemon:
             until(lambda: daemon.value("gpumond_engine_memory_used_bytes", engine="chat") == 7 * GIB)
@@ -106,7 +106,7 @@ def test_rule_releases_an_idle_engine_and_the_server_keeps_running(tmp_path: Pat
         "above": "1GiB",
         "action": {"flush": {"steps": ["engine"], "only_idle_for": "5s"}, "cooldown": "10m"},
     }
-    with standin("llama-router", card) as engine:
+    with fake_engine("llama-router", card) as engine:
         own = {"name": "chat", "kind": "llama-router", "url": engine.url}
         with start(tmp_path, cards, own, rules=[rule]) as daemon:
             until(lambda: used_bytes(card) == 0)
@@ -118,7 +118,7 @@ def test_rule_releases_an_idle_engine_and_the_server_keeps_running(tmp_path: Pat
 
 def test_steps_of_programs_leave_engines_alone(tmp_path: Path, cards: Path):
     with (
-        standin("ollama", device(cards)) as engine,
+        fake_engine("ollama", device(cards)) as engine,
         start(tmp_path, cards, {"name": "chat", "kind": "ollama", "url": engine.url}) as daemon,
     ):
         until(lambda: daemon.value("gpumond_engine_up", engine="chat") == 1)
@@ -128,13 +128,13 @@ def test_steps_of_programs_leave_engines_alone(tmp_path: Path, cards: Path):
 
 
 def test_server_that_does_not_serve_after_a_release_is_an_alert(tmp_path: Path, cards: Path):
-    with standin("vllm", device(cards), "rejects", *["wake-fails"] * 3) as engine:
+    with fake_engine("vllm", device(cards), "rejects", *["wake-fails"] * 3) as engine:
         own = {"name": "chat", "kind": "vllm", "url": engine.url, "allow": ["engine"]}
         with start(tmp_path, cards, own, rule_overrides={"engine-out-of-service": {"threshold": 1}}) as daemon:
             until(lambda: daemon.value("gpumond_engine_memory_used_bytes", engine="chat") == 7 * GIB)
             daemon.run("flush", "--workload", "chat", "--step", "engine")
             (alert,) = until(lambda: [each for each in daemon.get("alerts") if each["rule"] == "engine-out-of-service"])
-            assert "has released memory of chat (vllm) without effect" in dict(alert["annotations"])["summary"]
+            assert "chat (vllm) hasn't served requests for" in dict(alert["annotations"])["summary"]
             assert "out of service" in daemon.run("status").stdout
             until(lambda: not [each for each in daemon.get("alerts") if each["rule"] == "engine-out-of-service"])
             assert [each["outcome"] for each in daemon.get("receipts")] == ["refused", "woken"]

@@ -9,17 +9,17 @@ from typing import cast
 
 from gpumond.config.settings import Settings
 from gpumond.facts.frame import Frame, Ledger
-from gpumond.kernel import Clock, Edges, Kernel
+from gpumond.kernel import Clock, Dependencies, Kernel
 from gpumond.metrics.telemetry import Telemetry
 from tests.helpers.values import make_snapshot
 
 
 def make_kernel() -> Kernel:
     store = SimpleNamespace(path=Path("gpumond.db"), audit=None)
-    edges = SimpleNamespace(
+    dependencies = SimpleNamespace(
         devices=None, agents=None, store=store, telemetry=Telemetry(), clock=Clock(), faults={}, services={}
     )
-    return Kernel(Settings(), cast("Edges", edges))
+    return Kernel(Settings(), cast("Dependencies", dependencies))
 
 
 def test_first_scrape_waits_for_the_first_frame():

@@ -23,7 +23,7 @@ from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.event_loop import background
 from gpumond.host.peer import Identity
-from gpumond.kernel import Edges
+from gpumond.kernel import Dependencies
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
 from tests.helpers.agents import GIB
@@ -76,8 +76,8 @@ class FailingCollector(SimulatedCollector):
         raise OSError("no process can be stopped")
 
 
-def edges_of(directory: Path, world: World) -> Edges:
-    return Edges(
+def dependencies_of(directory: Path, world: World) -> Dependencies:
+    return Dependencies(
         devices=SimulatedCollector(world),
         agents=SilentAgent(world),
         store=Store(directory / "gpumond.db"),
@@ -92,9 +92,9 @@ def other_tasks() -> set[asyncio.Task[object]]:
 def test_parts_are_all_closed_when_the_collector_fails_to_start_and_to_stop(tmp_path: Path):
     async def run() -> None:
         world = World()
-        edges = replace(edges_of(tmp_path, world), devices=FailingCollector(world))
+        dependencies = replace(dependencies_of(tmp_path, world), devices=FailingCollector(world))
         with pytest.raises(OSError, match="can be stopped") as raised:
-            async with Daemon(Settings(), edges).running():
+            async with Daemon(Settings(), dependencies).running():
                 raise AssertionError("the collector has not started")
         assert "can be started" in str(raised.value.__context__)
         assert not other_tasks()
@@ -109,12 +109,12 @@ def test_agents_and_store_are_closed_when_the_collector_fails_to_stop(tmp_path: 
 
     async def run() -> None:
         world = World()
-        edges = replace(edges_of(tmp_path, world), devices=Unstoppable(world))
+        dependencies = replace(dependencies_of(tmp_path, world), devices=Unstoppable(world))
         with pytest.raises(OSError, match="can be stopped"):
-            async with Daemon(Settings(interval=0.1), edges).running():
+            async with Daemon(Settings(interval=0.1), dependencies).running():
                 pass
-        assert isinstance(edges.agents, SilentAgent)
-        assert edges.agents.closed
+        assert isinstance(dependencies.agents, SilentAgent)
+        assert dependencies.agents.closed
         assert not other_tasks()
 
     asyncio.run(run())
@@ -122,10 +122,10 @@ def test_agents_and_store_are_closed_when_the_collector_fails_to_stop(tmp_path: 
 
 def test_rule_flush_interrupted_by_the_stop_is_in_the_audit(tmp_path: Path):
     async def run() -> list[tuple[str, str]]:
-        edges = edges_of(tmp_path, World())
-        async with Daemon(Settings(interval=0.1, rules=(FLUSHING,)), edges).running():
-            assert isinstance(edges.agents, SilentAgent)
-            await edges.agents.flush_received.wait()
+        dependencies = dependencies_of(tmp_path, World())
+        async with Daemon(Settings(interval=0.1, rules=(FLUSHING,)), dependencies).running():
+            assert isinstance(dependencies.agents, SilentAgent)
+            await dependencies.agents.flush_received.wait()
         assert not other_tasks()
         store = Store(tmp_path / "gpumond.db")
         await store.open()
@@ -150,8 +150,10 @@ def test_receiver_is_notified_after_the_frame_is_replaced(tmp_path: Path):
 
     async def run() -> None:
         nonlocal daemon
-        edges = replace(edges_of(tmp_path, World()), services={Receivers: Receivers(lambda settings: [Receiver()])})
-        daemon = Daemon(Settings(interval=1.0, rules=(FULL,)), edges)
+        dependencies = replace(
+            dependencies_of(tmp_path, World()), services={Receivers: Receivers(lambda settings: [Receiver()])}
+        )
+        daemon = Daemon(Settings(interval=1.0, rules=(FULL,)), dependencies)
         async with daemon.started():
             await daemon.tick()
             while not notified:
@@ -175,7 +177,7 @@ def test_frame_is_replaced_before_its_dispatch_is_executed(tmp_path: Path):
     async def run() -> None:
         world = World()
         world.advance()
-        daemon = Daemon(Settings(rules=(FLUSHING,)), edges_of(tmp_path, world))
+        daemon = Daemon(Settings(rules=(FLUSHING,)), dependencies_of(tmp_path, world))
         tick = await daemon.tick()
         store = Store(tmp_path / "other.db")
         dispatcher = AlertDispatcher(store, Outbox(), flush, 0.0)  # type: ignore[arg-type]

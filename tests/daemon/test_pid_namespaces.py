@@ -119,8 +119,8 @@ def test_status_and_doctor_name_the_programs_and_what_is_unknown_of_them(daemon:
         until(lambda: "agent_pid_unknown" in kinds(daemon))
         until(lambda: pid in shares(daemon))
         detail = f"agent_pid_unknown: one (uid {os.getuid()}, connection {pid})"
-        for verb in ("status", "doctor"):
-            output = daemon.run(verb).stdout
+        for command in ("status", "doctor"):
+            output = daemon.run(command).stdout
             assert detail in output
             assert CONDITIONS["agent_pid_unknown"] in output
         (own,) = [each for each in daemon.get("processes") if each["pid"] == pid]

@@ -61,8 +61,8 @@ async def recorded(directory: Path) -> list[Frame]:
     """Return every frame of a daemon, until two kinds of verdicts have occurred."""
     frames: list[Frame] = []
     settings = settings_of(directory)
-    with real_edges(settings, "sim") as edges:
-        daemon = Daemon(settings, edges, pace=PACE)
+    with real_edges(settings, "sim") as dependencies:
+        daemon = Daemon(settings, dependencies, pace=PACE)
         end = time.monotonic() + 60
         async with daemon.running():
             while len({verdict.kind for frame in frames for verdict in frame.verdicts}) < 2:
@@ -97,8 +97,8 @@ def test_history_of_devices_and_programs_survives_a_restart(program: Path):
         """Closed blocks of 15 minutes, each of which takes a second of the test."""
         end = time.monotonic() + 60
         settings = settings_of(program, socket)
-        with real_edges(settings, "sim") as edges:
-            daemon = Daemon(settings, edges, pace=900.0)
+        with real_edges(settings, "sim") as dependencies:
+            daemon = Daemon(settings, dependencies, pace=900.0)
             async with daemon.running():
                 while True:
                     assert time.monotonic() < end, "too little was closed_blocks"

@@ -107,7 +107,7 @@ def test_suspended_program_has_unmapped_bytes_and_no_verdict(
             device.resume(process.pid)
             until(lambda: is_live(daemon))
             assert not [each for each in daemon.get("status")["conditions"] if each["kind"] == "suspended"]
-        assert "agent-gone" not in events(daemon)
+        assert "agent-disconnected" not in events(daemon)
         assert "process-ended" not in events(daemon)
 
 
@@ -117,7 +117,7 @@ def test_end_of_a_suspended_program_is_an_end(daemon: RunningDaemon, device: Sim
         device.suspend(process.pid)
         until(lambda: row_of(daemon.get("frame")).get("state") == "suspended")
     until(lambda: not daemon.get("processes"))
-    assert "agent-gone" in events(daemon)
+    assert "agent-disconnected" in events(daemon)
 
 
 def test_program_that_returned_all_its_memory_is_not_suspended(daemon: RunningDaemon, device: SimDevice):

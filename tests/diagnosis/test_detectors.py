@@ -80,13 +80,13 @@ def snapshots_of_a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: flo
 @pytest.mark.parametrize(
     ("left", "pid", "words"),
     [
-        ((), None, "no visible process owns"),
+        ((), None, "belongs to no visible process (unchanged"),
         (
             (make_process(10, 30 * GIB - MIB, start_ticks=None, state="gone", comm="train"),),
             10,
-            "has ended, but GPU 0",
+            "of train (pid 10), which has exited",
         ),
-        ((make_process(77, None, kinds=("holder",), comm="loader"),), None, "loader (pid 77) keeps the device open"),
+        ((make_process(77, None, kinds=("holder",), comm="loader"),), None, "loader (pid 77) has the device open"),
     ],
 )
 def test_orphan_begins_a_minute_after_the_program_has_ended(
@@ -175,13 +175,13 @@ def test_release_by_an_existing_process_does_not_report_its_end():
             yield at_moment(moment, of_device(size, ()), reports=(make_report(10, pools),))
 
     (release,) = [verdict for _, verdict in onsets(snapshots()) if verdict.kind == "memory-freed"]
-    assert release.summary == "train (pid 10) freed 40.0 GiB of GPU 0"
+    assert release.summary == "train (pid 10) freed 40.0 GiB on GPU 0"
     assert dict(release.evidence)["released_bytes"] == 40 * GIB
 
 
 def test_release_without_a_process_list_names_no_process():
     found = onsets(by_device(lambda moment: 40 * GIB if moment < 600 else 0, steps_of(12)))
-    assert next(v.summary for _, v in found if v.kind == "memory-freed") == "40.0 GiB of GPU 0 became free at once"
+    assert next(v.summary for _, v in found if v.kind == "memory-freed") == "40.0 GiB on GPU 0 was freed within seconds"
 
 
 def test_crash_after_an_xid_error():
@@ -497,7 +497,7 @@ def test_number_rises_with_memory_that_the_program_keeps(kind: str, minutes: flo
     evidence = dict(verdict.evidence)
     assert evidence["live_allocations_per_minute"] == pytest.approx(60, abs=2)
     assert evidence["live_allocations_growth_ratio"] > 5
-    assert " more live allocations each minute; GPU 0 " in verdict.summary
+    assert " more allocations/min); GPU 0 " in verdict.summary
 
 
 @pytest.mark.parametrize(("kind", "minutes"), [("growing", GROWING), ("leak", LEAKING)])
@@ -505,7 +505,7 @@ def test_number_does_not_rise_with_an_arena_that_becomes_larger(kind: str, minut
     verdict = verdict_of(kind, seen(arena, minutes))
     evidence = dict(verdict.evidence)
     assert (evidence["live_allocations_per_minute"], evidence["live_allocations_growth_ratio"]) == (0.0, 0.0)
-    assert ", in few, large allocations; GPU 0 " in verdict.summary
+    assert "few large allocations); GPU 0 " in verdict.summary
 
 
 @pytest.mark.parametrize(("number", "refused"), [(kept, True), (arena, False), (varying, False), (unknown, False)])

@@ -204,9 +204,9 @@ def test_growing_ends_when_the_growth_has_ended():
 def test_growing_states_rate_time_and_what_confirms_it():
     found = first(each_onset(seen(staircase(60 * MIB, onset=10, base=40 * GIB), steps_of(14))), "growing")
     assert found is not None
-    assert "grows by" in found[1].summary
-    assert "each minute since 01:5" in found[1].summary
-    assert "It is a leak if it continues" in found[1].summary
+    assert "has been growing by" in found[1].summary
+    assert "/min since 01:5" in found[1].summary
+    assert "Possible leak: confirmed in 6 to 14 min" in found[1].summary
 
 
 def test_growing_requires_many_samples_and_live_bytes():

@@ -228,23 +228,23 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
     assert len(leaks) == 1
     evidence = dict(leaks[0].evidence)
     assert (evidence["processes"], evidence["devices"]) == (4, 4)
-    assert leaks[0].summary.startswith("4 programs on 4 devices began to grow at the same time")
+    assert leaks[0].summary.startswith("4 programs on 4 GPUs started growing at the same time")
     fit, left = leaks[0].fit, leaks[0].time_to_oom_seconds
     assert fit is not None
     assert fit.full_at is not None
     assert left is not None
     assert (fit.device_uuid, fit.pid) == ("GPU-0", 10), "the first device that is full"
     assert leaks[0].pid != 10
-    assert "(pid 10) on GPU 0" in leaks[0].summary
-    assert leaks[0].summary.endswith(f"; GPU 0 is full in {duration(left)}")
+    assert "(pid 10) is leaking" in leaks[0].summary
+    assert leaks[0].summary.endswith(f"; GPU 0 will be full in {duration(left)}")
     assert 0 <= 1e9 + 45 * MINUTE + left - fit.full_at <= MINUTE
 
 
 def test_leak_summary_has_pace_onset_and_end():
     found = first(each_onset(by_process(leaking(64 * MIB, onset=20, base=40 * GIB), steps_of(50))), "leak")
     assert found is not None
-    assert found[1].summary.startswith("memory of train (pid 10) on GPU 0 has grown by 64.0 MiB each minute since 02:")
-    assert "; GPU 0 is full in 10 h" in found[1].summary
+    assert found[1].summary.startswith("train (pid 10) is leaking 64.0 MiB/min on GPU 0 (since 02:")
+    assert "; GPU 0 will be full in 10 h" in found[1].summary
 
 
 LIVE = leaking(300 * MIB, onset=12)

@@ -18,7 +18,7 @@ from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.flush.flusher import Flusher
 from gpumond.host.peer import Identity
 from gpumond.sim.device import SimDevice
-from tests.helpers.engines import StandIn, reading
+from tests.helpers.engines import FakeEngine, reading
 
 FAST = Timing(idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_seconds=3.0, return_seconds=(0.1,))
 
@@ -87,7 +87,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def declared(engine: StandIn, **fields: Any) -> EngineConfig:
+def declared(engine: FakeEngine, **fields: Any) -> EngineConfig:
     own = dict(OPTIONS.get(engine.kind, {}))
     if engine.kind == "triton":
         own["metrics_url"] = engine.url
@@ -107,7 +107,7 @@ ALLOWED: dict[str, dict[str, Any]] = {
 }
 
 
-def allowed(engine: StandIn, **fields: Any) -> EngineConfig:
+def allowed(engine: FakeEngine, **fields: Any) -> EngineConfig:
     return declared(engine, **ALLOWED[engine.kind] | fields)
 
 

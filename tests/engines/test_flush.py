@@ -19,7 +19,7 @@ from gpumond.features.engines.flush_step import EngineFlusher, Timing
 from gpumond.features.engines.kinds import all_kinds
 from tests.engines.flushing import ALLOWED, FAST, Short, World, allowed, flush
 from tests.helpers.agents import GIB
-from tests.helpers.engines import device, standin, used_bytes
+from tests.helpers.engines import device, fake_engine, used_bytes
 from tests.helpers.running import until
 
 RELEASED = {"ollama": 4 * GIB, "llama-router": 4 * GIB, "vllm": 4 * GIB}
@@ -37,12 +37,14 @@ def test_every_kind_with_a_method_is_tested():
 @pytest.mark.parametrize("kind", ALLOWED)
 def test_release_is_proved_by_the_driver(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card) as engine:
+    with fake_engine(kind, card) as engine:
         before = used_bytes(card)
         receipt = flush(card, allowed(engine))
         released = RELEASED.get(kind, 3 * GIB)
         assert receipt.outcome == ("gone" if kind in GONE else "partial" if kind == "comfyui" else "freed")
-        assert receipt.reason == ("the driver counts 3.0 GiB of 4.0 GiB less" if kind == "comfyui" else "")
+        assert receipt.reason == (
+            "released 3.0 GiB of the expected 4.0 GiB (driver-reported)" if kind == "comfyui" else ""
+        )
         assert receipt.driver_released_bytes == receipt.released_bytes == released == before - used_bytes(card)
         assert receipt.workload == "e"
         assert receipt.allocator == kind
@@ -57,7 +59,7 @@ def test_release_is_proved_by_the_driver(kind: str, tmp_path: Path):
 @pytest.mark.parametrize("kind", ALLOWED)
 def test_plan_changes_nothing_and_states_how_the_engine_serves_again(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card) as engine:
+    with fake_engine(kind, card) as engine:
         before = used_bytes(card)
         receipt = flush(card, allowed(engine), dry_run=True)
         assert receipt.outcome == "planned"
@@ -73,12 +75,12 @@ def test_plan_changes_nothing_and_states_how_the_engine_serves_again(kind: str, 
 @pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"ollama", "tensorrt-llm", "triton"}))
 def test_busy_engine_is_refused_and_loses_no_request(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card) as engine:
+    with fake_engine(kind, card) as engine:
         before = used_bytes(card)
         request = engine.begin_request()
         until(lambda: engine.record()["running"] == 1)
         receipt = flush(card, allowed(engine))
-        assert (receipt.outcome, receipt.reason) == ("refused", "1 requests run and 0 wait")
+        assert (receipt.outcome, receipt.reason) == ("refused", "1 request running, 0 queued")
         assert used_bytes(card) == before
         assert request.finish() == {"text": "done"}
         assert engine.record()["harms"] == []
@@ -87,7 +89,7 @@ def test_busy_engine_is_refused_and_loses_no_request(kind: str, tmp_path: Path):
 @pytest.mark.parametrize("kind", ["ollama", "tensorrt-llm", "triton"])
 def test_engine_that_waits_completes_the_request_before_it_releases(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card) as engine:
+    with fake_engine(kind, card) as engine:
         before = used_bytes(card)
 
         async def scenario() -> Any:
@@ -112,7 +114,7 @@ def test_engine_that_waits_completes_the_request_before_it_releases(kind: str, t
 def test_request_during_the_check_is_not_lost(kind: str, tmp_path: Path):
     """A request arrives and ends between two reads: the counters have grown, and nothing is released."""
     card = device(tmp_path)
-    with standin(kind, card) as engine:
+    with fake_engine(kind, card) as engine:
         before = used_bytes(card)
 
         async def scenario() -> Any:
@@ -137,7 +139,7 @@ def test_request_during_the_check_is_not_lost(kind: str, tmp_path: Path):
 @pytest.mark.parametrize("kind", ALLOWED)
 def test_answer_without_effect_is_nothing(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card, "lie") as engine:
+    with fake_engine(kind, card, "lie") as engine:
         receipt = flush(card, allowed(engine))
         assert receipt.outcome == "nothing"
         assert "the driver still counts" in receipt.reason
@@ -147,7 +149,7 @@ def test_answer_without_effect_is_nothing(kind: str, tmp_path: Path):
 @pytest.mark.parametrize("kind", ALLOWED)
 def test_answer_before_anything_is_free_is_awaited(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card, "late") as engine:
+    with fake_engine(kind, card, "late") as engine:
         receipt = flush(card, allowed(engine))
         assert receipt.outcome in ("freed", "gone", "partial")
         assert receipt.driver_released_bytes == RELEASED.get(kind, 3 * GIB)
@@ -156,7 +158,7 @@ def test_answer_before_anything_is_free_is_awaited(kind: str, tmp_path: Path):
 @pytest.mark.parametrize("kind", ALLOWED)
 def test_server_that_ends_is_a_failure(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card, "die") as engine:
+    with fake_engine(kind, card, "die") as engine:
         receipt = flush(card, allowed(engine))
         assert receipt.outcome == "failed"
         assert "the server ended after the call" in receipt.reason
@@ -165,7 +167,7 @@ def test_server_that_ends_is_a_failure(kind: str, tmp_path: Path):
 @pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"comfyui", "triton"}))
 def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card, "hang") as engine:
+    with fake_engine(kind, card, "hang") as engine:
 
         async def scenario() -> Any:
             world = Short(card, allowed(engine))
@@ -176,7 +178,7 @@ def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
         assert "no answer to POST" in first.reason
         assert second.outcome == "refused"
         stops = first.reason.endswith("gpumond returns it to service")
-        assert second.reason.startswith("gpumond returns it to service" if stops else "its last release did not answer")
+        assert second.reason.startswith("gpumond is still returning it" if stops else "its last release didn't respond")
         calls = engine.record()["calls"]
         assert len(calls) == len(set(calls) | {call for call in calls if call.startswith("GET")}) or all(
             calls.count(call) == 1 for call in calls if call.startswith("POST") and "index" not in call
@@ -189,7 +191,7 @@ def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
         ("vllm", "no-dev-mode", "VLLM_SERVER_DEV_MODE=1"),
         ("vllm", "no-sleep-mode", "start it with --enable-sleep-mode"),
         ("llama-router", "loading", "qwen: the model is being loaded"),
-        ("llama-router", "no-metrics", "its running requests are unknown (start the router with --metrics)"),
+        ("llama-router", "no-metrics", "can't tell whether requests are running (start the router with --metrics)"),
         ("ollama", "pinned", "llama3:8b: pinned with keep_alive"),
         ("ollama", "expired", "a request runs, or it is being unloaded"),
         ("vllm", "no-stats", "start it without --disable-log-stats"),
@@ -200,7 +202,7 @@ def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
 )
 def test_engine_that_must_not_be_released_is_refused(kind: str, fault: str, says: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card, fault) as engine:
+    with fake_engine(kind, card, fault) as engine:
         before = used_bytes(card)
         use = None if fault == "no-metrics" else 0.0
         receipt = asyncio.run(World(card, allowed(engine), use=use).flush())
@@ -214,7 +216,7 @@ def test_engine_that_must_not_be_released_is_refused(kind: str, fault: str, says
 def test_engine_whose_processes_use_the_device_is_refused(kind: str, tmp_path: Path):
     """The driver is the second witness: also of an engine that states no request."""
     card = device(tmp_path)
-    with standin(kind, card) as engine:
+    with fake_engine(kind, card) as engine:
         receipt = asyncio.run(World(card, allowed(engine), use=0.4).flush())
         assert (receipt.outcome, receipt.reason) == (
             "refused",
@@ -225,35 +227,35 @@ def test_engine_whose_processes_use_the_device_is_refused(kind: str, tmp_path: P
 @pytest.mark.parametrize(("kind", "outcome"), [("tensorrt-llm", "refused"), ("triton", "refused"), ("ollama", "gone")])
 def test_unknown_requests_are_busy_unless_the_engine_serves_on(kind: str, outcome: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card) as engine:
+    with fake_engine(kind, card) as engine:
         receipt = asyncio.run(World(card, allowed(engine), use=None).flush())
         assert receipt.outcome == outcome
-        assert ("its running requests are unknown, and the driver" in receipt.reason) == (outcome == "refused")
+        assert ("can't tell whether requests are running, and the driver" in receipt.reason) == (outcome == "refused")
 
 
 def test_server_that_somebody_else_has_paused_is_refused(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card, "paused") as engine:
+    with fake_engine("vllm", card, "paused") as engine:
         receipt = flush(card, allowed(engine))
-        assert (receipt.outcome, receipt.reason) == ("refused", "it is paused, and not by gpumond: resume it first")
+        assert (receipt.outcome, receipt.reason) == ("refused", "it is paused, but not by gpumond: resume it first")
         assert engine.record()["paused"]
 
 
 def test_llama_models_that_sleep_return_their_contexts(tmp_path: Path):
     card = device(tmp_path)
-    with standin("llama-router", card, "sleeping") as engine:
+    with fake_engine("llama-router", card, "sleeping") as engine:
         assert flush(card, allowed(engine)).outcome == "gone"
 
 
 def test_llama_model_is_named_by_its_alias(tmp_path: Path):
     card = device(tmp_path)
-    with standin("llama-router", card) as engine:
+    with fake_engine("llama-router", card) as engine:
         assert flush(card, allowed(engine, models=["qwen-alias"])).models == ("qwen",)
 
 
 def test_plan_expects_what_the_last_release_returned(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card) as engine:
+    with fake_engine("vllm", card) as engine:
 
         async def scenario() -> Any:
             world = World(card, allowed(engine))
@@ -268,7 +270,7 @@ def test_plan_expects_what_the_last_release_returned(tmp_path: Path):
 
 def test_another_users_request_is_refused_by_the_fresh_look_at_the_listener(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card) as engine:
+    with fake_engine("vllm", card) as engine:
 
         async def scenario() -> Any:
             world = World(card, allowed(engine))
@@ -279,21 +281,21 @@ def test_another_users_request_is_refused_by_the_fresh_look_at_the_listener(tmp_
         (receipt,) = asyncio.run(scenario())
         assert (receipt.outcome, receipt.reason) == (
             "refused",
-            f"its listener does not belong to uid {os.getuid() + 1}",
+            f"its listener doesn't belong to uid {os.getuid() + 1}",
         )
         assert engine.record()["calls"] == []
 
 
 def test_pinned_model_that_is_declared_is_unloaded(tmp_path: Path):
     card = device(tmp_path)
-    with standin("ollama", card, "pinned") as engine:
+    with fake_engine("ollama", card, "pinned") as engine:
         assert flush(card, allowed(engine, models=["llama3:8b"])).outcome == "gone"
 
 
 @pytest.mark.parametrize("kind", ["vllm", "triton", "a1111", "tensorrt-llm", "lmdeploy", "sglang", "generic"])
 def test_kind_with_a_risk_is_refused_without_allow(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card) as engine:
+    with fake_engine(kind, card) as engine:
         fields: dict[str, Any] = (
             {"state": {"get": "/running", "running": "/requests/active"}} if kind == "generic" else {}
         )
@@ -308,7 +310,7 @@ def test_proxy_that_holds_no_memory_is_refused(tmp_path: Path):
     program = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler); "
     program += "print(s.server_port, flush=True); s.serve_forever()"
     with (
-        standin("ollama", card) as engine,
+        fake_engine("ollama", card) as engine,
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as proxy,
     ):
         assert proxy.stdout
@@ -323,7 +325,7 @@ def test_host_memory_must_fit(tmp_path: Path):
     size_gib = (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30) + 4
     card = device(tmp_path, size_gib + 16)
     card.attach()
-    with standin("comfyui", card) as engine:
+    with fake_engine("comfyui", card) as engine:
 
         class Full(World):
             """World on a machine without free memory."""
@@ -350,7 +352,7 @@ def test_host_memory_must_fit(tmp_path: Path):
 
 def test_engine_that_sleeps_already_is_nothing(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card) as engine:
+    with fake_engine("vllm", card) as engine:
 
         async def scenario() -> Any:
             world = World(card, allowed(engine))
@@ -358,12 +360,12 @@ def test_engine_that_sleeps_already_is_nothing(tmp_path: Path):
 
         first, second = asyncio.run(scenario())
         assert first.outcome == "freed"
-        assert (second.outcome, second.reason) == ("nothing", "it sleeps already")
+        assert (second.outcome, second.reason) == ("nothing", "it is already asleep")
 
 
 def test_sleep_method_releases_the_weights_too(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card) as engine:
+    with fake_engine("vllm", card) as engine:
         receipt = flush(card, allowed(engine, method="sleep"))
         assert (receipt.outcome, receipt.driver_released_bytes, receipt.method) == ("freed", 6 * GIB, "sleep")
         assert receipt.expected == Expected(0, 6 * GIB, 7 * GIB, "interval")
@@ -372,21 +374,21 @@ def test_sleep_method_releases_the_weights_too(tmp_path: Path):
 
 def test_one_method_at_a_time(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card) as engine:
+    with fake_engine("vllm", card) as engine:
 
         async def scenario() -> Any:
             world = World(card, allowed(engine), allowed(engine, name="same"))
             return await asyncio.gather(world.flush(), world.flush(), world.flush("same"))
 
         receipts = asyncio.run(scenario())
-        refused = ("refused", "another flush of it is in progress; wait for its receipt")
+        refused = ("refused", "another flush is in progress; wait for its receipt")
         assert sorted((each.outcome, each.reason) for each in receipts if each.outcome != "freed") == [refused, refused]
         assert engine.record()["harms"] == []
 
 
 def test_targets_select_engines(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card) as engine:
+    with fake_engine("vllm", card) as engine:
 
         async def scenario() -> Any:
             world = World(card, allowed(engine))
@@ -413,7 +415,7 @@ def test_targets_select_engines(tmp_path: Path):
 
 def test_idle_check_takes_its_time(tmp_path: Path):
     card = device(tmp_path)
-    with standin("comfyui", card) as engine:
+    with fake_engine("comfyui", card) as engine:
         began = time.monotonic()
         asyncio.run(World(card, allowed(engine), timing=Timing(idle_seconds=1.0, settle_seconds=3.0)).flush())
         assert time.monotonic() - began >= 1.0

@@ -17,7 +17,7 @@ import pytest
 from gpumond.features.engines.ownership import owned
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.spec import Address
-from tests.helpers.engines import candidates, device, standin
+from tests.helpers.engines import candidates, device, fake_engine
 from tests.helpers.users import ATTACKER
 
 LISTEN = """
@@ -123,7 +123,7 @@ def secret(directory: Path) -> dict[str, str]:
 @needs_root
 def test_secret_is_sent_only_to_the_user_who_was_seen_first(interpreter: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin("ollama", card) as engine:
+    with fake_engine("ollama", card) as engine:
         port = int(engine.url.rpartition(":")[2])
 
         async def scenario() -> str:
@@ -147,7 +147,7 @@ def test_secret_is_sent_only_to_the_user_who_was_seen_first(interpreter: str, tm
 
 def test_secret_is_not_sent_to_an_unknown_listener(tmp_path: Path):
     card = device(tmp_path)
-    with standin("ollama", card) as engine:
+    with fake_engine("ollama", card) as engine:
         (tmp_path / "proc").mkdir()
 
         async def scenario() -> str:

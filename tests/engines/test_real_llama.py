@@ -22,7 +22,7 @@ from gpumond.host.machine import start_ticks
 from gpumond.sim.device import SimDevice
 from tests.engines.flushing import World
 from tests.helpers.agents import GIB
-from tests.helpers.engines import StandIn, device, used_bytes
+from tests.helpers.engines import FakeEngine, device, used_bytes
 from tests.helpers.running import free_port, until
 
 SERVER = os.environ.get("GPUMOND_LLAMA_SERVER", "")
@@ -97,7 +97,7 @@ def write_model(path: Path) -> None:
 
 
 @contextmanager
-def router(directory: Path) -> Iterator[StandIn]:
+def router(directory: Path) -> Iterator[FakeEngine]:
     (directory / "models").mkdir()
     write_model(directory / "models" / "tiny.gguf")
     port = free_port()
@@ -106,7 +106,7 @@ def router(directory: Path) -> Iterator[StandIn]:
     environ = {**os.environ, "LD_LIBRARY_PATH": str(Path(SERVER).parent)}
     with (directory / "log").open("wb") as log:
         process: Any = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
-    engine = StandIn("llama-router", f"http://127.0.0.1:{port}", process)
+    engine = FakeEngine("llama-router", f"http://127.0.0.1:{port}", process)
     try:
         until(lambda: listens(engine), 60)
         yield engine
@@ -115,19 +115,19 @@ def router(directory: Path) -> Iterator[StandIn]:
         process.wait(20)
 
 
-def listens(engine: StandIn) -> bool:
+def listens(engine: FakeEngine) -> bool:
     try:
         return bool(engine.send("/models")["data"])
     except OSError:
         return False
 
 
-def status(engine: StandIn) -> str:
+def status(engine: FakeEngine) -> str:
     (model,) = engine.send("/models")["data"]
     return str(model["status"]["value"])
 
 
-def child(engine: StandIn) -> int:
+def child(engine: FakeEngine) -> int:
     children = Path(f"/proc/{engine.process.pid}/task").glob("*/children")
     return next(int(pid) for path in children for pid in path.read_text().split())
 
@@ -138,7 +138,7 @@ def attribute(card: SimDevice, pid: int) -> None:
     record.write_text(json.dumps([4 * GIB, None, None, None]))
 
 
-def declaration(engine: StandIn) -> EngineConfig:
+def declaration(engine: FakeEngine) -> EngineConfig:
     fields = {"name": "models", "kind": "llama-router", "url": engine.url}
     return EngineConfig.model_validate(fields)
 

@@ -22,7 +22,7 @@ from gpumond.features.engines.settings import EngineConfig
 from gpumond.sim.device import SimDevice
 from tests.engines.flushing import World, reached
 from tests.helpers.agents import GIB
-from tests.helpers.engines import StandIn, device, used_bytes
+from tests.helpers.engines import FakeEngine, device, used_bytes
 from tests.helpers.running import free_port, until
 
 VLLM = os.environ.get("GPUMOND_VLLM", "")
@@ -97,7 +97,7 @@ def write_model(directory: Path) -> None:
 
 
 @contextmanager
-def server(directory: Path, card: SimDevice, *options: str) -> Iterator[StandIn]:
+def server(directory: Path, card: SimDevice, *options: str) -> Iterator[FakeEngine]:
     """Start the server, which takes minutes on a loaded machine. ``faults`` in the directory is read at each call."""
     (directory / "faults").write_text("")
     write_model(directory / "model")
@@ -122,7 +122,7 @@ def server(directory: Path, card: SimDevice, *options: str) -> Iterator[StandIn]
         process: Any = subprocess.Popen(
             [*command, "--enable-sleep-mode", *options], env={**os.environ, **own}, stdout=log, stderr=log
         )
-    engine = StandIn("vllm", f"http://127.0.0.1:{port}", process)
+    engine = FakeEngine("vllm", f"http://127.0.0.1:{port}", process)
     try:
         until(lambda: process.poll() is not None or serves(engine), 800)
         assert process.poll() is None, (directory / "log").read_text()[-3000:]
@@ -132,7 +132,7 @@ def server(directory: Path, card: SimDevice, *options: str) -> Iterator[StandIn]
         process.wait(60)
 
 
-def serves(engine: StandIn) -> bool:
+def serves(engine: FakeEngine) -> bool:
     try:
         answer = engine.send("/v1/completions", {"model": "tiny", "prompt": [1, 2], "max_tokens": 2})
     except OSError:
@@ -147,13 +147,13 @@ def counts(directory: Path) -> dict[str, int]:
     return {name: names.count(name) for name in ("sleep", "discard", "wake_up")}
 
 
-def declaration(engine: StandIn, method: str = "kv_cache") -> EngineConfig:
+def declaration(engine: FakeEngine, method: str = "kv_cache") -> EngineConfig:
     fields = {"name": "e", "kind": "vllm", "url": engine.url, "allow": ["engine"], "method": method}
     return EngineConfig.model_validate(fields)
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StandIn, SimDevice, Path]]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeEngine, SimDevice, Path]]:
     directory = tmp_path_factory.mktemp("vllm")
     card = device(directory, 32)
     with server(directory, card) as engine:
@@ -161,7 +161,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StandIn,
 
 
 @pytest.mark.parametrize(("method", "call"), [("kv_cache", "discard"), ("sleep", "sleep")])
-def test_real_vllm_is_released_and_woken(running: tuple[StandIn, SimDevice, Path], method: str, call: str):
+def test_real_vllm_is_released_and_woken(running: tuple[FakeEngine, SimDevice, Path], method: str, call: str):
     engine, card, directory = running
     counts(directory)
 
@@ -181,7 +181,7 @@ def test_real_vllm_is_released_and_woken(running: tuple[StandIn, SimDevice, Path
 
 @pytest.mark.parametrize(("faults", "outcome"), [("discard lies", "nothing"), ("discard fails", "refused")])
 def test_real_vllm_whose_release_has_no_effect_serves_again(
-    running: tuple[StandIn, SimDevice, Path], faults: str, outcome: str
+    running: tuple[FakeEngine, SimDevice, Path], faults: str, outcome: str
 ):
     engine, card, directory = running
     counts(directory)

@@ -13,10 +13,10 @@ from gpumond.facts.pools import Receipt
 from gpumond.features.engines.flush_step import useless
 from tests.engines.flushing import Short, World, allowed, reached
 from tests.helpers.agents import GIB
-from tests.helpers.engines import StandIn, device, standin, used_bytes
+from tests.helpers.engines import FakeEngine, device, fake_engine, used_bytes
 
 
-def serves(engine: StandIn) -> bool:
+def serves(engine: FakeEngine) -> bool:
     return engine.begin_request().finish() == {"text": "done"}
 
 
@@ -31,7 +31,7 @@ def serves(engine: StandIn) -> bool:
 @pytest.mark.parametrize("method", ["kv_cache", "sleep"])
 def test_release_without_effect_returns_vllm_to_service(method: str, faults: list[str], outcome: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card, *faults) as engine:
+    with fake_engine("vllm", card, *faults) as engine:
         before = used_bytes(card)
 
         async def scenario() -> Receipt:
@@ -57,7 +57,7 @@ def test_release_without_effect_returns_vllm_to_service(method: str, faults: lis
 @pytest.mark.parametrize("kind", ["lmdeploy", "tensorrt-llm", "triton"])
 def test_release_without_effect_returns_each_kind_to_service(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card, "lie") as engine:
+    with fake_engine(kind, card, "lie") as engine:
 
         async def scenario() -> None:
             world = World(card, allowed(engine))
@@ -72,7 +72,7 @@ def test_release_without_effect_returns_each_kind_to_service(kind: str, tmp_path
 @pytest.mark.parametrize("fault", ["hang", "pause-hangs"])
 def test_server_that_does_not_answer_in_time_is_returned_to_service(fault: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card, fault) as engine:
+    with fake_engine("vllm", card, fault) as engine:
 
         async def scenario() -> None:
             world = Short(card, allowed(engine))
@@ -88,7 +88,7 @@ def test_server_that_does_not_answer_in_time_is_returned_to_service(fault: str, 
 def test_pause_that_drains_for_long_is_ended_when_it_has_drained(tmp_path: Path):
     """Data parallel: a resume during the drain is an error, and the server would stay paused after it."""
     card = device(tmp_path)
-    with standin("vllm", card, "data-parallel", "pause-hangs") as engine:
+    with fake_engine("vllm", card, "data-parallel", "pause-hangs") as engine:
 
         async def scenario() -> None:
             world = Short(card, allowed(engine))
@@ -104,7 +104,7 @@ def test_pause_that_drains_for_long_is_ended_when_it_has_drained(tmp_path: Path)
 
 def test_reading_states_that_a_server_does_not_serve_yet(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card, "lie", *["wake-fails"] * 1000) as engine:
+    with fake_engine("vllm", card, "lie", *["wake-fails"] * 1000) as engine:
 
         async def scenario() -> Any:
             world = World(card, allowed(engine))
@@ -118,14 +118,14 @@ def test_reading_states_that_a_server_does_not_serve_yet(tmp_path: Path):
         reading, refused, after = asyncio.run(scenario())
         assert (reading.paused, reading.up) == (True, True)
         assert reading.returning_seconds > 0
-        assert refused.reason.startswith("gpumond returns it to service after its last release")
+        assert refused.reason.startswith("gpumond is still returning it to service")
         assert after.returning_seconds is None
 
 
 def test_return_waits_for_free_memory(tmp_path: Path):
     """A release that was answered too late has freed the memory, and another program has taken it."""
     card = device(tmp_path)
-    with standin("vllm", card, "late") as engine:
+    with fake_engine("vllm", card, "late") as engine:
 
         async def scenario() -> None:
             world = World(card, allowed(engine))
@@ -146,7 +146,7 @@ def test_return_waits_for_free_memory(tmp_path: Path):
 
 def test_return_ends_with_the_server(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card, "lie", "wake-ends") as engine:
+    with fake_engine("vllm", card, "lie", "wake-ends") as engine:
 
         async def scenario() -> None:
             world = World(card, allowed(engine))
@@ -159,7 +159,7 @@ def test_return_ends_with_the_server(tmp_path: Path):
 
 def test_next_daemon_continues_the_return(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card, "lie", "wake-fails") as engine:
+    with fake_engine("vllm", card, "lie", "wake-fails") as engine:
 
         async def scenario() -> None:
             first = World(card, allowed(engine))
@@ -178,7 +178,7 @@ def test_next_daemon_continues_the_return(tmp_path: Path):
 
 def test_useful_release_stays(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card) as engine:
+    with fake_engine("vllm", card) as engine:
 
         async def scenario() -> None:
             world = World(card, allowed(engine))
@@ -192,7 +192,7 @@ def test_useful_release_stays(tmp_path: Path):
 
 def test_server_that_ends_during_a_wake_is_a_failure(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card, "wake-ends") as engine:
+    with fake_engine("vllm", card, "wake-ends") as engine:
 
         async def scenario() -> Receipt:
             world = World(card, allowed(engine))

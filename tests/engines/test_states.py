@@ -15,10 +15,10 @@ from gpumond.features.engines.kinds import all_kinds
 from gpumond.features.engines.poller import MAX_MODELS, Engines, idle_seconds, quiet_seconds
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import get
+from tests.engines.fake_engine import KINDS as FAKES
 from tests.engines.flushing import declared
-from tests.engines.standin import KINDS as STANDINS
 from tests.helpers.agents import GIB
-from tests.helpers.engines import StandIn, answering, candidates, device, standin
+from tests.helpers.engines import FakeEngine, answering, candidates, device, fake_engine
 from tests.helpers.running import until
 
 STATES: dict[str, EngineState] = {
@@ -66,19 +66,19 @@ async def read(declaration: EngineConfig) -> EngineState:
 
 
 def test_every_kind_has_a_stand_in():
-    assert STANDINS.keys() == all_kinds().keys() == STATES.keys()
+    assert FAKES.keys() == all_kinds().keys() == STATES.keys()
 
 
 @pytest.mark.parametrize("kind", STATES)
 def test_state_is_read_without_harm(kind: str, tmp_path: Path):
-    with standin(kind, device(tmp_path)) as engine:
+    with fake_engine(kind, device(tmp_path)) as engine:
         assert asyncio.run(read(declared(engine))) == STATES[kind]
         assert engine.record()["harms"] == []
 
 
 @pytest.mark.parametrize("kind", sorted(STATES.keys() - {"ollama", "tensorrt-llm", "triton"}))
 def test_state_counts_a_running_request(kind: str, tmp_path: Path):
-    with standin(kind, device(tmp_path)) as engine:
+    with fake_engine(kind, device(tmp_path)) as engine:
         request = engine.begin_request()
         until(lambda: engine.record()["running"] == 1)
         assert asyncio.run(read(declared(engine))).running == 1
@@ -87,19 +87,19 @@ def test_state_counts_a_running_request(kind: str, tmp_path: Path):
 
 @pytest.mark.parametrize("kind", sorted(STATES.keys() - {"sglang", "tensorrt-llm", "lmdeploy"}))
 def test_state_shows_that_a_request_was_served(kind: str, tmp_path: Path):
-    with standin(kind, device(tmp_path)) as engine:
+    with fake_engine(kind, device(tmp_path)) as engine:
         before = asyncio.run(read(declared(engine)))
         assert engine.begin_request().finish() == {"text": "done"}
         assert asyncio.run(read(declared(engine))).work != before.work
 
 
 def test_ollama_names_pinned_models(tmp_path: Path):
-    with standin("ollama", device(tmp_path), "pinned") as engine:
+    with fake_engine("ollama", device(tmp_path), "pinned") as engine:
         assert asyncio.run(read(declared(engine))).models[0].pinned
 
 
 def test_sglang_without_metrics_states_its_loads(tmp_path: Path):
-    with standin("sglang", device(tmp_path), "no-metrics") as engine:
+    with fake_engine("sglang", device(tmp_path), "no-metrics") as engine:
         assert asyncio.run(read(declared(engine))) == EngineState(
             running=0, waiting=2, kv_cache_bytes=5 * GIB // 2, kv_cache_used_ratio=0.1, held_bytes=4 * GIB
         )
@@ -107,85 +107,88 @@ def test_sglang_without_metrics_states_its_loads(tmp_path: Path):
 
 
 def test_sglang_counts_a_request_of_all_its_schedulers_once(tmp_path: Path):
-    with standin("sglang", device(tmp_path), "all-schedulers") as engine:
+    with fake_engine("sglang", device(tmp_path), "all-schedulers") as engine:
         assert asyncio.run(read(declared(engine))) == STATES["sglang"]
 
 
 def test_sglang_whose_number_of_ranks_is_unknown_states_no_sizes(tmp_path: Path):
-    with standin("sglang", device(tmp_path), "api-key") as engine:
+    with fake_engine("sglang", device(tmp_path), "api-key") as engine:
         state = asyncio.run(read(declared(engine)))
         assert (state.waiting, state.kv_cache_bytes, state.held_bytes) == (2, None, None)
 
 
 def test_vllm_without_statistics_is_not_up(tmp_path: Path):
-    with standin("vllm", device(tmp_path), "no-stats") as engine, pytest.raises(EngineError, match="disable-log-stats"):
+    with (
+        fake_engine("vllm", device(tmp_path), "no-stats") as engine,
+        pytest.raises(EngineError, match="disable-log-stats"),
+    ):
         asyncio.run(read(declared(engine)))
 
 
 def test_vllm_that_has_released_its_kv_cache_sleeps_also_without_allow(tmp_path: Path):
-    with standin("vllm", device(tmp_path)) as engine:
+    with fake_engine("vllm", device(tmp_path)) as engine:
         engine.send("/pause?mode=wait", {})
         engine.send("/release_kv_cache_memory", {})
         assert asyncio.run(read(engine.declaration())).asleep
 
 
 def test_vllm_that_is_paused_does_not_sleep(tmp_path: Path):
-    with standin("vllm", device(tmp_path), "paused") as engine:
+    with fake_engine("vllm", device(tmp_path), "paused") as engine:
         state = asyncio.run(read(declared(engine)))
         assert (state.asleep, state.paused, state.serves) == (False, True, False)
 
 
 def test_ollama_whose_model_is_past_its_time_is_busy(tmp_path: Path):
-    with standin("ollama", device(tmp_path), "expired") as engine:
+    with fake_engine("ollama", device(tmp_path), "expired") as engine:
         assert "a request runs" in asyncio.run(read(declared(engine))).obstacle
 
 
 def test_llama_router_without_metrics_names_the_option(tmp_path: Path):
-    with standin("llama-router", device(tmp_path), "no-metrics") as engine:
+    with fake_engine("llama-router", device(tmp_path), "no-metrics") as engine:
         state = asyncio.run(read(declared(engine)))
         assert (state.requests, state.work, state.without_counts) == (None, None, "start the router with --metrics")
 
 
 def test_comfyui_with_a_long_queue_is_read(tmp_path: Path):
     """The answer to /queue, with the graphs of all prompts, is larger than any answer that is read."""
-    with standin("comfyui", device(tmp_path)) as engine:
+    with fake_engine("comfyui", device(tmp_path)) as engine:
         asyncio.run(read(declared(engine)))
         assert "GET /queue" not in engine.record()["calls"]
 
 
 def test_vllm_that_may_not_be_released_is_asked_for_metrics_only(tmp_path: Path):
-    with standin("vllm", device(tmp_path)) as engine:
+    with fake_engine("vllm", device(tmp_path)) as engine:
         asyncio.run(read(engine.declaration()))
         assert engine.record()["calls"] == ["GET /metrics"]
 
 
 def test_redirects_are_not_followed(tmp_path: Path):
-    with standin("ollama", device(tmp_path), "redirect") as engine, pytest.raises(EngineError, match="302"):
+    with fake_engine("ollama", device(tmp_path), "redirect") as engine, pytest.raises(EngineError, match="302"):
         asyncio.run(read(declared(engine)))
 
 
 @pytest.mark.parametrize("kind", ["vllm", "ollama"])
 def test_another_server_at_the_address_is_an_error(kind: str, tmp_path: Path):
-    with standin("comfyui", device(tmp_path)) as other, pytest.raises(EngineError, match="404"):
+    with fake_engine("comfyui", device(tmp_path)) as other, pytest.raises(EngineError, match="404"):
         asyncio.run(read(other.declaration(kind=kind)))
 
 
 def test_generic_engine_without_a_declared_value_is_an_error(tmp_path: Path):
-    with standin("generic", device(tmp_path)) as engine:
+    with fake_engine("generic", device(tmp_path)) as engine:
         state = {"get": "/running", "running": "/requests/missing"}
         with pytest.raises(EngineError, match="no value at /requests/missing"):
             asyncio.run(read(engine.declaration(state=state)))
 
 
 def test_generic_engine_states_the_size_of_its_kv_cache(tmp_path: Path):
-    with standin("generic", device(tmp_path)) as engine:
+    with fake_engine("generic", device(tmp_path)) as engine:
         assert engine.begin_request().finish() == {"text": "done"}
         state = {"get": "/running", "kv_cache_bytes": "/requests/done"}
         assert asyncio.run(read(engine.declaration(state=state))).kv_cache_bytes == 1
 
 
 def test_llama_router_without_a_loaded_model_holds_nothing(tmp_path: Path):
-    with standin("llama-router", device(tmp_path)) as engine:
+    with fake_engine("llama-router", device(tmp_path)) as engine:
         declaration = declared(engine)
         assert asyncio.run(read(declaration)).held_bytes is None
         engine.send("/models/unload", {"model": "qwen"})
@@ -194,7 +197,7 @@ def test_llama_router_without_a_loaded_model_holds_nothing(tmp_path: Path):
 
 def test_engine_on_a_unix_socket_is_read_and_owned(tmp_path: Path):
     card, path = device(tmp_path), tmp_path / "engine.sock"
-    with standin("ollama", card, socket=path) as engine:
+    with fake_engine("ollama", card, socket=path) as engine:
         engines = Engines()
         engines.configure([engine.declaration()])
         assert asyncio.run(engines.read("e")).models[0].name == "llama3:8b"
@@ -218,7 +221,7 @@ async def poll(
 
 def test_poller_states_processes_and_the_idle_time(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card) as engine:
+    with fake_engine("vllm", card) as engine:
         (found,) = asyncio.run(poll([declared(engine)], card, lambda seen: (seen[0].idle_seconds or 0) > 0.1))
         assert found.up
         assert [each.pid for each in found.processes] == [key.pid for key in candidates(card)]
@@ -229,7 +232,7 @@ def test_poller_states_processes_and_the_idle_time(tmp_path: Path):
 
 def test_hanging_engine_delays_no_other(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card, "silent") as hung, standin("ollama", card) as engine:
+    with fake_engine("vllm", card, "silent") as hung, fake_engine("ollama", card) as engine:
         both = [hung.declaration(name="hung"), engine.declaration(name="ok")]
         readings = asyncio.run(poll(both, card, lambda seen: seen[1].up))
         assert [reading.up for reading in readings] == [False, True]
@@ -239,7 +242,7 @@ def test_hanging_engine_delays_no_other(tmp_path: Path):
 def test_engine_that_ends_loses_its_values(tmp_path: Path):
     card = device(tmp_path)
 
-    async def scenario(engine: StandIn) -> EngineReading:
+    async def scenario(engine: FakeEngine) -> EngineReading:
         engines = Engines(poll_seconds=0.05)
         engines.configure([engine.declaration()])
         engines.start(lambda: dict.fromkeys(candidates(card)))
@@ -251,7 +254,7 @@ def test_engine_that_ends_loses_its_values(tmp_path: Path):
         await engines.close()
         return engines.readings()[0]
 
-    with standin("ollama", card) as engine:
+    with fake_engine("ollama", card) as engine:
         lost = asyncio.run(scenario(engine))
     assert (lost.models, lost.held_bytes, lost.age_seconds) == ((), None, None)
     assert not lost.up
@@ -259,7 +262,7 @@ def test_engine_that_ends_loses_its_values(tmp_path: Path):
 
 def test_listener_of_another_user_receives_no_request(tmp_path: Path):
     card = device(tmp_path)
-    with standin("ollama", card) as engine:
+    with fake_engine("ollama", card) as engine:
         declaration = engine.declaration(user="daemon")
         (found,) = asyncio.run(poll([declaration], card, lambda seen: "not to daemon" in seen[0].problem))
         assert not found.up
@@ -267,7 +270,7 @@ def test_listener_of_another_user_receives_no_request(tmp_path: Path):
 
 
 def test_hanging_read_ends_at_its_deadline(tmp_path: Path):
-    with standin("ollama", device(tmp_path), "silent") as engine:
+    with fake_engine("ollama", device(tmp_path), "silent") as engine:
         engines = Engines()
         declaration = engine.declaration()
         engines.configure([declaration])
@@ -312,7 +315,7 @@ def test_idle_time_is_unknown_unless_engine_or_driver_states_it(
 
 def test_ollama_is_idle_only_as_far_as_the_driver_states_it(tmp_path: Path):
     card = device(tmp_path)
-    with standin("ollama", card) as engine:
+    with fake_engine("ollama", card) as engine:
         request = engine.begin_request()
         until(lambda: engine.record()["running"] == 1)
 

@@ -10,13 +10,13 @@ import pytest
 
 from tests.engines.flushing import ALLOWED, World, allowed
 from tests.helpers.agents import GIB
-from tests.helpers.engines import device, standin, used_bytes
+from tests.helpers.engines import device, fake_engine, used_bytes
 
 
 @pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"comfyui"}))
 def test_wake_undoes_the_release_once(kind: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin(kind, card) as engine:
+    with fake_engine(kind, card) as engine:
         before = used_bytes(card)
 
         async def scenario() -> Any:
@@ -37,7 +37,7 @@ def test_wake_undoes_the_release_once(kind: str, tmp_path: Path):
 
 def test_wake_waits_for_free_memory(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card) as engine:
+    with fake_engine("vllm", card) as engine:
 
         async def scenario() -> Any:
             world = World(card, allowed(engine))
@@ -55,7 +55,7 @@ def test_wake_waits_for_free_memory(tmp_path: Path):
 @pytest.mark.parametrize("fault", ["pinned", "embedding"])
 def test_wake_of_ollama_restores_context_and_pin(fault: str, tmp_path: Path):
     card = device(tmp_path)
-    with standin("ollama", card, fault) as engine:
+    with fake_engine("ollama", card, fault) as engine:
 
         async def scenario() -> Any:
             world = World(card, allowed(engine, models=["llama3:8b"]))
@@ -70,7 +70,7 @@ def test_wake_of_ollama_restores_context_and_pin(fault: str, tmp_path: Path):
 
 def test_wake_of_llama_models_that_a_request_has_loaded_does_nothing(tmp_path: Path):
     card = device(tmp_path)
-    with standin("llama-router", card) as engine:
+    with fake_engine("llama-router", card) as engine:
 
         async def scenario() -> Any:
             world = World(card, allowed(engine))
@@ -84,7 +84,7 @@ def test_wake_of_llama_models_that_a_request_has_loaded_does_nothing(tmp_path: P
 
 def test_wake_of_a_restarted_server_does_nothing(tmp_path: Path):
     card = device(tmp_path)
-    with standin("vllm", card) as engine, standin("vllm", card) as other:
+    with fake_engine("vllm", card) as engine, fake_engine("vllm", card) as other:
 
         async def scenario() -> Any:
             world = World(card, allowed(engine))

@@ -16,7 +16,7 @@ from gpumond.facts.program import (
     RecentMemory,
     Retainer,
     ScopeDevice,
-    ScopeKept,
+    ScopeRetained,
     ScopeUsage,
     Site,
     StepUsage,
@@ -55,7 +55,7 @@ PROGRAM = Program(
             devices=(ScopeDevice("GPU-a", ByteChange(-5), ByteChange(3), 7, True),),
         ),
     ),
-    step=StepUsage(steps=3, steps_per_second=1.5, kept_bytes=-0.5, live_bytes=7, stranded_bytes=0, retries=1),
+    step=StepUsage(steps=3, steps_per_second=1.5, retained_bytes=-0.5, live_bytes=7, stranded_bytes=0, retries=1),
     ooms=(
         Oom(
             number=1,
@@ -74,7 +74,7 @@ PROGRAM = Program(
                     largest_free_bytes=4,
                 ),
             ),
-            scopes=(ScopeKept("x", ByteChange(-1)),),
+            scopes=(ScopeRetained("x", ByteChange(-1)),),
             open_scopes=("epoch",),
             stack=(CALL,),
             omitted_calls=3,

@@ -75,8 +75,8 @@ def test_byte_counts_are_integers_within_the_size_of_a_device(amount: object):
 @pytest.mark.parametrize("amount", [-(2**63), 2**63, 1.5, "1", True, None])
 def test_change_may_be_negative_and_is_bounded_in_both_directions(amount: object):
     body = json.loads(messages.encode(messages.Report(program=PROGRAM)))
-    body["program"]["scopes"][0]["devices"][0]["kept_bytes"] = amount
-    with pytest.raises(ProtocolError, match=r"report\.program\.scopes\.devices\.kept_bytes"):
+    body["program"]["scopes"][0]["devices"][0]["retained_bytes"] = amount
+    with pytest.raises(ProtocolError, match=r"report\.program\.scopes\.devices\.retained_bytes"):
         messages.decode(json.dumps(body).encode())
 
 

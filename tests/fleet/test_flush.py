@@ -81,10 +81,10 @@ def serving(asleep: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("verb", "asleep", "outcome", "total"),
+    ("command", "asleep", "outcome", "total"),
     [("sleep", False, "freed", "2.0 GiB released"), ("wake", True, "woken", "0 B released")],
 )
-def test_engines_sleep_and_wake(tmp_path: Path, verb: str, asleep: bool, outcome: str, total: str):
+def test_engines_sleep_and_wake(tmp_path: Path, command: str, asleep: bool, outcome: str, total: str):
 
     def answer(path: str, body: str) -> Answer:
         if not body:
@@ -93,15 +93,15 @@ def test_engines_sleep_and_wake(tmp_path: Path, verb: str, asleep: bool, outcome
 
     with stub(answer) as first, stub(answer) as second:
         file = write_targets(tmp_path / "targets.json", {"node-1": first.address, "node-2": second.address})
-        shown = fleet(verb, "--targets", str(file), "--engine", "ch*", "--max-parallel", "1", "--yes")
+        shown = fleet(command, "--targets", str(file), "--engine", "ch*", "--max-parallel", "1", "--yes")
         assert shown.returncode == 0, shown.stdout + shown.stderr
         assert "2 engines on 2 machines in 2 waves" in shown.stdout
         assert shown.stdout.splitlines()[-1] == total
-        assert fleet(verb, "--targets", str(file), "--engine", "ch*", stdin="n\n").returncode == 2
-        assert fleet(verb, "--targets", str(file), "--engine", "other", "--yes").returncode == 3
+        assert fleet(command, "--targets", str(file), "--engine", "ch*", stdin="n\n").returncode == 2
+        assert fleet(command, "--targets", str(file), "--engine", "other", "--yes").returncode == 3
         bodies = [json.loads(body) for each in (first, second) for _, _, body in each.requests if body]
     expected = {"target": {"workload": "chat"}, "steps": ["engine"], "timeout_seconds": 30.0}
-    assert bodies == [expected | ({"wake": True} if verb == "wake" else {})] * 2
+    assert bodies == [expected | ({"wake": True} if command == "wake" else {})] * 2
 
 
 def test_step_engine_is_a_step_of_its_own(tmp_path: Path):

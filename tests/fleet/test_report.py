@@ -1,4 +1,4 @@
-"""Report of the use of GPU memory: its queries in Prometheus, its rows, and the formats of the verb."""
+"""Report of the use of GPU memory: its queries in Prometheus, its rows, and the formats of the command."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     [
         ({"up": False, "problem": "timeout"}, "it does not answer: timeout"),
         ({"methods": ()}, "its declaration does not allow it; add allow: [engine]"),
-        ({"asleep": True}, "it sleeps already"),
+        ({"asleep": True}, "it is already asleep"),
         ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),
         ({"running": 0, "waiting": None}, ""),
     ],

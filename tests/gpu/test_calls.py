@@ -16,14 +16,14 @@ MIB = 1 << 20
 def tensor(mib): return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
 with agent.scope("setup") as setup:
     kept = tensor(64)
-assert setup.kept_bytes == torch.cuda.memory_allocated() == 64 * MIB, setup.kept_bytes
+assert setup.retained_bytes == torch.cuda.memory_allocated() == 64 * MIB, setup.retained_bytes
 with agent.scope("epoch") as epoch:
     with agent.scope("forward"):
         rest = tensor(512), tensor(512)
     del rest
 (device,) = [scope.devices[0] for scope in agent.program().scopes if scope.name == "epoch"]
 assert device.peak_bytes == torch.cuda.max_memory_allocated() == 1088 * MIB and device.peak_exact, device
-assert epoch.kept_bytes == 0
+assert epoch.retained_bytes == 0
 marked = torch.cuda.max_memory_allocated()
 with agent.scope("small"):
     tensor(1)
@@ -121,7 +121,7 @@ x = cupy.empty(GIB, dtype=cupy.uint8)
 total = cupy.cuda.runtime.memGetInfo()[1]
 with agent.scope("a") as block:
     y = cupy.empty(GIB, dtype=cupy.uint8)
-assert block.kept_bytes == GIB, block.kept_bytes
+assert block.retained_bytes == GIB, block.retained_bytes
 work = agent.retry_on_oom(lambda size: cupy.empty(size, dtype=cupy.uint8).nbytes, shrink=lambda size: (size // 2,))
 done = work(total)
 assert done == total // 2

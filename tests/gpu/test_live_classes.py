@@ -217,7 +217,7 @@ def test_record_of_an_unhandled_error_is_complete(daemon: RunningDaemon):
     details = dict(event["details"])
     assert details["request_bytes"] == 1 << 50
     assert details["line"].endswith(" fail")
-    assert "allocate" in details["site 1"]
+    assert "allocate" in details["allocation site 1"]
     assert {name: details[f"torch {name}"] for name in FOUR} == {name: sums[name] for name in FOUR}
 
 

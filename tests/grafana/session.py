@@ -81,7 +81,7 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
             running.callback(program.kill)
             return program
 
-        demo = running.enter_context(RunningDaemon(directory / "demo", *options, verb="demo", environ=own))
+        demo = running.enter_context(RunningDaemon(directory / "demo", *options, command="demo", environ=own))
         serving = ("--source", "nvml", "--interval", "0.2")
         node = running.enter_context(RunningDaemon(directory / "node", *serving, environ=driver.env))
         everything = {

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from gpumond.facts.messages import Message, decode, encode
 
-STANDINS = Path(__file__).parents[1] / "agent" / "standins"
+FAKES = Path(__file__).parents[1] / "agent" / "fakes"
 SECONDS = 30
 
 M = TypeVar("M")

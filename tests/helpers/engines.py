@@ -1,4 +1,4 @@
-"""Stand-ins of engines, and the parts of the daemon that talk to them."""
+"""Fakes of engines, and the parts of the daemon that talk to them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def used_bytes(card: SimDevice) -> int:
     return card.read().used_bytes or 0
 
 
-class StandIn:
+class FakeEngine:
     """A fake that runs."""
 
     def __init__(self, kind: str, url: str, process: subprocess.Popen[str]) -> None:
@@ -69,17 +69,17 @@ class StandIn:
 class InferenceRequest:
     """A request that runs until ``finish``. ``answer`` is an HTTP status if it failed."""
 
-    def __init__(self, standin: StandIn) -> None:
-        self._standin = standin
+    def __init__(self, fake: FakeEngine) -> None:
+        self._fake = fake
         self.answer: Any = None
         self.thread = threading.Thread(target=self._send, daemon=True)
         self.thread.start()
 
     def _send(self) -> None:
-        self.answer = self._standin.send("/_test/request", {})
+        self.answer = self._fake.send("/_test/request", {})
 
     def finish(self) -> Any:
-        self._standin.send("/_test/finish", {})
+        self._fake.send("/_test/finish", {})
         self.thread.join(20)
         return self.answer
 
@@ -108,12 +108,12 @@ def answering(body: bytes, status: int = 200) -> Iterator[str]:
 
 
 @contextmanager
-def standin(kind: str, card: SimDevice, *faults: str, socket: Path | None = None) -> Iterator[StandIn]:
-    command = [sys.executable, "-m", "tests.engines.standin", kind, "--card", str(card.directory)]
+def fake_engine(kind: str, card: SimDevice, *faults: str, socket: Path | None = None) -> Iterator[FakeEngine]:
+    command = [sys.executable, "-m", "tests.engines.fake_engine", kind, "--card", str(card.directory)]
     command += [part for fault in faults for part in ("--fault", fault)] + (["--socket", str(socket)] if socket else [])
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
-            yield StandIn(kind, process.stdout.readline().strip(), process)
+            yield FakeEngine(kind, process.stdout.readline().strip(), process)
         finally:
             process.kill()

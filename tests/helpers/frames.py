@@ -11,14 +11,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gpumond.facts.frame import Alert, Frame, StatedCondition, StatedFault, Verdict, WholeFrame
+from gpumond.facts.frame import Alert, Frame, FullFrame, StatedCondition, StatedFault, Verdict
 from gpumond.facts.snapshot import DeviceReading
-from gpumond.serve.whole_frame import holdings
+from gpumond.serve.full_frame import holdings
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
-FRAME = TypeAdapter(WholeFrame)
+FRAME = TypeAdapter(FullFrame)
 
 
 def make_frame(
@@ -32,7 +32,7 @@ def make_frame(
     snapshot = make_snapshot(*devices, **fields)
     frame = Frame(snapshot, attribute(snapshot), verdicts, alerts)
     processes = tuple(holdings(frame))
-    whole = WholeFrame(
+    whole = FullFrame(
         version="0",
         revision=None,
         host="gpu-17",

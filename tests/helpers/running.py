@@ -63,7 +63,7 @@ class RunningDaemon:
         directory: Path,
         *options: str,
         environ: Mapping[str, str] | None = None,
-        verb: str = "serve",
+        command: str = "serve",
         around: Sequence[str] = (),
         python: str = sys.executable,
         url: str = "",
@@ -76,11 +76,11 @@ class RunningDaemon:
         self.socket = directory / "agent.sock"
         self.url = url or f"http://127.0.0.1:{free_port()}"
         self.log = directory / "log"
-        command = [*around, python, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
-        command += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]
+        argv = [*around, python, "-m", "gpumond", command, "--listen", self.url.removeprefix("http://")]
+        argv += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]
         self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)
+            self.process = subprocess.Popen(argv, env=self.environ, stdout=log, stderr=log)
         try:
             until(lambda: self.process.poll() is not None or self.healthy(), START_SECONDS)
         except AssertionError:

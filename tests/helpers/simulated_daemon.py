@@ -1,4 +1,5 @@
-"""The Daemon with simulated edges: devices, agents, receiver and clock belong to a world; store and outbox are real.
+"""The Daemon with simulated dependencies: devices, agents, receiver and clock belong to a world; store and outbox are
+real.
 
 It has no HTTP server and no schedule: the test calls `SimulatedDaemon.tick`.
 """
@@ -27,7 +28,7 @@ from gpumond.features.alerts.receivers import Retry
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.peer import Identity
-from gpumond.kernel import Clock, Edges, Tick
+from gpumond.kernel import Clock, Dependencies, Tick
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.server import AgentServer
 from gpumond.store.history import Bounds
@@ -40,7 +41,7 @@ BEAT_SECONDS = 0.5
 
 
 class SimulatedWorld(Protocol):
-    """The part of a world that the simulated edges use."""
+    """The part of a world that the simulated dependencies use."""
 
     rng: Random
     elapsed: float
@@ -150,7 +151,7 @@ class SimulatedDaemon:
         self.world, self.receiver = world, receiver or CountingReceiver(world)
         clock = {} if began is None else {"clock": lambda: Heartbeat(time.time(), began + world.elapsed)}
         self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock)
-        edges = Edges(
+        dependencies = Dependencies(
             devices=SimulatedCollector(world),
             agents=agents or SimulatedAgents(world),
             store=self.store,
@@ -158,7 +159,7 @@ class SimulatedDaemon:
             clock=Clock(lambda: world.wall, lambda: (began or 0.0) + world.elapsed),
             services={Receivers: Receivers(lambda settings: [self.receiver], (0.001, 0.01))},
         )
-        self.daemon = Daemon(Settings(interval=TICK_SECONDS), edges)
+        self.daemon = Daemon(Settings(interval=TICK_SECONDS), dependencies)
         self.raised = Counter[str]()
         self.edits = self.refused_edits = self.page_bytes = 0
 

@@ -107,7 +107,7 @@ def wrong(summary: dict[str, Any]) -> list[str]:
 
 
 def observe(directory: Path, minutes: float) -> dict[str, Any]:
-    with RunningDaemon(directory / "demo", verb="demo") as daemon:
+    with RunningDaemon(directory / "demo", command="demo") as daemon:
         ready(daemon, PROGRAMS)
         with chromium() as browser, open_page(browser, daemon) as session, serving_frame(daemon) as fake:
             session.shows_content()

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _demo(browser: Browser, root: Path) -> None:
-    with _daemon(root / "demo", verb="demo") as daemon:
+    with _daemon(root / "demo", command="demo") as daemon:
         ready(daemon, PROGRAMS)
         until(lambda: any(alert["rule"] == "leak" for alert in daemon.get("alerts")), 180)
         time.sleep(20)
@@ -99,7 +99,7 @@ def _without_agents(browser: Browser, root: Path, pid: int) -> None:
 
 def _no_driver(browser: Browser, root: Path) -> None:
     with _daemon(root / "none", "--source", "nvml") as daemon, open_page(browser, daemon) as session:
-        session.shows("Devices cannot be read")
+        session.shows("No GPU can be read")
         _save(session, "no-gpu", whole=False)
 
 

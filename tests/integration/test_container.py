@@ -144,9 +144,9 @@ def test_kubernetes_example_starts_the_agent_in_a_program(engine: Engine, tmp_pa
         assert [(entry["workload"], entry["uid"]) for entry in agents] == [("inference", 1000)]
         assert str(agents[0]["pid"]) == engine("podman", "inspect", hosted, "--format", "{{.State.Pid}}")
         assert engine("podman", "exec", "--user=0", hosted, "ls", "/run/gpumond") == "agent.sock"
-        for verb in (("status",), ("top", "--once"), ("flush", "--all", "--dry-run")):
-            output = engine("podman", "exec", daemon, "gpumond", *verb, "--json", check=verb[0] != "flush")
-            assert output == "3" if verb[0] == "flush" else '"inference"' in output  # 3: nothing to release
+        for command in (("status",), ("top", "--once"), ("flush", "--all", "--dry-run")):
+            output = engine("podman", "exec", daemon, "gpumond", *command, "--json", check=command[0] != "flush")
+            assert output == "3" if command[0] == "flush" else '"inference"' in output  # 3: nothing to release
     finally:
         engine("podman", "rm", "--force", "--time=2", daemon, hosted)
 

@@ -22,7 +22,7 @@ pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 def test_page_without_a_driver_shows_the_remedy(browser: Browser, serve: Serve):
     daemon = serve("--source", "nvml")
     with open_page(browser, daemon) as session:
-        session.shows("Devices cannot be read: library_not_found")
+        session.shows("No GPU can be read: library_not_found")
         session.shows("gpumond demo")
 
 
@@ -31,7 +31,7 @@ def test_page_without_a_device_has_a_note(browser: Browser, serve: Serve, driver
     daemon = serve("--source", "nvml", environ=driver.env)
     with open_page(browser, daemon) as session:
         until(lambda: daemon.request("/-/ready")[0] == 200)
-        session.shows("There is no device")
+        session.shows("No GPU found")
 
 
 def test_page_names_a_hanging_driver_and_withdraws_its_values(browser: Browser, serve: Serve, driver: FakeDriver):
@@ -69,5 +69,5 @@ def test_page_without_the_daemon_shows_no_values(browser: Browser, serve: Serve,
     with open_page(browser, daemon) as session:
         session.shows("of 141.0 GiB used")
         daemon.process.send_signal(signal.SIGKILL)
-        session.shows("The daemon does not answer")
+        session.shows("The daemon doesn't respond")
         session.page.locator("#content").wait_for(state="hidden", timeout=20_000)

@@ -75,10 +75,10 @@ def test_who_leaks_since_when_and_the_time_left(browser: Browser, demo: RunningD
 
     with open_page(browser, demo, rewrite=with_leak) as session:
         user = User(session)
-        sentence = user.see(re.compile("memory of train .+ has grown by"))
-        assert "memory of train (pid 4242) on GPU 0" in sentence
-        assert "since 13:38:20 UTC" in sentence
-        assert "GPU 0 is full in 1 h 4 min" in sentence
+        sentence = user.see(re.compile("train .+ is leaking"))
+        assert "train (pid 4242) is leaking" in sentence
+        assert "(since 13:38:20 UTC)" in sentence
+        assert "GPU 0 will be full in 1 h 4 min" in sentence
         user.see(re.compile(r"^since \d+:\d+:\d+$"))
         assert user.interactions == 0
 

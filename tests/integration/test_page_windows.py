@@ -153,7 +153,7 @@ def test_stopped_daemon_is_shown_as_not_answering(browser: Browser, demo: Runnin
         advances([session], 1)
         demo.process.send_signal(signal.SIGSTOP)
         try:
-            session.shows("The daemon does not answer")
+            session.shows("The daemon doesn't respond")
         finally:
             demo.process.send_signal(signal.SIGCONT)
         advances([session], 2)

@@ -93,29 +93,29 @@ def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize("verb", [*READS, *CHANGES], ids=" ".join)
+@pytest.mark.parametrize("command", [*READS, *CHANGES], ids=" ".join)
 @pytest.mark.parametrize("kind", ["answer", "refuse", "redirect"])
 def test_token_is_not_said_to_a_listener_of_another_user(
-    listen: Callable[..., Listener], verb: tuple[str, ...], kind: str
+    listen: Callable[..., Listener], command: tuple[str, ...], kind: str
 ):
     listener = listen(ATTACKER, kind)
-    failed = gpumond(*verb, GPUMOND_URL=listener.url, GPUMOND_TOKEN="gpm_secret")
+    failed = gpumond(*command, GPUMOND_URL=listener.url, GPUMOND_TOKEN="gpm_secret")
     assert failed.returncode == 1
     assert "Traceback" not in failed.stderr
     requests = listener.requests()
     assert [authorization for _, _, authorization in requests if authorization] == []
     assert {method for method, _, _ in requests} <= {"GET"}
-    if verb in CHANGES or kind == "refuse":
+    if command in CHANGES or kind == "refuse":
         assert f"uid {ATTACKER} listens at 127.0.0.1:" in failed.stderr
 
 
-@pytest.mark.parametrize("verb", CHANGES, ids=" ".join)
+@pytest.mark.parametrize("command", CHANGES, ids=" ".join)
 def test_token_file_is_not_said_to_a_listener_of_another_user(
-    listen: Callable[..., Listener], tmp_path: Path, verb: tuple[str, ...]
+    listen: Callable[..., Listener], tmp_path: Path, command: tuple[str, ...]
 ):
     (tmp_path / "token").write_text("gpm_secret\n")
     listener = listen(ATTACKER)
-    failed = gpumond(*verb, GPUMOND_URL=listener.url, GPUMOND_RUNTIME_DIR=str(tmp_path))
+    failed = gpumond(*command, GPUMOND_URL=listener.url, GPUMOND_RUNTIME_DIR=str(tmp_path))
     assert f"uid {ATTACKER} listens at 127.0.0.1:" in failed.stderr
     assert listener.requests() == []
 
@@ -163,8 +163,8 @@ def test_token_is_not_sent_in_the_clear_to_another_machine():
 def test_text_of_an_error_does_not_change_the_terminal():
     detail = "\x1b]0;title\x07 \x1b[2J \u202egpumond: all is well\ngpumond: done"
     with stub(lambda path, body: (409, {"detail": detail})) as served:
-        for verb in (("flush", "--all"), ("status",), ("limit", "--pid", "1", "1GiB")):
-            failed = gpumond(*verb, GPUMOND_URL=f"http://{served.address}")
+        for command in (("flush", "--all"), ("status",), ("limit", "--pid", "1", "1GiB")):
+            failed = gpumond(*command, GPUMOND_URL=f"http://{served.address}")
             assert failed.returncode != 0
             assert all(character.isprintable() or character == "\n" for character in failed.stderr + failed.stdout)
             assert len(failed.stderr.splitlines()) == 1

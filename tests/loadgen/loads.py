@@ -28,7 +28,7 @@ def device(tmp_path: Path) -> SimDevice:
 def running(device: SimDevice | None, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "gpumond", "loadgen", *arguments]
     if device is not None:
-        command += ["--card", str(device.directory)]
+        command += ["--sim-device", str(device.directory)]
     env = {**os.environ, "GPUMOND_SOCKET": "/nonexistent/agent.sock", **environ}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

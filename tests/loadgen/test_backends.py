@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-STANDINS = Path(__file__).parent / "standins"
+FAKES = Path(__file__).parent / "fakes"
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 both = pytest.mark.parametrize("backend", ["cupy", "torch"])
 
 
-class StandinDevice:
+class FakeGpu:
     """Device of the fakes: the counts that an ended program has written."""
 
     def __init__(self, directory: Path, **environ: str) -> None:
         self.log = directory / "card.json"
-        path = os.pathsep.join(map(str, (STANDINS, ROOT)))
-        own = {"PYTHONPATH": path, "STANDIN_LOG": str(self.log), "GPUMOND_SOCKET": str(directory / "none.sock")}
+        path = os.pathsep.join(map(str, (FAKES, ROOT)))
+        own = {"PYTHONPATH": path, "FAKE_LOG": str(self.log), "GPUMOND_SOCKET": str(directory / "none.sock")}
         self.environ = os.environ | own | environ
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -51,7 +51,7 @@ class StandinDevice:
 @both
 @pytest.mark.parametrize("scenario", ["leak-linear", "leak-compile-cache", "fragmentation", "flush-storm", "autotune"])
 def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(tmp_path: Path, backend: str, scenario: str):
-    device = StandinDevice(tmp_path)
+    device = FakeGpu(tmp_path)
     summary = device.summary_of(scenario, "--backend", backend, "--max", "1GiB", "--duration", "1s", "--speed", "2000")
     facts = device.facts()
     assert summary["outcome"] == "done"
@@ -62,7 +62,7 @@ def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(tmp_path: Path, b
 
 
 def test_raw_scenario_allocates_outside_the_pool(tmp_path: Path):
-    device = StandinDevice(tmp_path)
+    device = FakeGpu(tmp_path)
     options = ("--backend", "cupy", "--raw", "--streams", "3", "--fill", "25%", "--duration", "1s", "--speed", "2000")
     summary = device.summary_of("leak-linear", *options)
     assert summary["peak_held_bytes"] == summary["peak_live_bytes"]
@@ -76,14 +76,14 @@ def test_raw_scenario_allocates_outside_the_pool(tmp_path: Path):
 
 @both
 def test_busy_scenario_runs_kernels(tmp_path: Path, backend: str):
-    device = StandinDevice(tmp_path)
+    device = FakeGpu(tmp_path)
     device.summary_of("steady", "--backend", backend, "--duration", "1s", "--speed", "200", "--max", "500MiB")
     assert device.facts()["worked"] > 0
 
 
 @both
 def test_full_device_ends_the_load_in_order(tmp_path: Path, backend: str):
-    device = StandinDevice(tmp_path)
+    device = FakeGpu(tmp_path)
     options = ("--backend", backend, "--rate", "4GiB", "--speed", "4000", "--max", "1GiB")
     summary = device.summary_of("leak-linear", *options)
     assert summary["outcome"] == "full"
@@ -95,7 +95,7 @@ def test_full_device_ends_the_load_in_order(tmp_path: Path, backend: str):
 
 @both
 def test_device_with_too_little_free_memory_is_refused_before_allocation(tmp_path: Path, backend: str):
-    device = StandinDevice(tmp_path, STANDIN_OTHERS_MIB="7000")
+    device = FakeGpu(tmp_path, FAKE_OTHERS_MIB="7000")
     status, out, err = device.load("preallocated", "--backend", backend)
     assert (status, out) == (1, "")
     assert "1.2 GiB of 8.0 GiB free" in err
@@ -105,7 +105,7 @@ def test_device_with_too_little_free_memory_is_refused_before_allocation(tmp_pat
 
 @both
 def test_machine_without_a_device_is_refused(tmp_path: Path, backend: str):
-    status, _, err = StandinDevice(tmp_path, STANDIN_SIZE_MIB="0").load("steady", "--backend", backend)
+    status, _, err = FakeGpu(tmp_path, FAKE_SIZE_MIB="0").load("steady", "--backend", backend)
     assert status == 1
     assert "gpumond doctor" in err
     assert "Traceback" not in err
@@ -113,7 +113,7 @@ def test_machine_without_a_device_is_refused(tmp_path: Path, backend: str):
 
 @both
 def test_unknown_device_is_refused(tmp_path: Path, backend: str):
-    status, _, err = StandinDevice(tmp_path).load("steady", "--backend", backend, "--device", "3")
+    status, _, err = FakeGpu(tmp_path).load("steady", "--backend", backend, "--device", "3")
     assert status == 1
     assert "there is no device 3: use --device 0 to 0" in err
 
@@ -121,7 +121,7 @@ def test_unknown_device_is_refused(tmp_path: Path, backend: str):
 @both
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
 def test_signal_during_the_run_frees_everything(tmp_path: Path, backend: str, by: signal.Signals):
-    device = StandinDevice(tmp_path)
+    device = FakeGpu(tmp_path)
     with device.start("steady", "--backend", backend, "--max", "1GiB", "--speed", "50", "--json") as process:
         time.sleep(1.5)
         process.send_signal(by)
@@ -138,12 +138,12 @@ def test_signal_during_the_run_frees_everything(tmp_path: Path, backend: str, by
 @both
 def test_stress_verifies_what_it_wrote(tmp_path: Path, backend: str):
     options = ("stress", "--backend", backend, "--fill", "90%", "--duration", "1s", "--speed", "60")
-    good = StandinDevice(tmp_path)
+    good = FakeGpu(tmp_path)
     summary = good.summary_of(*options)
     assert summary["wrong_words"] == 0
     assert summary["checked_bytes"] > 6000 * MIB
     assert 0.85 * 8192 * MIB < good.facts()["peak"] <= 0.91 * 8192 * MIB
-    status, out, _ = StandinDevice(tmp_path, STANDIN_WRONG_WORDS="1").load(*options)
+    status, out, _ = FakeGpu(tmp_path, FAKE_WRONG_WORDS="1").load(*options)
     assert status == 1
     assert "0 incorrect words" not in out
     assert "incorrect words" in out
@@ -151,7 +151,7 @@ def test_stress_verifies_what_it_wrote(tmp_path: Path, backend: str):
 
 @both
 def test_orphan_is_refused_on_a_real_driver(tmp_path: Path, backend: str):
-    device = StandinDevice(tmp_path)
+    device = FakeGpu(tmp_path)
     status, _, err = device.load("orphan", "--backend", backend)
     assert status == 1
     assert "a driver frees the memory of a killed program" in err
@@ -161,7 +161,7 @@ def test_orphan_is_refused_on_a_real_driver(tmp_path: Path, backend: str):
 @both
 def test_crash_scenario_kills_a_child_and_starts_another(tmp_path: Path, backend: str):
     options = ("--times", "3", "--duration", "4s", "--speed", "1200", "--max", "1GiB")
-    summary = StandinDevice(tmp_path).summary_of("crash", "--backend", backend, *options)
+    summary = FakeGpu(tmp_path).summary_of("crash", "--backend", backend, *options)
     assert (summary["lives"], summary["outcome"]) == (3, "crash")
     assert summary["truth"]["kind"] == "crash-loop"
     assert summary["peak_live_bytes"] > 900 * MIB
@@ -170,7 +170,7 @@ def test_crash_scenario_kills_a_child_and_starts_another(tmp_path: Path, backend
 @both
 def test_missing_library_is_named_with_the_remedy(tmp_path: Path, backend: str):
     (tmp_path / f"{backend}.py").write_text(f"raise ModuleNotFoundError('No module named {backend}', name={backend!r})")
-    device = StandinDevice(tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    device = FakeGpu(tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
     status, _, err = device.load("steady", "--backend", backend)
     assert status == 2
     assert "pip install" in err

@@ -18,7 +18,7 @@ from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import Fault, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
-from gpumond.metrics.exposition import Exposition, Form
+from gpumond.metrics.exposition import Encoding, Exposition
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT
 from gpumond.tick.observe import observe
@@ -41,7 +41,7 @@ FORBIDDEN_LABELS = {"job", "instance", "hostname", "host", "node", "pod", "names
 
 
 def page(frame: Frame | None, telemetry: Telemetry | None = None, accept: str = "") -> str:
-    return Exposition(telemetry or Telemetry()).page(frame, Form.of(accept)).plain.decode()
+    return Exposition(telemetry or Telemetry()).page(frame, Encoding.of(accept)).plain.decode()
 
 
 def full_frame() -> Frame:
@@ -137,13 +137,13 @@ def test_removed_device_has_no_series():
     up = SourceState(name="sim", up=True, responsive=True)
     first = observe(None, up, Reading(devices=(make_device("GPU-a"), make_device("GPU-b"))), (), 1.0, 1.0)
     second = observe(first, up, Reading(devices=(make_device("GPU-b"),)), (), 2.0, 2.0)
-    assert b"GPU-a" in exposition.page(advance(TickState(), (), first).frame, Form(False)).plain
-    assert b"GPU-a" not in exposition.page(advance(TickState(), (), second).frame, Form(False)).plain
+    assert b"GPU-a" in exposition.page(advance(TickState(), (), first).frame, Encoding(False)).plain
+    assert b"GPU-a" not in exposition.page(advance(TickState(), (), second).frame, Encoding(False)).plain
 
 
 def test_frame_is_rendered_once():
     exposition, frame = Exposition(Telemetry()), full_frame()
-    assert exposition.page(frame, Form(False)) is exposition.page(frame, Form(False))
+    assert exposition.page(frame, Encoding(False)) is exposition.page(frame, Encoding(False))
 
 
 def test_processes_beyond_the_cap_are_summed():
@@ -170,7 +170,7 @@ def test_series_of_a_user_above_its_share_cost_no_other_user():
     wanted = [line for line in page(alone).splitlines() if 'pid="10"' in line or 'workload="own"' in line]
     assert len(wanted) > 15
     for frame in (together, replace(together)):
-        lines = exposition.page(frame, Form(False)).plain.decode().splitlines()
+        lines = exposition.page(frame, Encoding(False)).plain.decode().splitlines()
         assert set(wanted) <= set(lines)
         frames = [line for line in lines if line.startswith("gpumond_") and 'pid="' in line]
         assert 400 < len(frames) <= 500
@@ -191,7 +191,7 @@ def test_page_limits_series_and_counts_dropped_ones():
     frame = full_frame()
     everything = page(frame)
     telemetry = Telemetry()
-    capped = Exposition(telemetry, max_series=10).page(frame, Form(False)).plain.decode()
+    capped = Exposition(telemetry, max_series=10).page(frame, Encoding(False)).plain.decode()
     names = [sample.name for family in parse_text(capped) for sample in family.samples]
     ours = [name for name in names if f"\n{name}" in everything.partition("# HELP gpumond_flushes_total")[0]]
     assert len(ours) == 10

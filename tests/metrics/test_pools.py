@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.pools import Exactness, HostPool, PoolUsage, Reclaimable
 from gpumond.facts.snapshot import AgentReport
-from gpumond.metrics.exposition import Exposition, Form
+from gpumond.metrics.exposition import Encoding, Exposition
 from gpumond.metrics.telemetry import Telemetry
 from tests.helpers.values import TickState, advance, make_device, make_snapshot
 
@@ -28,7 +28,7 @@ def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str
         host_pools=host_pools,
     )
     frame = advance(TickState(), (), make_snapshot(make_device(uuid="GPU-a"), reports=(report,))).frame
-    page = Exposition(Telemetry()).page(frame, Form(False)).plain.decode()
+    page = Exposition(Telemetry()).page(frame, Encoding(False)).plain.decode()
     return dict(re.findall(r"^gpumond_((?:host_)?pool_\w+)\{.*\} (\S+)$", page, re.MULTILINE))
 
 

@@ -252,7 +252,7 @@ class Run:
         if self.passes:
             device = ScopeDevice("GPU-a", ByteChange(0), ByteChange(0), self.eval_peak, True)
             scopes = (ScopeUsage(name="evaluate", entries=self.passes, devices=(device,)),)
-        step = StepUsage(steps=self.step, kept_bytes=sum(self.kept) / len(self.kept) if self.kept else None)
+        step = StepUsage(steps=self.step, retained_bytes=sum(self.kept) / len(self.kept) if self.kept else None)
         limits = () if plan.limit is None else (PoolLimit("torch", "GPU-a", plan.limit, "students"),)
         return make_report(
             OWN,

@@ -16,7 +16,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import EffectiveQuota, ReclaimPolicy
 from gpumond.facts.snapshot import ProcessQuota, Reading, Snapshot
 from gpumond.facts.units import GIB
-from gpumond.features.quotas.admissions import Admissions, Competitor, Room
+from gpumond.features.quotas.admissions import Admissions, Competitor, DeviceCapacity
 from gpumond.features.quotas.borrow import ANSWER_SECONDS, Borrows, Flushed, borrow_plan, idle_engines, rests
 from gpumond.host.peer import Identity
 from tests.helpers.memory_store import MemoryStore
@@ -34,7 +34,7 @@ def neighbor(pid: int, uid: int, size: int = 10 * GIB, thrashes: int = 0) -> Com
 
 
 def flushed_pids(reclaim: ReclaimPolicy, size: int, *neighbors: Competitor) -> list[int]:
-    room = Room(uuid="GPU-a", size_bytes=80 * GIB, free_bytes=GIB, neighbors=neighbors)
+    room = DeviceCapacity(uuid="GPU-a", size_bytes=80 * GIB, free_bytes=GIB, neighbors=neighbors)
     found = borrow_plan(room, GIB, BORROWER, size, reclaim)
     return [] if found.missing_bytes else [each.process.pid for each in found.flushes]
 
@@ -154,7 +154,7 @@ class Machine:
     def borrows(self) -> Borrows:
         admissions = Admissions(self.flush, lambda: self.reclaim, lambda pid: None, lambda: self.time, MemoryStore())
         return Borrows(
-            self.flush, self.snapshot, admissions.room_for, self.read, lambda: self.reclaim, lambda: self.time
+            self.flush, self.snapshot, admissions.capacity_for, self.read, lambda: self.reclaim, lambda: self.time
         )
 
 

@@ -21,21 +21,18 @@ from gpumond.features.loadgen import command as load_command
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.command import run_file
 from gpumond.features.rules.settings import RuleConfig, written
-from gpumond.metrics.exposition import Exposition, Form
+from gpumond.metrics.exposition import Encoding, Exposition
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import SNAPSHOT
 from tests.helpers.values import TickState, advance
+from tools.docs import alerts
+from tools.docs.alerts import alert_name
 from tools.docs.rules import document
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 FLEET_ONLY = {"daemon-absent", "daemon-down", "machines-missing", "many-daemons-down", "readings-stale"}
 MISSED_SCRAPE_SECONDS = 180
-
-
-def alert_name(rule: str) -> str:
-    """Return the name of a rule's alert in Prometheus: GpumondDeviceNearlyFull for device-nearly-full."""
-    return "Gpumond" + "".join(word.capitalize() for word in rule.split("-"))
 
 
 def groups() -> list[dict[str, Any]]:
@@ -69,11 +66,11 @@ def test_both_sets_have_the_same_names():
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
-def test_both_sets_have_the_same_levels(rule: Rule):
+def test_both_sets_have_the_same_thresholds(rule: Rule):
     other = ALERTS[alert_name(rule.name)]
-    sign, level = (">", rule.above) if rule.above is not None else ("<", rule.below)
-    levels = [float(number) for number in re.findall(rf" {sign} (\d+(?:\.\d+)?)", other["expr"])]
-    assert level in levels
+    sign, threshold = (">", rule.above) if rule.above is not None else ("<", rule.below)
+    thresholds = [float(number) for number in re.findall(rf" {sign} (\d+(?:\.\d+)?)", other["expr"])]
+    assert threshold in thresholds
     assert seconds(other.get("for", 0)) == rule.for_seconds
     windows = re.findall(r"max_over_time\(.*\[(\w+)(?::\w+)?\]\)", other["expr"]) if rule.scope != "device" else []
     kept = windows[0] if rule.keep_firing_for_seconds and windows else other.get("keep_firing_for", 0)
@@ -115,6 +112,12 @@ def test_alerts_have_a_test_that_fires_them_and_one_that_does_not():
         assert {check["alertname"] for check in checks if bool(check["exp_alerts"]) == fires} == ALERTS.keys()
 
 
+@pytest.mark.parametrize("file", alerts.FILES, ids=lambda file: file.name)
+def test_alerts_have_the_daemons_summaries(file: Path):
+    text = file.read_text()
+    assert alerts.with_summaries(text) == text, "run `make docs`"
+
+
 def test_alerts_have_a_runbook():
     text = (ROOT / "docs/how-to/runbooks.md").read_text()
     sections = set(re.findall(r"^## (\S+)$", text, re.MULTILINE))
@@ -130,7 +133,7 @@ def test_documentation_of_rules_is_current():
 
 
 def test_rules_use_existing_metrics():
-    page = Exposition(Telemetry()).page(advance(TickState(), BUILT_IN, SNAPSHOT).frame, Form(False)).plain.decode()
+    page = Exposition(Telemetry()).page(advance(TickState(), BUILT_IN, SNAPSHOT).frame, Encoding(False)).plain.decode()
     exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     recorded = {rule["record"] for rule in groups() if "record" in rule}
     name = re.compile(r"[a-z_]+:gpumond_[a-z0-9_:]+|gpumond[:_][a-z_:]+\b")

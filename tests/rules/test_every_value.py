@@ -29,7 +29,7 @@ IDENTITY = {"index", "gpu_instance_id", "pid", "pinned_uid", "rank", "start_tick
 OTHER_NAMES = {
     DeviceReading: {"missed": "missed_readings"},
     StepUsage: {
-        "kept_bytes": "step_kept_bytes",
+        "retained_bytes": "step_retained_bytes",
         "live_bytes": "step_live_bytes",
         "stranded_bytes": "step_stranded_bytes",
         "retries": "step_retries",
@@ -172,7 +172,9 @@ def test_ratios_of_a_device():
     assert (unknown["power_limit_ratio"], unknown["bar1_used_ratio"]) == (None, None)
 
 
-STEP = StepUsage(steps=40, steps_per_second=2.5, kept_bytes=512.0, live_bytes=3 * GIB, stranded_bytes=GIB, retries=1)
+STEP = StepUsage(
+    steps=40, steps_per_second=2.5, retained_bytes=512.0, live_bytes=3 * GIB, stranded_bytes=GIB, retries=1
+)
 POOLS = (
     make_pool(live=2 * GIB, cached=GIB, stranded=3, unmapped_bytes=7, device_allocations=10, allocator="rmm"),
     make_pool(live=GIB, inside="rmm", allocator="cupy"),
@@ -218,7 +220,7 @@ def test_values_of_a_process():
             "host_held_bytes": 202,
             "steps": 40,
             "steps_per_second": 2.5,
-            "step_kept_bytes": 512,
+            "step_retained_bytes": 512,
             "step_live_bytes": 3 * GIB,
             "step_stranded_bytes": GIB,
             "step_retries": 1,

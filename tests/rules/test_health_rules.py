@@ -37,17 +37,17 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "thermal-throttling",
         {"throttle_reasons": ("gpu_idle", "hw_thermal_slowdown")},
-        "its temperature (87 °C) slows GPU 0 (H100) down: gpu_idle, hw_thermal_slowdown; check fans",
+        "GPU 0 (H100) is thermally throttled at 87 °C (gpu_idle, hw_thermal_slowdown); check fans",
     ),
     (
         "power-throttling",
         {"throttle_reasons": ("sw_power_cap",)},
-        "its power limit slows GPU 0 (H100) down: 699 W of 700 W; this is normal at full load",
+        "GPU 0 (H100) is power-capped: 699 W of 700 W; this is normal at full load",
     ),
     (
         "power-brake",
         {"throttle_reasons": ("hw_power_brake_slowdown",)},
-        "the machine slows GPU 0 (H100) down because its power supply is overloaded; check the power supplies",
+        "GPU 0 (H100) is slowed down because the machine's power supply is overloaded; check the power supplies",
     ),
     (
         "ecc-uncorrected",
@@ -55,13 +55,13 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
         "GPU 0 (H100) had 2 uncorrected ECC errors since its driver was loaded",
     ),
     ("row-remap-pending", {"remapped_rows_pending": True}, "run nvidia-smi -i GPU-a --gpu-reset"),
-    ("row-remap-failed", {"remapped_rows_failed": True}, "move its programs to another device, and replace it"),
+    ("row-remap-failed", {"remapped_rows_failed": True}, "move its programs to another GPU, and replace it"),
     ("retired-pages-pending", {"retired_pages_pending": True}, "run nvidia-smi -i GPU-a --gpu-reset"),
     ("nvlink-errors", {"nvlink_crc_flit_errors": 108, "nvlink_replay_errors": 8}, "had 11 NVLink errors"),
     (
         "pcie-link-degraded",
         {"pcie_generation": 4, "pcie_width": 8},
-        "works with generation 4 x8 under load, its maximum is generation 5 x16; reseat the device",
+        "degraded PCIe link: generation 4 x8 under load, at most generation 5 x16; reseat the GPU",
     ),
     ("persistence-mode-off", {"persistence_mode": False}, "run nvidia-smi -i GPU-a -pm 1"),
 )

@@ -65,7 +65,7 @@ def test_excess_over_the_soft_limit(used: int | None, soft: int | None, excess: 
 def test_alert_on_a_soft_limit_names_quota_process_and_both_sizes():
     (alert,) = advance(TickState(), [EXCEEDED], snapshot()).frame.alerts
     text = dict(alert.annotations)["summary"]
-    for part in ("pid 42", "uses 12.0 GiB", "soft limit of 10.0 GiB", "quota team"):
+    for part in ("pid 42", "uses 12.0 GiB, 2.0 GiB more than", "soft limit of the quota team (10.0 GiB)"):
         assert part in text
 
 
@@ -105,5 +105,5 @@ def test_alert_on_a_reserve_names_quota_process_and_what_is_missing():
     rule = replace(UNAVAILABLE, for_seconds=0.0)
     (alert,) = advance(TickState(), [rule], reserving(10, 5)).frame.alerts
     text = dict(alert.annotations)["summary"]
-    for part in ("pid 42", "uses 5.0 GiB of its reserve of 20.0 GiB", "quota team", "5.0 GiB of the rest are not"):
+    for part in ("pid 42", "5.0 GiB of the 20.0 GiB reserved for", "quota team", "taken by other programs"):
         assert part in text

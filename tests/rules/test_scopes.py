@@ -115,7 +115,7 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
         "pool", RuleContext(snapshot, attribute(snapshot), remember(RuleWindow(), snapshot), active_verdicts([]))
     )
     words = {**found.texts(found.rows[0]), "value": "", "threshold": ""}
-    assert f"set {name}=expandable_segments:True for torch" in dict(rule.annotations)["summary"].format(**words)
+    assert f"set {name}=expandable_segments:True for PyTorch" in dict(rule.annotations)["summary"].format(**words)
 
 
 @pytest.mark.parametrize(("stranded", "ends"), [(0, "hold memory there"), (8 * GIB, " to expandable_segments:True")])

@@ -33,7 +33,7 @@ LEAK = Verdict(
     since=1.0,
     evidence=(("slope_bytes_per_second", 2.0 * MIB),),
     time_to_oom_seconds=3840.0,
-    summary="train (pid 10) has grown by 120.0 MiB each minute; GPU 0 is full in 1 h 4 min",
+    summary="train (pid 10) is leaking 120.0 MiB/min on GPU 0; GPU 0 will be full in 1 h 4 min",
 )
 RULES = tuple(rule for rule in BUILT_IN if rule.name == "leak")
 DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB), make_process(11, 10 * GIB)))
@@ -132,7 +132,7 @@ def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
         "uuid": "GPU-a",
         "severity": "warning",
     }
-    assert dict(alert.annotations)["summary"].startswith(f"{LEAK.summary}; look for memory")
+    assert dict(alert.annotations)["summary"].startswith(f"{LEAK.summary}; look for tensors")
 
 
 def test_leak_without_a_process_fires():

@@ -31,7 +31,7 @@ from gpumond.features.rules.evaluation import Preview, pack, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
+from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.app import create_app, state_of
 from gpumond.serve.auth import Tokens
@@ -85,7 +85,7 @@ class View:
         return [RECEIPT]
 
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
-        return self._exposition.page(self.frame, Form.of(accept, compat, groups))
+        return self._exposition.page(self.frame, Encoding.of(accept, compat, groups))
 
     def get(self, kind: type) -> Any:
         """Return the service of a feature; this object stands for those that have no state."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from gpumond.facts.frame import Alert, Frame, Verdict, WholeFrame
+from gpumond.facts.frame import Alert, Frame, FullFrame, Verdict
 from gpumond.facts.snapshot import Sensors
+from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import WHOLE, changes, live_frame
-from gpumond.serve.whole_frame import whole_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_fault, make_pool, make_process, make_report, make_snapshot
@@ -46,15 +46,15 @@ def random_frame(rng: random.Random, seq: int) -> Frame:
     return Frame(snapshot, attribute(snapshot), tuple(verdicts), alerts)
 
 
-def random_wholes(seed: int, count: int = 12) -> list[WholeFrame]:
+def random_wholes(seed: int, count: int = 12) -> list[FullFrame]:
     rng = random.Random(seed)
-    frames = [live_frame(whole_frame(random_frame(rng, seq))) for seq in range(count)]
+    frames = [live_frame(full_frame(random_frame(rng, seq))) for seq in range(count)]
     return [frame for frame in frames for _ in range(rng.randint(1, 2))]
 
 
-def as_json(whole: WholeFrame) -> Any:
+def as_json(whole: FullFrame) -> Any:
     return json.loads(WHOLE.dump_json(whole))
 
 
-def changes_as_json(before: WholeFrame, after: WholeFrame) -> Any:
+def changes_as_json(before: FullFrame, after: FullFrame) -> Any:
     return json.loads(to_json(changes(before, after), inf_nan_mode="null"))

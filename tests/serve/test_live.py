@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.frame import Frame, WholeFrame
+from gpumond.facts.frame import Frame, FullFrame
+from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
-from gpumond.serve.whole_frame import whole_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_report, make_snapshot
 from tests.serve.application import View, ask, serving
@@ -53,9 +53,9 @@ def test_changes_make_each_frame_of_the_previous_one(seed: int):
 
 
 def test_ages_are_sent_in_tenths_of_a_second():
-    def whole(age: float) -> WholeFrame:
+    def whole(age: float) -> FullFrame:
         snapshot = make_snapshot(reports=(make_report(age_seconds=age),))
-        return whole_frame(Frame(snapshot, attribute(snapshot)))
+        return full_frame(Frame(snapshot, attribute(snapshot)))
 
     def after(age: float) -> Any:
         return changes_as_json(whole(0.12), whole(age))
@@ -153,7 +153,7 @@ def test_reader_receives_a_frame_then_changes_and_events():
             view.take(random_frame(rng, seq))
             await until(lambda seq=seq: len(messages(reader.received)) == seq)
             assert view.frame is not None
-            assert shown_frame(reader.received) == as_json(live_frame(whole_frame(view.frame)))
+            assert shown_frame(reader.received) == as_json(live_frame(full_frame(view.frame)))
         kinds, contents = zip(*messages(reader.received), strict=True)
         assert kinds == ("frame", *["changes"] * 6)
         published = [event.id for event in view.events.newest()]

@@ -198,8 +198,8 @@ def test_evidence_is_drawn_as_stated():
 def test_summary_states_the_time_left():
     fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
     text = run_module("evidence", "m.summary(given[0], given[1])", fit, TAKEN_AT)
-    rate = r"32\.0 MiB each minute \(31\.6 MiB to 32\.4 MiB\)"
-    assert re.match(rf"{rate}; the device is full at .+, in 1 h 4 min \(", text)
+    rate = r"32\.0 MiB/min \(31\.6 MiB to 32\.4 MiB\)"
+    assert re.match(rf"{rate}; the GPU will be full at .+, in 1 h 4 min \(", text)
 
 
 def test_figures_of_a_verdict_have_units():
@@ -211,7 +211,7 @@ def test_figures_of_a_verdict_have_units():
         ["significance", 4.56789],
     ]
     assert run_module("evidence", "m.figures(given[0])", evidence) == [
-        ["slope", "60.0 MiB each minute"],
+        ["slope", "60.0 MiB/min"],
         ["growth", "3.0 GiB"],
         ["window", "1 min 30 s"],
         ["used", "95.3 %"],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.frame import SHARES
+from gpumond.facts.shares import MEANINGS
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.values import make_device, make_pool, make_process, make_report
@@ -208,6 +209,7 @@ def test_line_of_a_device_ends_where_values_are_missing():
 def test_every_share_has_a_meaning():
     meanings = run_module("meanings", "m.MEANINGS")
     assert tuple(meanings)[: len(SHARES)] == SHARES
+    assert meanings == dict(MEANINGS), "run `make docs`"
 
 
 HOSTILE = '=HYPERLINK("x"),\nnext'

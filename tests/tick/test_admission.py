@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.program import ProcessKey
-from gpumond.features.quotas.admissions import Competitor, Decision, Queue, Room, decide, reclaim_plan
+from gpumond.features.quotas.admissions import Competitor, Decision, DeviceCapacity, Queue, decide, reclaim_plan
 
 SCHEDULES = 10_000
 PROGRAMS = 8
@@ -34,8 +34,8 @@ def request(name: str, need: int, uid: int | None = None) -> KeptAdmission:
     )
 
 
-def room(free: int | None, *neighbors: Competitor, reserved: int = 0) -> Room:
-    return Room(uuid="GPU-a", size_bytes=SIZE, free_bytes=free, reserved_bytes=reserved, neighbors=neighbors)
+def room(free: int | None, *neighbors: Competitor, reserved: int = 0) -> DeviceCapacity:
+    return DeviceCapacity(uuid="GPU-a", size_bytes=SIZE, free_bytes=free, reserved_bytes=reserved, neighbors=neighbors)
 
 
 def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, thrashes: int = 0) -> Competitor:
@@ -49,7 +49,7 @@ def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, thrash
     )
 
 
-def decided(queue: Queue, room: Room, now: float = 0.0, **allocated: int) -> Decision:
+def decided(queue: Queue, room: DeviceCapacity, now: float = 0.0, **allocated: int) -> Decision:
     return decide(queue, [room], allocated, (), now)
 
 
@@ -202,8 +202,8 @@ def test_programs_of_other_users_are_flushed_only_if_allowed():
 
 def test_devices_have_separate_queues():
     other = replace(request("other", 10), device_uuid="GPU-b")
-    rooms = [room(0), Room(uuid="GPU-b", size_bytes=SIZE, free_bytes=64)]
-    decision = decide(Queue((request("one", 10), other)), rooms, {}, (), 0.0)
+    capacities = [room(0), DeviceCapacity(uuid="GPU-b", size_bytes=SIZE, free_bytes=64)]
+    decision = decide(Queue((request("one", 10), other)), capacities, {}, (), 0.0)
     assert [each.id for each in decision.granted] == ["other"]
     assert decision.queue.grants == (replace(other, deadline=DEADLINE),)
 

@@ -53,7 +53,7 @@ def test_agent_connects_and_disconnects():
     assert (came.kind, came.pid, came.workload, came.at) == ("agent-connected", 10, "train", 1_000_000.0)
     assert came.summary == "train (pid 10) connected: torch 2.13.0"
     (gone,) = between(frame, make_frame())
-    assert (gone.kind, gone.details) == ("agent-gone", (("held_bytes", GIB),))
+    assert (gone.kind, gone.details) == ("agent-disconnected", (("held_bytes", GIB),))
 
 
 def test_end_of_a_process_is_an_event():
@@ -62,7 +62,7 @@ def test_end_of_a_process_is_an_event():
     crash = Verdict(device_uuid=UUID, pid=10, start_ticks=100, kind="crash", since=1.0)
     (event,) = between(frame, gone)
     assert (event.kind, event.device_uuid, event.pid, event.start_ticks) == ("process-ended", UUID, 10, 100)
-    assert event.summary == "train (pid 10) has ended; it held 2.0 GiB of GPU 0"
+    assert event.summary == "train (pid 10) has exited; it held 2.0 GiB on GPU 0"
     assert event.details == (("held_bytes", 2 * GIB),)
     for other in (
         make_frame(make_device(processes=None)),
@@ -84,14 +84,14 @@ def test_agent_of_a_program_that_never_used_a_device_makes_no_event():
 
 def test_reused_pid_is_another_agent():
     first, second = make_frame(reports=(make_report(),)), make_frame(reports=(make_report(start_ticks=200),))
-    assert {event.kind for event in between(first, second)} == {"agent-connected", "agent-gone"}
+    assert {event.kind for event in between(first, second)} == {"agent-connected", "agent-disconnected"}
 
 
 def test_device_lost_and_device_back_are_one_event_each():
     fault = Fault("nvml", "gpu_is_lost", UUID, "GPU is lost")
     well, ill = make_frame(), make_frame(make_device(UUID, up=False), faults=(fault,))
     (lost,) = between(well, ill)
-    assert (lost.kind, lost.device_uuid, lost.summary) == ("device-lost", UUID, "GPU 0 cannot be read: GPU is lost")
+    assert (lost.kind, lost.device_uuid, lost.summary) == ("device-lost", UUID, "GPU 0 can't be read: GPU is lost")
     assert between(well, ill, ill) == []
     (back,) = between(well, ill, ill, well)
     assert (back.kind, back.device_uuid) == ("device-back", UUID)
@@ -187,7 +187,7 @@ def test_verdicts_begin_and_end(kind: str, has_events: bool):
         assert (began[0].at, began[0].workload) == (1_000_000.0, "train")
         assert began[0].summary == "train leaks, since 13:30:00 UTC"
         assert dict(began[0].details) == {"verdict": kind, "since": 999_000.0, "slope_bytes_per_second": 2.0}
-        assert ended[0].summary == f"the verdict {kind} on train (pid 10) on GPU 0 has ended"
+        assert ended[0].summary == f"train (pid 10) on GPU 0: the verdict {kind} has ended"
 
 
 def test_verdict_end_names_program_pid_and_device_after_the_process_has_ended():
@@ -197,10 +197,10 @@ def test_verdict_end_names_program_pid_and_device_after_the_process_has_ended():
     for before, name in ((with_agent, "train"), (listed, "python")):
         (ended,) = [event for event in between(before, make_frame()) if event.kind == "verdict-ended"]
         assert ended.summary == (
-            f"the verdict fragmentation on {name} (pid 10) on GPU 0 has ended: the process has ended"
+            f"{name} (pid 10) on GPU 0: the verdict fragmentation has ended, because the process has exited"
         )
     (of_device,) = between(make_frame(verdicts=(replace(verdict, pid=None),)), make_frame())
-    assert of_device.summary == "the verdict fragmentation on GPU 0 has ended"
+    assert of_device.summary == "GPU 0: the verdict fragmentation has ended"
 
 
 def test_events_are_in_the_order_of_their_times():

@@ -15,7 +15,7 @@ from gpumond.facts.program import (
     OomPool,
     Program,
     RecentMemory,
-    ScopeKept,
+    ScopeRetained,
     Site,
     ThreadStack,
 )
@@ -40,7 +40,7 @@ def test_oom_event_has_the_details_of_its_snapshot():
         ),
         OomPool(allocator="torch", device_uuid="GPU-b", live_bytes=9 * GIB, cached_bytes=0, stranded_bytes=0),
     )
-    scopes = (ScopeKept("epoch", ByteChange(GIB)),)
+    scopes = (ScopeRetained("epoch", ByteChange(GIB)),)
     oom = make_oom(device_uuid=UUID, request_bytes=3 * GIB, scope="epoch/forward", pools=pools, scopes=scopes)
     report = make_report()
     (event,) = between(
@@ -61,7 +61,7 @@ def test_oom_event_has_the_details_of_its_snapshot():
         "stranded_bytes": GIB,
         "largest_free_bytes": 512,
         "occurred_at": 999_999.5,
-        "kept_bytes epoch": GIB,
+        "retained_bytes epoch": GIB,
         "advice": "set PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) to expandable_segments:True",
     }
 
@@ -120,7 +120,7 @@ def test_unknown_classes_are_absent_and_their_bytes_are_in_no_other_class():
     details = dict(event.details)
     of_classes = {name: value for name, value in details.items() if name.startswith("torch ")}
     assert of_classes == {"torch parameters_bytes": 1, "torch unclassified_bytes": GIB - 1}
-    assert details["site 1"] == "1.0 GiB: /home/a/train.py:31 step"
+    assert details["allocation site 1"] == "1.0 GiB: /home/a/train.py:31 step"
 
 
 def test_details_of_a_hostile_record_are_limited():
@@ -155,7 +155,7 @@ def test_oom_snapshot_of_an_ended_program_is_an_event():
     connected = make_frame(reports=(make_report(),))
     last = make_report(program=Program(ooms=(make_oom(1),)))
     events = between(connected, make_frame(), departed=[last])
-    assert [event.kind for event in events] == ["agent-gone", "oom"]
+    assert [event.kind for event in events] == ["agent-disconnected", "oom"]
     known = make_frame(reports=(last,))
     assert between(known, make_frame(), departed=[last]) == between(known, make_frame())
 

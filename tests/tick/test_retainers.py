@@ -27,8 +27,8 @@ def summary(program: Program, verdict: Verdict = LEAK) -> str:
     return found.summary
 
 
-def test_leak_names_the_line_that_keeps_its_memory():
-    text = "train grows; kept by losses in train at /home/a/train.py:31 (12 tensors in 20 s)"
+def test_leak_names_the_line_that_retains_its_memory():
+    text = "train grows; retained by losses in train at /home/a/train.py:31 (12 tensors in 20 s)"
     scopes = (scope("epoch", 5 * GIB, GIB),)
     assert summary(Program(retainers=(RETAINER,), scopes=scopes)) == text
     both = (RETAINER, replace(RETAINER, name="", line=50))
@@ -38,7 +38,7 @@ def test_leak_names_the_line_that_keeps_its_memory():
 @pytest.mark.parametrize(
     ("scopes", "text"),
     [
-        ((scope("epoch", 5 * GIB, GIB), scope("load", GIB, GIB)), "train grows; the scope epoch keeps 5.0 GiB"),
+        ((scope("epoch", 5 * GIB, GIB), scope("load", GIB, GIB)), "train grows; the scope epoch retains 5.0 GiB"),
         ((scope("set-up", 5 * GIB, GIB, entries=1),), "train grows"),
         ((scope("epoch", 5 * GIB, 0),), "train grows"),
         ((), "train grows"),

@@ -14,7 +14,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot, SourceState
 from gpumond.features.alerts.dispatcher import annotate, conclude, decide
 from gpumond.metrics.catalogue import FAMILIES
-from gpumond.serve.whole_frame import holdings
+from gpumond.serve.full_frame import holdings
 from gpumond.tick.observe import observe
 from gpumond.view.frame import view
 from tests.helpers.agents import GIB
@@ -111,7 +111,7 @@ def test_verdict_that_ends_is_an_event_of_the_old_process():
     _, events = advance_events(state, replace(before, snapshot=snapshot, verdicts=()))
     (ended,) = [event for event in events if event.kind == "verdict-ended"]
     assert (ended.pid, ended.start_ticks, ended.workload) == (PID, 100, "train")
-    assert ended.summary.endswith("the process has ended")
+    assert ended.summary.endswith("the process has exited")
 
 
 def test_old_history_is_not_continued():

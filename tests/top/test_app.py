@@ -98,9 +98,9 @@ def test_help_lists_the_keys_and_closes(fake: FakeDaemon):
         session.shows("train")
         for key in ("?", "h", "f1"):
             session.press(key)
-            session.shows("group by user, workload, container", "tree of parents", "flush the marked", "stranded")
+            session.shows("group by user, workload or container", "processes as a tree", "flush the marked", "stranded")
             session.press("escape")
-            session.shows("train", without="tree of parents")
+            session.shows("train", without="processes as a tree")
 
 
 def test_cursor_stays_with_its_process_while_rows_move(fake: FakeDaemon):
@@ -126,7 +126,7 @@ def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
         start_ticks=100,
         kind="leak",
         since=5.0,
-        summary="train has grown by 1.0 GiB each minute",
+        summary="train is leaking 1.0 GiB/min",
     )
     fake.show(busy_frame(verdicts=(verdict,)))
     points = [{"at": 999_700.0 + at, "low": GIB, "median": GIB, "high": at * GIB} for at in range(1, 41)]
@@ -134,7 +134,7 @@ def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
     with top(fake.url, size=(80, 30)) as session:
         session.shows("train (pid 10) used in the last 4 min 59 s: 1.0 GiB to 40.0 GiB")
         session.press("enter")
-        session.shows("train has grown by 1.0 GiB each minute", "frameworks torch 2.13.0", "flush allowed")
+        session.shows("train is leaking 1.0 GiB/min", "frameworks torch 2.13.0", "flush allowed")
         fake.show(make_frame(make_device(), seq=2))
         session.shows("pid 10 no longer uses a device")
         session.press("escape")
@@ -293,7 +293,7 @@ def test_pause_keeps_the_values(fake: FakeDaemon):
         (503, {"detail": "the first reading is in progress; retry in a second"}, "STARTING"),
         (200, {"status": "ok"}, "the server is not gpumond"),
         (200, [1, 2], "the server is not gpumond"),
-        (200, make_frame(), "no device found"),
+        (200, make_frame(), "no GPU found"),
         (200, busy_frame(reports=()), "no program runs the agent"),
     ],
     ids=["starting", "another service", "a list", "no GPU", "no agent"],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.view.text import (
-    Piece,
+    Span,
     ansi,
     cells,
     clipped,
@@ -19,11 +19,11 @@ from gpumond.view.text import (
     wrapped,
 )
 
-LINES = st.lists(st.builds(Piece, st.text(st.sampled_from("ab 漢…é"), max_size=12)), max_size=5)
+LINES = st.lists(st.builds(Span, st.text(st.sampled_from("ab 漢…é"), max_size=12)), max_size=5)
 
 
 @given(LINES, st.integers(1, 40))
-def test_clipped_line_is_at_most_as_long_as_the_width(line: list[Piece], width: int):
+def test_clipped_line_is_at_most_as_long_as_the_width(line: list[Span], width: int):
     short = clipped(line, width)
     assert width_of(short) <= width
     if width_of(line) <= width:
@@ -33,7 +33,7 @@ def test_clipped_line_is_at_most_as_long_as_the_width(line: list[Piece], width: 
 
 
 @given(LINES, st.integers(2, 40))
-def test_wrapped_lines_contain_all_words(line: list[Piece], width: int):
+def test_wrapped_lines_contain_all_words(line: list[Span], width: int):
     lines = wrapped(line, width)
     assert all(width_of(each) <= 2 * width for each in lines)  # a cell of a cut word may be wide
     text = "".join(piece.text for each in lines for piece in each)
@@ -54,7 +54,7 @@ def test_cut_counts_columns(text: str, width: int, expected: str):
 
 
 def test_styles_and_colors_of_a_line():
-    line = [Piece("a"), Piece("b", "bold"), Piece("c", ground="live"), Piece("d", ground="live", ink="cached")]
+    line = [Span("a"), Span("b", "bold"), Span("c", ground="live"), Span("d", ground="live", ink="cached")]
     assert ansi(line, "none") == "a\x1b[1mb\x1b[0mcd"
     assert ansi(line, "true").endswith("\x1b[48;2;24;87;184mc\x1b[0m\x1b[48;2;24;87;184;38;2;63;186;169md\x1b[0m")
     assert "48;5;" in ansi(line, "256")

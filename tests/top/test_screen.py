@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from gpumond.top.screen import LEAST_TABLE, device_at, heights, remark_lines, remarks_in_full, scrolled
 from gpumond.view.notices import FrameNotice
-from gpumond.view.text import Piece, plain_text
+from gpumond.view.text import Span, plain_text
 
 PARTS = ("devices", "estimate", "filter", "chart", "remarks")
 
@@ -37,14 +37,14 @@ def test_parts_of_a_screen_of_24_rows(wanted: dict[str, int], expected: tuple[in
 
 
 def test_selected_device_is_scrolled_into_view():
-    lines = [[Piece(f"GPU {at}", "chosen" if at == 7 else "bold")] for at in range(10)]
+    lines = [[Span(f"GPU {at}", "chosen" if at == 7 else "bold")] for at in range(10)]
     assert scrolled(lines, 4, 0, "GPU-7") == 4
     assert scrolled(lines, 4, 9, "GPU-7") == 6
     assert scrolled(lines, 20, 5, "GPU-7") == 0
 
 
 def test_line_belongs_to_the_device_above():
-    lines = [[Piece("GPU 0", "bold")], [Piece("####")], [Piece("# live")], [Piece("GPU 1", "chosen")], [Piece("##")]]
+    lines = [[Span("GPU 0", "bold")], [Span("####")], [Span("# live")], [Span("GPU 1", "chosen")], [Span("##")]]
     assert [device_at(lines, place) for place in range(5)] == [0, 0, 0, 1, 1]
 
 

@@ -16,11 +16,10 @@ import pytest
 from gpumond.facts.frame import Alert, StatedFault
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import human
-from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.screens import TOP, terminal
-from tests.helpers.values import make_device, make_process
+from tests.helpers.values import GIB, make_device, make_process
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +28,7 @@ BLOCKED = ("pydantic", "fastapi", "uvicorn", "yaml", "prometheus_client", "textu
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    with RunningDaemon(tmp_path_factory.mktemp("top") / "demo", "--interval", "0.2", verb="demo") as daemon:
+    with RunningDaemon(tmp_path_factory.mktemp("top") / "demo", "--interval", "0.2", command="demo") as daemon:
         until(lambda: daemon.request("/-/ready")[0] == 200)
         until(lambda: reclaimable(daemon) > GIB, 60)
         yield daemon
@@ -140,8 +139,8 @@ def test_values_equal_those_of_status_for_the_same_frame(demo: RunningDaemon):
         assert table[0] in once
 
 
-@pytest.mark.parametrize("verb", [("status",), ("top", "--once")])
-def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemon, verb: tuple[str, ...]):
+@pytest.mark.parametrize("command", [("status",), ("top", "--once")])
+def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemon, command: tuple[str, ...]):
     remedy = "install the driver"
     words = f"the library was not found: {remedy}"
     down = SourceState(name="nvml", up=False, responsive=False, reason="library_not_found", detail=words)
@@ -150,17 +149,17 @@ def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemo
         rule="driver-down",
         phase="firing",
         labels=(),
-        annotations=(("summary", f"no device can be read: {words}"),),
+        annotations=(("summary", f"no GPU can be read: {words}"),),
         value=1.0,
         active_at=0.0,
         fired_at=1.0,
     )
     fake.show(make_frame(source=down, faults=(fault,), alerts=(alert,)))
-    command = [sys.executable, "-m", "gpumond", *verb, "--url", fake.url]
+    command = [sys.executable, "-m", "gpumond", *command, "--url", fake.url]
     output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert output.count(remedy) == 1
     assert "driver-down firing" in output
-    assert "GPU " not in output
+    assert "\nGPU " not in output
 
 
 def test_once_is_plain_text_without_a_terminal(fake: FakeDaemon):
@@ -207,10 +206,10 @@ def test_once_without_a_daemon_is_one_line_with_the_remedy():
     assert refused.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("verb", [("status",), ("top", "--once")])
-def test_other_server_is_reported_on_one_line(fake: FakeDaemon, verb: tuple[str, ...]):
+@pytest.mark.parametrize("command", [("status",), ("top", "--once")])
+def test_other_server_is_reported_on_one_line(fake: FakeDaemon, command: tuple[str, ...]):
     fake.answers["/api/v1/frame"] = (200, {"status": "ok"})
-    command = [sys.executable, "-m", "gpumond", *verb, "--url", fake.url]
+    command = [sys.executable, "-m", "gpumond", *command, "--url", fake.url]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "not gpumond" in refused.stderr

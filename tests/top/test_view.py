@@ -196,7 +196,7 @@ def test_source_that_is_down_is_shown_once():
     source = SourceState(name="nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
     faults = (StatedFault("nvml", "timeout", None, "no answer in 5 s", "see dmesg"),)
     content = view(make_frame(source=source, faults=faults))
-    assert content.notices == (FrameNotice("bad", "no device can be read: timeout", "no answer in 5 s: see dmesg"),)
+    assert content.notices == (FrameNotice("bad", "no GPU can be read: timeout", "no answer in 5 s: see dmesg"),)
 
 
 def test_remedy_in_the_detail_of_a_fault_is_shown_once():
@@ -210,7 +210,7 @@ def test_remedy_in_the_detail_of_a_fault_is_shown_once():
         rule="driver-down",
         phase="pending",
         labels=(),
-        annotations=(("summary", f"no device can be read: {words}"),),
+        annotations=(("summary", f"no GPU can be read: {words}"),),
         value=1.0,
         active_at=0.0,
     )
@@ -223,7 +223,7 @@ def test_remedy_in_the_detail_of_a_fault_is_shown_once():
 
 
 def test_missing_device_is_a_notice():
-    assert [notice.title for notice in view(make_frame()).notices] == ["no device found"]
+    assert [notice.title for notice in view(make_frame()).notices] == ["no GPU found"]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from gpumond.facts.program import (
     LiveClasses,
     Oom,
     OomPool,
-    ScopeKept,
+    ScopeRetained,
     Seen,
     Site,
     ThreadStack,
@@ -113,7 +113,7 @@ class Ooms:
     """The newest out-of-memory snapshots of this process."""
 
     def __init__(self) -> None:
-        self.keepers: Callable[[], tuple[ScopeKept, ...]] = tuple
+        self.retaining: Callable[[], tuple[ScopeRetained, ...]] = tuple
         self.scope: Callable[[], str] = str
         self.open_scopes: Callable[[], tuple[str, ...]] = tuple
         self.usage = RecentUsage()
@@ -276,7 +276,7 @@ class Ooms:
             pools=tuple(
                 _shown(pool, pool.live_bytes, details.largest_free) for pool in largest if pool.live_bytes is not None
             ),
-            scopes=self.keepers(),
+            scopes=self.retaining(),
             open_scopes=self.open_scopes(),
             stack=details.stack,
             omitted_calls=details.omitted_calls,

@@ -21,14 +21,14 @@ from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.borrow import BORROWING
 from gpumond.agent.measure.oom import OOMS, is_oom, request_bytes
 from gpumond.agent.measure.steps import NOTHING, Levels, read_levels
-from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeKept, ScopeUsage
+from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_PART = 64
 MAX_NAME = 128
 _PART = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
-KEEPERS = 8
+MOST_SCOPES = 8
 """Number of scopes in an out-of-memory snapshot."""
 
 
@@ -67,14 +67,14 @@ class Block:
         self.parent = parent
         self.before: Levels | None = None
         self.most: dict[str, int] = {}
-        self.kept: dict[str, int] | None = None
+        self.retained: dict[str, int] | None = None
         self.peaks: dict[str, ScopePeak] | None = None
         self.retries: int | None = None
 
     @property
-    def kept_bytes(self) -> int | None:
-        """Live bytes after minus before, over all devices; ``kept`` contains them by device."""
-        return None if self.kept is None else sum(self.kept.values())
+    def retained_bytes(self) -> int | None:
+        """Live bytes after minus before, over all devices; ``retained`` contains them by device."""
+        return None if self.retained is None else sum(self.retained.values())
 
     @property
     def peak_bytes(self) -> dict[str, int] | None:
@@ -91,7 +91,7 @@ class Block:
             return
         self.sample(after)
         devices = {*before, *after}
-        self.kept = {
+        self.retained = {
             device: after.get(device, NOTHING).live_bytes - before.get(device, NOTHING).live_bytes for device in devices
         }
         self.peaks = {device: self._peak(device, before, after) for device in devices}
@@ -175,10 +175,10 @@ class Scope:
 
 
 class DeviceTotal:
-    __slots__ = ("kept", "last_kept", "peak")
+    __slots__ = ("last_retained", "peak", "retained")
 
     def __init__(self, peak: ScopePeak) -> None:
-        self.kept = self.last_kept = 0
+        self.retained = self.last_retained = 0
         self.peak = ScopePeak(peak.low, peak.high)
 
 
@@ -190,7 +190,7 @@ class ScopeTotal:
     def add(self, block: Block, oom: bool) -> None:
         self.entries += 1
         self.ooms += oom
-        if block.kept is None or block.peaks is None:
+        if block.retained is None or block.peaks is None:
             self.unmeasured += 1
             return
         self.retries += max(0, block.retries or 0)
@@ -199,15 +199,15 @@ class ScopeTotal:
             if device is None:
                 device = self.devices[uuid] = DeviceTotal(peak)
             device.peak.join(peak)
-            device.last_kept = block.kept[uuid]
-            device.kept += device.last_kept
+            device.last_retained = block.retained[uuid]
+            device.retained += device.last_retained
 
     def usage(self, name: str) -> ScopeUsage:
         devices = tuple(
             ScopeDevice(
                 uuid,
-                ByteChange(device.kept),
-                ByteChange(device.last_kept),
+                ByteChange(device.retained),
+                ByteChange(device.last_retained),
                 device.peak.low,
                 device.peak.low == device.peak.high,
             )
@@ -262,19 +262,19 @@ class Scopes:
         with self._lock:
             return tuple(total.usage(name) for name, total in self._totals.items())
 
-    def keepers(self) -> tuple[ScopeKept, ...]:
+    def retaining(self) -> tuple[ScopeRetained, ...]:
         """Return the scopes that keep most bytes, without open blocks."""
-        kept = [
-            ScopeKept(scope.name, ByteChange(sum(device.kept_bytes for device in scope.devices)))
+        found = [
+            ScopeRetained(scope.name, ByteChange(sum(device.retained_bytes for device in scope.devices)))
             for scope in self.usage()
         ]
-        keepers = sorted((scope for scope in kept if scope.kept_bytes), key=lambda scope: -scope.kept_bytes)
-        return tuple(keepers[:KEEPERS])
+        retaining = sorted((scope for scope in found if scope.retained_bytes), key=lambda scope: -scope.retained_bytes)
+        return tuple(retaining[:MOST_SCOPES])
 
     def open_names(self) -> tuple[str, ...]:
         """Return the names of the blocks that have begun and not ended, in all threads."""
         with self._lock:
-            return tuple(sorted({_shown_name(block) for block in self._open})[:KEEPERS])
+            return tuple(sorted({_shown_name(block) for block in self._open})[:MOST_SCOPES])
 
     def _total_of(self, name: str) -> ScopeTotal:
         known = self._totals.get(name)
@@ -297,4 +297,4 @@ def _shown_name(block: Block) -> str:
 
 
 SCOPE_TOTALS = Scopes()
-OOMS.keepers, OOMS.scope, OOMS.open_scopes = SCOPE_TOTALS.keepers, scope_name, SCOPE_TOTALS.open_names
+OOMS.retaining, OOMS.scope, OOMS.open_scopes = SCOPE_TOTALS.retaining, scope_name, SCOPE_TOTALS.open_names

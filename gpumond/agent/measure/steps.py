@@ -153,7 +153,7 @@ class StepCounter:
         return StepUsage(
             steps=self.done,
             steps_per_second=_pace(samples),
-            kept_bytes=trend(samples),
+            retained_bytes=trend(samples),
             live_bytes=last.live_bytes,
             stranded_bytes=last.stranded_bytes,
             retries=retries,

@@ -37,7 +37,7 @@ COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process
 LARGEST = MAX_INTEGER - 1
 
 
-class Question(NamedTuple):
+class FieldQuery(NamedTuple):
     """One query for fields of Sensors: integers up to ``limit``, their conversion, and the value that means absent."""
 
     functions: Functions
@@ -98,76 +98,84 @@ _REASONS = functions("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCur
 _MHZ, _CELSIUS, _MILLIWATTS = 100_000, 250, 100_000_000
 
 FAST = (
-    Question((_utilization,), ("gpu_utilization_ratio", "memory_controller_utilization_ratio"), 100, meaning=_percent),
-    Question(_CLOCK, ("sm_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _mega),
-    Question(_CLOCK, ("memory_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
-    Question(_TEMPERATURE, ("gpu_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_GPU,)),
-    Question(functions("nvmlDeviceGetPowerUsage"), ("power_watts",), _MILLIWATTS, meaning=_milli),
-    Question(_REASONS, ("throttle_reasons",), 2**32 - 1, meaning=_reasons),
+    FieldQuery(
+        (_utilization,), ("gpu_utilization_ratio", "memory_controller_utilization_ratio"), 100, meaning=_percent
+    ),
+    FieldQuery(_CLOCK, ("sm_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _mega),
+    FieldQuery(_CLOCK, ("memory_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
+    FieldQuery(_TEMPERATURE, ("gpu_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_GPU,)),
+    FieldQuery(functions("nvmlDeviceGetPowerUsage"), ("power_watts",), _MILLIWATTS, meaning=_milli),
+    FieldQuery(_REASONS, ("throttle_reasons",), 2**32 - 1, meaning=_reasons),
 )
 
 SLOW = (
-    Question(functions("nvmlDeviceGetTotalEnergyConsumption"), ("energy_joules",), LARGEST, meaning=_milli),
+    FieldQuery(functions("nvmlDeviceGetTotalEnergyConsumption"), ("energy_joules",), LARGEST, meaning=_milli),
     # Encoder and decoder queries also return their sampling period, which has no field.
-    Question(functions("nvmlDeviceGetEncoderUtilization"), ("encoder_utilization_ratio",), 100, meaning=_percent),
-    Question(functions("nvmlDeviceGetDecoderUtilization"), ("decoder_utilization_ratio",), 100, meaning=_percent),
-    Question(functions("nvmlDeviceGetPerformanceState"), ("performance_state",), 15, unknown=32),
+    FieldQuery(functions("nvmlDeviceGetEncoderUtilization"), ("encoder_utilization_ratio",), 100, meaning=_percent),
+    FieldQuery(functions("nvmlDeviceGetDecoderUtilization"), ("decoder_utilization_ratio",), 100, meaning=_percent),
+    FieldQuery(functions("nvmlDeviceGetPerformanceState"), ("performance_state",), 15, unknown=32),
     # Devices without this sensor return 0.
-    Question((_field_value,), ("memory_temperature_celsius",), _CELSIUS, (pynvml.NVML_FI_DEV_MEMORY_TEMP,), unknown=0),
-    Question(functions("nvmlDeviceGetEnforcedPowerLimit"), ("power_limit_watts",), _MILLIWATTS, meaning=_milli),
-    Question(functions("nvmlDeviceGetFanSpeed"), ("fan_speed_ratio",), 200, meaning=_percent),
-    Question(functions("nvmlDeviceGetPersistenceMode"), ("persistence_mode",), 1, meaning=bool),
-    Question(
+    FieldQuery(
+        (_field_value,), ("memory_temperature_celsius",), _CELSIUS, (pynvml.NVML_FI_DEV_MEMORY_TEMP,), unknown=0
+    ),
+    FieldQuery(functions("nvmlDeviceGetEnforcedPowerLimit"), ("power_limit_watts",), _MILLIWATTS, meaning=_milli),
+    FieldQuery(functions("nvmlDeviceGetFanSpeed"), ("fan_speed_ratio",), 200, meaning=_percent),
+    FieldQuery(functions("nvmlDeviceGetPersistenceMode"), ("persistence_mode",), 1, meaning=bool),
+    FieldQuery(
         functions("nvmlDeviceGetComputeMode"),
         ("compute_mode",),
         len(COMPUTE_MODES) - 1,
         meaning=COMPUTE_MODES.__getitem__,
     ),
-    Question((_bar1,), ("bar1_size_bytes", "bar1_used_bytes"), LARGEST),
-    Question(functions("nvmlDeviceGetCurrPcieLinkGeneration"), ("pcie_generation",), 20, unknown=0),
-    Question(functions("nvmlDeviceGetCurrPcieLinkWidth"), ("pcie_width",), 64, unknown=0),
-    Question(_THROUGHPUT, ("pcie_receive_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_RX_BYTES,), meaning=_kilo),
-    Question(_THROUGHPUT, ("pcie_transmit_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_TX_BYTES,), meaning=_kilo),
-    Question(functions("nvmlDeviceGetPcieReplayCounter"), ("pcie_replays",), 2**32 - 2),
+    FieldQuery((_bar1,), ("bar1_size_bytes", "bar1_used_bytes"), LARGEST),
+    FieldQuery(functions("nvmlDeviceGetCurrPcieLinkGeneration"), ("pcie_generation",), 20, unknown=0),
+    FieldQuery(functions("nvmlDeviceGetCurrPcieLinkWidth"), ("pcie_width",), 64, unknown=0),
+    FieldQuery(
+        _THROUGHPUT, ("pcie_receive_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_RX_BYTES,), meaning=_kilo
+    ),
+    FieldQuery(
+        _THROUGHPUT, ("pcie_transmit_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_TX_BYTES,), meaning=_kilo
+    ),
+    FieldQuery(functions("nvmlDeviceGetPcieReplayCounter"), ("pcie_replays",), 2**32 - 2),
     *(
-        Question(_ECC, (f"ecc_{kind}_{scope}",), LARGEST, (error_type, counter_type))
+        FieldQuery(_ECC, (f"ecc_{kind}_{scope}",), LARGEST, (error_type, counter_type))
         for error_type, kind in enumerate(("corrected", "uncorrected"))
         for counter_type, scope in enumerate(("volatile", "aggregate"))
     ),
     *(
-        Question((_retired,), (f"retired_pages_{bits}_bit",), 100_000, (cause,))
+        FieldQuery((_retired,), (f"retired_pages_{bits}_bit",), 100_000, (cause,))
         for cause, bits in enumerate(("single", "double"))
     ),
-    Question(functions("nvmlDeviceGetRetiredPagesPendingStatus"), ("retired_pages_pending",), 1, meaning=bool),
-    Question((_remapped,), ("remapped_rows_correctable", "remapped_rows_uncorrectable"), 2**31, (slice(2),)),
-    Question((_remapped,), ("remapped_rows_pending", "remapped_rows_failed"), 1, (slice(2, None),), bool),
+    FieldQuery(functions("nvmlDeviceGetRetiredPagesPendingStatus"), ("retired_pages_pending",), 1, meaning=bool),
+    FieldQuery((_remapped,), ("remapped_rows_correctable", "remapped_rows_uncorrectable"), 2**31, (slice(2),)),
+    FieldQuery((_remapped,), ("remapped_rows_pending", "remapped_rows_failed"), 1, (slice(2, None),), bool),
     *(
-        Question((_field_value,), (f"nvlink_{what.lower()}_errors",), LARGEST, (number,))
+        FieldQuery((_field_value,), (f"nvlink_{what.lower()}_errors",), LARGEST, (number,))
         for what in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
         for number in (getattr(pynvml, f"NVML_FI_DEV_NVLINK_{what}_ERROR_COUNT_TOTAL"),)
     ),
 )
 
 ONCE = (
-    Question(_CLOCK_MAX, ("sm_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _mega),
-    Question(_CLOCK_MAX, ("memory_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
-    Question(_THRESHOLD, ("slowdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,)),
-    Question(_THRESHOLD, ("shutdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,)),
-    Question(functions("nvmlDeviceGetMaxPcieLinkGeneration"), ("pcie_generation_max",), 20, unknown=0),
-    Question(functions("nvmlDeviceGetMaxPcieLinkWidth"), ("pcie_width_max",), 64, unknown=0),
-    Question(
+    FieldQuery(_CLOCK_MAX, ("sm_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _mega),
+    FieldQuery(_CLOCK_MAX, ("memory_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
+    FieldQuery(_THRESHOLD, ("slowdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,)),
+    FieldQuery(_THRESHOLD, ("shutdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,)),
+    FieldQuery(functions("nvmlDeviceGetMaxPcieLinkGeneration"), ("pcie_generation_max",), 20, unknown=0),
+    FieldQuery(functions("nvmlDeviceGetMaxPcieLinkWidth"), ("pcie_width_max",), 64, unknown=0),
+    FieldQuery(
         functions("nvmlDeviceGetVirtualizationMode"),
         ("virtualization_mode",),
         len(VIRTUALIZATION_MODES) - 1,
         meaning=VIRTUALIZATION_MODES.__getitem__,
     ),
-    Question(
+    FieldQuery(
         functions("nvmlDeviceGetAddressingMode"),
         ("addressing_mode",),
         len(ADDRESSING_MODES) - 1,
         meaning=ADDRESSING_MODES.__getitem__,
     ),
-    Question(functions("nvmlDeviceGetNumaNodeId"), ("numa_node",), 2**16),
+    FieldQuery(functions("nvmlDeviceGetNumaNodeId"), ("numa_node",), 2**16),
 )
 
 
@@ -181,7 +189,7 @@ class _Kept:
     samples: Mapping[int, float] | None = None
     used_by: Mapping[int, float] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
-    unasked: tuple[Question, ...] = ONCE
+    unasked: tuple[FieldQuery, ...] = ONCE
 
 
 class SensorClocks:
@@ -240,7 +248,7 @@ class SensorClocks:
             question for question in kept.unasked if not self._ask(question, device, kept.fixed, kept.tally)
         )
 
-    def _ask(self, question: Question, device: Device, values: dict[str, Any], tally: FaultCounter) -> bool:
+    def _ask(self, question: FieldQuery, device: Device, values: dict[str, Any], tally: FaultCounter) -> bool:
         """Store the answer in ``values``. Returns False if a retry may succeed."""
         try:
             answer = self._library.query(question.functions, device.handle, *question.arguments)

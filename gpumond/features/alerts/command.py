@@ -15,7 +15,7 @@ from gpumond.view.text import moment, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--past", action="store_true", help="show resolved alerts, newest last")
+    parser.add_argument("--past", action="store_true", help="show resolved alerts, most recent last")
     client.add_arguments(parser)
 
 

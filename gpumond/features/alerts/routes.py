@@ -48,7 +48,7 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
 
 @facts.get(
     "/alerts/history",
-    summary="Resolved alerts, newest last",
+    summary="Resolved alerts, most recent last",
     **examples.described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)], 503),
 )
 async def alert_history(request: Request) -> Response:

@@ -21,14 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("show", "verify"),
         default="show",
-        help="verify: check the hash chain of the audit log on this machine",
+        help="show the entries (default), or verify the hash chain of the audit log on this machine",
     )
     parser.add_argument(
-        "--limit", type=int, default=100, metavar="N", help="number of entries to show, newest first (default: 100)"
+        "--limit", type=int, default=100, metavar="N", help="number of entries to show, most recent last (default: 100)"
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="verify: configuration file of a stopped daemon")
     parser.add_argument(
-        "--state-dir", type=Path, metavar="PATH", help="verify: state directory (default: that of the daemon at --url)"
+        "--config", type=Path, metavar="FILE", help="with verify: configuration file of a stopped daemon"
+    )
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="PATH",
+        help="with verify: state directory (default: that of the daemon at --url)",
     )
     client.add_arguments(parser)
 
@@ -105,7 +110,7 @@ def _pids(detail: Detail) -> str:
 
 
 def _flush(detail: Detail) -> str:
-    forced = ", in spite of the cooldown" if detail.get("force") else ""
+    forced = ", despite the cooldown" if detail.get("force") else ""
     return f"requested a flush of {detail['target']}, steps {', '.join(detail['steps'])}{forced}"
 
 
@@ -117,23 +122,23 @@ def _receipts(detail: Detail) -> str:
 def _action(detail: Detail) -> str:
     gpu = dict(detail["labels"]).get("gpu")
     engines = f" and {', '.join(detail['engines'])}" if detail.get("engines") else ""
-    return f"started its action on {_pids(detail)}{engines}" + (f", for GPU {gpu}" if gpu else "")
+    return f"ran its action on {_pids(detail)}{engines}" + (f", for GPU {gpu}" if gpu else "")
 
 
 def _limit(detail: Detail) -> str:
     device = f" on {detail['device']}" if detail["device"] else ""
     if detail["limit_bytes"] is None:
         return f"asked {_program(detail)} to remove its limit{device}"
-    return f"asked {_program(detail)} to limit itself to {human(detail['limit_bytes'])}{device}"
+    return f"asked {_program(detail)} to limit its memory to {human(detail['limit_bytes'])}{device}"
 
 
 def _answer(detail: Detail) -> str:
     if "answer" in detail:
-        return f"had no answer from pid {detail['pid']} in time"
+        return f"got no response from pid {detail['pid']} in time"
     return (
         f"was refused by pid {detail['pid']}: {detail['reason']}"
         if detail["reason"]
-        else f"was answered by pid {detail['pid']}"
+        else f"got a response from pid {detail['pid']}"
     )
 
 
@@ -147,7 +152,7 @@ def _matchers(detail: Detail) -> str:
 
 
 def _silence(detail: Detail) -> str:
-    return f"silenced {_matchers(detail)} until {moment(detail['ends_at'])}: {detail['reason'] or 'without a reason'}"
+    return f"silenced {_matchers(detail)} until {moment(detail['ends_at'])}: {detail['reason'] or 'no reason given'}"
 
 
 def _baseline(detail: Detail) -> str:
@@ -156,8 +161,8 @@ def _baseline(detail: Detail) -> str:
 
 
 def _reload(detail: Detail) -> str:
-    later = f"; requires a restart: {', '.join(detail['needs_restart'])}" if detail["needs_restart"] else ""
-    return f"reloaded the configuration, which has {counted(detail['rules'], 'rule')} of its own{later}"
+    later = f"; restart to apply: {', '.join(detail['needs_restart'])}" if detail["needs_restart"] else ""
+    return f"reloaded the configuration ({counted(detail['rules'], 'rule')} defined){later}"
 
 
 def _text(detail: Any) -> str:
@@ -169,15 +174,15 @@ def _text(detail: Any) -> str:
 SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "flush.request": _flush,
     "flush.receipts": _receipts,
-    "flush.refused": lambda detail: f"was refused a flush: {_text(detail)}",
+    "flush.refused": lambda detail: f"wasn't allowed to flush: {_text(detail)}",
     "flush.interrupted": lambda detail: f"was interrupted: {_text(detail)}",
     "action": _action,
-    "hook.flush": lambda detail: f"flushed {_pids(detail)} for the alert {detail['alert']} of Alertmanager",
+    "hook.flush": lambda detail: f"flushed {_pids(detail)} for the Alertmanager alert {detail['alert']}",
     "agent.limit": _limit,
     "agent.snapshot": lambda detail: f"asked {_program(detail)} for a memory snapshot",
-    "agent.classes": lambda detail: f"asked {_program(detail)} for the classes of its live memory",
-    "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines that keep its memory",
-    "agent.end": lambda detail: f"asked {_program(detail)} to end",
+    "agent.classes": lambda detail: f"asked {_program(detail)} for its live memory by category",
+    "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines that retain its memory",
+    "agent.end": lambda detail: f"asked {_program(detail)} to exit",
     "agent.fetch": lambda detail: f"fetched memory snapshot {detail['snapshot']} of {_program(detail)}",
     **{f"agent.{kind}.answer": _answer for kind in ("limit", "snapshot", "classes", "retainers", "end")},
     "rule.create": "created rule {name}",
@@ -189,14 +194,14 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "quota.replace": "replaced quota {name}",
     "quota.delete": "deleted quota {name}",
     "silence.create": _silence,
-    "silence.expire": lambda detail: f"ended the silence of {_matchers(detail)}",
+    "silence.expire": lambda detail: f"ended the silence {_matchers(detail)}",
     "baseline.record": _baseline,
-    "baseline.compare": lambda detail: f"compared baseline {detail['name']} for {duration(detail['for_seconds'])}",
+    "baseline.compare": lambda detail: f"compared with baseline {detail['name']} for {duration(detail['for_seconds'])}",
     "baseline.delete": "deleted baseline {name}",
     "receiver.test": "sent a test message to receiver {receiver}",
-    "release": lambda detail: f"released the driver for {duration(detail['for_seconds'])}",
+    "release": lambda detail: f"detached from the driver for {duration(detail['for_seconds'])}",
     "reload": _reload,
-    "trim": "removed the entries up to {through}, which were too old or too many",
-    "audit.missing": "found that entries up to {through} are missing",
+    "trim": "removed entries up to {through}: they were too old or too many",
+    "audit.missing": "detected that entries up to {through} are missing",
     "store.set-aside": "renamed a damaged store to {file}: {reason}",
 }

@@ -1,4 +1,4 @@
-"""GET /api/v1/audit: the audit of changes and flushes."""
+"""GET /api/v1/audit: the audit log of changes and flushes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ router = APIRouter(prefix="/api/v1", tags=["facts"])
 
 @router.get(
     "/audit",
-    summary="Audit log of changes and flushes, newest last",
+    summary="Audit log of changes and flushes, most recent last",
     **examples.described(list[AuditEntry], [examples.AUDIT_ENTRY], 503),
 )
 async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
-    """Returns the newest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
+    """Returns the latest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
     chain."""
     return answer_list(request, AuditEntry, await kernel_of(request).store.audit_entries(limit))

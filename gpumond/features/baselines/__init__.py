@@ -12,11 +12,13 @@ FEATURE = Feature(
         Command(
             name="baseline",
             module="gpumond.features.baselines.command",
-            help="measure the memory use of workloads, and compare it after a change",
+            help="measure memory usage, and compare it after a change",
             group="Analysis",
             examples=(
                 "gpumond baseline record before --workload train --for 10m",
                 "gpumond baseline compare before --for 10m --fail-above 5%",
+                "gpumond baseline list",
+                "gpumond baseline delete before",
             ),
         ),
     ),

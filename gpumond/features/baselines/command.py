@@ -33,29 +33,30 @@ TIME = "%Y-%m-%d %H:%M:%S"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="record|compare|list|delete", required=True)
-    record = what.add_parser("record", help="measure the memory use of workloads, and store it")
-    compare = what.add_parser("compare", help="measure again, and show the differences")
+    record = what.add_parser("record", help="measure memory usage, and store it")
+    compare = what.add_parser("compare", help="measure again, and show what changed")
     entries = what.add_parser("list", help="list the stored baselines")
     delete = what.add_parser("delete", help="delete a baseline")
     for parser in (record, compare, delete):
         parser.add_argument("name", type=value(_name), metavar="NAME", help="name of the baseline")
     length: dict[str, Any] = {"dest": "duration", "type": duration, "metavar": "DURATION"}
-    record.add_argument("--for", required=True, help="length of the measurement, such as 10m", **length)
-    record.add_argument("--workload", metavar="NAME", help="measure this workload only")
-    compare.add_argument("--for", help="length of the measurement (default: show the last one)", **length)
+    record.add_argument("--for", required=True, help="how long to measure, such as 10m", **length)
+    record.add_argument("--workload", metavar="NAME", help="measure only this workload")
+    compare.add_argument("--for", help="how long to measure (default: show the last measurement)", **length)
     limit: dict[str, Any] = {"dest": "thresholds", "action": "append", "default": []}
     compare.add_argument(
         "--fail-above",
         type=value(lambda text: threshold(f"live_peak>{text}")),
         metavar="SHARE",
-        help="exit with 1 if the peak of live memory grew by more, such as 5%%",
+        help="exit with 1 if peak live memory grew by more than this, such as 5%%",
         **limit,
     )
     compare.add_argument(
         "--fail-if",
         type=value(threshold),
         metavar="CONDITION",
-        help="exit with 1 if it holds; repeatable: 'held_typical>1GiB', 'retries_rate>0', 'utilization_typical<-10%%'",
+        help="exit with 1 if this is true; repeatable: 'held_typical>1GiB', 'retries_rate>0', "
+        "'utilization_typical<-10%%'",
         **limit,
     )
     compare.add_argument("--plot", type=Path, metavar="FILE", help="write a chart to this .svg or .png file")

@@ -25,7 +25,7 @@ from gpumond.facts.flush import FlushRequest, receipt_without_bytes
 from gpumond.facts.pools import ENGINE_STEP, Expected, Held, Outcome, Receipt, StepResult
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import ProcessUsage, Reading, Snapshot
-from gpumond.facts.units import human
+from gpumond.facts.units import counted, human
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
@@ -100,14 +100,16 @@ def obstacle(method: ReleaseMethod, states: Sequence[EngineState], uses: Sequenc
     if last.obstacle:
         return last.obstacle
     if last.requests:
-        return f"{last.running or 0} requests run and {last.waiting or 0} wait"
+        return f"{counted(last.running or 0, 'request')} running, {last.waiting or 0} queued"
     if any(before.work != after.work for before, after in pairwise(states)):
         return "it served a request during the check"
     if busiest := max((use for use in uses if use), default=0.0):
         return f"its processes use the device ({busiest:.0%}): a request may be running"
     if last.requests is None and None in uses and (method.stops_service or not method.waits):
         reason = f" ({last.without_counts})" if last.without_counts else ""
-        return f"its running requests are unknown{reason}, and the driver does not report the use of its processes"
+        return (
+            f"can't tell whether requests are running{reason}, and the driver doesn't report the use of its processes"
+        )
     return ""
 
 
@@ -116,7 +118,7 @@ def host_obstacle(method: ReleaseMethod, most: int, available: int | None) -> st
     if not method.moves_to_host:
         return ""
     if available is None:
-        return "its memory moves to the host, whose free memory is unknown"
+        return "its memory would move to the host, whose free memory is unknown"
     if available < most + MARGIN_BYTES:
         return (
             f"up to {human(most)} move to the host, where {human(available)} are available; "
@@ -150,7 +152,9 @@ def verdict(
         more = f", {human(-released)} more than before" if released < -TOLERANCE_BYTES else ""
         return "nothing", f"the engine answered, but the driver still counts {human(after.total)}{more}"
     if error is not None or released < max(FREED_RATIO * expected.likely, USEFUL_RATIO * before.total):
-        return "partial", joined(error, f"the driver counts {human(released)} of {human(expected.likely)} less")
+        return "partial", joined(
+            error, f"released {human(released)} of the expected {human(expected.likely)} (driver-reported)"
+        )
     return ("gone" if lost else "freed"), ""
 
 
@@ -265,7 +269,9 @@ class _Flush:
 
     def woken(self, outcome: Outcome, more: int, needed: int, seconds: float) -> Receipt:
         """Return the receipt of a wake, after which the driver counts ``more`` of the ``needed`` bytes again."""
-        receipt = self.receipt(outcome, f"the driver counts {human(max(0, more))} more of {human(needed)} released")
+        receipt = self.receipt(
+            outcome, f"{human(max(0, more))} of the {human(needed)} released are back (driver-reported)"
+        )
         return replace(receipt, steps=(StepResult("wake", 0, seconds, receipt.method or ""),), duration_seconds=seconds)
 
     def receipts(self, after: EngineMemory | None, outcome: Outcome, reason: str, seconds: float = 0) -> list[Receipt]:
@@ -364,11 +370,13 @@ class EngineFlusher(EngineStep):
             yield
             return
         if name in self._under_way or any(keys & other for other in self._under_way.values()):
-            raise Refused("another flush of it is in progress; wait for its receipt")
+            raise Refused("another flush is in progress; wait for its receipt")
         if name in self._returns and not request.wake:
-            raise Refused("gpumond returns it to service after its last release, and repeats this until it serves")
+            raise Refused("gpumond is still returning it to service after its last release")
         if self._unanswered.get(name) == flush.before.listeners and not (request.force or request.wake):
-            raise Refused("its last release did not answer, and may still run; read its state, then use --force")
+            raise Refused(
+                "its last release didn't respond, and may still be running; check its state, then use --force"
+            )
         self._unanswered.pop(name, None)
         self._under_way[name] = keys
         try:
@@ -383,15 +391,15 @@ class EngineFlusher(EngineStep):
             raise Refused("no process of its server is on a device: it has loaded nothing, or the address is a proxy's")
         state = await self.engines.read(name)
         if state.asleep and not method.ends_holder:  # a process that sleeps keeps its context
-            raise Refused("it sleeps already", "nothing")
+            raise Refused("it is already asleep", "nothing")
         if state.paused:
-            raise Refused("it is paused, and not by gpumond: resume it first")
+            raise Refused("it is paused, but not by gpumond: resume it first")
         if not flush.before.total:
             raise Refused("the driver counts no memory for it", "nothing")
         flush.expected = expected = self._expected(flush, method, state)
         if expected.high < request.min_reclaimable_bytes:
             least = human(request.min_reclaimable_bytes)
-            raise Refused(f"{human(expected.high)} is reclaimable, less than the {least} asked for", "nothing")
+            raise Refused(f"only {human(expected.high)} is reclaimable, less than the {least} requested", "nothing")
 
         # Can it be released now?
         states, uses = [state], [flush.before.use_ratio]
@@ -469,11 +477,11 @@ class EngineFlusher(EngineStep):
         method = _method_of(engine, released) or allowed if released else allowed
         rejected = all(receipt.outcome == "refused" for receipt in released) and not method.stops_service
         if not released or rejected or _listener_of(released) != before.listener:
-            raise Refused("gpumond has released nothing of it that is not back already", "nothing")
+            raise Refused("gpumond has released nothing that isn't back already", "nothing")
         if not engine.wake:
-            raise Refused("it is not woken: its declaration has wake: false")
+            raise Refused("its declaration has wake: false")
         if method.undo is None:
-            raise Refused(f"it is not woken: {method.serves_again}")
+            raise Refused(f"it can't be woken: {method.serves_again}")
         by_device = missing(released, before)
         require(shortage(by_device, before.free))
         needed = sum(by_device.values())
@@ -617,7 +625,7 @@ def _allowed(engine: EngineConfig) -> ReleaseMethod:
 def _foreign(request: FlushRequest, memory: EngineMemory) -> str:
     """Return the reason why the engine is not that of the request's user; empty if it is."""
     uid = request.target.uid
-    return "" if uid in (None, memory.uid) else f"its listener does not belong to uid {uid}"
+    return "" if uid in (None, memory.uid) else f"its listener doesn't belong to uid {uid}"
 
 
 def _listener_of(released: Sequence[Receipt]) -> ProcessKey:

@@ -10,7 +10,7 @@ FEATURE = Feature(
         Command(
             name="fleet",
             module="gpumond.features.fleet.command",
-            help="list the daemons of several machines, show their state and use, and flush programs on them",
+            help="show and flush the GPUs of many machines",
             group="Machines",
             examples=(
                 "gpumond fleet targets --kubernetes --json",
@@ -20,6 +20,7 @@ FEATURE = Feature(
                 "gpumond fleet flush --targets gpus.json --workload 'train-*' --dry-run",
                 "gpumond fleet flush --prometheus http://127.0.0.1:9090 --query 'gpumond_pool_reclaimable_bytes > 2e9'",
                 "gpumond fleet sleep --targets gpus.json --engine 'chat-*'",
+                "gpumond fleet wake --targets gpus.json --engine 'chat-*'",
                 "gpumond fleet report --prometheus http://127.0.0.1:9090 --by workload --for 1d --html report.html",
             ),
         ),

@@ -18,10 +18,10 @@ FLUSHES = {
     "wake": "undo the last release of declared serving engines",
 }
 READS = {
-    "targets": "print the addresses of the daemons; with --json in file_sd format",
-    "status": "show the state of each machine, and machines that do not answer",
+    "targets": "print the addresses of the daemons; with --json, in file_sd format",
+    "status": "show the state of each machine, and which machines don't respond",
     "top": "show the devices and processes of several machines live in one table",
-    "doctor": "print the problems of the machines, with a remedy for each",
+    "doctor": "list problems on all machines, each with a remedy",
 }
 
 
@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             top.add_arguments(read)
     for name, summary in FLUSHES.items():
         flush.add_arguments(what.add_parser(name, help=summary), name)
-    report.add_arguments(what.add_parser("report", help="show the memory that was held without use, from Prometheus"))
+    report.add_arguments(
+        what.add_parser("report", help="show how much memory was held without being used, from Prometheus")
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ import yaml
 
 from gpumond.agent.transport import trusted_uids
 from gpumond.cli.arguments import duration
+from gpumond.config.expectations import yaml_problem
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.features.fleet.connection import (
     METRICS_PATH,
@@ -250,7 +251,7 @@ async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prom
         found = from_prometheus(await prometheus.targets(), [each.labels for each in daemons])
         proven = await prometheus.proven()
         return Machines(replace(each, proven=proven) for each in found)
-    raise ConfigError("no list of machines: use --targets, --http-sd, --prometheus, --kubernetes or --slurm")
+    raise ConfigError("no machines given: use --targets, --http-sd, --prometheus, --kubernetes or --slurm")
 
 
 def from_file(path: Path, scheme: str) -> Iterator[Machine]:
@@ -343,8 +344,11 @@ def _read(path: Path) -> Any:
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}, line {error.lineno}: invalid JSON") from None
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+        line, problem = yaml_problem(error)
+        raise ConfigError(f"{path}{'' if line is None else f', line {line}'}: {problem}") from None
 
 
 def _output(command: Sequence[str]) -> str:
@@ -367,50 +371,57 @@ PARALLEL = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources = parser.add_mutually_exclusive_group()
-    sources.add_argument("--targets", type=Path, metavar="FILE", help="list of daemons in Prometheus' file_sd format")
-    sources.add_argument("--http-sd", metavar="URL", help="service that lists the daemons, as http_sd")
+    sources.add_argument(
+        "--targets", type=Path, metavar="FILE", help="file with the daemons, in Prometheus' file_sd format"
+    )
+    sources.add_argument(
+        "--http-sd", metavar="URL", help="service that lists the daemons, in Prometheus' http_sd format"
+    )
     sources.add_argument(
         "--kubernetes",
         nargs="?",
         const=DEFAULT_SERVICE,
         metavar="NAMESPACE/SERVICE",
-        help=f"list the endpoints of a service with kubectl (default: {DEFAULT_SERVICE})",
+        help=f"use the endpoints of this service, read with kubectl (default: {DEFAULT_SERVICE})",
     )
-    sources.add_argument("--slurm", action="store_true", help="list the nodes with sinfo")
+    sources.add_argument("--slurm", action="store_true", help="use the nodes that sinfo lists")
     add_prometheus(parser)
     parser.add_argument(
-        "--scheme", choices=("http", "https"), default="http", help="scheme of addresses without one (default: http)"
+        "--scheme", choices=("http", "https"), default="http", help="scheme for addresses without one (default: http)"
     )
     parser.add_argument(
-        "--machine", action="append", metavar="PATTERN", help="machines with this name, such as 'gpu-*'; repeatable"
+        "--machine",
+        action="append",
+        metavar="PATTERN",
+        help="only machines whose name matches, such as 'gpu-*'; repeatable",
     )
     parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="file with the token for the daemons (default: $GPUMOND_TOKEN)"
+        "--token-file", type=Path, metavar="FILE", help="file with your token for the daemons (default: $GPUMOND_TOKEN)"
+    )
+    parser.add_argument("--tokens", type=Path, metavar="FILE", help="per-machine tokens (YAML); override --token-file")
+    parser.add_argument("--client-cert", type=Path, metavar="FILE", help="client certificate to present to the daemons")
+    parser.add_argument("--client-key", type=Path, metavar="FILE", help="private key for --client-cert")
+    parser.add_argument(
+        "--timeout", type=duration, default=5.0, metavar="DURATION", help="time limit for each request (default: 5s)"
     )
     parser.add_argument(
-        "--tokens", type=Path, metavar="FILE", help="YAML file of tokens by machine, which precede the other token"
-    )
-    parser.add_argument("--client-cert", type=Path, metavar="FILE", help="client certificate for the daemons")
-    parser.add_argument("--client-key", type=Path, metavar="FILE", help="key of the client certificate")
-    parser.add_argument(
-        "--timeout", type=duration, default=5.0, metavar="DURATION", help="time limit of a read (default: 5s)"
-    )
-    parser.add_argument(
-        "--parallel", type=int, default=PARALLEL, metavar="N", help=f"number of concurrent reads (default: {PARALLEL})"
+        "--parallel",
+        type=int,
+        default=PARALLEL,
+        metavar="N",
+        help=f"maximum number of requests at a time (default: {PARALLEL})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_prometheus(parser: argparse.ArgumentParser) -> None:
     """Add the options of the connection to Prometheus."""
-    parser.add_argument("--prometheus", metavar="URL", help="Prometheus that scrapes the daemons; it also lists them")
+    parser.add_argument(
+        "--prometheus", metavar="URL", help="Prometheus server that scrapes the daemons; also used to find them"
+    )
     parser.add_argument("--prometheus-token-file", type=Path, metavar="FILE", help="file with a token for Prometheus")
-    parser.add_argument(
-        "--prometheus-ca-file", metavar="FILE", help="authorities for Prometheus (default: those of the system)"
-    )
-    parser.add_argument(
-        "--job", metavar="NAME", help="job of the daemons in Prometheus (default: all jobs with daemons)"
-    )
+    parser.add_argument("--prometheus-ca-file", metavar="FILE", help="CA bundle for Prometheus (default: system CAs)")
+    parser.add_argument("--job", metavar="NAME", help="only daemons in this Prometheus job (default: all jobs)")
 
 
 def make_client(arguments: argparse.Namespace) -> Client:

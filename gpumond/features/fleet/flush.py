@@ -225,7 +225,7 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
     if not engine["methods"]:
         return "its declaration does not allow it; add allow: [engine]"
     if engine["asleep"]:
-        return "it sleeps already"
+        return "it is already asleep"
     active = (engine["running"] or 0) + (engine["waiting"] or 0)
     if active:
         return f"it has {active} running or waiting requests"
@@ -476,19 +476,21 @@ def result_of(
 MAX_PARALLEL = 8
 """Processes of a wave, by default."""
 ENGINES = ("sleep", "wake")
-"""Verbs that select serving engines only."""
+"""Commands that select serving engines only."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the options of ``flush``, ``sleep`` or ``wake``."""
-    selection = parser.add_argument_group("selection", "what matches all of these options; at least one")
+    selection = parser.add_argument_group("selection", "at least one is required; a process must match all of them")
     selection.add_argument(
-        "--query", metavar="PROMQL", help="processes of the series of a query, by their labels instance, pid and uuid"
+        "--query", metavar="PROMQL", help="processes that a query returns (labels instance, pid and uuid)"
     )
-    selection.add_argument("--workload", metavar="PATTERN", help="processes of workloads such as 'train-*'")
-    selection.add_argument("--user", metavar="PATTERN", help="processes of users with such a name")
+    selection.add_argument("--workload", metavar="PATTERN", help="processes of matching workloads, such as 'train-*'")
+    selection.add_argument("--user", metavar="PATTERN", help="processes of matching users")
     if what in ENGINES:
-        selection.add_argument("--engine", metavar="PATTERN", help="declared serving engines with such a name")
+        selection.add_argument(
+            "--engine", metavar="PATTERN", help="matching serving engines that the configuration declares"
+        )
         parser.set_defaults(step=[ENGINE_STEP])
     else:
         parser.set_defaults(engine=None)
@@ -497,27 +499,30 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             action="append",
             choices=ALL_STEPS,
             metavar="STEP",
-            help=f"step to perform, repeatable: {', '.join(ALL_STEPS)}; {ENGINE_STEP} only alone",
+            help=f"flush step to run, repeatable: {', '.join(ALL_STEPS)}; {ENGINE_STEP} can't be combined",
         )
     if what == "wake":
         parser.set_defaults(min_reclaimable=0)
     else:
         parser.add_argument(
-            "--min-reclaimable", type=value(byte_size), metavar="SIZE", default=0, help="skip what would release less"
+            "--min-reclaimable",
+            type=value(byte_size),
+            metavar="SIZE",
+            default=0,
+            help="skip processes that would release less than SIZE",
         )
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan; change nothing")
-    parser.add_argument("--yes", action="store_true", help=f"{what} without confirmation")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be flushed, and flush nothing")
+    parser.add_argument("--yes", action="store_true", help=f"{what} without asking for confirmation")
     parser.add_argument(
         "--max-parallel",
         type=int,
         default=MAX_PARALLEL,
         metavar="N",
-        help=f"processes that are flushed at the same time; those of one workload always are (default: {MAX_PARALLEL})",
+        help="maximum number of processes flushed at a time; ranks of one workload are never split "
+        f"(default: {MAX_PARALLEL})",
     )
-    parser.add_argument(
-        "--max-failures", type=int, default=1, metavar="N", help="start no further wave after N failures (default: 1)"
-    )
+    parser.add_argument("--max-failures", type=int, default=1, metavar="N", help="stop after N failures (default: 1)")
     parser.add_argument(
         "--flush-timeout",
         type=duration,
@@ -553,7 +558,7 @@ async def run(arguments: argparse.Namespace) -> int:
         print(flushes.plan_text(), flush=True)
     if due and not arguments.dry_run:
         if not arguments.yes and not _confirmed(criteria):
-            print("gpumond: nothing was flushed; --yes confirms without a question", file=sys.stderr)
+            print("gpumond: nothing was flushed; pass --yes to skip the confirmation", file=sys.stderr)
             return WRONG_USE
         with progress(len(due), "requests answered") as done:
             flushes.results = await carry_out(client, flushes.order, options, done)
@@ -567,7 +572,7 @@ async def run(arguments: argparse.Namespace) -> int:
 def _criteria(arguments: argparse.Namespace) -> Criteria:
     if not (arguments.query or arguments.workload or arguments.user or arguments.engine or arguments.machine):
         engine = ", --engine" if arguments.what in ENGINES else ""
-        raise ConfigError(f"no processes are selected: use --query, --workload, --user{engine} or --machine")
+        raise ConfigError(f"no processes selected: use --query, --workload, --user{engine} or --machine")
     steps = arguments.step or ()
     if ENGINE_STEP in steps and set(steps) != {ENGINE_STEP}:
         raise ConfigError(f"--step {ENGINE_STEP} selects serving engines, and cannot be combined with other steps")

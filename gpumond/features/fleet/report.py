@@ -135,20 +135,29 @@ FIELDS = ("used", "idle_held", "idle_and_reclaimable", "wasted", "cost")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prometheus(parser)
-    parser.add_argument("--by", choices=tuple(LEVELS), default="user", help="sum by this label (default: user)")
+    parser.add_argument("--by", choices=tuple(LEVELS), default="user", help="group by this label (default: user)")
     parser.add_argument(
-        "--for", dest="duration", type=duration, default="7d", metavar="DURATION", help="time until now (default: 7d)"
+        "--for",
+        dest="duration",
+        type=duration,
+        default="7d",
+        metavar="DURATION",
+        help="period to report, up to now (default: 7d)",
     )
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="rows; 0 for all (default: 20)")
-    parser.add_argument("--price", type=float, metavar="AMOUNT", help="price of an hour of one GPU, for the cost")
+    parser.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="maximum number of rows; 0 for all (default: 20)"
+    )
+    parser.add_argument(
+        "--price", type=float, metavar="AMOUNT", help="price of one GPU hour, to add the cost; requires --gpu-memory"
+    )
     parser.add_argument(
         "--gpu-memory",
         type=above_zero(byte_size),
         metavar="SIZE",
-        help="memory of one GPU, such as 80GiB, with --price",
+        help="memory of one GPU, such as 80GiB; requires --price",
     )
     parser.add_argument(
-        "--format", choices=("table", "csv", "markdown", "json"), default="table", help="format (default: table)"
+        "--format", choices=("table", "csv", "markdown", "json"), default="table", help="output format (default: table)"
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report with charts as one HTML file")
 

@@ -42,7 +42,7 @@ class MachineDaemon:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="print one frame as text, or with --json, and exit")
+    parser.add_argument("--once", action="store_true", help="print the table (or JSON) once and exit")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -34,15 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=ALL_STEPS,
         metavar="STEP",
-        help=f"step to perform, repeatable: {', '.join(ALL_STEPS)}",
+        help=f"flush step to run, repeatable: {', '.join(ALL_STEPS)}",
     )
     parser.add_argument(
-        "--wake", action="store_true", help="with --step engine: undo the last release of a serving engine, if it fits"
+        "--wake", action="store_true", help="with --step engine: give a serving engine its memory back, if it fits"
     )
-    parser.add_argument("--min-reclaimable", metavar="SIZE", default="0", help="skip programs that would release less")
     parser.add_argument(
-        "--dry-run", action="store_true", help="show the memory that a flush would release; flush nothing"
+        "--min-reclaimable", metavar="SIZE", default="0", help="skip programs that would release less than SIZE"
     )
+    parser.add_argument("--dry-run", action="store_true", help="show what a flush would release, and flush nothing")
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
     parser.add_argument("--plan", metavar="ID", help="plan to compare the receipts with (`id` of --dry-run --json)")
     parser.add_argument(
@@ -161,7 +161,7 @@ class Receipts:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--limit", type=int, default=100, metavar="N", help="number of receipts, newest last (default: 100)"
+            "--limit", type=int, default=100, metavar="N", help="number of receipts, most recent last (default: 100)"
         )
         client.add_arguments(parser)
 

@@ -596,7 +596,7 @@ class FlushPart(Part, Flushes):
         returned = "" if request.dry_run else f"; {human(outcome.released_bytes)} released"
         log.info("%s: %s%s", description, results, returned)
         await note(requested_by, "flush.receipts", _proof(outcome), outcome.receipts)
-        self._kernel.edges.wake.set()  # the next frame shows the effect of the flush
+        self._kernel.dependencies.wake.set()  # the next frame shows the effect of the flush
         return outcome
 
     async def _keep(self, receipt: Receipt) -> None:

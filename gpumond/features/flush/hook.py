@@ -154,7 +154,7 @@ class AlertmanagerHook:
         )
         counts = Counter(result.outcome for result in answer.alerts)
         summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        log.info("alerts of Alertmanager, by %s: %s; %s released", by, summary or "none", human(answer.released_bytes))
+        log.info("Alertmanager webhook from %s: %s; %s released", by, summary or "none", human(answer.released_bytes))
         return answer
 
     async def _record(self, due: Sequence[tuple[HookAlert, Sequence[AgentReport]]], by: str) -> None:

@@ -132,7 +132,7 @@ def count_flush(tokens: Tokens, caller: Caller) -> None:
 
 @facts.get(
     "/receipts",
-    summary="Receipts of flushes, newest last",
+    summary="Receipts of flushes, most recent last",
     **examples.described(list[Receipt], [examples.RECEIPT], 503),
 )
 async def receipts(request: Request) -> Response:

@@ -21,13 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="limit on one device (index, UUID or its prefix, or PCI address), without --pid and --workload every "
         "process with an agent there",
     )
-    parser.add_argument("limit", metavar="SIZE|none", help="maximum size of its pools, such as 40GiB; none: no limit")
+    parser.add_argument(
+        "limit", metavar="SIZE|none", help="most memory its pools may hold, such as 40GiB; none removes the limit"
+    )
     client.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.pid is None and arguments.workload is None and arguments.device is None:
-        raise ConfigError("limit: one of --pid, --workload and --device is required")
+        raise ConfigError("one of --pid, --workload and --device is required")
     try:
         limit_bytes = None if arguments.limit == "none" else byte_size(arguments.limit)
     except ValueError as error:

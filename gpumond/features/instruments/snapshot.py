@@ -19,7 +19,7 @@ ANSWER_SECONDS = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "write the snapshot of")
     add_recording(parser)
-    parser.add_argument("--out", metavar="FILE", help="fetch the snapshot of one program, and write it to this file")
+    parser.add_argument("--out", metavar="FILE", help="download the snapshot of one program to this file")
     client.add_arguments(parser)
 
 
@@ -27,7 +27,7 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record",
         metavar="DURATION",
-        help="record the stacks of allocations for this time first, such as 60s; also writes them for flame graphs",
+        help="first record allocation stacks for this long, such as 60s; also writes them for flame graphs",
     )
 
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "show the memory of")
     add_recording(parser)
     parser.add_argument(
-        "--folded", metavar="FILE", help="with --record: fetch the stacks of one program, and write them to this file"
+        "--folded", metavar="FILE", help="with --record: download the stacks of one program to this file"
     )
     client.add_arguments(parser)
 

@@ -10,7 +10,7 @@ FEATURE = Feature(
         Command(
             name="loadgen",
             module="gpumond.features.loadgen.command",
-            help="generate a known pattern of memory use on a device or a simulated device",
+            help="generate a known memory usage pattern on a real or simulated GPU",
             group="Analysis",
             examples=(
                 "gpumond loadgen --list",

@@ -23,7 +23,7 @@ from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import byte_size, threshold
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings, backend
 from gpumond.features.loadgen.plan import COMMON, TABLE, Plan, find, plan
-from gpumond.features.loadgen.runner import Executed, Report, Terms, account, failure, run as carry_out, summary
+from gpumond.features.loadgen.runner import Executed, Report, RunLimits, account, failure, run as carry_out, summary
 from gpumond.features.loadgen.script import CONTEXT_BYTES, Option, Scenario
 from gpumond.sim.device import Spec, create, simulated_devices
 from gpumond.view.text import size
@@ -38,55 +38,65 @@ FILL = 0.8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario: a name or alias from --list")
-    parser.add_argument("--list", action="store_true", help="list all scenarios with their shapes and options")
+    parser.add_argument("--list", action="store_true", help="list all scenarios with their patterns and options")
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
         default="sim",
-        help="backend that allocates the memory (sim: a simulated device, no GPU required)",
+        help="what allocates the memory (default: sim, a simulated GPU)",
     )
-    parser.add_argument("--device", type=int, default=0, metavar="N", help="index of the device (default: 0)")
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="GPU index (default: 0)")
     parser.add_argument(
-        "--card", type=Path, metavar="DIR", help="backend sim: directory of an existing simulated device"
+        "--sim-device", type=Path, metavar="DIR", help="backend sim: use the simulated GPU in this directory"
     )
-    parser.add_argument("--duration", type=duration, metavar="DURATION", help="end after this time, such as 90s or 10m")
+    parser.add_argument("--duration", type=duration, metavar="DURATION", help="how long to run, such as 90s or 10m")
     parser.add_argument(
         "--seed",
         type=int,
         default=0,
         metavar="N",
-        help="seed of the random values of options that are not given (default: 0)",
+        help="seed for random values (default: 0)",
     )
-    parser.add_argument(
-        "--speed", type=float, default=1.0, metavar="X", help="factor by which the plan is accelerated (default: 1)"
-    )
+    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="run X times as fast (default: 1)")
     parser.add_argument(
         "--fill",
         type=value(_share),
         metavar="SHARE",
-        help="maximum share of the device to use (default: 80%%; backend sim: all of a device created for the run)",
+        help="use at most this share of the GPU (default: 80%%; of a new simulated GPU: all)",
     )
     parser.add_argument(
-        "--max", type=above_zero(byte_size), metavar="SIZE", help="maximum amount of memory to use, such as 8GiB"
+        "--max", type=above_zero(byte_size), metavar="SIZE", help="use at most this much memory, such as 8GiB"
     )
     parser.add_argument("--raw", action="store_true", help="backend cupy: use cudaMalloc instead of the pool")
     parser.add_argument(
-        "--streams", type=int, default=1, metavar="N", help="backend cupy: number of streams that compute (default: 1)"
+        "--streams",
+        type=int,
+        default=1,
+        metavar="N",
+        help="backend cupy: number of CUDA streams that compute (default: 1)",
     )
-    parser.add_argument(
-        "--workload", metavar="NAME", help="workload name that the agent reports (default: the scenario's name)"
-    )
+    parser.add_argument("--workload", metavar="NAME", help="workload name to report (default: the scenario's name)")
     parser.add_argument("--no-agent", action="store_true", help="run without the agent")
-    parser.add_argument("--json", action="store_true", help="print the work done and the expected verdict as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result and the expected verdict as JSON")
     parser.add_argument(
         "--report",
         type=Path,
         metavar="FILE",
-        help="append the result to this file, compare it with the last one, and exit with 1 if it is worse",
+        help="append the result to this file, and exit with 1 if it is worse than the last one",
+    )
+    group = parser.add_argument_group(
+        "options of scenarios", "A default with several values is one of them, chosen at random (see --seed)."
     )
     for option in _options():
-        meaning = f"{option.meaning} ({option.drawn})".replace("%", "%%")
-        parser.add_argument(f"--{option.name}", metavar=option.unit.upper(), help=meaning)
+        meanings: dict[str, list[str]] = {}
+        for one in TABLE:
+            for own in (each for each in (*one.options, *COMMON) if each.name == option.name):
+                meanings.setdefault(f"{own.meaning} (default: {own.drawn})", []).append(one.name)
+        text = "; ".join(
+            meaning if len(names) == len(TABLE) else f"{', '.join(names)}: {meaning}"
+            for meaning, names in meanings.items()
+        )
+        group.add_argument(f"--{option.name}", metavar=option.unit.upper(), help=text.replace("%", "%%"))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,11 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([_entry(one) for one in TABLE], indent=2) if arguments.json else _list())
         return DONE
     if arguments.scenario is None:
-        raise ConfigError("loadgen: no scenario given; `gpumond loadgen --list` shows all scenarios")
+        raise ConfigError("no scenario given; `gpumond loadgen --list` shows all scenarios")
     chosen = find(arguments.scenario)
-    made, terms = _plan(chosen, arguments), _limits(chosen, arguments)
+    made, limits = _plan(chosen, arguments), _limits(chosen, arguments)
     if not 1 <= arguments.streams <= 64:
-        raise ConfigError(f"option --streams {arguments.streams}: expected 1 to 64")
+        raise ConfigError(f"--streams {arguments.streams}: expected 1 to 64")
     with ExitStack() as stack:
         report = None if arguments.report is None else stack.enter_context(closing(Report(arguments.report)))
         device_directory = (
@@ -110,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         started_at = time.time()
         agent = partial(_agent, None if arguments.no_agent else _workload(arguments, chosen))
         try:
-            done = carry_out(made, partial(backend, arguments.backend, settings), terms, agent)
+            done = carry_out(made, partial(backend, arguments.backend, settings), limits, agent)
         except GpumondError as error:
             if report is not None:
                 report.add(failure(made, arguments.backend, started_at, str(error)))
@@ -137,7 +147,7 @@ def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
         option.name: text for option in _options() if (text := getattr(arguments, option.name)) is not None
     }
     if not (math.isfinite(arguments.speed) and arguments.speed > 0):
-        raise ConfigError(f"option --speed {arguments.speed:g}: expected a number above 0, such as 60")
+        raise ConfigError(f"--speed {arguments.speed:g}: expected a number above 0, such as 60")
     if arguments.duration is not None:
         given["duration"] = arguments.duration * arguments.speed
     if arguments.fill is not None and _fill_ratio(chosen):
@@ -145,14 +155,14 @@ def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
     return plan(chosen.name, arguments.seed, **given)
 
 
-def _limits(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
+def _limits(chosen: Scenario, arguments: argparse.Namespace) -> RunLimits:
     fill = arguments.fill
     if _fill_ratio(chosen):
         fill = None
     elif fill is None and not _creates_device(arguments):
         fill = FILL
     storm = chosen.name == "flush-storm" and not arguments.no_agent
-    return Terms(
+    return RunLimits(
         pause=_pause,
         fill=fill,
         most_bytes=None if arguments.max is None else int(arguments.max),
@@ -178,18 +188,18 @@ def _workload(arguments: argparse.Namespace, chosen: Scenario) -> str:
     try:
         return workload_name(arguments.workload or chosen.name)
     except ValueError as error:
-        raise ConfigError(f"option --workload: {error}") from None
+        raise ConfigError(f"--workload: {error}") from None
 
 
 def _creates_device(arguments: argparse.Namespace) -> bool:
-    return arguments.backend == "sim" and arguments.card is None and not os.environ.get("GPUMOND_SIM_DIR")
+    return arguments.backend == "sim" and arguments.sim_device is None and not os.environ.get("GPUMOND_SIM_DIR")
 
 
 @contextmanager
 def _simulated_device(arguments: argparse.Namespace, made: Plan) -> Iterator[Path]:
     """Yield the directory of a simulated device: the one given, one of a running demo, or a temporary one."""
-    if arguments.card is not None:
-        yield arguments.card
+    if arguments.sim_device is not None:
+        yield arguments.sim_device
     elif not _creates_device(arguments):
         root = os.environ["GPUMOND_SIM_DIR"]
         present = simulated_devices(root)
@@ -264,7 +274,7 @@ def _entry(one: Scenario) -> dict[str, Any]:
         "summary": one.summary,
         "verdict": one.verdict,
         "shape": list(one.shape),
-        "options": {option.name: f"{option.meaning} ({option.drawn})" for option in one.options},
+        "options": {option.name: f"{option.meaning} (default: {option.drawn})" for option in one.options},
     }
 
 
@@ -273,7 +283,7 @@ def _list() -> str:
     for one in TABLE:
         title = f"{one.name} ({one.alias})" if one.alias else one.name
         text = [title, one.summary, f"expected verdict: {one.verdict or 'none'}"]
-        text += [f"--{option.name} {option.meaning} ({option.drawn})" for option in one.options]
+        text += [f"--{option.name} {option.meaning} (default: {option.drawn})" for option in one.options]
         shape = [*one.shape, *[""] * len(text)]
         blocks.append("\n".join(f"  {line:<16}{words}".rstrip() for line, words in zip(shape, text, strict=False)))
     return "\n\n".join(blocks)

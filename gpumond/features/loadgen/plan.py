@@ -34,9 +34,9 @@ COMMON = (
         64 << 30,
     ),
     Option("duration", "duration", "three times the time allowed for detection", "length of the plan", 1.0, 172800),
-    Option("view", "word", "by the seed", "what is observed in virtual time", words=VIEWS),
-    Option("noise", "size", "32 MiB or 0.3 GiB", "standard deviation from sample to sample"),
-    Option("gaps", "number", "0 or 1", "1: samples are missing", 0, 1),
+    Option("view", "word", "one of them", f"what is observed in virtual time: {', '.join(VIEWS)}", words=VIEWS),
+    Option("noise", "size", "32 MiB or 0.3 GiB", "standard deviation of the noise"),
+    Option("gaps", "number", "0 or 1", "1: some samples are missing", 0, 1),
     Option("neighbors", "number", "0 or 1", "1: other programs start and end on the device", 0, 1),
 )
 
@@ -255,5 +255,5 @@ def check(scenario: Scenario, given: Mapping[str, float | str]) -> dict[str, flo
     own = ", ".join(f"--{option.name}" for option in scenario.options) or "no options"
     for name in given:
         if name not in known:
-            raise ConfigError(f"option --{name}: {scenario.name} has no such option; it has {own}")
+            raise ConfigError(f"--{name}: {scenario.name} has no such option; it has {own}")
     return {name: known[name].value(value) for name, value in given.items()}

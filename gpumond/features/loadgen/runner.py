@@ -37,42 +37,42 @@ AgentContext = Callable[[], AbstractContextManager[None]]
 """A context manager that runs the agent in the process that holds the memory."""
 
 
-def run(plan: Plan, backend: Callable[[], LoadBackend], terms: Terms, agent: AgentContext) -> list[Executed]:
+def run(plan: Plan, backend: Callable[[], LoadBackend], limits: RunLimits, agent: AgentContext) -> list[Executed]:
     """Return the outcome of each run of the plan's program. Raises the exceptions of `prepare`."""
     planned_runs = list(runs(plan))
     if len(planned_runs) == 1 and not any(step.action == "end" for step in planned_runs[0][1]):
-        return [_alone(plan, backend(), terms, agent)]
+        return [_alone(plan, backend(), limits, agent)]
     done: list[Executed] = []
     started = time.monotonic()
     for number, (start, steps) in enumerate(planned_runs):
-        if not _sleep(start, started, terms):
+        if not _sleep(start, started, limits):
             break
         after = planned_runs[number + 1][0] if number + 1 < len(planned_runs) else plan.duration_seconds
-        done.append(_child(plan, steps, after, backend, terms, agent))
+        done.append(_child(plan, steps, after, backend, limits, agent))
         if done[-1].outcome in ("stopped", "full"):
             return done
-    _sleep(plan.duration_seconds, started, terms)
+    _sleep(plan.duration_seconds, started, limits)
     for carried in done:
         if carried.outcome == "orphan":
             Path(carried.detail).unlink(missing_ok=True)
     return done
 
 
-def _alone(plan: Plan, backend: LoadBackend, terms: Terms, agent: AgentContext) -> Executed:
+def _alone(plan: Plan, backend: LoadBackend, limits: RunLimits, agent: AgentContext) -> Executed:
     try:
-        carried = prepare(plan, backend, terms)
+        carried = prepare(plan, backend, limits)
         with agent():
-            carry_out(plan.steps_of(0), plan.duration_seconds, backend, terms, carried)
+            carry_out(plan.steps_of(0), plan.duration_seconds, backend, limits, carried)
             backend.close()
     finally:
         backend.close()
     return carried
 
 
-def _sleep(until: float, started: float, terms: Terms) -> bool:
+def _sleep(until: float, started: float, limits: RunLimits) -> bool:
     """Wait for a time of the plan."""
-    while (left := started + until / terms.speed - time.monotonic()) > 0:
-        if not terms.pause(left):
+    while (left := started + until / limits.speed - time.monotonic()) > 0:
+        if not limits.pause(left):
             return False
     return True
 
@@ -82,7 +82,7 @@ def _child(
     steps: Sequence[ScriptStep],
     after: float,
     backend: Callable[[], LoadBackend],
-    terms: Terms,
+    limits: RunLimits,
     agent: AgentContext,
 ) -> Executed:
     sys.stdout.flush()
@@ -91,10 +91,10 @@ def _child(
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        own = replace(terms, pause=lambda seconds: os.getppid() == parent and terms.pause(seconds))
+        own = replace(limits, pause=lambda seconds: os.getppid() == parent and limits.pause(seconds))
         _live(plan, steps, after, backend, own, agent, writer)
     os.close(writer)
-    status = _wait(pid, terms)
+    status = _wait(pid, limits)
     with os.fdopen(reader, "rb") as pipe:
         message = pipe.read(MESSAGE_BYTES)
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
@@ -110,7 +110,7 @@ def _live(
     steps: Sequence[ScriptStep],
     after: float,
     make: Callable[[], LoadBackend],
-    terms: Terms,
+    limits: RunLimits,
     agent: AgentContext,
     writer: int,
 ) -> None:
@@ -118,10 +118,10 @@ def _live(
     status = 1
     try:
         backend = make()
-        carried = prepare(plan, backend, terms)
+        carried = prepare(plan, backend, limits)
         carried.elapsed_seconds = steps[0].at
         with agent():
-            ending = carry_out(steps, after, backend, terms, carried)
+            ending = carry_out(steps, after, backend, limits, carried)
             if ending in (None, "exit"):
                 backend.close()
             else:
@@ -147,7 +147,7 @@ def _end_process(ending: Ending | None, backend: LoadBackend, carried: Executed,
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _wait(pid: int, terms: Terms) -> int:
+def _wait(pid: int, limits: RunLimits) -> int:
     """Wait until the child has ended, and stop it on request."""
     kill_at = float("inf")
     while True:
@@ -155,7 +155,7 @@ def _wait(pid: int, terms: Terms) -> int:
         if ended:
             return status
         if kill_at == float("inf"):
-            if not terms.pause(0.1):
+            if not limits.pause(0.1):
                 os.kill(pid, signal.SIGTERM)
                 kill_at = time.monotonic() + GRACE_SECONDS
         elif time.monotonic() < kill_at:
@@ -195,7 +195,7 @@ class Executed:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RunLimits:
     """Limits and hooks of an execution. The plan's device is scaled to the share ``fill`` of the real device and to at
     most ``most_bytes``; without either, to the whole device.
 
@@ -226,45 +226,45 @@ def runs(plan: Plan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
         yield steps[0].at, tuple(steps)
 
 
-def prepare(plan: Plan, backend: LoadBackend, terms: Terms) -> Executed:
+def prepare(plan: Plan, backend: LoadBackend, limits: RunLimits) -> Executed:
     """Open the backend and set its limit. Raises AllocationRefused without enough memory; nothing is allocated then."""
     if plan.truth.kind == "orphan" and not backend.makes_orphans:
         raise AllocationRefused(
             "a driver frees the memory of a killed program, so there is no orphan on a real device: use --backend sim"
         )
-    room = backend.open()
-    if terms.fill is None and terms.most_bytes is None:
-        limit_bytes, scale = room.free_bytes, room.size_bytes / plan.size_bytes
+    capacity = backend.open()
+    if limits.fill is None and limits.most_bytes is None:
+        limit_bytes, scale = capacity.free_bytes, capacity.size_bytes / plan.size_bytes
     else:
-        limit_bytes = int(room.size_bytes * (1.0 if terms.fill is None else terms.fill))
-        limit_bytes = limit_bytes if terms.most_bytes is None else min(limit_bytes, terms.most_bytes)
+        limit_bytes = int(capacity.size_bytes * (1.0 if limits.fill is None else limits.fill))
+        limit_bytes = limit_bytes if limits.most_bytes is None else min(limit_bytes, limits.most_bytes)
         scale = (limit_bytes - backend.scratch_bytes) / (plan.size_bytes - CONTEXT_BYTES)
     needed = int(plan.peak_bytes * scale) + backend.scratch_bytes
-    if scale <= 0 or needed > room.free_bytes:
+    if scale <= 0 or needed > capacity.free_bytes:
         raise AllocationRefused(
-            f"{plan.scenario} needs {human(needed)}, and the device has {human(room.free_bytes)} of "
-            f"{human(room.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free the device"
+            f"{plan.scenario} needs {human(needed)}, and the device has {human(capacity.free_bytes)} of "
+            f"{human(capacity.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free the device"
         )
-    backend.limit(min(limit_bytes, room.free_bytes))
+    backend.limit(min(limit_bytes, capacity.free_bytes))
     return Executed(
-        scale=scale, room_bytes=int(scale * (plan.size_bytes - CONTEXT_BYTES)), device_uuid=room.device_uuid
+        scale=scale, room_bytes=int(scale * (plan.size_bytes - CONTEXT_BYTES)), device_uuid=capacity.device_uuid
     )
 
 
 def carry_out(
-    steps: Sequence[ScriptStep], until: float, backend: LoadBackend, terms: Terms, carried: Executed
+    steps: Sequence[ScriptStep], until: float, backend: LoadBackend, limits: RunLimits, carried: Executed
 ) -> Ending | None:
     """Execute the steps at their times and update ``carried``. Returns how the program must end, if the plan states it.
 
     ``until`` is the end of the plan. The backend is left open.
     """
-    run = _Run(backend, terms, carried)
+    run = _Run(backend, limits, carried)
     brim = steps[-1].action == "end" and steps[-1].ending == "crash"  # the time at which the program is killed
     try:
         for number, step in enumerate(steps):
             if not run.wait(step.at):
                 return None
-            if carried.elapsed_seconds > until + LATE_SECONDS * terms.speed:
+            if carried.elapsed_seconds > until + LATE_SECONDS * limits.speed:
                 carried.detail = f"too fast for this device: {len(steps) - number} steps of {len(steps)} were skipped"
                 break
             if step.action == "end":
@@ -286,9 +286,9 @@ def carry_out(
 
 
 class _Run:
-    def __init__(self, backend: LoadBackend, terms: Terms, carried: Executed) -> None:
-        self._backend, self._terms, self._carried = backend, terms, carried
-        self._started = time.monotonic() - carried.elapsed_seconds / terms.speed
+    def __init__(self, backend: LoadBackend, limits: RunLimits, carried: Executed) -> None:
+        self._backend, self._limits, self._carried = backend, limits, carried
+        self._started = time.monotonic() - carried.elapsed_seconds / limits.speed
         self._sizes: dict[int, int] = {}
         self._live_bytes = 0
         self._written: set[int] = set()
@@ -301,8 +301,8 @@ class _Run:
             return True
         while True:
             self.update_progress()
-            left = (at - self._carried.elapsed_seconds) / self._terms.speed
-            if not self._terms.pause(max(0.0, min(left, PROGRESS_SECONDS))):
+            left = (at - self._carried.elapsed_seconds) / self._limits.speed
+            if not self._limits.pause(max(0.0, min(left, PROGRESS_SECONDS))):
                 self._carried.outcome = "stopped"
                 return False
             if left <= PROGRESS_SECONDS:
@@ -312,12 +312,12 @@ class _Run:
     def update_progress(self) -> None:
         """Update the progress, and periodically verify the blocks."""
         carried, now = self._carried, time.monotonic()
-        carried.elapsed_seconds = (now - self._started) * self._terms.speed
+        carried.elapsed_seconds = (now - self._started) * self._limits.speed
         carried.peak_live_bytes = max(carried.peak_live_bytes, self._backend.live_bytes())
         carried.peak_held_bytes = max(carried.peak_held_bytes, self._backend.held_bytes())
-        if self._terms.progress is not None and now >= self._progress_at:
+        if self._limits.progress is not None and now >= self._progress_at:
             self._progress_at = now + PROGRESS_SECONDS
-            self._terms.progress(carried.elapsed_seconds, carried)
+            self._limits.progress(carried.elapsed_seconds, carried)
         if now >= self._check_at:
             self.check()
             self._check_at = time.monotonic() + CHECK_SECONDS
@@ -340,7 +340,7 @@ class _Run:
             self._sizes[step.block] = size
             carried.takes += 1
             carried.taken_bytes += size
-            if self._terms.verify and backend.has_contents:
+            if self._limits.verify and backend.has_contents:
                 backend.write(step.block)
                 self._written.add(step.block)
         elif step.action == "give" and step.block in self._sizes:
@@ -352,7 +352,7 @@ class _Run:
             backend.busy(step.ratio)
         elif step.action == "flush":
             carried.flushes += 1
-            carried.released_bytes += (self._terms.flush or backend.flush)()
+            carried.released_bytes += (self._limits.flush or backend.flush)()
 
 
 ALIKE = ("scenario", "backend", "device_uuid", "seed", "options", "speed")

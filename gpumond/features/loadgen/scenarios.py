@@ -45,7 +45,7 @@ NEARLY_ALL = 0.95
     "every iteration keeps a tensor that is not needed",
     "leak",
     shape=("         ..·'", "    ..·''    ", "..·'         "),
-    options=(Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "leaked per minute", 1),),
+    options=(Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "bytes leaked per minute", 1),),
 )
 def linear(script: Script) -> None:
     rate = script.number("rate", script.dice.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
@@ -63,7 +63,7 @@ def linear(script: Script) -> None:
     "leak",
     shape=("      /|/|/|", "  /|/|‾ ‾ ‾ ", "/|‾ ‾       "),
     options=(
-        Option("step", "size", "4, 100 or 254 MiB", "leaked by each epoch", 1),
+        Option("step", "size", "4, 100 or 254 MiB", "bytes leaked per epoch", 1),
         Option("period", "duration", "1, 5 or 20 min", "duration of an epoch", 10.0),
     ),
 )
@@ -91,7 +91,7 @@ def per_epoch(script: Script) -> None:
     "leak",
     shape=("         _____", "    ____/     ", "___/          "),
     options=(
-        Option("step", "size", "5, 50 or 150 MiB", "leaked per request", 1),
+        Option("step", "size", "5, 50 or 150 MiB", "bytes leaked per request", 1),
         Option("requests", "number", "0.02 to 1", "requests per second while busy", 0.0001, 100.0),
     ),
 )
@@ -147,7 +147,13 @@ def irregular(script: Script) -> None:
     shape=("        _-‾   ", "    _-‾       ", "_-‾           "),
     options=(
         Option("period", "duration", "1 to 5 min", "time between two new shapes", 1.0),
-        Option("where", "word", "by the seed", "place of the compiled code", words=("pool", "outside")),
+        Option(
+            "where",
+            "word",
+            "pool or outside",
+            "where compiled code is kept: pool or outside",
+            words=("pool", "outside"),
+        ),
     ),
 )
 def compile_cache(script: Script) -> None:
@@ -288,7 +294,7 @@ def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
     "a program is killed and its memory stays allocated without an owner",
     "orphan",
     shape=("used ---------", "             ", "pid  ----x    "),
-    options=(Option("as", "word", "by the seed", "entry that the driver still lists", words=ORPHANS),),
+    options=(Option("as", "word", "one of them", f"what the driver still lists: {', '.join(ORPHANS)}", words=ORPHANS),),
     views=("agent", "process"),
 )
 def orphan(script: Script) -> None:
@@ -397,7 +403,7 @@ def flush_storm(script: Script) -> None:
     "",
     shape=("     ______", "  .-'      ", " /         "),
     options=(
-        Option("time", "duration", "1 to 20 min", "time constant of the approach", 1.0),
+        Option("time", "duration", "1 to 20 min", "warm-up time constant", 1.0),
         Option("share", "share", "30 to 85 %", "share of the device at the plateau", 0.12, 0.9),
     ),
 )
@@ -490,7 +496,7 @@ def saturating_cache(script: Script) -> None:
     shape=("   /|    /| ", "  / |   / | ", "-'  '--'  '-"),
     options=(
         Option("period", "duration", "5 to 60 min", "time between two evaluations", 30.0),
-        Option("step", "size", "5 to 20 GiB", "allocated by an evaluation", 1),
+        Option("step", "size", "5 to 20 GiB", "bytes allocated by an evaluation", 1),
     ),
 )
 def periodic_evaluation(script: Script) -> None:
@@ -515,7 +521,7 @@ def periodic_evaluation(script: Script) -> None:
     shape=("         ___", "    ____|   ", "___|        "),
     options=(
         Option("times", "number", "1 to 3", "number of steps", 1, 10),
-        Option("step", "size", "2 to 20 GiB", "added by each step", 1),
+        Option("step", "size", "2 to 20 GiB", "bytes added by each step", 1),
     ),
 )
 def curriculum(script: Script) -> None:

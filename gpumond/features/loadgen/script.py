@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, seconds, threshold
+from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, byte_size, seconds, threshold
 
 CONTEXT_BYTES = 512 * MIB
 """Memory that a program uses before its first allocation."""
@@ -191,14 +191,17 @@ class Option:
         try:
             return self._parsed(given)
         except ValueError as error:
-            raise ConfigError(f"option --{self.name} {given!r}: {error}") from None
+            raise ConfigError(f"--{self.name} {given!r}: {error}") from None
 
     def _parsed(self, given: float | str) -> float | str:
         if self.unit == "word":
             if given not in self.words:
                 raise ValueError(f"expected one of {', '.join(self.words)}")
             return given
-        value = seconds(given) if self.unit == "duration" else threshold(given)
+        if self.unit == "size" and isinstance(given, str):
+            value: float = byte_size(given)
+        else:
+            value = seconds(given) if self.unit == "duration" else threshold(given)
         if not self.least <= value <= self.most:
             raise ValueError(f"expected {self._range()}")
         return value

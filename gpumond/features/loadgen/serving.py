@@ -78,7 +78,7 @@ MAX_DRIFT_SECONDS = 15 * HOUR_SECONDS
 """Limit of the growth, so that at most 4 GiB are stranded: a fifth of the pool is not reported as fragmentation."""
 
 
-INJECTED = Option("rate", "size", "no leak", "leaked per minute")
+INJECTED = Option("rate", "size", "no leak", "bytes leaked per minute")
 
 
 @scenario(
@@ -133,7 +133,7 @@ def model_loads(script: Script) -> None:
     "a serving program as in serving-bimodal leaks",
     "leak",
     shape=("        _.|'||", "   _|''|| |  ", "||'| |        "),
-    options=(Option("rate", "size", "16, 32, 64, 128 or 256 MiB", "leaked per minute", 1),),
+    options=(Option("rate", "size", "16, 32, 64, 128 or 256 MiB", "bytes leaked per minute", 1),),
     neighbors=False,
     size_bytes=DEVICE_BYTES,
 )

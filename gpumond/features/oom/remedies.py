@@ -116,15 +116,19 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
     step = e.report.program.step or (e.earlier.program.step if e.earlier else None)
     verdict = next((v for v in e.verdicts if v.kind == "leak" and v.process == e.report.key), None)
     retainers = e.report.program.retainers
-    kept = int(step.kept_bytes * step.steps) if step and step.kept_bytes and step.steps >= LEAKING_STEPS else 0
+    kept = int(step.retained_bytes * step.steps) if step and step.retained_bytes and step.steps >= LEAKING_STEPS else 0
     if (not kept or kept < NOTABLE * e.live) and verdict is None:
         return
     where = "".join(f"; {each.name} at {each.file}:{each.line} keeps tensors" for each in retainers[:1])
-    if not where and e.oom.scopes and e.oom.scopes[0].kept_bytes > 0:
-        where = f"; {e.oom.scopes[0].name} keeps {human(e.oom.scopes[0].kept_bytes)}"
+    if not where and e.oom.scopes and e.oom.scopes[0].retained_bytes > 0:
+        where = f"; {e.oom.scopes[0].name} keeps {human(e.oom.scopes[0].retained_bytes)}"
     if verdict is not None and verdict.fit is not None:
         kept = max(kept, int(verdict.fit.slope_bytes_per_second * max(0.0, e.oom.at - verdict.since)))
-    each = f": each of {step.steps} steps keeps {human(step.kept_bytes)}" if step and step.kept_bytes and kept else ""
+    each = (
+        f": each of {step.steps} steps keeps {human(step.retained_bytes)}"
+        if step and step.retained_bytes and kept
+        else ""
+    )
     size = min(kept, e.live) or None
     yield _remedy(e, "leak", f"stop the leak{each}{where}", size, "measured", "growth of live memory")
 

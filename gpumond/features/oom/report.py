@@ -72,7 +72,7 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
         rows = [[human(site.size_bytes), str(site.blocks), _calls(site.calls)] for site in case.oom.sites]
         yield "Largest allocation sites", (">BYTES", ">BLOCKS", "CALLS, INNERMOST FIRST"), rows
     if case.oom.scopes:
-        yield "Scopes that keep most", ("SCOPE", ">BYTES"), [[s.name, human(s.kept_bytes)] for s in case.oom.scopes]
+        yield "Scopes that keep most", ("SCOPE", ">BYTES"), [[s.name, human(s.retained_bytes)] for s in case.oom.scopes]
     if case.oom.stack:
         yield "Failing call, innermost first", ("CALL",), [[call_text(call)] for call in case.oom.stack]
 

@@ -38,7 +38,7 @@ class Competitor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class DeviceCapacity:
     """Memory of one device. ``free_bytes`` is None if unknown.
 
     ``reserved_bytes``: the part of the reserves of quotas that their programs do not use. ``flushable_users``: the
@@ -100,7 +100,7 @@ class Decision:
 
 def decide(
     queue: Queue,
-    rooms: Iterable[Room],
+    capacities: Iterable[DeviceCapacity],
     allocated: Mapping[str, int],
     ended: Collection[str],
     now: float,
@@ -122,29 +122,29 @@ def decide(
     granted: list[KeptAdmission] = []
     plans: dict[str, Plan] = {}
     holders: list[str] = []
-    for room in rooms:
-        available = available_bytes(room, grants, allocated, user_of)
-        if available is not None and available < 0 and room.reserved_bytes:
-            allowed = room.flushable_users
-            flushable = [each for each in room.neighbors if allowed is None or each.uid in allowed]
-            plans[room.uuid] = reclaim_plan(flushable, min(-available, room.reserved_bytes), available)
+    for capacity in capacities:
+        available = available_bytes(capacity, grants, allocated, user_of)
+        if available is not None and available < 0 and capacity.reserved_bytes:
+            allowed = capacity.flushable_users
+            flushable = [each for each in capacity.neighbors if allowed is None or each.uid in allowed]
+            plans[capacity.uuid] = reclaim_plan(flushable, min(-available, capacity.reserved_bytes), available)
         able: list[str] = []
         stopped: set[str] = set()
-        order = in_turn(queue.waiting, grants, room.uuid, user_of)
+        order = in_turn(queue.waiting, grants, capacity.uuid, user_of)
         users = {user_of[request.id] for request in order}
         for request in order:
             user = user_of[request.id]
             if user in stopped:
                 continue
-            available = available_bytes(room, grants, allocated, user_of, user, users)
+            available = available_bytes(capacity, grants, allocated, user_of, user, users)
             if available is not None and request.need_bytes <= available:
                 granted.append(request)
                 grants.append(replace(request, deadline=now + request.grant_seconds))
                 continue
-            found = plans[request.id] = plan(room, request, available)
+            found = plans[request.id] = plan(capacity, request, available)
             stopped.add(user)
             own = [grant for grant in grants if user_of[grant.id] == user]
-            without = available_bytes(room, own, allocated, user_of)
+            without = available_bytes(capacity, own, allocated, user_of)
             if available is None or without is None or found.missing_bytes <= without - available:
                 able.append(request.id)
                 if request.id not in passed:
@@ -172,7 +172,7 @@ def in_turn(
 
 
 def available_bytes(
-    room: Room,
+    capacity: DeviceCapacity,
     grants: Iterable[KeptAdmission],
     allocated: Mapping[str, int],
     user_of: Mapping[str, str],
@@ -183,26 +183,26 @@ def available_bytes(
 
     For ``user``, the claims of another user are limited. ``users`` are those who wait.
     """
-    if room.free_bytes is None:
+    if capacity.free_bytes is None:
         return None
     claims: defaultdict[str, list[int]] = defaultdict(list)
     for grant in grants:
-        if grant.device_uuid == room.uuid:
+        if grant.device_uuid == capacity.uuid:
             claims[user_of[grant.id]].append(max(0, grant.need_bytes - allocated.get(grant.id, 0)))
     claimed = sum(map(sum, claims.values()))
-    if user is not None and room.size_bytes is not None:
-        share = room.size_bytes // len({user, *users, *claims})
+    if user is not None and capacity.size_bytes is not None:
+        share = capacity.size_bytes // len({user, *users, *claims})
         claimed = sum(sum(each) if name == user else min(sum(each), max(share, *each)) for name, each in claims.items())
-    return room.free_bytes - claimed - room.reserved_bytes
+    return capacity.free_bytes - claimed - capacity.reserved_bytes
 
 
-def plan(room: Room, request: KeptAdmission, available: int | None) -> Plan:
+def plan(capacity: DeviceCapacity, request: KeptAdmission, available: int | None) -> Plan:
     """Return the plan for one request."""
     if available is None:
         return Plan(None)
     if request.need_bytes <= available:
         return Plan(available)
-    allowed = [each for each in room.neighbors if request.uid in (None, each.uid)]
+    allowed = [each for each in capacity.neighbors if request.uid in (None, each.uid)]
     return reclaim_plan(allowed, request.need_bytes - available, available)
 
 
@@ -265,20 +265,20 @@ def program_of(request: KeptAdmission) -> ProcessKey | None:
     return None if request.pid is None else ProcessKey(request.pid, request.start_ticks)
 
 
-def rooms(
+def capacities(
     snapshot: Snapshot,
     grants: Iterable[KeptAdmission],
     reclaim: ReclaimPolicy,
     devices: Sequence[DeviceReading] | None = None,
-) -> list[Room]:
+) -> list[DeviceCapacity]:
     """Return the memory of each device, or of ``devices``. Without a current reading, the memory is unknown."""
     granted = {(grant.device_uuid, key): grant.need_bytes for grant, keys in members(snapshot, grants) for key in keys}
-    return [_room(each, snapshot, granted, reclaim) for each in (snapshot.devices if devices is None else devices)]
+    return [_capacity(each, snapshot, granted, reclaim) for each in (snapshot.devices if devices is None else devices)]
 
 
-def _room(
+def _capacity(
     device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], reclaim: ReclaimPolicy
-) -> Room:
+) -> DeviceCapacity:
     reserved, holders = 0, set[int]()
     for key, unused in snapshot.unused_reserves.get(device.uuid, {}).items():
         quotas = snapshot.quotas_by_process
@@ -292,7 +292,7 @@ def _room(
         if ungranted > 0:
             reserved += ungranted
             holders |= _uids(device, key, snapshot)
-    return Room(
+    return DeviceCapacity(
         uuid=device.uuid,
         size_bytes=device.size_bytes,
         free_bytes=device.current_free_bytes,
@@ -343,7 +343,7 @@ PROCESS_GRANT_SECONDS = 600.0
 LEAST_GRANT_SECONDS = 10.0
 """A grant that its program does not use halves the time of the user's next ones, down to this."""
 HOLD_SECONDS = 120.0
-"""Time for which a request keeps those of other users back, while flushes or the end of grants make room for it."""
+"""Time for which a request keeps those of other users back, while flushes or the end of grants make capacity for it."""
 PER_OWNER, IN_TOTAL = 16, 256
 """Limits of requests, granted ones included."""
 PAUSE_SECONDS = 5.0
@@ -551,11 +551,14 @@ class Admissions:
         ended = {name for name, program in programs.items() if not self._is_alive(program)}
         concerned = {request.device_uuid for request in queue.waiting} | snapshot.unused_reserves.keys()
         devices = [device for device in snapshot.devices if device.uuid in concerned]
-        own_rooms, held = rooms(snapshot, queue.grants, self._reclaim(), devices), allocated(snapshot, queue.grants)
+        own_capacities, held = (
+            capacities(snapshot, queue.grants, self._reclaim(), devices),
+            allocated(snapshot, queue.grants),
+        )
         self._count_unused(held, now)
         passed = {name for name, since in self._held_from.items() if now - since >= HOLD_SECONDS}
         people = {each.owner: counted_name(each.owner) for each in queue.all}
-        self._decision = decide(queue, own_rooms, held, ended, now, passed, people)
+        self._decision = decide(queue, own_capacities, held, ended, now, passed, people)
         self._queue = self._decision.queue
         waiting = {each.id for each in self._queue.waiting}
         since = {name: self._held_from.get(name, now) for name in self._decision.holders}
@@ -622,20 +625,22 @@ class Admissions:
         if snapshot is None or device is None:
             return Plan(None)
         grants = self._queue.grants
-        (room,) = rooms(snapshot, grants, self._reclaim(), (device,))
+        (capacity,) = capacities(snapshot, grants, self._reclaim(), (device,))
         users = {user_of[each.id] for each in self._queue.waiting if each.device_uuid == device.uuid}
         held = allocated(snapshot, grants)
-        available = available_bytes(room, grants, held, user_of, user_of[request.id], users)
+        available = available_bytes(capacity, grants, held, user_of, user_of[request.id], users)
         claimed = sum(each.need_bytes for each in ahead)
-        return plan(room, request, None if available is None else available - claimed)
+        return plan(capacity, request, None if available is None else available - claimed)
 
-    def room_for(self, snapshot: Snapshot, device: DeviceReading, process: ProcessKey) -> tuple[Room, int | None]:
+    def capacity_for(
+        self, snapshot: Snapshot, device: DeviceReading, process: ProcessKey
+    ) -> tuple[DeviceCapacity, int | None]:
         """Return the memory of a device, and what of it is available to a running process: its own grant and reserve
         count for it.
         """
         grants = self._queue.grants
         own = {grant.id for grant, keys in members(snapshot, grants) if process in keys}
-        (room,) = rooms(snapshot, grants, self._reclaim(), (device,))
+        (room,) = capacities(snapshot, grants, self._reclaim(), (device,))
         others = [grant for grant in grants if grant.id not in own]
         user_of = {grant.id: counted_name(grant.owner) for grant in others}
         available = available_bytes(room, others, allocated(snapshot, others), user_of)
@@ -660,7 +665,7 @@ class Admissions:
 
     async def _carry_out(self, device: str, found: Plan, actor: str) -> None:
         if found.missing_bytes:
-            log.warning("the reserves of quotas on %s lack %s, even after flushes", device, human(found.missing_bytes))
+            log.warning("reserves on %s are short of %s, even after flushes", device, human(found.missing_bytes))
         targets = [Target(pid=each.process.pid, start_ticks=each.process.start_ticks) for each in found.flushes]
         requests = [self._flush(FlushRequest(target=target, by_rule=True), actor) for target in targets]
         for result in await asyncio.gather(*requests, return_exceptions=True):

@@ -19,7 +19,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import DeviceReading, Reading, Snapshot
 from gpumond.facts.units import HOUR_SECONDS, MIB, human
-from gpumond.features.quotas.admissions import Competitor, Plan, Room, reclaim_plan
+from gpumond.features.quotas.admissions import Competitor, DeviceCapacity, Plan, reclaim_plan
 from gpumond.host.peer import Identity, person_of
 from gpumond.serve.limits import TokenBucket
 
@@ -53,7 +53,7 @@ def rests(each: Competitor, flushed: Mapping[ProcessKey, Flushed], now: float) -
 
 
 def borrow_plan(
-    room: Room,
+    room: DeviceCapacity,
     available: int | None,
     borrower: Identity,
     size_bytes: int,
@@ -98,7 +98,7 @@ def idle_engines(
     return names if short_bytes <= 0 else []
 
 
-RoomOf = Callable[[Snapshot, DeviceReading, ProcessKey], "tuple[Room, int | None]"]
+RoomOf = Callable[[Snapshot, DeviceReading, ProcessKey], "tuple[DeviceCapacity, int | None]"]
 
 
 class Borrows:

@@ -1,9 +1,8 @@
-"""Requests for device memory by ``gpumond run --need``. Not a verb."""
+"""Requests for device memory by ``gpumond run --need``."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -34,7 +33,7 @@ def size(text: str) -> int:
             return value
     except ValueError:
         pass
-    raise ConfigError(f"run: --need {text}: expected a size such as 40GiB")
+    raise ConfigError(f"--need {text!r:.80}: expected a size such as 40GiB")
 
 
 def auto_need(url: str, workload: str, device: str | None, world_size: int) -> int:
@@ -58,7 +57,7 @@ def wait_seconds(text: str | None) -> float:
     try:
         return units.seconds(text) if text else 0.0
     except ValueError as error:
-        raise ConfigError(f"run: --wait {text}: {error}") from None
+        raise ConfigError(f"--wait {text!r:.80}: {error}") from None
 
 
 @contextmanager
@@ -75,16 +74,17 @@ def admitted(url: str, need_bytes: int, device: str | None, seconds: float) -> I
     try:
         while answer["state"] == "waiting" and time.monotonic() < end:
             if (text := explained(answer)) != shown:
-                print_error(f"gpumond run: waiting: {text}")
+                print_error(f"gpumond: waiting: {text}")
                 shown = text
             time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
             answer = _renewed(url, answer, body)
         if answer["state"] == "granted":
             yield str(answer["id"])
             return
-        print_error(f"gpumond run: {explained(answer)}")
+        advice = ""
         if answer["state"] == "refused" and not answer["missing_bytes"]:
-            print("gpumond run: with --wait 10m, gpumond flushes them and starts the program", file=sys.stderr)
+            advice = ": add --wait 10m to let gpumond do it" if answer["plan"] else "; add --wait 10m to wait for it"
+        print_error(f"gpumond: {explained(answer)}{advice}")
         yield None
     finally:
         if answer["state"] != "refused":
@@ -114,18 +114,15 @@ def _renewed(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Ma
 def explained(answer: Mapping[str, Any]) -> str:
     """Return why the memory is not available, and the flushes after which it is."""
     need, available = human(answer["need_bytes"]), answer["available_bytes"]
-    free = "an unknown amount is" if available is None else f"{human(max(0, available))} are"
-    parts = [f"{need} do not fit on GPU {answer['device_index']}: {free} available"]
+    free = "an unknown amount" if available is None else human(max(0, available))
+    text = f"GPU {answer['device_index']} has {free} available, {need} needed"
     if answer["ahead"]:
-        requests = "request waits" if answer["ahead"] == 1 else "requests wait"
-        parts.append(f"{answer['ahead']} earlier {requests}")
+        text += f"; {answer['ahead']} earlier {'request is' if answer['ahead'] == 1 else 'requests are'} waiting"
     flushes = [
         f"{safe(each['workload']) or 'pid'} (pid {each['pid']}, {human(each['reclaimable_bytes'])})"
         for each in answer["plan"]
     ]
     if answer["missing_bytes"]:
-        after = " even after a flush of " + ", ".join(flushes) if flushes else ""
-        parts.append(f"{human(answer['missing_bytes'])} are missing{after}")
-    elif flushes:
-        parts.append("they fit after a flush of " + ", ".join(flushes))
-    return "; ".join(parts)
+        after = f" even after flushing {', '.join(flushes)}" if flushes else ""
+        return f"{text}: {human(answer['missing_bytes'])} missing{after}"
+    return f"{text}. Flushing {', '.join(flushes)} would make room" if flushes else text

@@ -308,7 +308,7 @@ class BorrowsPart(Part):
         self._borrows = Borrows(
             kernel.get(Flushes).flush,
             lambda: kernel.frame.snapshot if kernel.frame else None,
-            kernel.get(Admissions).room_for,
+            kernel.get(Admissions).capacity_for,
             kernel.read_driver,
             lambda: kernel.settings.reclaim,
             kernel.clock.monotonic,

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=float("inf"),
         metavar="DURATION",
-        help="length of the recording, such as 10m (default: until Ctrl-C)",
+        help="how long to record, such as 10m (default: until Ctrl-C)",
     )
     parser.add_argument(
         "--csv",

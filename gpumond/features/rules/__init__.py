@@ -12,12 +12,15 @@ FEATURE = Feature(
         Command(
             name="rules",
             module="gpumond.features.rules.command",
-            help="list, check, test and override rules, and test receivers of alerts",
+            help="list, check, test and override rules, and test alert receivers",
             group="Daemon",
             examples=(
                 "gpumond rules check rules.yaml",
                 "gpumond rules test rules.test.yaml",
+                "gpumond rules list",
                 "gpumond rules override device-nearly-full --threshold 97%",
+                "gpumond rules restore device-nearly-full",
+                "gpumond rules test-receiver slack",
             ),
         ),
     ),

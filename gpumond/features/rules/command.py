@@ -22,7 +22,8 @@ from pydantic import Field, ValidationError
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, print_answer
-from gpumond.config.loading import load, read_yaml
+from gpumond.config.expectations import MISSING, expectation
+from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import Activities, Labels, Rule, Scope
@@ -53,16 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check, test, _, override, restore, receiver = commands.values()
     check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file of rules")
     check.add_argument("--json", action="store_true", help="print the active rules as JSON")
-    test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file of tests")
+    test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file with tests")
     for each in (override, restore):
         each.add_argument("name", metavar="NAME", help="a built-in rule")
-    override.add_argument("--threshold", metavar="THRESHOLD", help="of above or below, such as 0.9, 90%% or 1GiB")
-    override.add_argument("--for", metavar="DURATION", help="duration before it fires, such as 5m")
-    override.add_argument("--severity", metavar="WORD", help="label severity, such as info, warning or critical")
+    override.add_argument("--threshold", metavar="THRESHOLD", help="new threshold, such as 0.9, 90%% or 1GiB")
+    override.add_argument(
+        "--for", metavar="DURATION", help="how long the condition must last before the alert fires, such as 5m"
+    )
+    override.add_argument("--severity", metavar="WORD", help="new severity, such as info, warning or critical")
     state = override.add_mutually_exclusive_group()
     state.add_argument("--enable", dest="enabled", action="store_true", default=None, help="evaluate the rule")
-    state.add_argument("--disable", dest="enabled", action="store_false", default=None, help="do not evaluate the rule")
-    receiver.add_argument("name", metavar="NAME", help="a receiver of the configuration file")
+    state.add_argument("--disable", dest="enabled", action="store_false", default=None, help="don't evaluate the rule")
+    receiver.add_argument("name", metavar="NAME", help="a receiver in the daemon's configuration")
     for name in ("list", "override", "restore", "test-receiver"):
         client.add_arguments(commands[name])
 
@@ -248,8 +251,10 @@ def run_file(file: Path) -> tuple[int, list[Failure]]:
         ]
     except ValidationError as error:
         wrong = error.errors()[0]
-        place = ".".join(str(part) for part in wrong["loc"])
-        raise ConfigError(f"{file}: {place}: {wrong['msg']}") from None
+        message = expectation(wrong)
+        if wrong["loc"] == ("tests",) and message == MISSING:
+            message = "missing; this isn't a file of rule tests (see docs/reference/rules.md#test-a-rule)"
+        raise ConfigError(f"{file}: {key_at(wrong['loc'])}: {message}") from None
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from None
     return sum(len(test.alert_rule_test) for test in content.tests), failures
@@ -263,27 +268,27 @@ def _rules(directory: Path, files: Sequence[Path]) -> Iterator[Rule]:
 
 def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float) -> Iterator[Failure]:
     series = [parse_series(entry.series, entry.values) for entry in test.input_series]
-    wanted = sorted(test.alert_rule_test, key=lambda expectation: expectation.eval_time)
-    for expectation in wanted:
-        if expectation.alertname not in rules:
-            raise ValueError(f"{name}: no rule is named {expectation.alertname!r}; the rules are {', '.join(rules)}")
-    activities: dict[str, Activities] = {expectation.alertname: {} for expectation in wanted}
+    wanted = sorted(test.alert_rule_test, key=lambda check: check.eval_time)
+    for check in wanted:
+        if check.alertname not in rules:
+            raise ValueError(f"{name}: no rule is named {check.alertname!r}; the rules are {', '.join(rules)}")
+    activities: dict[str, Activities] = {check.alertname: {} for check in wanted}
     if wanted[-1].eval_time / every > MAX_SAMPLES:
         raise ValueError(f"{name}: more than {MAX_SAMPLES} evaluations")
     at, evaluations = 0.0, 0
-    for expectation in wanted:
-        while at <= expectation.eval_time:
+    for check in wanted:
+        while at <= check.eval_time:
             index = int(at / test.interval + 1e-9)
             for rule_name, before in activities.items():
                 rule = rules[rule_name]
                 activities[rule_name] = step(rule, _subjects(rule.scope, series, index), before, Hidden(), at, at)
             evaluations += 1
             at = evaluations * every
-        alerts = [a.alert for a in activities[expectation.alertname].values() if a.alert.phase == "firing"]
-        if not _met(expectation.exp_alerts, alerts):
-            expected = _shown((alert.exp_labels, alert.exp_annotations) for alert in expectation.exp_alerts)
+        alerts = [a.alert for a in activities[check.alertname].values() if a.alert.phase == "firing"]
+        if not _met(check.exp_alerts, alerts):
+            expected = _shown((alert.exp_labels, alert.exp_annotations) for alert in check.exp_alerts)
             got = _shown((_own_labels(alert), dict(alert.annotations)) for alert in alerts)
-            yield Failure(name, expectation.alertname, expectation.eval_time, expected, got)
+            yield Failure(name, check.alertname, check.eval_time, expected, got)
 
 
 _Row = tuple[Labels, dict[str, float | None]]

@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MATCHER",
         help=f"a label, one of {' '.join(OPERATORS)}, and a text: rule=leak, 'workload=~train.*'",
     )
-    add.add_argument("--for", dest="duration", required=True, metavar="DURATION", help="length, such as 1h or 30m")
-    add.add_argument("--reason", required=True, metavar="TEXT", help="why the alerts are not sent")
+    add.add_argument("--for", dest="duration", required=True, metavar="DURATION", help="how long, such as 1h or 30m")
+    add.add_argument("--reason", required=True, metavar="TEXT", help="why you silence them")
     add.add_argument("--start", metavar="TIME", help="start in local time, such as 2026-11-22T18:00 (default: now)")
-    add.add_argument("--author", default="", metavar="NAME", help="who is responsible (default: the caller)")
+    add.add_argument("--author", default="", metavar="NAME", help="who is responsible (default: you)")
     entries = what.add_parser("list", help="list silences")
     entries.add_argument("--all", action="store_true", help="include silences that have ended")
     delete = what.add_parser("delete", help="end silences now")
-    delete.add_argument("ids", nargs="+", metavar="ID", help="identifier, as `silence list` shows it")
+    delete.add_argument("ids", nargs="+", metavar="ID", help="ID from `gpumond silence list`")
     for each in (add, entries, delete):
         client.add_arguments(each)
 

@@ -124,7 +124,7 @@ def _count_change(request: Request, by: str) -> None:
 
 @router.get(
     "/silences",
-    summary="Silences and their state, the newest last",
+    summary="Silences and their state, most recent last",
     **examples.described(list[SilenceEntry], [ENTRY]),
 )
 async def silences(request: Request) -> Response:

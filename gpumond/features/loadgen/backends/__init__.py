@@ -35,7 +35,7 @@ class BackendSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DeviceCapacity:
     """Size and free memory of a device in its framework, with this program's context."""
 
     device_uuid: str | None
@@ -56,7 +56,7 @@ class LoadBackend(ABC):
         self._settings = settings
 
     @abstractmethod
-    def open(self) -> Room:
+    def open(self) -> DeviceCapacity:
         """Attach to the device. Raises AllocationRefused, ConfigError."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.facts.errors import ConfigError
-from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, Burner, LoadBackend, Room
+from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, Burner, DeviceCapacity, LoadBackend
 
 KERNELS = r"""
 extern "C" __global__ void spin(long long cycles) {
@@ -45,7 +45,7 @@ class CupyBackend(LoadBackend):
         self._burner = Burner(self._spin)
         self._streams: list[Any] = []
 
-    def open(self) -> Room:
+    def open(self) -> DeviceCapacity:
         try:
             import cupy
         except ImportError as error:
@@ -62,7 +62,7 @@ class CupyBackend(LoadBackend):
         except runtime.CUDARuntimeError as error:
             raise AllocationRefused(f"CUDA cannot be used: {error}; run `gpumond doctor` for details") from error
         self._cupy = cupy
-        return Room(cuda.device_uuid(device), int(size), int(free))
+        return DeviceCapacity(cuda.device_uuid(device), int(size), int(free))
 
     def limit(self, size_bytes: int) -> None:
         self._limit_bytes = size_bytes

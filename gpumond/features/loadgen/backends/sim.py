@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, LoadBackend, Room
+from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, DeviceCapacity, LoadBackend
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import Context, Damaged, OutOfMemory, SimDevice
 
@@ -16,7 +16,7 @@ class SimBackend(LoadBackend):
     def __init__(self, settings: BackendSettings) -> None:
         super().__init__(settings)
         if settings.sim_directory is None:
-            raise ConfigError("the sim backend requires a simulated device: pass `--card DIRECTORY`")
+            raise ConfigError("the sim backend requires a simulated device: pass --sim-device DIR")
         self._device = SimDevice(settings.sim_directory)
         self._allocator: CachingAllocator | None = None
         self._context: Context | None = None
@@ -24,18 +24,18 @@ class SimBackend(LoadBackend):
         self._blocks: dict[int, int] = {}
         self._outside: dict[int, int] = {}
 
-    def open(self) -> Room:
+    def open(self) -> DeviceCapacity:
         try:
             self._context = self._device.attach()
             reading = self._device.read()
         except Damaged as error:
             raise AllocationRefused(
-                f"no simulated device: {error}; pass one with `--card`, or start `gpumond demo`"
+                f"no simulated device: {error}; pass one with --sim-device, or start `gpumond demo`"
             ) from error
         except OutOfMemory as error:
             raise AllocationRefused(f"{error}; a context requires more memory") from error
         self._allocator = CachingAllocator(self._device)
-        return Room(reading.uuid, reading.size_bytes or 0, reading.free_bytes or 0)
+        return DeviceCapacity(reading.uuid, reading.size_bytes or 0, reading.free_bytes or 0)
 
     def limit(self, size_bytes: int) -> None:
         self._limit_bytes = size_bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.facts.errors import ConfigError
-from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, Burner, LoadBackend, Room
+from gpumond.features.loadgen.backends import AllocationRefused, BackendSettings, Burner, DeviceCapacity, LoadBackend
 
 CHECKED_WORDS = 1 << 20
 """Words compared at once, because a comparison allocates memory."""
@@ -28,7 +28,7 @@ class TorchBackend(LoadBackend):
         self._working: Any = None
         self._burner = Burner(self._compute)
 
-    def open(self) -> Room:
+    def open(self) -> DeviceCapacity:
         try:
             import torch
         except ImportError as error:
@@ -43,7 +43,7 @@ class TorchBackend(LoadBackend):
         torch.cuda.set_device(device)
         free, self._size_bytes = torch.cuda.mem_get_info(device)
         self._torch, self._device = torch, torch.device("cuda", device)
-        return Room(cuda.device_uuid(device), self._size_bytes, free)
+        return DeviceCapacity(cuda.device_uuid(device), self._size_bytes, free)
 
     def limit(self, size_bytes: int) -> None:
         fraction = min(1.0, size_bytes / self._size_bytes)

@@ -1,4 +1,4 @@
-from tests.agent.standins.forbidden import forbidden
+from tests.agent.fakes.forbidden import forbidden
 
 from .cudadrv import devices, driver
 

@@ -10,7 +10,7 @@ from typing import Any
 from gpumond import __version__, revision
 from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.facts.errors import remedy
-from gpumond.facts.frame import Frame, Line, ProcessHolding, StatedCondition, StatedFault, WholeFrame
+from gpumond.facts.frame import Frame, FullFrame, Line, ProcessHolding, StatedCondition, StatedFault
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
 from gpumond.host.machine import MACHINE_NAME
@@ -23,8 +23,8 @@ OF_PROCESS = {field.name for field in fields(ProcessHolding)} & {field.name for 
 """The fields that are the driver's values."""
 
 
-def whole_frame(frame: Frame) -> WholeFrame:
-    return WholeFrame(
+def full_frame(frame: Frame) -> FullFrame:
+    return FullFrame(
         version=__version__,
         revision=REVISION,
         host=MACHINE_NAME,

@@ -1,6 +1,6 @@
-"""Stand-ins of serving engines: real processes with a real port, whose memory is on a simulated device.
+"""Fakes of serving engines: real processes with a real port, whose memory is on a simulated device.
 
-    python -m tests.engines.standin KIND --card DIR [--port-file FILE] [--fault NAME]...
+    python -m tests.engines.fake_engine KIND --card DIR [--port-file FILE] [--fault NAME]...
 
 Each answers as facts about its engine state, also where that is harmful. ``harms`` counts what a careful caller must
 never cause: a request that was cut, a model that a read loaded, a token that a probe generated.
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.engines.standin_base import Engine, Holder, Response
-from tests.engines.standin_kinds import A1111, ComfyUi, Generic, LmDeploy, SgLang, TensorRtLlm, Triton
+from tests.engines.fake_base import Engine, Holder, Response
+from tests.engines.fake_kinds import A1111, ComfyUi, Generic, LmDeploy, SgLang, TensorRtLlm, Triton
 from tests.helpers.agents import GIB
 
 

@@ -7,8 +7,8 @@ import json
 import os
 
 MIB = 1 << 20
-SIZE = int(os.environ.get("STANDIN_SIZE_MIB", "8192")) * MIB
-OTHERS = int(os.environ.get("STANDIN_OTHERS_MIB", "0")) * MIB
+SIZE = int(os.environ.get("FAKE_SIZE_MIB", "8192")) * MIB
+OTHERS = int(os.environ.get("FAKE_OTHERS_MIB", "0")) * MIB
 """Bytes used by another program."""
 
 
@@ -32,7 +32,7 @@ class Device:
         self.used -= size
 
     def write(self) -> None:
-        path = os.environ.get("STANDIN_LOG")
+        path = os.environ.get("FAKE_LOG")
         if path:
             with open(path, "w") as file:
                 json.dump(vars(self), file)

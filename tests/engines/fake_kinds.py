@@ -1,4 +1,4 @@
-"""Stand-ins whose own process holds the memory."""
+"""Fakes whose own process holds the memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import threading
 from typing import Any, ClassVar
 
-from tests.engines.standin_base import InProcess, Response
+from tests.engines.fake_base import InProcess, Response
 from tests.helpers.agents import GIB
 
 

@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from tests.agent.standins.forbidden import forbidden
+from tests.agent.fakes.forbidden import forbidden
 
 from .driver import NumbaCUDAMemoryManager
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import ProcessQuota, Snapshot
-from gpumond.facts.units import GIB
-from gpumond.features.quotas.admissions import allocated, rooms
-from gpumond.serve.examples import DEVICE, POOL, PROCESS, REPORT, SNAPSHOT, UUID
+from gpumond.features.quotas.admissions import allocated, capacities
+from gpumond.serve.examples import DEVICE, GIB, POOL, PROCESS, REPORT, SNAPSHOT, UUID
 
 OTHER = replace(PROCESS, pid=10, start_ticks=5, uid=1001, used_bytes=4 * GIB)
 SMALL = replace(
@@ -63,39 +62,45 @@ def test_device_without_a_current_reading_has_unknown_room():
         replace(DEVICE, up=False),
         replace(DEVICE, free_bytes=None, used_bytes=None),
     ):
-        (room,) = rooms(snapshot(devices=(device,)), (), "all")
-        assert room.free_bytes is None
-    (room,) = rooms(snapshot(devices=(replace(DEVICE, free_bytes=None),)), (), "all")
-    assert room.free_bytes == 2 * GIB
+        (capacity,) = capacities(snapshot(devices=(device,)), (), "all")
+        assert capacity.free_bytes is None
+    (capacity,) = capacities(snapshot(devices=(replace(DEVICE, free_bytes=None),)), (), "all")
+    assert capacity.free_bytes == 2 * GIB
 
 
 def test_unused_part_of_a_reserve_is_kept_and_lent_by_the_same_user_only():
-    (room,) = rooms(reserve(10), (), "user")
-    assert (room.free_bytes, room.reserved_bytes, room.flushable_users) == (9 * GIB, 6 * GIB, frozenset({1001}))
-    assert rooms(reserve(10), (), "all")[0].flushable_users is None
-    assert rooms(reserve(3), (), "user")[0].reserved_bytes == 0
+    (capacity,) = capacities(reserve(10), (), "user")
+    assert (capacity.free_bytes, capacity.reserved_bytes, capacity.flushable_users) == (
+        9 * GIB,
+        6 * GIB,
+        frozenset({1001}),
+    )
+    assert capacities(reserve(10), (), "all")[0].flushable_users is None
+    assert capacities(reserve(3), (), "user")[0].reserved_bytes == 0
 
 
 def test_grant_and_reserve_of_one_program_count_once():
-    assert rooms(reserve(10), [replace(NEITHER, need_bytes=8 * GIB)], "user")[0].reserved_bytes == 2 * GIB
+    assert capacities(reserve(10), [replace(NEITHER, need_bytes=8 * GIB)], "user")[0].reserved_bytes == 2 * GIB
 
 
 def test_processes_of_one_quota_share_its_reserve_which_the_device_bounds():
     quota = EffectiveQuota(reserve_bytes=90 * GIB, reserve_quota="team")
     both = tuple(ProcessQuota(pid=each.pid, start_ticks=each.start_ticks, quota=quota) for each in (PROCESS, OTHER))
-    assert rooms(snapshot(quotas=both), (), "user")[0].reserved_bytes == (90 - 78 - 4) * GIB
+    assert capacities(snapshot(quotas=both), (), "user")[0].reserved_bytes == (90 - 78 - 4) * GIB
     huge = tuple(replace(each, quota=replace(quota, reserve_bytes=900 * GIB)) for each in both)
-    assert rooms(snapshot(quotas=huge), (), "user")[0].reserved_bytes == DEVICE.size_bytes
+    assert capacities(snapshot(quotas=huge), (), "user")[0].reserved_bytes == DEVICE.size_bytes
 
 
 def test_neighbors_are_the_programs_that_allow_a_flush_and_can_return_memory():
-    assert [each.workload for each in rooms(snapshot(), (), "all")[0].neighbors] == ["train", "small"]
+    assert [each.workload for each in capacities(snapshot(), (), "all")[0].neighbors] == ["train", "small"]
     never = replace(REPORT, flush_policy="never")
-    assert [each.workload for each in rooms(snapshot(reports=(never, SMALL)), (), "user")[0].neighbors] == ["small"]
-    assert rooms(snapshot(), (), "off")[0].neighbors == ()
-    assert [each.workload for each in rooms(snapshot(), [NEITHER], "all")[0].neighbors] == ["train"]
+    assert [each.workload for each in capacities(snapshot(reports=(never, SMALL)), (), "user")[0].neighbors] == [
+        "small"
+    ]
+    assert capacities(snapshot(), (), "off")[0].neighbors == ()
+    assert [each.workload for each in capacities(snapshot(), [NEITHER], "all")[0].neighbors] == ["train"]
 
 
 def test_memory_within_the_reserve_of_a_neighbor_is_not_reclaimable():
-    kept = {each.workload: each.reclaimable_bytes for each in rooms(reserve(3), (), "all")[0].neighbors}
+    kept = {each.workload: each.reclaimable_bytes for each in capacities(reserve(3), (), "all")[0].neighbors}
     assert kept["small"] == GIB

@@ -123,7 +123,7 @@ def _fill(grid: Any, block: Any, arguments: Any) -> None:
 def _check(grid: Any, block: Any, arguments: Any) -> None:
     pointer, count, seed, wrong = arguments
     wrong[0] += 0 if _contents[pointer] == (count, seed) else count
-    wrong[0] += int(os.environ.get("STANDIN_WRONG_WORDS", "0"))
+    wrong[0] += int(os.environ.get("FAKE_WRONG_WORDS", "0"))
 
 
 def _memory_info() -> tuple[int, int]:

@@ -57,7 +57,7 @@ class Tensor:
 
     def __ne__(self, value: object) -> Tensor:  # type: ignore[override]
         different = Tensor(self.count, 1)  # a comparison allocates memory itself
-        wrong = int(os.environ.get("STANDIN_WRONG_WORDS", "0"))
+        wrong = int(os.environ.get("FAKE_WRONG_WORDS", "0"))
         different.value = self.count if self._root().value != value else wrong
         return different
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tests.agent.standins.forbidden import forbidden
+from tests.agent.fakes.forbidden import forbidden
 
 runtime: Any = None
 DEVICES = 2

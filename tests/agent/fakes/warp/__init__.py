@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from tests.agent.standins.forbidden import forbidden
+from tests.agent.fakes.forbidden import forbidden
 
 from ._src import context
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from tests.agent.standins.forbidden import forbidden
+from tests.agent.fakes.forbidden import forbidden
 
 __version__ = "1.2.2"
 DEFAULT_POOLS = 16

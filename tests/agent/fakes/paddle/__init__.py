@@ -6,7 +6,7 @@ import ctypes
 import threading
 from types import SimpleNamespace
 
-from tests.agent.standins.forbidden import forbidden
+from tests.agent.fakes.forbidden import forbidden
 
 from .base import core
 

@@ -1,0 +1,37 @@
+"""What each share of a device's memory is, and what a flush does: the only place that defines them. No I/O.
+
+The web UI (``python -m tools.docs.shares`` writes ``page/meanings.js``), ``gpumond top`` and the metrics use these
+sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MEANINGS: Mapping[str, str] = {
+    "live": "Memory that the program has allocated and not freed, such as tensors (PyTorch: memory_allocated).",
+    "cached": "Free memory that an allocator keeps for reuse; a flush returns it to the driver (PyTorch: free segments "
+    "of the caching allocator).",
+    "stranded": "Free memory that an allocator keeps and a flush can't return: fragmentation (PyTorch: "
+    "inactive_split_bytes), private pools and arenas.",
+    "overhead": "Memory of the process outside the pools of known allocators: CUDA context, libraries, workspaces, "
+    "NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter.",
+    "opaque": "Memory that can't be broken down: all of a process without an agent, or a pool that doesn't count live "
+    "bytes.",
+    "unattributed": "Used memory that the driver counts for no process: left by an exited process, or managed memory "
+    "(cudaMallocManaged) of a program without an agent.",
+    "free": "Memory that isn't in use.",
+    "reserved": "Memory that the driver or the firmware keeps for itself.",
+    "overcount": "Bytes by which the shares exceed the driver-reported usage: briefly, because agents and driver are "
+    "read at different times; permanently, because processes share memory (CUDA IPC, VMM) that the driver counts for "
+    "each of them.",
+    "unmapped": "Memory that an allocator counts while its pages are released (sleep mode, suspended process); it "
+    "isn't part of used memory.",
+}
+"""The shares of used memory in their order, then what else a bar of the web UI shows."""
+
+HELD = "Memory that an allocator has reserved from the driver: live, cached and stranded (PyTorch: memory_reserved)."
+FLUSH = (
+    "A flush asks running programs to call their allocators' own release functions (PyTorch: "
+    "torch.cuda.empty_cache()). Cached memory returns to the driver, and the programs keep running."
+)
