@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from gpumond.facts.process import ProcessKey, process_key
+from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
 
@@ -148,6 +149,8 @@ class Frame:
     alerts: tuple[Alert, ...] = ()
     silences: tuple[Silence, ...] = ()
     """Those that have not ended."""
+    queue: tuple[QueuedRequest, ...] = ()
+    """Requests for memory that wait, the next one of each device first."""
 
     @cached_property
     def processes_by_size(self) -> Sequence[tuple[DeviceReading, Sequence[ProcessUsage]]]:

@@ -38,10 +38,12 @@ def threshold(value: object) -> float:
 
 
 def byte_size(value: object) -> int:
-    """Convert ``80GiB``, ``512MiB`` or a number of bytes to bytes. Raises ValueError."""
+    """Convert ``80GiB``, ``512MiB`` or a number to bytes. Raises ValueError, also for a text without a unit."""
     match = _AMOUNT.fullmatch(str(value).strip())
     if match is None or match[2] == "%" or isinstance(value, bool):
         raise ValueError("expected a size such as 80GiB")
+    if isinstance(value, str) and match[2] is None and float(match[1]):
+        raise ValueError(f"expected a unit, as in {match[1]}GiB or {match[1]}B")
     return int(_finite(float(match[1]) * _FACTORS[match[2]]))
 
 
@@ -66,6 +68,16 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min"
     return _two(minutes, "h", 60, "min") if minutes < 1440 else _two(int(seconds / 3600 + 0.5), "d", 24, "h")
+
+
+def about(seconds: float) -> str:
+    """Format a time that is known roughly: ``less than 1 min``, ``about 7 min``, ``about 2 h``, ``about 3 d``."""
+    if seconds < 60:
+        return "less than 1 min"
+    minutes = seconds / 60
+    if minutes < 90:
+        return f"about {round(minutes) if minutes < 20 else 5 * round(minutes / 5)} min"
+    return f"about {round(minutes / 60)} h" if minutes < 2880 else f"about {round(minutes / 1440)} d"
 
 
 def _two(count: int, whole: str, size: int, part: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumond.facts.frame import Alert, Ledger, Silence, Verdict
-from gpumond.facts.quota import EffectiveQuota
+from gpumond.facts.quota import EffectiveQuota, QueuedRequest
 from gpumond.facts.snapshot import Snapshot
 
 
@@ -91,6 +91,7 @@ class WholeFrame:
     verdicts: tuple[Verdict, ...]
     alerts: tuple[Alert, ...]
     silences: tuple[Silence, ...]
+    queue: tuple[QueuedRequest, ...] = ()
     processes: tuple[ProcessHolding, ...]
     faults: tuple[StatedFault, ...]
     conditions: tuple[StatedCondition, ...]

@@ -1,9 +1,9 @@
 // The command palette: jumps to devices, programs and views, and actions, found by their words.
 
-import { showDevice } from "./devices.js";
 import { $, control, make, named, put } from "./elements.js";
 import { flush } from "./flush.js";
 import { clean } from "./format.js";
+import { showDevice } from "./hero.js";
 import { rowsOf } from "./rows.js";
 import { silence } from "./silences.js";
 import { label, linesOf, reclaimable, state } from "./store.js";

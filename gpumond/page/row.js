@@ -27,6 +27,7 @@ export function createRow(kind, toggle) {
   const program = head.querySelector(".of-program");
   program.append(opener, make("span.state"), thinBar());
   program.scope = "row";
+  head.addEventListener("click", (event) => event.target.closest("button") || toggle(body.item.key));
   head.append(make("td.of-act"));
   if (kind === "group") return body;
   opener.title = "Show details";
@@ -50,15 +51,21 @@ export function updateRow(body, item, { open, largest, active }) {
   if (!item.rows) showDetails(body, item, open);
 }
 
+/** Shows a number; nothing and 0 are dim. */
+function putSize(cell, column, item) {
+  put(cell, column.text(item));
+  if (column.bytes) cell.classList.toggle("zero", !item[column.bytes]);
+}
+
 function updateGroup(cells, opener, group) {
-  COLUMNS.forEach((column, place) => column.bytes && put(cells[place], column.text(group)));
+  COLUMNS.forEach((column, place) => column.bytes && putSize(cells[place], column, group));
   name(opener.lastChild, group.title, 80);
   put(opener.nextSibling, many(group.rows.length, "process", "processes"));
 }
 
 function updateProcess(body, cells, opener, row, active) {
   body.subject = `${row.program} (pid ${row.pid})`; // a program gets its name when its agent connects
-  COLUMNS.forEach((column, place) => column.number && put(cells[place], column.text(row)));
+  COLUMNS.forEach((column, place) => column.number && putSize(cells[place], column, row));
   name(opener.lastChild, row.program, 80);
   const named = (id) => cells[COLUMNS.findIndex((column) => column.id === id)];
   name(named("user"), row.owner, 40);

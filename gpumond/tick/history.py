@@ -159,8 +159,9 @@ class History:
         """Return samples (resolution None or below 15 s) or the longest blocks that are not longer than
         ``resolution``.
 
-        ``since`` and ``until`` are unix times: a block that ends after ``since`` is included. Times at which the signal was unknown are left out. The last block is the one that
-        has not closed yet. Empty if the device, process or signal is unknown.
+        ``since`` and ``until`` are unix times: a block that ends after ``since`` is included. Times at which the
+        signal was unknown are left out. The last block is the one that has not closed yet. Empty if the device, process
+        or signal is unknown.
         """
         found = self._find(key)
         place = SIGNALS.index(signal)

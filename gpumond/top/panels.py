@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gpumond.facts.units import human
+from gpumond.facts.units import duration, human
 from gpumond.top.local import SIGNALS, refusal, send
 from gpumond.view.lines import Line, Piece, wrapped
 from gpumond.view.rows import ProcessRow
@@ -145,6 +145,10 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
         more["overhead"] = f"{more.get('overhead', '')}: {row.overhead_parts}"
     terms = [(share, human(size) + more.get(share, "")) for share, size in shares if size is not None]
     terms += [("user", row.user)] if row.user else []
+    if row.host:
+        cpu = "" if row.host.cpu_ratio is None else f", {row.host.cpu_ratio:.0%} of a core"
+        terms.append(("runs", f"{row.host.command} (for {duration(row.host.age_seconds)}{cpu})"))
+        terms.append(("host memory", human(row.host.resident_bytes)))
     for term, value in (*terms, *row.facts):
         lines += wrapped([Piece(f"{term:>{TERM}} ", "dim"), Piece(value)], width)
     if row.flush_policy is None:

@@ -43,6 +43,18 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
+def _age(seconds: float) -> str:
+    """Format an age in five columns: ``42s``, ``5m``, ``3h``, ``12d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _of(row: ProcessRow, name: str) -> float | None:
+    return getattr(row.host, name) if row.host else None
+
+
 def _index(gpu: str) -> int | None:
     """Return the index at the end of a GPU's label."""
     index = gpu.rpartition(":")[2]
@@ -58,9 +70,19 @@ COLUMNS = (
     TableColumn("user", 10, 7, lambda row: row.user),
     TableColumn("used", 10, 0, lambda row: _size(row.used_bytes), lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
-    TableColumn("busy", 5, 8, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
+    TableColumn("busy", 5, 7, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
     TableColumn("verdict", 13, 2, lambda row: row.verdict),
+    TableColumn(
+        "age", 6, 9, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
+    ),
+    TableColumn("cpu", 5, 10, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
+    TableColumn(
+        "host", 10, 11, lambda row: _size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
+    ),
+    TableColumn("command", 20, 12, lambda row: row.host.command if row.host else ""),
 )
+HIDEABLE = (*HOLDINGS, "busy", "age", "cpu", "host", "command")
+"""Columns that are hidden while no row has a value other than 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +101,27 @@ class SortOrder:
         return SortOrder(column, column == self.column and not self.reverse)
 
 
-def fitting(width: int) -> list[TableColumn]:
-    """Return the columns that fit on a screen of that width, in their order."""
-    chosen = {column.name for column in COLUMNS}
+def empty(rows: Sequence[ProcessRow]) -> set[str]:
+    """Return the names of the columns of `HIDEABLE` without a value other than 0; none without a row."""
+    if not rows:
+        return set()
+    columns = (column for column in COLUMNS if column.name in HIDEABLE)
+    return {
+        column.name
+        for column in columns
+        if not any(column.number(row) if column.number else column.text(row) for row in rows)
+    }
+
+
+def fitting(width: int, without: Collection[str] = ()) -> list[TableColumn]:
+    """Return the columns that fit on a screen of that width, in their order, except those ``without``."""
+    chosen = {column.name for column in COLUMNS if column.name not in without}
     for column in sorted(COLUMNS, key=lambda column: -column.rank):
-        if column.rank and sum(each.width + 1 for each in COLUMNS if each.name in chosen) > width:
+        if (
+            column.name in chosen
+            and column.rank
+            and sum(each.width + 1 for each in COLUMNS if each.name in chosen) > width
+        ):
             chosen.remove(column.name)
     return [column for column in COLUMNS if column.name in chosen]
 
@@ -99,11 +137,14 @@ def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[P
 
 def laid_out(width: int, rows: Iterable[ProcessRow]) -> list[TableColumn]:
     """Return the columns of a line of that width, in their final widths. A GPU's label is shown completely."""
-    longest = max((len(row.gpu) for row in rows), default=0)
+    shown = [*rows]
+    longest = max((len(row.gpu) for row in shown), default=0)
     more = max(0, longest - COLUMNS[0].width)
-    columns = fitting(width - 1 - more)
+    columns = fitting(width - 1 - more, empty(shown))
     spare = max(0, width - 1 - more - sum(column.width + 1 for column in columns))
-    wider = {"gpu": more, "program": min(spare, 30)}
+    last = columns[-1].name == "command"
+    program = min(spare, 10 if last else 30)
+    wider = {"gpu": more, "program": program, "command": spare - program if last else 0}
     return [replace(column, width=column.width + wider.get(column.name, 0)) for column in columns]
 
 
@@ -144,8 +185,8 @@ def table_line(row: TableRow, columns: Sequence[TableColumn], width: int, marked
     """Return the line of one row: a mark, then the columns."""
     cells = [fitted(_text(column, row), column.width, bool(column.number)) for column in columns]
     text = fitted(("*" if marked else " ") + " ".join(cells), width)
-    bold = bool(row.members) or row.process.notable
-    return [Piece(text, "chosen" if chosen else "bold" if bold else "")]
+    style = "warn" if row.process.notable else "bold" if row.members else ""
+    return [Piece(text, "chosen" if chosen else style)]
 
 
 def _text(column: TableColumn, row: TableRow) -> str:
@@ -303,6 +344,7 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
         busy_ratio=_total(row.busy_ratio for row in members),
         used_bytes=_total_bytes(row.used_bytes for row in members),
         shares={share: _total_bytes(row.shares[share] for row in members) for share in HOLDINGS},
+        host=None,
         verdict=_common(verdicts, f"{len(notable)} problems" if notable else ""),
         notable=bool(notable),
         state="",

@@ -87,6 +87,12 @@ def scrolled(lines: Sequence[Line], height: int, first: int, chosen: str | None)
     return max(0, min(first, len(lines) - height))
 
 
+def pages_line(lines: Sequence[Line], first: int, height: int, count: int) -> Line:
+    """Return the line that states which of the devices are shown, and how to reach the others."""
+    begin, end = device_at(lines, first), device_at(lines, min(len(lines), first + height) - 1)
+    return [Piece(f"devices {begin + 1} to {end + 1} of {count}; ← → and 0 to 9 select others", "dim")]
+
+
 def device_at(lines: Sequence[Line], place: int) -> int:
     """Return the position of the device to which a line belongs."""
     heads = [at for at, line in enumerate(lines) if line and line[0].style in ("bold", "chosen")]

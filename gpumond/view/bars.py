@@ -21,15 +21,16 @@ FILLS: Mapping[str, str] = {
 """The character of each share on terminals without color."""
 
 COLOURS: Mapping[str, str] = {
-    "live": "#1857B8",
-    "cached": "#3FBAA9",
-    "stranded": "#FFB71E",
-    "overhead": "#9972E6",
-    "opaque": "#855A6C",
-    "unattributed": "#E9660B",
+    "live": "#3351FD",
+    "cached": "#2DA595",
+    "stranded": "#C5870C",
+    "overhead": "#A383E9",
+    "opaque": "#746476",
+    "unattributed": "#C13620",
     "free": "#DDE1E6",
 }
-"""The same in the terminal and in Grafana, and on the page where their contrast with its ground is at least 3 : 1.
+"""The same in the terminal, in Grafana and in the web UI, in light and dark: each share has a contrast of 3 : 1 or more
+with both grounds.
 
 Any two differ by at least 0.12 in OKLab, both unchanged and as simulated for protanopia, deuteranopia and tritanopia
 (Machado 2009). No view relies on color alone: each share is shown with its name and bytes.

@@ -15,7 +15,17 @@ GROUNDS: Mapping[str, str] = {**COLOURS, "free": FREE_ON_DARK, "reserved": "#6B7
 Colors = Literal["none", "256", "true"]
 """Colors of a terminal. Sixteen cannot distinguish the shares, and count as none."""
 
-STYLES: Mapping[str, str] = {"bold": "1", "dim": "2", "alarm": "1;7", "chosen": "7", "head": "1;7"}
+STYLES: Mapping[str, str] = {
+    "bold": "1",
+    "dim": "2",
+    "alarm": "1;7",
+    "chosen": "7",
+    "head": "1;7",
+    "warn": "1;33",
+    "bad": "1;31",
+}
+COLORED = ("warn", "bad")
+"""Styles that are bold on a terminal without colors."""
 CUBE = (0, 95, 135, 175, 215, 255)
 """Levels of each component in the color cube of a terminal with 256 colors."""
 
@@ -131,7 +141,7 @@ def _codes(piece: Piece, colors: Colors) -> Iterator[str]:
         if piece.ink:
             yield f"38;{_color(piece.ink, colors)}"
     if piece.style:
-        yield STYLES[piece.style]
+        yield STYLES["bold" if colors == "none" and piece.style in COLORED else piece.style]
 
 
 @lru_cache(maxsize=64)

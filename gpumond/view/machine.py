@@ -5,11 +5,12 @@ All numbers of a view are from one frame. Text from programs is sanitized here, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpumond.view.frame import frame_of
+from gpumond.view.frame import CheckedFrame, frame_of
 from gpumond.view.notices import FrameNotice, alerts, notices, once, stuck, verdicts
+from gpumond.view.queue import waiting
 from gpumond.view.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, reclaimable
 
 PLACE_END = "|"
@@ -53,7 +54,7 @@ def view(answer: object) -> View:
         up=bool(snapshot["source"]["up"]),
         devices=tuple(devices(frame, refusing)),
         processes=tuple(processes(frame)),
-        notices=about_itself,
+        notices=(*about_itself, *_queue(frame)),
         alerts=tuple(once(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame["verdicts"])),
         stuck=tuple(
@@ -63,6 +64,12 @@ def view(answer: object) -> View:
         reclaimable_bytes=reclaimable(lines, refusing),
         refused_bytes=sum(line["used_bytes"] for line in cached(lines) if process_of(line) in refusing),
     )
+
+
+def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
+    index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
+    for uuid, sentence in waiting(frame):
+        yield FrameNotice("note", f"waiting on {index.get(uuid, uuid)}", sentence, "waiting")
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:

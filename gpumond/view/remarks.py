@@ -9,7 +9,7 @@ from gpumond.view.lines import Line, Piece, clipped, wrapped
 from gpumond.view.machine import View
 from gpumond.view.notices import FrameNotice, grouped
 
-STYLES = {"bad": "alarm", "warn": "bold", "note": ""}
+STYLES = {"bad": "bad", "warn": "warn", "note": ""}
 
 
 def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:

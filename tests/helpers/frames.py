@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from gpumond.facts.frame import Alert, Frame, Verdict
+from gpumond.facts.frame import SHARES, Alert, Frame, Verdict
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.whole_frame import StatedCondition, StatedFault, WholeFrame
 from gpumond.serve.whole_frame import holdings
@@ -120,3 +120,11 @@ def holding_with(pid: int = 7, **fields: Any) -> dict[str, Any]:
     names = ("container", "container_name", "pod_name", "unit", "slurm_job")
     defaults = {"comm": "python", "workload": "", "kinds": ["compute"], "used_bytes": 3 * GIB, "state": "alive"}
     return {"pid": pid, **dict.fromkeys(names), **defaults} | fields
+
+
+def share_history(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Return an answer of `/api/v1/history/shares`: times with opaque bytes."""
+    times, sizes = ([point[place] for point in points] for place in (0, 1))
+    unknown = {share: [None] * len(points) for share in SHARES}
+    used = dict.fromkeys(("low", "high", "used"), sizes)
+    return {"at": times, "resolution_seconds": None, "block_seconds": None, **used, **unknown, "opaque": sizes}

@@ -29,7 +29,6 @@ def drawn(session: PageSession, seconds: str) -> None:
 
 def test_chart_shows_the_chosen_range_up_to_now(session: PageSession):
     page = session.page
-    page.locator("h3 button").click()
     for name, seconds in RANGES.items():
         page.locator(".device").get_by_role("button", name=name).click()
         drawn(session, str(seconds))
@@ -53,7 +52,6 @@ def test_chart_shows_the_chosen_range_up_to_now(session: PageSession):
 def test_chart_is_zoomed_and_its_crosshair_is_that_of_all_charts(session: PageSession):
     page = session.page
     page.get_by_role("button", name="leak", exact=True).click()
-    page.locator("h3 button").click()
     plot = page.locator(".device .plot")
     drawn(session, "900")
     page.locator("tbody .plot[data-range]").wait_for()
@@ -77,7 +75,7 @@ def test_chart_is_zoomed_and_its_crosshair_is_that_of_all_charts(session: PageSe
     page.mouse.up()
     page.wait_for_function("() => /range=\\d+-\\d+/.test(location.hash)")
     first, last = map(int, re.findall(r"range=(\d+)-(\d+)", session.address())[0])
-    assert last - first == pytest.approx(225, abs=5)
+    assert 10 <= last - first <= 230, "a quarter of what is shown, which is at most 15 min"
     drawn(session, f"{first}-{last}")
     other = PageSession(page.context, session.address())
     drawn(other, f"{first}-{last}")
@@ -107,7 +105,7 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
 
     with open_page(browser, demo, rewrite=with_leak) as session:
         page = session.page
-        page.get_by_text("Evidence").click()
+        page.get_by_role("button", name=re.compile("Evidence leak")).click()
         page.locator(".fit svg").wait_for()
         paths = dict(
             page.evaluate("""() => [...document.querySelectorAll('.fit path')].map(

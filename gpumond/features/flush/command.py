@@ -20,6 +20,7 @@ from gpumond.view.text import size, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = add_target(parser, "flush")
+    target.add_argument("--user", metavar="NAME", help="flush every process with an agent of one user")
     target.add_argument("--all", action="store_true", help="flush every process with an agent")
     parser.add_argument(
         "--step",
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    names = ("pid", "device", "workload", "all")
+    names = ("pid", "device", "workload", "user", "all")
     if arguments.wake and arguments.step != [ENGINE_STEP]:
         print("gpumond: --wake requires --step engine, and no other step", file=sys.stderr)
         return WRONG_USE

@@ -17,7 +17,7 @@ from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.quota import ReclaimPolicy
+from gpumond.facts.quota import QueuedRequest, ReclaimPolicy
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.features.quotas.queue import (
@@ -142,6 +142,8 @@ class Admissions:
         self._keeping: asyncio.Task[None] | None = None
         self._queue = Queue()
         self._entries: dict[str, _Entry] = {}
+        self._since: dict[str, float] = {}
+        """By request that waits: unix time of the first frame in which it does."""
         self._pauses: dict[str, _Pause] = {}
         self._lent_to: dict[str, str] = {}
         self._unused: dict[str, tuple[int, int]] = {}
@@ -273,6 +275,27 @@ class Admissions:
         """Remove a request, or release what it was granted. Raises NoSuchAdmission."""
         self._entry(name, owner)
         self._remove(name)
+
+    def queue(self, snapshot: Snapshot) -> tuple[QueuedRequest, ...]:
+        """Return the requests that wait, the next one of each device first."""
+        waiting = [(name, entry) for name, entry in self._entries.items() if not entry.granted]
+        self._since = {name: self._since.get(name, snapshot.taken_at) for name, _ in waiting}
+        found = [self._queued(snapshot, name, entry) for name, entry in waiting]
+        return tuple(sorted(found, key=lambda each: (each.device_uuid, each.ahead)))
+
+    def _queued(self, snapshot: Snapshot, name: str, entry: _Entry) -> QueuedRequest:
+        answer = self._answer(snapshot, name, entry)
+        return QueuedRequest(
+            id=name,
+            device_uuid=answer.device_uuid,
+            need_bytes=answer.need_bytes,
+            available_bytes=answer.available_bytes,
+            missing_bytes=answer.missing_bytes,
+            ahead=answer.ahead,
+            user=entry.owner,
+            pid=entry.started.process.pid if entry.started.process else None,
+            since=self._since[name],
+        )
 
     def execute(self, snapshot: Snapshot) -> None:
         """Decide on a new snapshot, and start the flushes that are due; waits for none of them."""

@@ -63,6 +63,10 @@ class AdmissionsPart(Part):
     async def load(self) -> Sequence[str]:
         return await self.admissions.load()
 
+    def conclude(self, tick: Tick) -> Tick:
+        queue = self.admissions.queue(tick.frame.snapshot)
+        return replace(tick, frame=replace(tick.frame, queue=queue)) if queue else tick
+
     def act(self, tick: Tick) -> None:
         self.admissions.execute(tick.frame.snapshot)
 
