@@ -2,6 +2,7 @@
 
 import { showThinBar, thinBar } from "./bars.js";
 import { createChart } from "./chart.js";
+import { isMarked, setMarked } from "./compare.js";
 import { button, make, name, put, sync } from "./elements.js";
 import { facts } from "./facts.js";
 import { flush } from "./flush.js";
@@ -25,7 +26,9 @@ export function createRow(kind, toggle) {
   const opener = button("", () => toggle(body.item.key), "button.plain");
   opener.append(make("bdi"));
   const program = head.querySelector(".of-program");
-  program.append(opener, make("span.state"), thinBar());
+  const mark = button("✓", () => showMark(mark, setMarked(body.item, !isMarked(body.item))), "button.plain.mark");
+  mark.tabIndex = -1;
+  program.append(opener, make("span.state"), ...(kind === "group" ? [] : [mark]), thinBar());
   program.scope = "row";
   head.addEventListener("click", (event) => event.target.closest("button") || toggle(body.item.key));
   head.append(make("td.of-act"));
@@ -51,6 +54,10 @@ export function updateRow(body, item, { open, largest, active }) {
   if (!item.rows) showDetails(body, item, open);
 }
 
+function showMark(mark, on) {
+  mark.ariaPressed = String(on);
+}
+
 /** Shows a number; nothing and 0 are dim. */
 function putSize(cell, column, item) {
   put(cell, column.text(item));
@@ -64,6 +71,9 @@ function updateGroup(cells, opener, group) {
 }
 
 function updateProcess(body, cells, opener, row, active) {
+  const mark = body.querySelector(".mark");
+  showMark(mark, isMarked(row));
+  mark.ariaLabel = `Compare ${clean(row.program, 80)}`;
   body.subject = `${row.program} (pid ${row.pid})`; // a program gets its name when its agent connects
   COLUMNS.forEach((column, place) => column.number && putSize(cells[place], column, row));
   name(opener.lastChild, row.program, 80);

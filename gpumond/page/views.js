@@ -7,7 +7,7 @@ import { changed } from "./store.js";
 const PAUSE = 5000; // between requests of the open view
 
 /** Titles of the views by name. */
-export const TITLES = { "": "Overview", alerts: "Alerts", rules: "Rules", receipts: "Receipts", quotas: "Quotas", baselines: "Baselines" };
+export const TITLES = { "": "Overview", alerts: "Alerts", rules: "Rules", receipts: "Receipts", quotas: "Quotas", compare: "Compare", baselines: "Baselines" };
 
 const views = {}; // those besides the present state, by name
 let open = Object.hasOwn(TITLES, address.read("view")) ? address.read("view") : "";
