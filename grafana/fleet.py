@@ -165,7 +165,11 @@ RELEASED = [
         "Released by flushes, by workload",
         "Memory that flushes released in each interval, by workload, on all machines.",
         "bytes",
-        Query(happening("gpumond_workload_flush_released_bytes_total", "workload", FLEET), "{{workload}}"),
+        Query(
+            f"sum by (workload) (workload:gpumond_workload_flush_released_bytes:rate5m{{{TARGETS}}})"
+            " * $__interval_ms / 1000 > 0",
+            "{{workload}}",
+        ),
         bars=True,
         stacked=True,
         runbooks=("reclaimable-waste",),

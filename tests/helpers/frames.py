@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gpumond.facts.frame import SHARES, Alert, Frame, Verdict
+from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.whole_frame import StatedCondition, StatedFault, WholeFrame
 from gpumond.serve.whole_frame import holdings
@@ -27,6 +28,7 @@ def make_frame(
     alerts: tuple[Alert, ...] = (),
     faults: tuple[StatedFault, ...] = (),
     conditions: tuple[StatedCondition, ...] = (),
+    queue: tuple[QueuedRequest, ...] = (),
     **fields: Any,
 ) -> dict[str, Any]:
     snapshot = make_snapshot(*devices, **fields)
@@ -41,6 +43,7 @@ def make_frame(
         verdicts=verdicts,
         alerts=alerts,
         silences=(),
+        queue=queue,
         processes=processes,
         faults=faults,
         conditions=conditions,
