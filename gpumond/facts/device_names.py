@@ -23,6 +23,7 @@ def device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[st
     uuids = dict.fromkeys((*(device.uuid for device in devices), *others))
     if name in uuids:
         return name
+    name = re.sub(r"(?i)^gpu\s+(?=\d+$)", "", name)  # as every view names it
     # A partition has the index and the address of its parent; the name then means the parent.
     whole = [device for device in devices if device.parent_uuid is None] or devices
     found = [device.uuid for device in whole if name in (str(device.index), device.pci_bus_id)]

@@ -13,7 +13,6 @@ import { OF_PROCESSES, SHARES } from "./words.js";
 
 const MOST = 4; // programs that are compared at once
 const SECONDS = 900;
-const MINUTES = 15; // choices of moments
 
 const marked = new Map(address.read("compare").split(",").filter(Boolean).map((key) => [key, null])); // by uuid:pid
 const keyOf = ({ device_uuid: uuid, pid }) => `${uuid}:${pid}`;
@@ -49,19 +48,19 @@ const COLUMNS = [
 
 const charts = make("div.compared");
 const says = control("p", { role: "status" });
-const ago = control("input", { type: "range", min: 1, max: MINUTES, value: 5 });
+const moment = control("input", { type: "range", min: 0, max: 100, value: 0 });
 const table = createTable("Differences between two moments", COLUMNS);
 let histories = [];
 
 function create() {
-  ago.setAttribute("aria-label", "Minutes before now");
-  ago.addEventListener("input", show);
+  moment.setAttribute("aria-label", "The moment to compare with");
+  moment.addEventListener("input", show);
   const clear = button("Clear", () => {
     for (const row of rows()) setMarked(row, false);
     histories = [];
     show();
   });
-  const controls = make("div.controls", make("label", "Compare now with ", ago), clear);
+  const controls = make("div.controls", make("label", "Compare now with ", moment), clear);
   return make("section", make("div.title", make("h2", "Compare"), says, controls), charts, table);
 }
 
@@ -80,11 +79,11 @@ const programOf = ({ workload, comm, pid }) => `${workload || comm || "?"} (pid 
 
 function show() {
   const to = state.frame.snapshot.taken_at;
-  const from = to - SECONDS;
-  const at = to - 60 * ago.value;
   const points = histories.flatMap(({ past }) => past.points);
+  const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
+  const at = from + ((to - from) * moment.value) / 100;
   const top = points.reduce((most, { used }) => Math.max(most, used), 1);
-  put(says, histories.length ? `All charts have the scale from 0 to ${human(top)}. Compared with ${clock(at)}.` : "Mark rows of processes (x) to compare them.");
+  put(says, histories.length ? `All charts have the scale from 0 to ${human(top)}. Now is compared with ${clock(at)}.` : "Mark rows of processes (x) to compare them.");
   sync(
     charts,
     histories,
@@ -118,7 +117,7 @@ function draw(plot, past, { from, to, top, at }) {
 
 /** Bytes of each share of a process at a time and now. */
 function differences(row, { points }, at) {
-  const before = points.findLast((point) => point.at <= at);
+  const before = points.findLast((point) => point.at <= at) ?? points[0];
   const now = points.at(-1);
   const names = ["used", ...OF_PROCESSES].filter((share) => before?.[share] || now?.[share]);
   return names.map((share) => ({ key: keyOf(row), share, program: programOf(row), before: before?.[share], now: now?.[share] }));

@@ -5,7 +5,7 @@ import { showDevices } from "./devices.js";
 import { $, name, put } from "./elements.js";
 import { showEngines } from "./engines.js";
 import { showEvents } from "./events.js";
-import { clock } from "./format.js";
+import { clock, duration } from "./format.js";
 import "./flushes.js";
 import "./help.js";
 import { showHero } from "./hero.js";
@@ -34,12 +34,12 @@ function show() {
     put($("moment"), "");
     return;
   }
-  const { taken_at, seq, source } = frame.snapshot;
+  const { taken_at, seq, source, elapsed_seconds } = frame.snapshot;
   const named = source.driver_version?.startsWith(source.name);
   const driver = named ? source.driver_version : [source.name, source.driver_version].filter(Boolean).join(" ");
   put($("moment"), [clock(taken_at), driver, state.paused && "paused"].filter(Boolean).join(" · "));
   name($("host"), frame.host, 80);
-  put($("version"), `gpumond ${frame.version}`);
+  put($("version"), `gpumond ${frame.version}, up for ${duration(elapsed_seconds)}`);
   showProblems();
   showSilences();
   if (present) showPresent();

@@ -16,7 +16,7 @@ from gpumond.view.lines import ansi, colors_of, plain_text
 from gpumond.view.machine import View
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import HOLDINGS, DeviceRow
-from gpumond.view.text import fitting_table, output_width, safe, size
+from gpumond.view.text import broken, fitting_table, output_width, safe, size
 
 
 def device_table(content: View, verbose: bool = False, width: int | None = None, bars: bool = False) -> str:
@@ -171,9 +171,8 @@ def page(content: View) -> str:
     width = output_width() or 80
     lines = device_lines(content, width, sys.maxsize, monochrome=colors == "none")
     devices = "\n".join(plain_text(line) if colors == "none" else ansi(line, colors) for line in lines)
-    return "\n\n".join(
-        section for section in (devices, process_table(content, output_width()), *notes(content)) if section
-    )
+    paragraphs = (broken(note, output_width()) for note in notes(content))
+    return "\n\n".join(section for section in (devices, process_table(content, output_width()), *paragraphs) if section)
 
 
 BAR = 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
@@ -100,6 +101,14 @@ def fitting_table(
 def output_width() -> int | None:
     """Return the width of the terminal, None if standard output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def broken(text: str, width: int | None) -> str:
+    """Return the text with its lines broken between words, if there is a width."""
+    if width is None:
+        return text
+    lines = (textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join("\n".join(own) for own in lines)
 
 
 def size(value: int | None) -> str:

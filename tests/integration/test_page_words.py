@@ -40,8 +40,8 @@ def test_no_word_of_any_view_is_broken(browser: Browser, demo: RunningDaemon, wi
     demo.flush(target={"all": True}, force=True)
     with open_page(browser, demo, {"width": width, "height": 900}) as session:
         for view in VIEWS:
+            session.page.goto("about:blank")
             session.page.goto(f"{demo.url}/#view={view}")
-            session.page.reload()
             session.page.locator("#content:not([hidden]), #view:not([hidden]) section").first.wait_for()
             session.page.wait_for_timeout(1500)
             assert session.page.evaluate(BROKEN) == [], view

@@ -14,6 +14,9 @@ from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, table
 
+PAIRS = ("labels", "annotations")
+"""Fields that are objects in the output, so that jq can name a label."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--past", action="store_true", help="show resolved alerts, newest last")
@@ -24,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     answer = client.get(arguments.url, "/api/v1/alerts" + ("/history" if arguments.past else ""))
     found = checked_as(tuple[Alert, ...], answer, "alerts")
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps([{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in found], indent=2))
     elif found:
         print(table(("PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY"), _rows(found)))
         if links := [_runbook(arguments.url, rule) for rule in sorted({alert["rule"] for alert in found} & RUNBOOKS)]:
