@@ -63,7 +63,8 @@ function entriesOf(devices, sums) {
   const known = devices.filter((device) => device.used_bytes !== null);
   if (!known.length) return [];
   const more = Object.entries(extra).filter(([, bytes]) => bytes);
-  return [...more, ["free", total(known, "free_bytes")], ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
+  const free = known.every((device) => device.free_bytes !== null) ? [["free", total(known, "free_bytes")]] : [];
+  return [...more, ...free, ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
 }
 
 function showLegend(node, devices, sums) {
@@ -188,7 +189,7 @@ function drawEdge() {
 
 function flushShown() {
   const devices = shown();
-  if (devices.length === 1) flush({ device: devices[0].uuid }, label(devices[0]));
+  if (devices.length === 1 && state.frame.snapshot.devices.length > 1) flush({ device: devices[0].uuid }, label(devices[0]));
   else flush({ all: true }, "all programs");
 }
 
