@@ -38,13 +38,19 @@ def threshold(value: object) -> float:
 
 
 def byte_size(value: object) -> int:
-    """Convert ``80GiB``, ``512MiB`` or a number to bytes. Raises ValueError, also for a text without a unit."""
+    """Convert ``80GiB``, ``512MiB`` or a number of bytes to bytes. Raises ValueError."""
     match = _AMOUNT.fullmatch(str(value).strip())
     if match is None or match[2] == "%" or isinstance(value, bool):
         raise ValueError("expected a size such as 80GiB")
-    if isinstance(value, str) and match[2] is None and float(match[1]):
-        raise ValueError(f"expected a unit, as in {match[1]}GiB or {match[1]}B")
     return int(_finite(float(match[1]) * _FACTORS[match[2]]))
+
+
+def typed_size(text: str) -> int:
+    """Convert a size that a user types, which has a unit unless it is 0. Raises ValueError."""
+    size = byte_size(text)
+    if size and (number := text.strip()).replace(".", "", 1).isdecimal():
+        raise ValueError(f"expected a unit, as in {number}GiB or {number}B")
+    return size
 
 
 def _finite(number: float) -> float:

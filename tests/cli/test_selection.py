@@ -9,7 +9,7 @@ import pytest
 from gpumond.cli.arguments import add_target
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import QueuedRequest
-from gpumond.facts.units import GIB, about, byte_size
+from gpumond.facts.units import GIB, about, typed_size
 from gpumond.features.quotas.need import WaitingLine, size
 from gpumond.testing import make_device
 from gpumond.view.machine import view
@@ -45,8 +45,8 @@ def test_size_without_a_unit_is_refused():
     with pytest.raises(ConfigError, match="expected a unit, as in 40GiB or 40B"):
         size("40")
     with pytest.raises(ValueError, match="expected a unit"):
-        byte_size("1.5")
-    assert [byte_size(text) for text in ("40GiB", "0", 7)] == [40 * GIB, 0, 7]
+        typed_size("1.5")
+    assert [typed_size(text) for text in ("40GiB", "0", "7 B")] == [40 * GIB, 0, 7]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gpumond.cli.arguments import add_target, duration
 from gpumond.cli.exits import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, print_error
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
-from gpumond.facts.units import byte_size
+from gpumond.facts.units import typed_size
 from gpumond.view.frame import receipts_of
 from gpumond.view.text import size, table
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("gpumond: --wake requires --step engine, and no other step", file=sys.stderr)
         return WRONG_USE
     try:
-        least = byte_size(arguments.min_reclaimable)
+        least = typed_size(arguments.min_reclaimable)
     except ValueError as error:
         print(f"gpumond: --min-reclaimable {arguments.min_reclaimable!r}: {error}", file=sys.stderr)
         return WRONG_USE

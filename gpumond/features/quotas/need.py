@@ -32,7 +32,7 @@ ROUTE = "/api/v1/admissions"
 def size(text: str) -> int:
     """Return the bytes of a text such as 40GiB. Raises ConfigError."""
     try:
-        value = units.byte_size(text)
+        value = units.typed_size(text)
     except ValueError as error:
         raise ConfigError(f"run: --need {text}: {error}") from None
     if value <= 0:
