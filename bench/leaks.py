@@ -28,7 +28,7 @@ from typing import NamedTuple
 from bench.result import publish
 from gpumond.diagnosis.leak import LeakCase
 from gpumond.diagnosis.serving import SERVING, ServingTest, UpperQuartiles, find
-from gpumond.tick.history import FIVE_MINUTES, MAX, MINUTE, USED, Series, highest
+from gpumond.tick.history import FIVE_MINUTES, MAX, MINUTE, PROCESS_SIGNALS, SIGNALS, USED, Series, highest
 
 MIB, HOUR, DAY = 1 << 20, 3600.0, 86400.0
 RATES = (16, 32, 64, 128, 256)
@@ -132,10 +132,10 @@ def onsets(points: Points, size: float) -> dict[str, list[float]]:
 
 def evaluations(points: Points, size: float, since: float = -inf) -> Iterator[tuple[float, LeakCase, UpperQuartiles]]:
     """Yield the time, the case and the quartiles whenever a block has closed."""
-    series, quartiles = Series(3, points[0][0], 0.0), UpperQuartiles()
-    device = Series(5, points[0][0], 0.0)
+    series, quartiles = Series(PROCESS_SIGNALS, points[0][0], 0.0), UpperQuartiles()
+    device = Series(len(SIGNALS), points[0][0], 0.0)
     for at, used in points:
-        if series.add((at, used, nan, nan)) <= FIVE_MINUTES:
+        if series.add((at, used, nan, nan, nan)) <= FIVE_MINUTES:
             continue
         quartiles.add(series, USED)
         if at > since:

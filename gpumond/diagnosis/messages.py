@@ -9,7 +9,7 @@ from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Program, Retainer
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import DAY_SECONDS, duration, human
+from gpumond.facts.units import DAY_SECONDS, about, duration, human
 
 FORMS = {"linear": "", "stairs": ", in steps", "load-proportional": " at its present load"}
 
@@ -29,7 +29,7 @@ def leak(
     part = " outside its allocators' pools" if outside else ""
     pace = f"has grown by {human(per_minute)} each minute{FORMS.get(form, '')} since {clock(since)}"
     likely = ", possibly in a cache of compiled kernels or graphs" if outside else ""
-    end = f"; {device} is full in {duration(left)}" if left is not None else ""
+    end = f"; {device} is full in {about(left)} at this rate, from its recent peak" if left is not None else ""
     return f"memory of {owner}{part} {pace}{_number(allocations)}{likely}{end}"
 
 
@@ -38,17 +38,15 @@ def growing(
     device: str,
     per_minute: float,
     since: float,
-    left: float | None,
     step: float | None,
     allocations: AllocationGrowth | None,
 ) -> str:
     """Describe growth that may become a leak; ``step``: bytes kept by each step, if the program counts steps."""
     owner = f"{who} on {device}" if who != device else f"{device} without a known process"
     each = f", {human(step)} in each step" if step is not None and step > 0 else ""
-    end = f"; {device} would be full in {duration(left)}" if left is not None else ""
     return (
         f"memory of {owner} grows by {human(per_minute)} each minute{each} since {clock(since)}"
-        f"{_number(allocations)}{end}. It is a leak"
+        f"{_number(allocations)}. It is a leak"
         " if it continues at this rate for 6 to 14 minutes; a start, a cache or an evaluation slows down or returns it"
     )
 
@@ -67,8 +65,8 @@ def together(one: str, programs: int, devices: int) -> str:
 
 def fragmentation(who: str, device: str, ratio: float, kept: float, live: float) -> str:
     return (
-        f"{who} holds {human(kept)} of {device}, but at most {human(live)} of it are live: "
-        f"{ratio:.0%} of its pool is fragmented, and a flush cannot return it"
+        f"{who} held {human(kept)} of {device} at its peak, of which at most {human(live)} were live: "
+        f"{100 * ratio:.1f} % of its pool was fragmented"
     )
 
 

@@ -26,8 +26,9 @@ the device, and of its own) in one sample, or to EMPTY of the device.
 """
 RETURNED_RATIO = 0.5
 
-_Report = tuple[AgentReport, int | None, int, int | None]
-"""Report with live bytes, held bytes and the number of live allocations, summed over its pools on one device."""
+_Report = tuple[AgentReport, int | None, int, int | None, int]
+"""Report with live bytes, held bytes, the number of live allocations, and stranded bytes, summed over its pools on one
+device."""
 _Reports = dict[ProcessKey, _Report]
 Evidence = tuple[tuple[str, float], ...]
 
@@ -185,9 +186,11 @@ class Tracker:
         used = device.used_bytes or 0
         self._returned[uuid] = self._used.get(uuid, used) - used
         self._used[uuid] = used
-        counted = [(live, held) for _, live, held, _ in reports.values() if live is not None]
-        all_live = sum(live for live, _ in counted) if counted else nan
-        all_held = sum(held for _, held in counted) if counted else nan
+        counted = {key: own for key, own in reports.items() if own[1] is not None}
+        all_live = sum(live or 0 for _, live, *_ in counted.values()) if counted else nan
+        all_held = sum(own[2] for own in counted.values()) if counted else nan
+        all_stranded = sum(own[4] for own in counted.values()) if counted else nan
+        opaque = sum(usage.used_bytes or 0 for key, usage in device.processes_by_key.items() if key not in counted)
         known = 0
         managed = sum(
             pool.held_bytes
@@ -217,7 +220,8 @@ class Tracker:
             self.idle_at.setdefault(uuid, now)
         else:
             self.idle_at.pop(uuid, None)
-        closed = tracked.series.add((now, used, all_live, all_held, nan if busy is None else busy, unattributed))
+        pooled = (all_live, all_held, all_stranded)
+        closed = tracked.series.add((now, used, *pooled, nan if busy is None else busy, unattributed, opaque))
         if closed:
             self.due.append((tracked, closed))
 
@@ -243,9 +247,9 @@ class Tracker:
             tracked.counted = False
             tracked.steps.add(None, one_device=False)
             tracked.used = used
-            closed = tracked.series.add((now, used, nan, nan))
+            closed = tracked.series.add((now, used, nan, nan, nan))
         else:
-            full, live, _, allocations = report
+            full, live, _, allocations, stranded = report
             if not tracked.counted and tracked.born < now:
                 tracked.restart(now)  # another signal is used from now on
             tracked.counted = True
@@ -254,7 +258,7 @@ class Tracker:
             tracked.peaks.add(full, key[0], now)
             step = full.program.step
             tracked.steps.add(step, step is not None and len({pool.device_uuid for pool in full.pools}) == 1)
-            closed = tracked.series.add((now, nan if own is None else own, tracked.used, held))
+            closed = tracked.series.add((now, nan if own is None else own, tracked.used, held, stranded))
             tracked.allocations.add(allocations, closed > 0)
         if closed:
             self.due.append((tracked, closed))
@@ -341,11 +345,12 @@ def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
         for pool in outermost(report.pools) if report.uses_device else ():
             own = table.setdefault(pool.device_uuid, {})
             before = own.get(process)
+            stranded = max(0, pool.held_bytes - (pool.live_bytes or 0) - pool.reclaimable.likely)
             if before is None:
-                own[process] = (report, pool.live_bytes, pool.held_bytes, pool.live_allocations)
+                own[process] = (report, pool.live_bytes, pool.held_bytes, pool.live_allocations, stranded)
             else:
                 number, more = before[3], pool.live_allocations
                 number = None if number is None or more is None else number + more
                 live = None if before[1] is None or pool.live_bytes is None else before[1] + pool.live_bytes
-                own[process] = (report, live, before[2] + pool.held_bytes, number)
+                own[process] = (report, live, before[2] + pool.held_bytes, number, before[4] + stranded)
     return table

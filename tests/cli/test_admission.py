@@ -117,6 +117,6 @@ def test_explanation_names_programs_and_earlier_requests():
     plan = [{"pid": 7, "start_ticks": 1, "workload": "train\n", "reclaimable_bytes": GIB}]
     _, answer = state("waiting", ahead=2, available_bytes=None, missing_bytes=0, plan=plan)
     text = explained(answer)
-    assert "an unknown amount is available; 2 earlier requests wait; they fit after a flush of train" in text
+    assert "behind 2 requests that wait: an unknown amount is left for it; they fit after a flush of train" in text
     assert "(pid 7, 1.0 GiB)" in text
     assert "\n" not in text

@@ -169,7 +169,7 @@ def test_programs_start_in_order_and_one_that_is_killed_loses_its_place(daemon: 
     second = start("--need", "900MiB", "--wait", "5m")
     assert "waiting: 900.0 MiB do not fit" in first_error(second)
     third = start("--need", "800MiB", "--wait", "5m")
-    assert "1 earlier request waits" in first_error(third)
+    assert "behind 1 request that waits" in first_error(third)
     second.send_signal(signal.SIGKILL)
     first.kill()
     assert line_of(third) == "started\n"
@@ -182,7 +182,7 @@ def test_grants_and_places_are_kept_over_a_kill_of_the_daemon(start: Start, rest
     assert "waiting: 500.0 MiB do not fit" in first_error(second)
     restarted()
     third = start("--need", "100MiB", "--wait", "5m")
-    assert "1 earlier request waits" in first_error(third)
+    assert "behind 1 request that waits" in first_error(third)
     first.kill()
     first.wait()
     for process in (second, third):
@@ -219,8 +219,8 @@ def test_command_that_cannot_be_started_releases_its_memory(daemon: RunningDaemo
 
 
 WRONG = (
-    (("--need", "lots"), 2, "expected a size such as 40GiB"),
-    (("--need", "50%"), 2, "expected a size such as 40GiB"),
+    (("--need", "lots"), 2, "expected a size such as 80GiB"),
+    (("--need", "50%"), 2, "expected a size such as 80GiB"),
     (("--need", "1GiB", "--wait", "soon"), 2, "expected a duration"),
     (("--wait", "1m"), 2, "require --need"),
     (("--need", "2GiB"), 1, "GPU 0 has 1.0 GiB, less than the 2.0 GiB requested"),

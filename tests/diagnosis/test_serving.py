@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.diagnosis.leak import Leak, LeakCase
 from gpumond.diagnosis.serving import KEPT_BLOCKS, SERVING, ServingTest, UpperQuartiles, find, update
-from gpumond.tick.history import FIVE_MINUTES, USED, Series
+from gpumond.tick.history import FIVE_MINUTES, PROCESS_SIGNALS, SIGNALS, USED, Series
 from tests.helpers.curves import GIB, HOUR, MIB, MINUTE, by_process, each_onset, first, steps_of
 
 SIZE = 48 * GIB
@@ -37,7 +37,11 @@ class Observed:
         gap: tuple[int, int] = (0, 0),
         born: float = 0.0,
     ) -> None:
-        self.series, self.device, self.quartiles = Series(3, born, 0.0), Series(5, born, 0.0), UpperQuartiles()
+        self.series, self.device, self.quartiles = (
+            Series(PROCESS_SIGNALS, born, 0.0),
+            Series(len(SIGNALS), born, 0.0),
+            UpperQuartiles(),
+        )
         self.born, missing = born, 0.0
         for number in range(int(len(values) * BLOCK / every) + bool(values)):
             at = number * every
@@ -46,8 +50,8 @@ class Observed:
             self.add(at + missing, values[block], busy[block] if busy else nan)
 
     def add(self, at: float, value: float, busy: float = nan) -> None:
-        closed = self.series.add((at, value, nan, nan))
-        self.device.add((at, value, nan, nan, busy, nan))
+        closed = self.series.add((at, value, nan, nan, nan))
+        self.device.add((at, value, nan, nan, nan, busy, nan, nan))
         if closed > FIVE_MINUTES:
             self.quartiles.add(self.series, USED)
 
