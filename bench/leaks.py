@@ -28,7 +28,16 @@ from typing import NamedTuple
 from bench.result import publish
 from gpumond.diagnosis.leak import LeakCase
 from gpumond.diagnosis.serving import SERVING, ServingTest, UpperQuartiles, find
-from gpumond.tick.history import DEVICE_SIGNALS, FIVE_MINUTES, MAX, MINUTE, PROCESS_SIGNALS, USED, Series, highest
+from gpumond.tick.history import (
+    DEVICE_SIGNALS,
+    FIVE_MINUTES,
+    MAX,
+    MINUTE,
+    PROCESS_SIGNALS,
+    USED,
+    Series,
+    highest,
+)
 
 MIB, HOUR, DAY = 1 << 20, 3600.0, 86400.0
 RATES = (16, 32, 64, 128, 256)

@@ -313,7 +313,7 @@ def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
     at = frame.snapshot.taken_at
     for kind, some, others in kinds:
         for key, verdict in some.items():
-            if key in others or verdict.kind in SHAPES:
+            if key in others or verdict.kind in (*SHAPES, "growing"):  # suspected only: it comes and goes
                 continue
             known, process = _names(frame), verdict.process
             workload, name = known.get(process) or _names(before).get(process) or ("", "")

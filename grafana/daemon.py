@@ -52,7 +52,7 @@ GLANCE = [
         runbooks=("driver-down",),
     ),
     figure(
-        "Driver's answers",
+        "Driver calls",
         "Unresponsive if a driver call on any machine is overdue.",
         "short",
         f"min({of('driver_responsive')})",
@@ -128,6 +128,8 @@ WORK = [
         "Series per scrape; the limit is 50,000.",
         "short",
         Query(f"max by (instance) (scrape_samples_scraped and on ({TARGET}) {SCRAPED})", "{{instance}}"),
+        Query(f"0 * max(scrape_samples_scraped and on ({TARGET}) {SCRAPED}) + 50000", "limit"),
+        limits=("limit",),
     ),
     series(
         "Faults",

@@ -8,7 +8,6 @@ from grafana.parts import (
     ALL_WELL,
     ANY,
     BAD,
-    FULL,
     GOOD,
     WARNING,
     YES,
@@ -34,13 +33,13 @@ SOON = ((600, WARNING), (3600, GOOD))
 
 GLANCE = [
     figure(
-        "Answers",
+        "Up",
         "Up if the device responds to its driver; otherwise its values are not shown.",
         "short",
         f"max({of('up')})",
         levels=ALL_WELL,
         below=BAD,
-        text={"1": "yes", "0": "no"},
+        text={"1": "up", "0": "down"},
         runbooks=("device-lost",),
     ),
     figure(
@@ -48,7 +47,6 @@ GLANCE = [
         "Share of the device's memory that is used, as reported by the driver.",
         "percentunit",
         f"max({of('memory_used_bytes')} / {of('memory_size_bytes')})",
-        levels=FULL,
         runbooks=("device-nearly-full",),
     ),
     figure(
@@ -137,10 +135,11 @@ POOLS = [
     ),
     series(
         "Out of memory",
-        "Failed allocations per minute, and those that succeeded only after the allocator emptied its cache.",
+        "Failed allocations in each interval, and those that succeeded only after the allocator emptied its cache.",
         "short",
-        Query(f"sum(rate(gpumond_pool_ooms_total{{{DEVICE}}}[$__rate_interval])) * 60", "out of memory"),
-        Query(f"sum(rate(gpumond_pool_retries_total{{{DEVICE}}}[$__rate_interval])) * 60", "retries"),
+        Query(f"round(sum(increase(gpumond_pool_ooms_total{{{DEVICE}}}[$__rate_interval])))", "out of memory"),
+        Query(f"round(sum(increase(gpumond_pool_retries_total{{{DEVICE}}}[$__rate_interval])))", "retries"),
+        bars=True,
         runbooks=("out-of-memory", "allocation-retries"),
     ),
 ]

@@ -8,7 +8,6 @@ from grafana.frames import alerts, board, happened, machine, namespace
 from grafana.parts import (
     ANY,
     BAD,
-    FULL,
     GOOD,
     WARNING,
     YES,
@@ -90,7 +89,6 @@ GLANCE = [
         "Share of all memory that is used, as reported by the drivers.",
         "percentunit",
         f"sum({USED}) / sum({SIZE})",
-        levels=FULL,
         runbooks=("device-nearly-full",),
     ),
     figure(
@@ -132,7 +130,6 @@ OVER_TIME = [
         Query(f'sum by (rule) (gpumond_alerts{{{FLEET}, phase="firing"}})', "{{rule}}"),
         height=11,
         stacked=True,
-        shades=WARNING,
     ),
     series(
         "Unused memory over time",
@@ -166,12 +163,14 @@ RELEASED = [
     ),
     series(
         "Released by flushes, by workload",
-        "Rate at which flushes released memory of each workload, over five minutes, on all machines.",
-        "Bps",
+        "Memory that flushes released in each interval, by workload, on all machines.",
+        "bytes",
         Query(
-            f"sum by (workload) (workload:gpumond_workload_flush_released_bytes:rate5m{{{TARGETS}}}) > 0",
+            f"sum by (workload) (workload:gpumond_workload_flush_released_bytes:rate5m{{{TARGETS}}})"
+            " * $__interval_ms / 1000 > 0",
             "{{workload}}",
         ),
+        bars=True,
         stacked=True,
         runbooks=("reclaimable-waste",),
     ),
@@ -191,7 +190,6 @@ RANKED = [
         "Used share of the ten fullest devices.",
         "percentunit",
         Query(f"topk(10, gpumond:device_memory_used:ratio{{{FLEET}}})", "{{instance}} GPU {{gpu}}"),
-        levels=FULL,
         most=1,
         link=TO_DEVICE,
         runbooks=("device-nearly-full",),

@@ -103,7 +103,7 @@ CAUSES = [
         runbooks=("reclaimable-waste",),
     ),
     series(
-        "Pace, by rank",
+        "Steps/s, by rank",
         "Steps per second of each rank. A rank that is slower than the others delays all of them.",
         PER_SECOND,
         Query(

@@ -31,7 +31,6 @@ NEUTRAL = "text"
 """Grafana's own name for the color of text, dark on light and light on dark."""
 
 GOOD, WARNING, BAD = "green", "orange", "red"
-FULL = ((0.8, WARNING), (0.95, BAD))
 """The levels of the rules device-nearly-full and pressure."""
 
 ANY = ((1, BAD),)
@@ -184,7 +183,7 @@ def series(
     """
     panel = lines.Panel().unit(unit).targets(_targets(queries, at_once=False))
     panel = panel.show_points(options.VisibilityMode.NEVER).legend(_legend()).tooltip(_tooltip())
-    colors = dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC)
+    colors = dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
     if shades:
         colors = dashboard.FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(shades)
     panel = panel.color_scheme(colors)

@@ -174,7 +174,7 @@ GROWTH = [
         runbooks=("leak",),
     ),
     series(
-        "Pace",
+        "Steps/s",
         "Steps per second, by program.",
         PER_SECOND,
         Query(
@@ -183,7 +183,7 @@ GROWTH = [
         ),
     ),
     series(
-        "How busy",
+        "Utilization",
         "Utilization of devices by the programs, if the driver reports it.",
         "percentunit",
         Query(

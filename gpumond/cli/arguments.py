@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from gpumond.facts import units
@@ -56,12 +56,28 @@ duration = value(units.seconds)
 """A duration such as ``90``, ``90s`` or ``1h30m``, in seconds."""
 
 
+class Selected(argparse.Action):
+    """Selects a workload by its name, or a process by its pid."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        if values is not None:
+            number = values.isascii() and values.isdecimal()
+            setattr(namespace, "pid" if number else "workload", int(values) if number else values)
+
+
 def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = True) -> argparse._ActionsContainer:
     """Add the options that select programs, of which one is required, and return their group.
 
     ``purpose``: what happens to a selected program, such as ``flush``. ``device``: add the option for a device.
     """
     target = parser.add_mutually_exclusive_group(required=device)
+    target.add_argument(
+        "selected",
+        nargs="?",
+        action=Selected,
+        metavar="NAME",
+        help=f"{purpose} one workload, or one process by its pid",
+    )
     target.add_argument("--pid", type=int, metavar="N", help=f"{purpose} one process")
     if device:
         target.add_argument(

@@ -171,21 +171,21 @@ def _selected(arguments: argparse.Namespace) -> list[Program]:
     return sorted(found)
 
 
-def get(url: str, path: str, headers: Mapping[str, str] = {}) -> Any:
-    """Return the decoded response to GET. Raises DaemonError.
+def get(url: str, path: str, headers: Mapping[str, str] = {}, seconds: float = READ_SECONDS) -> Any:
+    """Return the decoded response to GET. ``seconds``: longest wait. Raises DaemonError.
 
     Without TLS, a token is sent only if the daemon refuses the request without one.
     """
     proven = url.startswith("https://")
     try:
-        return _exchange("GET", url, path, READ_SECONDS, proven, headers=headers)
+        return _exchange("GET", url, path, seconds, proven, headers=headers)
     except DaemonError as error:
         if proven or error.status not in (UNAUTHORIZED, FORBIDDEN) or not _token(url)[0]:
             raise
         if not is_local(url):
             note = "the token was not sent, since the connection is without TLS"
             raise DaemonError(f"{error}; {note}", error.status, error.problem) from None
-    return _exchange("GET", url, path, READ_SECONDS, True, headers=headers)
+    return _exchange("GET", url, path, seconds, True, headers=headers)
 
 
 def frame(url: str) -> CheckedFrame:

@@ -10,25 +10,36 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from gpumond.cli import client
 from gpumond.cli.client import DEFAULT_URL
 from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
-from gpumond.facts.units import MIB
+from gpumond.facts.errors import GpumondError
+from gpumond.facts.units import MIB, duration
 from gpumond.sim.device import Spec, create
 
-PROGRAMS = ("training", "serving", "leak", "fragmentation")
-DEVICE = Spec(
-    uuid="GPU-51300000-0000-4000-8000-000000000001",
-    index=0,
-    name="Simulated 24 GiB",
-    size_bytes=24 * 1024 * MIB,
-    reserved_bytes=512 * MIB,
-    idle_celsius=35.0,
-    idle_watts=60.0,
-)
+PROGRAMS = (("training", "serving", "leak", "fragmentation"), ("inference",))
+"""Programs on each device."""
+NEED, NEED_GIB = "bigjob", 20
+"""A program that waits for memory of the second device, which `inference` holds."""
+
+
+def device(index: int) -> Spec:
+    return Spec(
+        uuid=f"GPU-51300000-0000-4000-8000-{index + 1:012}",
+        index=index,
+        name="Simulated 24 GiB",
+        size_bytes=24 * 1024 * MIB,
+        reserved_bytes=512 * MIB,
+        idle_celsius=35.0,
+        idle_watts=60.0,
+    )
+
+
+QUOTAS = ({"name": "serving", "match": {"workload": "serving"}, "soft_limit": "5GiB", "limit": "8GiB"},)
 
 RESTART_SECONDS = 5.0
 """Interval between checks for programs that have ended."""
@@ -47,7 +58,7 @@ RULES = (
         "for": "5s",
         "match": {"workload": "fragmentation"},
         "labels": {"severity": "info"},
-        "annotations": {"summary": "{workload} holds {reclaimable} of cached memory"},
+        "annotations": {"summary": "{workload} has ended an epoch and holds {reclaimable} of cached memory"},
         "action": {"flush": {"min_reclaimable": "1GiB", "steps": ["cache"]}, "cooldown": "1m", "max_per_hour": 60},
     },
 )
@@ -61,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIRECTORY",
         help="use the simulated device in DIRECTORY/card0, in real time and without the sample programs",
     )
+    parser.add_argument(
+        "--devices", type=int, choices=(1, 2), default=2, help="number of simulated devices (default: 2)"
+    )
     add_common_arguments(parser)
 
 
@@ -71,13 +85,16 @@ def run(arguments: argparse.Namespace) -> int:
             from gpumond.config.loading import load
 
             given = {name: value for name, value in flags(arguments).items() if value is not None}
-            own = {} if arguments.config or arguments.device else {"rules": RULES, "interval": INTERVAL_SECONDS}
+            own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS}
+            own = {} if arguments.config or arguments.device else own
             return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
         settings = reload()
         devices = arguments.device or Path(directory)
-        if not (devices / "card0").exists():
-            create(devices / "card0", DEVICE)
+        count = 1 if arguments.device else arguments.devices
+        for index in range(count):
+            if not (devices / f"card{index}").exists():
+                create(devices / f"card{index}", device(index))
         os.environ["GPUMOND_SIM_DIR"] = str(devices)
         with ExitStack() as programs:
 
@@ -85,32 +102,47 @@ def run(arguments: argparse.Namespace) -> int:
                 if arguments.device:
                     print(f"open {address}\n\nA simulated device without programs: {devices / 'card0'}", flush=True)
                     return
-                print(_welcome(address), flush=True)
-                programs.enter_context(_programs(devices / "card0", settings))
+                print(_welcome(address, count), flush=True)
+                threading.Thread(target=_sign_in, args=(address,), daemon=True).start()
+                programs.enter_context(_programs(devices, count, settings, address))
 
             return serve(settings, "sim", reload, 1.0 if arguments.device else PACE, started)
 
 
+def _sign_in(address: str) -> None:
+    """Print the address that signs a browser in, when the daemon answers."""
+    with suppress(GpumondError):
+        answer = client.post(address, "/api/v1/sessions/code", {}, 30.0)
+        valid = duration(answer["valid_seconds"])
+        print(f"signed in, within {valid}: {address.rstrip('/')}/#code={answer['code']}", flush=True)
+
+
 @contextmanager
-def _programs(device_directory: Path, settings: Settings) -> Iterator[None]:
+def _programs(devices: Path, count: int, settings: Settings, address: str) -> Iterator[None]:
     """Run the programs while the daemon runs. They start after it: if its port is in use, their agents would connect
     to the daemon that uses it.
 
     A program that ends is started again.
     """
     environ = os.environ | {"GPUMOND_SOCKET": str(settings.agent_socket())}
-    command = (sys.executable, "-m", "gpumond.sim.programs")
-    options = ("--card", str(device_directory), "--parent", str(os.getpid()))
+    commands: dict[str, tuple[str, ...]] = {}
+    for index in range(count):
+        options = ("--card", str(devices / f"card{index}"), "--parent", str(os.getpid()))
+        commands |= {name: (sys.executable, "-m", "gpumond.sim.programs", name, *options) for name in PROGRAMS[index]}
+    if count > 1:
+        need = ("--need", f"{NEED_GIB}GiB", "--device", "1", "--wait", "1d", "--url", address)
+        commands[NEED] = (sys.executable, "-m", "gpumond", "run", "--workload", NEED, *need, "--", "sleep", "30")
 
     def start(name: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen((*command, name, *options), env=environ, stdin=subprocess.DEVNULL)
+        quiet = subprocess.DEVNULL if name == NEED else None
+        return subprocess.Popen(commands[name], env=environ, stdin=subprocess.DEVNULL, stderr=quiet)
 
-    running = {name: start(name) for name in PROGRAMS}
+    running = {name: start(name) for name in commands}
     stopping = threading.Event()
 
     def restart_ended() -> None:
         while not stopping.wait(RESTART_SECONDS):
-            for name in PROGRAMS:
+            for name in commands:
                 if running[name].poll() is not None:
                     running[name] = start(name)
 
@@ -132,7 +164,11 @@ def _programs(device_directory: Path, settings: Settings) -> Iterator[None]:
                 program.wait()
 
 
-def _welcome(address: str) -> str:
+DEVICES = {1: "A simulated device with four programs", 2: "Two simulated devices with five programs"}
+WAITS = {1: "", 2: f"; {NEED} waits for memory"}
+
+
+def _welcome(address: str, count: int) -> str:
     """Return the text printed at start: the page's address in the first line, then commands to try."""
     command = sys.argv[0] if os.path.basename(sys.argv[0]) == "gpumond" else "gpumond"
     url = address.rstrip("/")
@@ -140,11 +176,12 @@ def _welcome(address: str) -> str:
     return f"""\
 open {address}
 
-A simulated device with four programs: {", ".join(PROGRAMS)}. In another terminal:
+{DEVICES[count]}: {", ".join(name for own in PROGRAMS[:count] for name in own)}{WAITS[count]}. In another terminal:
 
   {command} status{option}
   {command} flush{option} --all --dry-run
-  {command} flush{option} --workload training
+  {command} flush{option} training
+  {command} why{option} training
 
 The demo evaluates memory curves {PACE:.0f} times as fast as usual: the alerts for the fragmented program and for the
 leak fire within three minutes. Press Ctrl-C to stop.

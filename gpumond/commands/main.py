@@ -193,6 +193,8 @@ class Module(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
         print(overview(commands().values()))
         return DONE if argv else WRONG_USE

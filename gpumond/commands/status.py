@@ -10,7 +10,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE
 from gpumond.view.frame import view
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table
-from gpumond.view.text import output_width
+from gpumond.view.text import broken, output_width
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         process_table(content, limit),
         engine_table(frame["snapshot"], limit),
     )
-    sections = (*tables, overheads(content) if arguments.verbose else "", *notes(content))
+    paragraphs = (broken(note, limit) for note in notes(content))
+    sections = (*tables, overheads(content) if arguments.verbose else "", *paragraphs)
     print("\n\n".join(section for section in sections if section))
     return DONE
 

@@ -305,6 +305,12 @@ def cause(ending: Ending | None, oom_at: float, now: float, filled: bool, xid_at
     return ""
 
 
+MAX_STATED_RATIO = 2.0
+"""Larger ratios result from small numbers of allocations, and are not stated."""
+FREED_RATIO = 0.5
+"""Fragmentation ends when the pools keep less than this share of what they kept at their peak."""
+
+
 class AllocationGrowth(NamedTuple):
     """Growth of the number of live allocations.
 
@@ -318,7 +324,11 @@ class AllocationGrowth(NamedTuple):
 
     @property
     def evidence(self) -> list[tuple[str, float]]:
-        known = [] if self.ratio is None else [("live_allocations_growth_ratio", self.ratio)]
+        known = (
+            []
+            if self.ratio is None or abs(self.ratio) > MAX_STATED_RATIO
+            else [("live_allocations_growth_ratio", self.ratio)]
+        )
         return [("live_allocations_per_minute", self.per_minute), *known]
 
 

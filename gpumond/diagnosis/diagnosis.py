@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
-from math import inf, isfinite
+from math import inf, isfinite, nan
 
 from gpumond.diagnosis import detectors, messages
 from gpumond.diagnosis.detectors import idle_seconds
@@ -25,7 +25,19 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.program import IDLE_SECONDS
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import SHAPES, VerdictName
-from gpumond.tick.history import FIVE_MINUTES, HELD, MAX, MINUTE, QUARTER, UNATTRIBUTED, USED, History, SeriesKey
+from gpumond.tick.history import (
+    FIVE_MINUTES,
+    HELD,
+    LIVE,
+    MAX,
+    MINUTE,
+    QUARTER,
+    STRANDED,
+    UNATTRIBUTED,
+    USED,
+    History,
+    SeriesKey,
+)
 
 RECENT_MINUTES = 15
 MIN_RELEASE_RATIO = 0.02
@@ -35,6 +47,8 @@ CRASH_SECONDS = 900.0
 """Seconds for which these verdicts remain active."""
 UNATTRIBUTED_RATIO = 0.02
 """A device is classified as a whole if more than this share of it has no visible owner."""
+FREED_BLOCKS = 4
+"""Number of blocks of 15 s for which a pool is small before its fragmentation ends."""
 RETRIED_SECONDS = 600.0
 MAX_DISAGREEMENTS = 3
 """Consecutive minutes with another shape after which a shape's verdict ends."""
@@ -96,6 +110,9 @@ class Diagnosis:
                 if closed > MINUTE:
                     self._classify_curve(tracked, device, closed)
                 self._classify_growth(tracked, device)
+                active = tracked.verdicts.get("fragmentation")
+                if active and self._freed(tracked, dict(active.evidence)["peak_kept_bytes"]):
+                    del tracked.verdicts["fragmentation"]
             if tracked.pid is None and device.size_bytes:
                 left = detectors.ramp(tracked.series, float(device.used_bytes or 0), device.size_bytes)
                 if left is not None and self._is_beyond_start(tracked.uuid, device):
@@ -273,7 +290,7 @@ class Diagnosis:
             self.history.now - tracked.peaks.retried_at < RETRIED_SECONDS,
             "fragmentation" in tracked.verdicts,
         )
-        if found is None:
+        if found is None or self._freed(tracked, found.kept):
             tracked.verdicts.pop("fragmentation", None)
             return
         evidence = (
@@ -287,6 +304,12 @@ class Diagnosis:
         tracked.verdicts["fragmentation"] = tracked.verdict(
             "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
         )
+
+    def _freed(self, tracked: TrackedSeries, kept: float) -> bool:
+        """Return True if the pools have kept much less than at their peak for a minute: it was freed."""
+        live, stranded = (tracked.series.column(0, signal, MAX, FREED_BLOCKS) for signal in (LIVE, STRANDED))
+        now = max((one + other for one, other in zip(live, stranded, strict=True)), default=nan)
+        return len(live) == FREED_BLOCKS and now < detectors.FREED_RATIO * kept
 
     def _check_idle(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         process = device.processes_by_key.get(tracked.process) if tracked.process else None

@@ -35,6 +35,10 @@ BAND_MULTIPLE = 2.0
 """Half of the width of the residual band, in standard deviations of the scatter."""
 
 
+YOUNG_SECONDS = 60.0
+"""Time after the start of a process before growth is suspected, on the wall clock."""
+
+
 def search(
     tracked: TrackedSeries, history: History, size: float | None, room: float | None, closed: int, known: float
 ) -> Leak | None:
@@ -196,7 +200,8 @@ def watch_growth(
         tracked.growth = growing(case, tracked.steps) if rising else None
     else:
         tracked.growth = update(tracked.growth, case, tracked.steps)
-    if tracked.growth is None:
+    young = history.now - tracked.born < YOUNG_SECONDS * history.pace
+    if tracked.growth is None or young:
         tracked.verdicts.pop("growing", None)
         if tracked.leak is None:
             tracked.allocations.end()
@@ -205,7 +210,7 @@ def watch_growth(
         tracked.verdicts.pop(shape, None)
     active = tracked.verdicts.get("growing")
     since = history.unix(tracked.growth.onset) if active is None else active.since
-    tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, room, history.pace)
+    tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, history.pace)
     return began
 
 
@@ -229,11 +234,8 @@ def held_growth(tracked: TrackedSeries, what: int, tier: int, onset: float) -> l
     return [("held_growth_bytes", held[-1] - held[0])] if len(held) > 1 else []
 
 
-def _growing(
-    tracked: TrackedSeries, found: Growth, label: str, since: float, room: float | None, pace: float
-) -> Verdict:
+def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, pace: float) -> Verdict:
     per_second = found.slope * pace
-    left = None if room is None else room / per_second
     evidence: list[tuple[str, float]] = [
         ("slope_bytes_per_second", per_second),
         ("growth_bytes", found.bytes),
@@ -244,8 +246,8 @@ def _growing(
     allocations = allocation_growth(tracked, tracked.main, pace)
     evidence += allocations.evidence if allocations else []
     who = messages.program(tracked.name, tracked.pid, label)
-    summary = messages.growing(who, label, 60 * per_second, since, left, found.bytes_a_step, allocations)
-    return tracked.verdict("growing", since, tuple(evidence), summary, left)
+    summary = messages.growing(who, label, 60 * per_second, since, found.bytes_a_step, allocations)
+    return tracked.verdict("growing", since, tuple(evidence), summary)
 
 
 class _Slopes(NamedTuple):

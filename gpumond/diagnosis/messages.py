@@ -9,7 +9,7 @@ from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Program, Retainer
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import DAY_SECONDS, duration, human
+from gpumond.facts.units import DAY_SECONDS, about, duration, human
 
 FORMS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("at its present load",)}
 
@@ -29,7 +29,7 @@ def leak(
     details = [f"since {clock(since)}", *FORMS.get(form, ()), *_number(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
-    end = f"; {device} will be full in {duration(left)}" if left is not None else ""
+    end = f"; {device} will be full in {about(left)} at this rate, from its recent peak" if left is not None else ""
     return f"{owner} is leaking {human(per_minute)}/min on {device} ({', '.join(details)}){end}"
 
 
@@ -38,7 +38,6 @@ def growing(
     device: str,
     per_minute: float,
     since: float,
-    left: float | None,
     step: float | None,
     allocations: AllocationGrowth | None,
 ) -> str:
@@ -47,9 +46,8 @@ def growing(
     steps = [f"{human(step)} per step"] if step is not None and step > 0 else []
     details = [*steps, *_number(allocations)]
     more = f" ({', '.join(details)})" if details else ""
-    end = f"; {device} would be full in {duration(left)}" if left is not None else ""
     return (
-        f"{owner} has been growing by {human(per_minute)}/min since {clock(since)}{more}{end}. Possible leak, unless"
+        f"{owner} has been growing by {human(per_minute)}/min since {clock(since)}{more}. Possible leak, unless"
         " the growth slows down, as it does for startup, caching or evaluation"
     )
 
@@ -67,8 +65,8 @@ def together(one: str, programs: int, devices: int) -> str:
 
 def fragmentation(who: str, device: str, ratio: float, kept: float, live: float) -> str:
     return (
-        f"{who} holds {human(kept)} on {device}, but has never used more than {human(live)} of it: "
-        f"{ratio:.0%} of its pool is fragmented, and a flush can't release it"
+        f"{who} held {human(kept)} of {device} at its peak, but never used more than {human(live)} of it: "
+        f"{ratio:.0%} of its pool was fragmented, and a flush can't release that"
     )
 
 

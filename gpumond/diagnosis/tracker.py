@@ -30,8 +30,9 @@ RETURNED_RATIO = 0.5
 MEASURED_SECONDS = 1800.0
 """Time for which the live bytes at the end of a step are used instead of the sampled ones."""
 
-_Report = tuple[AgentReport, int | None, int, int | None]
-"""Report with live bytes, held bytes and the number of live allocations, summed over its pools on one device."""
+_Report = tuple[AgentReport, int | None, int, int | None, int]
+"""Report with live bytes, held bytes, the number of live allocations, and stranded bytes, summed over its pools on one
+device."""
 _Reports = dict[ProcessKey, _Report]
 Evidence = tuple[tuple[str, float], ...]
 
@@ -221,9 +222,11 @@ class Tracker:
         self._before[uuid] = self._used.get(uuid, used)
         self._returned[uuid] = self._before[uuid] - used
         self._used[uuid] = used
-        counted = [(live, held) for _, live, held, _ in reports.values() if live is not None]
-        all_live = sum(live for live, _ in counted) if counted else nan
-        all_held = sum(held for _, held in counted) if counted else nan
+        counted = {key: own for key, own in reports.items() if own[1] is not None}
+        all_live = sum(live or 0 for _, live, *_ in counted.values()) if counted else nan
+        all_held = sum(own[2] for own in counted.values()) if counted else nan
+        all_stranded = sum(own[4] for own in counted.values()) if counted else nan
+        opaque = sum(usage.used_bytes or 0 for key, usage in device.processes_by_key.items() if key not in counted)
         known = 0
         managed = sum(
             pool.held_bytes
@@ -253,8 +256,9 @@ class Tracker:
             self.idle_at.setdefault(uuid, now)
         else:
             self.idle_at.pop(uuid, None)
-        row = (now, used, all_live, all_held, nan, nan if busy is None else busy, unattributed, load)
-        closed = tracked.series.add(row)
+        pooled = (all_live, all_held, all_stranded, nan)
+        rest = (nan if busy is None else busy, unattributed, opaque, load)
+        closed = tracked.series.add((now, used, *pooled, *rest))
         if closed:
             self.due.append((tracked, closed))
 
@@ -286,7 +290,7 @@ class Tracker:
             tracked.used = used
             closed = tracked.series.add((now, used, nan, nan, nan))
         else:
-            full, live, _, allocations = report
+            full, live, _, allocations, stranded = report
             if not tracked.counted and tracked.born < now:
                 tracked.restart(now)  # another signal is used from now on
             tracked.counted, measured = True, tracked.steps.are_measured
@@ -299,7 +303,7 @@ class Tracker:
             tracked.used = nan if live is None else float(live)
             tracked.retained = bool(full.program.retainers)
             tracked.peaks.add(full, key[0], now)
-            closed = tracked.series.add((now, nan if own is None else own, tracked.used, held, at_end))
+            closed = tracked.series.add((now, nan if own is None else own, tracked.used, held, stranded, at_end))
             tracked.allocations.add(allocations, closed > 0)
         if closed:
             self.due.append((tracked, closed))
@@ -392,13 +396,14 @@ def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
         for pool in outermost(report.pools) if report.uses_device else ():
             own = table.setdefault(pool.device_uuid, {})
             before = own.get(process)
+            stranded = max(0, pool.held_bytes - (pool.live_bytes or 0) - pool.reclaimable.likely)
             if before is None:
-                own[process] = (report, pool.live_bytes, pool.held_bytes, pool.live_allocations)
+                own[process] = (report, pool.live_bytes, pool.held_bytes, pool.live_allocations, stranded)
             else:
                 number, more = before[3], pool.live_allocations
                 number = None if number is None or more is None else number + more
                 live = None if before[1] is None or pool.live_bytes is None else before[1] + pool.live_bytes
-                own[process] = (report, live, before[2] + pool.held_bytes, number)
+                own[process] = (report, live, before[2] + pool.held_bytes, number, before[4] + stranded)
     return table
 
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.program import ProcessKey, process_key
-from gpumond.facts.quota import EffectiveQuota
+from gpumond.facts.quota import EffectiveQuota, QueuedRequest
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
 
@@ -151,6 +151,8 @@ class Frame:
     alerts: tuple[Alert, ...] = ()
     silences: tuple[Silence, ...] = ()
     """Those that have not ended."""
+    queue: tuple[QueuedRequest, ...] = ()
+    """Requests for memory that wait, the next one of each device first."""
 
     @cached_property
     def processes_by_size(self) -> Sequence[tuple[DeviceReading, Sequence[ProcessUsage]]]:
@@ -216,6 +218,7 @@ def device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[st
     uuids = dict.fromkeys((*(device.uuid for device in devices), *others))
     if name in uuids:
         return name
+    name = re.sub(r"(?i)^gpu\s+(?=\d+$)", "", name)  # as every view names it
     # A partition has the index and the address of its parent; the name then means the parent.
     whole = [device for device in devices if device.parent_uuid is None] or devices
     found = [device.uuid for device in whole if name in (str(device.index), device.pci_bus_id)]
@@ -337,6 +340,7 @@ class FullFrame:
     verdicts: tuple[Verdict, ...]
     alerts: tuple[Alert, ...]
     silences: tuple[Silence, ...]
+    queue: tuple[QueuedRequest, ...] = ()
     processes: tuple[ProcessHolding, ...]
     faults: tuple[StatedFault, ...]
     conditions: tuple[StatedCondition, ...]

@@ -126,5 +126,25 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedRequest:
+    """A request for device memory that waits.
+
+    ``ahead``: number of requests for the device whose turn is before. ``available_bytes``: free memory that no earlier
+    request and no reserve claims; None if unknown, negative if they claim more. ``missing_bytes``: what is missing even
+    after the flushes that the daemon may do for it. ``since``: unix time of the first frame in which it waits.
+    """
+
+    id: str
+    device_uuid: str
+    need_bytes: int
+    available_bytes: int | None
+    missing_bytes: int
+    ahead: int
+    user: str
+    pid: int | None
+    since: float
+
+
 ReclaimPolicy = Literal["user", "all", "off"]
 """The programs that are flushed for another: those of the same user, all, or none."""

@@ -45,6 +45,14 @@ def byte_size(value: object) -> int:
     return int(_finite(float(match[1]) * _FACTORS[match[2]]))
 
 
+def typed_size(text: str) -> int:
+    """Convert a size that a user types, which has a unit unless it is 0. Raises ValueError."""
+    size = byte_size(text)
+    if size and (number := text.strip()).replace(".", "", 1).isdecimal():
+        raise ValueError(f"expected a unit, as in {number}GiB or {number}B")
+    return size
+
+
 def _finite(number: float) -> float:
     if not isfinite(number):
         raise ValueError("expected a smaller number")
@@ -66,6 +74,16 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min"
     return _two(minutes, "h", 60, "min") if minutes < 1440 else _two(int(seconds / 3600 + 0.5), "d", 24, "h")
+
+
+def about(seconds: float) -> str:
+    """Format a time that is known roughly: ``less than 1 min``, ``about 7 min``, ``about 2 h``, ``about 3 d``."""
+    if seconds < 60:
+        return "less than 1 min"
+    minutes = seconds / 60
+    if minutes < 90:
+        return f"about {round(minutes) if minutes < 20 else 5 * round(minutes / 5)} min"
+    return f"about {round(minutes / 60)} h" if minutes < 2880 else f"about {round(minutes / 1440)} d"
 
 
 def _two(count: int, whole: str, size: int, part: str) -> str:

@@ -29,6 +29,23 @@ export function showBar(node, sums, size, reserved = 0) {
   label(node, sums);
 }
 
+/** The bar as the right edge of a chart: upright, the first share at the bottom. */
+export function edge() {
+  const node = make("div.edge", ...SHARES.map((share) => make(`div.${share}`)), make("div.reserved"));
+  node.setAttribute("role", "img");
+  return node;
+}
+
+/** `top`: the bytes at the upper edge of the chart. */
+export function showEdge(node, sums, top, reserved) {
+  [...SHARES, "reserved"].forEach((share, place) => {
+    const bytes = share === "reserved" ? reserved : (sums[share] ?? 0);
+    node.children[place].style.height = `${top ? (100 * bytes) / top : 0}%`;
+    node.children[place].title = bytes ? `${share} ${human(bytes)}` : "";
+  });
+  label(node, sums);
+}
+
 /** A bar of one element, for lists: its parts are its background. */
 export function thinBar() {
   const node = make("span.bar.thin");

@@ -1,17 +1,23 @@
-// History charts of devices and processes. All of them show the same range of time and the same crosshair.
+// History charts of the machine, devices and processes. All of them show the same range of time and the same crosshair,
+// and continue with each frame.
 
 import * as address from "./address.js";
 import { chartTable, csvOf } from "./downloads.js";
 import { button, make, put, saveBlob } from "./elements.js";
-import { clock, duration, human } from "./format.js";
+import { clock, duration, human, sum } from "./format.js";
 import { marksAt, marksOf } from "./marks.js";
 import { readPast } from "./past.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } from "./range.js";
-import { LAYERS, columnAt, columnsOf, layersOf, restOf } from "./stack.js";
-import { state } from "./store.js";
+import { intervals } from "./intervals.js";
+import { columnAt, layersOf, pointOf } from "./stack.js";
+import { drawing, label, linesOf, processKey, roots, state } from "./store.js";
+import { OF_PROCESSES, SHARES } from "./words.js";
 
-const PAUSE = 5000; // between requests for the newest values
+const PAUSE = 10_000; // between requests for the newest values
+const YOUNG = 900; // seconds of the longest range that begins with the daemon, if it is younger
+const SHORTEST = 60; // seconds of such a range
+const FOLLOWED = 3600; // seconds of the longest range that each frame continues
 const LONGEST_PAUSE = 60_000;
 const DRAGGED = 5; // pixels below which a drag is a click
 const WRITTEN = 200; // milliseconds after which a range is in the address: browsers limit how often it may change
@@ -31,13 +37,15 @@ let range = rangeOf(address.read("range")) ?? newest();
 let writing = 0; // timer
 let cursor = null; // unix time of the crosshair, in all charts
 
-/** An element with the history of a device (`pid` is null) or of a process, and its `spans`, if it has any: intervals
-that are marked, and `bound`: a level in bytes. It is drawn until it leaves the page. */
-export function createChart(target) {
+/** An element with the history of the machine (`uuid` is empty), a device (`pid` is null) or a process, and its `spans`,
+if it has any: intervals that are marked, and `bound`: a level in bytes. It is drawn until it leaves the page.
+
+`drawn(view)` is called after each drawing. */
+export function createChart(target, drawn = () => {}) {
   const plot = createPlot(HELP);
   const node = make("div.history", make("div.head", legend(target), controls()), plot, make("p.summary"), make("p.readout"));
   node.lastChild.setAttribute("role", "status");
-  Object.assign(node, { target, plot, view: null, due: 0, range: null });
+  Object.assign(node, { target, plot, drawn, view: null, due: 0, range: null, past: null, fresh: [] });
   node.querySelector(".save").addEventListener("click", () => save(node));
   listen(node);
   charts.add(node);
@@ -47,15 +55,15 @@ export function createChart(target) {
 }
 
 function legend({ pid }) {
-  const layers = Object.entries(LAYERS).filter(([layer]) => pid === null || layer !== "unattributed");
-  const keys = layers.map(([layer, text]) => make("span", make(`i.layer.${layer}`), make("span", text)));
+  const keys = (pid === null ? SHARES : OF_PROCESSES).map((share) => make("span", make(`i.${share}`), share));
   return make("div.keys", make("span", make("i.used"), "used (driver)"), ...keys);
 }
 
-function showLegend(node, rest) {
-  const sign = node.querySelector(".keys .rest");
-  sign.className = `layer rest ${rest}`;
-  put(sign.nextSibling, rest);
+/** Shows the history of another target in a chart. */
+export function setTarget(node, target) {
+  if (node.target.uuid === target.uuid && node.target.pid === target.pid) return;
+  Object.assign(node, { target, range: null });
+  draw(node);
 }
 
 function controls() {
@@ -81,6 +89,8 @@ function setRange(changed) {
 }
 
 export const showRange = (seconds) => setRange(newest(seconds));
+/** Shows the time from `at` until now in all charts. */
+export const showSince = (at) => setRange(between(Math.min(at, now() - 60), now(), now()));
 
 function writeRange() {
   address.write("range", range.to === null && range.seconds === newest().seconds ? "" : rangeText(range));
@@ -100,33 +110,65 @@ async function draw(node) {
   if (!state.frame || !node.isConnected) return;
   const own = range;
   const { target } = node;
-  const { from, to } = limits(own, now());
-  const started = now() - state.frame.snapshot.elapsed_seconds;
-  const about = { from, to, started };
+  if (node.range !== own) Object.assign(node, { range: own, past: null, fresh: [] });
   node.due = performance.now() + Math.min(Math.max(PAUSE, 5 * own.seconds), LONGEST_PAUSE);
-  const names = ["used", "held", "live", ...(target.pid === null ? ["unattributed"] : [])];
-  if (node.range !== own) Object.assign(node, { range: own, known: new Map() });
-  let past;
   try {
-    past = await readPast(target, names, about, node.known);
+    const past = await readPast(target, { from: limits(own, now()).from, to: own.to }, node.past);
+    if (range !== own || node.target !== target || !node.isConnected) return; // the user chose something else
+    node.past = past;
   } catch {
     return; // a notice says that the daemon does not answer
   }
-  if (range !== own || !node.isConnected) return; // the user chose something else
-  const { signals, blocks } = past;
-  const { used } = signals;
-  const size = state.devices.get(target.uuid)?.size_bytes ?? null;
+  show(node);
+}
+
+/** Draws what is known: the history, and the frames that came after it. */
+function show(node) {
+  const { target, past, range: own } = node;
+  if (!past || !state.frame) return;
+  const started = now() - state.frame.snapshot.elapsed_seconds;
+  const { to, ...whole } = limits(own, now());
+  const from = own.to === null && own.seconds <= YOUNG ? Math.max(whole.from, Math.min(started, to - SHORTEST)) : whole.from;
+  const about = { from, to, started };
+  const last = past.points.at(-1)?.at ?? -Infinity;
+  node.fresh = node.fresh.filter(({ at }) => at > last);
+  const points = past.seconds === null ? [...past.points, ...node.fresh] : past.points;
+  const within = points.filter(({ at }) => at < to);
+  const columns = intervals(within, past.seconds, from, to, about.started);
+  for (const column of columns) column.layers = layersOf(column);
+  const size = sizeOf(target);
   const marks = marksOf([...state.events.values()], target, from, to);
-  const columns = columnsOf(signals);
-  const whole = target.pid === null;
-  const rest = restOf(columns, whole);
-  const view = { ...about, columns, used, blocks, size, marks, whole, rest, spans: target.spans ?? [], bound: target.bound ?? null };
-  node.view = { ...view, summary: summary(used, about, own) };
-  drawPlot(node.plot, node.view);
+  const view = { ...about, columns, blocks: past.seconds !== null, size, marks, whole: target.pid === null };
+  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: summary(columns, about, own) };
+  node.view.top = drawPlot(node.plot, node.view);
   node.plot.dataset.range = rangeText(own);
-  showLegend(node, rest);
   put(node.querySelector(".summary"), node.view.summary);
   showCursor(node);
+  node.drawn(node.view);
+}
+
+function sizeOf({ uuid }) {
+  const sizes = (uuid ? [state.devices.get(uuid)] : roots()).map((device) => device?.size_bytes ?? null);
+  return sizes.some((size) => size === null) ? null : sum(sizes);
+}
+
+/** Continues a chart with the newest frame, if it shows samples. */
+function follow(node) {
+  const at = now();
+  if (node.fresh.at(-1)?.at === at || node.past?.seconds !== null) return;
+  const point = newestPoint(node.target, at);
+  if (point) node.fresh.push(point);
+}
+
+function newestPoint({ uuid, pid, start_ticks: start }, at) {
+  const devices = uuid ? [state.devices.get(uuid)] : roots();
+  if (devices.some((device) => !device || device.used_bytes === null || device.missed)) return null;
+  const lines = devices.flatMap(linesOf);
+  if (pid === null) return pointOf(at, lines, sum(devices.map((device) => device.used_bytes)));
+  const key = processKey({ pid, start_ticks: start });
+  const own = lines.filter((line) => processKey(line) === key);
+  const used = state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key)?.used_bytes;
+  return own.length && used !== null && used !== undefined ? pointOf(at, own, used) : null;
 }
 
 function summary(used, { from, to }, { to: end }) {
@@ -134,16 +176,14 @@ function summary(used, { from, to }, { to: end }) {
   const lowest = human(Math.min(...used.map((each) => each.low)));
   const highest = human(Math.max(...used.map((each) => each.high)));
   const when = end === null ? `in the last ${duration(to - used[0].at)}` : `from ${clock(from, to)} to ${clock(to)}`;
-  return `Used between ${lowest} and ${highest} ${when}; ${human(used.at(-1).median)} last.`;
+  return `Used between ${lowest} and ${highest} ${when}; ${human(used.at(-1).used)} last.`;
 }
 
 /** The values at the crosshair, as a sentence. */
-function readout({ columns, size, marks, from, to, rest }) {
+function readout({ columns, size, marks, from, to }) {
   const column = columnAt(columns, cursor);
-  const layers = column ? layersOf(column) : {};
-  const names = { ...LAYERS, rest };
-  const values = Object.keys(layers).map((layer) => `${names[layer]} ${human(layers[layer][1] - layers[layer][0])}`);
-  if (column?.used !== undefined) values.push(`used (driver) ${human(column.used)}${size === null ? "" : ` of ${human(size)}`}`);
+  const values = column ? SHARES.filter((share) => column[share]).map((share) => `${share} ${human(column[share])}`) : [];
+  if (column) values.unshift(`used (driver) ${human(column.used)}${size === null ? "" : ` of ${human(size)}`}`);
   const near = marksAt(marks, cursor, from, to).map((mark) => mark.summary);
   return [`${clock(cursor, to)}: ${values.join(", ") || "no data"}`, ...near].join("; ");
 }
@@ -215,7 +255,8 @@ function keys({ from, to }) {
 
 function save({ view, target }) {
   if (!view) return;
-  const name = target.pid === null ? `gpu-${state.devices.get(target.uuid)?.index ?? "x"}` : `pid-${target.pid}`;
+  const device = state.devices.get(target.uuid);
+  const name = target.pid === null ? (device ? label(device).toLowerCase().replace(" ", "-") : "machine") : `pid-${target.pid}`;
   saveBlob(`gpumond-${name}.csv`, new Blob([csvOf(chartTable(view))], { type: "text/csv" }));
 }
 
@@ -223,6 +264,12 @@ setInterval(() => {
   if (document.hidden || state.paused) return;
   for (const node of charts) {
     if (!node.isConnected) charts.delete(node);
-    else if (range.to === null && performance.now() >= node.due && node.offsetParent) draw(node);
+    else if (range.to === null && node.offsetParent) {
+      if (performance.now() >= node.due) draw(node);
+      else if (range.seconds <= FOLLOWED) show(node);
+    }
   }
 }, 1000);
+drawing.addEventListener("change", () => {
+  if (state.frame && range.to === null) for (const node of charts) follow(node);
+});

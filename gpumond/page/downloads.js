@@ -1,5 +1,7 @@
 // What is shown, as tables for CSV and as JSON.
 
+import { SHARES } from "./words.js";
+
 const FIELDS = [
   "pid",
   "start_ticks",
@@ -47,10 +49,11 @@ export function tableOf(all) {
   return [fields, ...all.map((record) => fields.map((field) => record[field] ?? null))];
 }
 
-/** The intervals of a chart as a table: unix times and bytes. */
+/** The intervals of a chart as a table: times (ISO 8601, UTC) and bytes. */
 export function chartTable({ columns }) {
-  const fields = ["used", "held", "live", "unattributed"].filter((field) => columns.some((column) => field in column));
-  const rows = columns.map((column) => [column.at, column.end, ...fields.map((field) => column[field] ?? null)]);
+  const fields = ["used", ...SHARES].filter((field) => columns.some((column) => field in column));
+  const time = (at) => new Date(1000 * at).toISOString();
+  const rows = columns.map((column) => [time(column.at), time(column.end), ...fields.map((field) => column[field] ?? null)]);
   return [["from", "to", ...fields.map((field) => `${field}_bytes`)], ...rows];
 }
 

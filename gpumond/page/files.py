@@ -14,7 +14,7 @@ from gpumond.events import Kind
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.frame import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
-from gpumond.facts.verdicts import SHAPES
+from gpumond.facts.verdicts import KINDS, SHAPES
 from gpumond.page.runbooks import RUNBOOKS
 
 IMPORT = re.compile(r'^import (?:(?:\{([^}]*)\}|\* as (\w+)) from )?"\./(\w+)\.js";\n', re.MULTILINE)
@@ -123,6 +123,7 @@ def words() -> str:
         "SHARES": list(SHARES),
         "OF_PROCESSES": [share for share in SHARES if share != "unattributed"],
         "ORDINARY": sorted(SHAPES),
+        "UNDECIDED": sorted(kind.name for kind in KINDS if not kind.is_shape and not kind.remedy),
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,
         "MARKS": MARKS,

@@ -44,6 +44,14 @@ export function duration(seconds) {
   return parts(Math.floor(hours / 24), "d", hours % 24, "h");
 }
 
+/** A time that is known roughly: `about 7 min`, `about 2 h`. */
+export function about(seconds) {
+  if (seconds < 60) return "less than 1 min";
+  const minutes = seconds / 60;
+  if (minutes < 90) return `about ${Math.round(minutes < 20 ? minutes : 5 * Math.round(minutes / 5))} min`;
+  return minutes < 2880 ? `about ${Math.round(minutes / 60)} h` : `about ${Math.round(minutes / 1440)} d`;
+}
+
 const parts = (large, unit, small, subunit) => (small ? `${large} ${unit} ${small} ${subunit}` : `${large} ${unit}`);
 
 export const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;

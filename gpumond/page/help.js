@@ -8,13 +8,16 @@ import { MARKS } from "./words.js";
 const KEYS = {
   "Ctrl K, :": "Search devices, programs, views and actions.",
   "/": "Filter processes.",
-  "↑ ↓, j k": "Previous or next row of the table; Page Up, Page Down, Home and End move further.",
+  "j k, ↑ ↓": "Next and previous row of the table; Page Up, Page Down, Home and End skip rows.",
   Enter: "Open or close a row.",
+  f: "Flush the program of the row with the focus, after a plan.",
+  s: "Sort by the next column.",
+  x: "Mark the row with the focus for a comparison.",
   Space: "Pause or resume.",
-  "← →": "Move the crosshair in all charts.",
-  "+ −, w s": "Zoom a chart (as the wheel does); drag to select a range.",
-  "a d": "Move a chart to earlier or later times.",
-  Escape: "Show the latest values in a chart.",
+  "← →": "Move the crosshair of all charts.",
+  "+ −, w s": "Zoom a chart, as the wheel does; drag to choose a range.",
+  "a d": "Earlier and later.",
+  Escape: "The newest values in a chart; elsewhere: remove the filter.",
   "?": "This help.",
 };
 
@@ -33,6 +36,8 @@ function showHelp() {
   $("help-marks").replaceChildren(...entries(kindsBySign(), (sign) => [sign]));
   $("help-keys").replaceChildren(...entries(KEYS, (key) => [make("kbd", key)]));
   $("help").showModal();
+  $("help-title").focus();
+  $("help").scrollTop = 0;
 }
 
 $("help-open").addEventListener("click", showHelp);

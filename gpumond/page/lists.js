@@ -16,7 +16,7 @@ export function createTable(label, columns) {
     cell.className = classes(column);
     return cell;
   });
-  const table = make("table.list", make("thead", make("tr", ...heads)), make("tbody"));
+  const table = make("table.list.wrapping", make("thead", make("tr", ...heads)), make("tbody"));
   table.setAttribute("aria-label", label);
   return Object.assign(table, { columns });
 }

@@ -1,14 +1,13 @@
 // Devices of a machine with many of them: what their rows and tiles contain.
 
-import { human, percent, sum } from "./format.js";
+import { human, percent } from "./format.js";
 import { isNote, label, ordinary } from "./store.js";
 import { MISSED_LIMIT } from "./words.js";
 
-const ROWS_FROM = 5;
-const TILES_FROM = 64;
+const TILES_FROM = 33;
 
-/** How this number of devices is shown: in `full`, as `rows` or as `tiles`. */
-export const layoutOf = (count) => (count >= TILES_FROM ? "tiles" : count >= ROWS_FROM ? "rows" : "full");
+/** How this number of devices is shown: `one` in the picture alone, several as `rows` or as `tiles`. */
+export const layoutOf = (count) => (count >= TILES_FROM ? "tiles" : count > 1 ? "rows" : "one");
 
 /** What rows and tiles show of each device of a frame. Unknown values are null. */
 export function devicesOf(frame) {
@@ -76,13 +75,3 @@ export const usedShare = ({ used_bytes: used, size_bytes: size }) => (used === n
 /** What a screen reader says of a tile. */
 export const tileLabel = ({ device, state, verdict }) =>
   [label(device), `${usedShare(device)} used`, state || verdict].filter(Boolean).join(", ");
-
-/** Indexes of the devices in the address, at most `most`: those chosen last. */
-export const indexesOf = (text, most) => text.split(",").filter(Boolean).slice(-most);
-
-/** Bytes of all devices in a sentence for the title of the section. */
-export function totalOf(devices) {
-  const known = devices.filter((device) => device.used_bytes !== null);
-  const [used, size] = ["used_bytes", "size_bytes"].map((key) => human(sum(known.map((device) => device[key] ?? 0))));
-  return `${used} of ${size} used on ${known.length} devices.`;
-}

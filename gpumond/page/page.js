@@ -1,16 +1,19 @@
 // The web UI: draws the latest frame. Each number is from that frame, except in charts, events and receipts.
 
-import { showAlerts, showEvents, showVerdicts } from "./alerts.js";
 import "./baselines.js";
 import { showDevices } from "./devices.js";
 import { $, name, put } from "./elements.js";
 import { showEngines } from "./engines.js";
-import { clock } from "./format.js";
+import { showEvents } from "./events.js";
+import { clock, duration } from "./format.js";
 import "./flushes.js";
 import "./help.js";
+import { showHero } from "./hero.js";
 import "./history.js";
 import { showNotices } from "./notices.js";
 import "./palette.js";
+import { showProblems } from "./problems.js";
+import "./quotas.js";
 import "./rules.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./store.js";
@@ -31,21 +34,21 @@ function show() {
     put($("moment"), "");
     return;
   }
-  const { taken_at, seq, source } = frame.snapshot;
+  const { taken_at, seq, source, elapsed_seconds } = frame.snapshot;
   const named = source.driver_version?.startsWith(source.name);
   const driver = named ? source.driver_version : [source.name, source.driver_version].filter(Boolean).join(" ");
   put($("moment"), [clock(taken_at), driver, state.paused && "paused"].filter(Boolean).join(" · "));
   name($("host"), frame.host, 80);
-  put($("version"), `gpumond ${frame.version}`);
-  showAlerts();
+  put($("version"), `gpumond ${frame.version}, up for ${duration(elapsed_seconds)}`);
+  showProblems();
+  showSilences();
   if (present) showPresent();
   document.documentElement.dataset.seq = String(seq);
 }
 
 function showPresent() {
+  showHero();
   showDevices();
-  showSilences();
-  showVerdicts();
   showEngines();
   showProcesses();
   showEvents();

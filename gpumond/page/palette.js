@@ -1,13 +1,15 @@
 // The command palette: jumps to devices, programs and views, and actions, found by their words.
 
-import { showDevice } from "./devices.js";
+import { showRange } from "./chart.js";
 import { $, control, make, named, put } from "./elements.js";
 import { flush } from "./flush.js";
 import { clean } from "./format.js";
-import { rowsOf } from "./rows.js";
+import { choose, showDevice } from "./hero.js";
+import { RANGES } from "./range.js";
+import { COLUMNS, GROUPS, rowsOf } from "./rows.js";
 import { silence } from "./silences.js";
 import { label, linesOf, reclaimable, state } from "./store.js";
-import { showProcess } from "./table.js";
+import { filterBy, groupBy, showProcess, sortById } from "./table.js";
 import { setTheme, themes } from "./theme.js";
 import { TITLES, openView } from "./views.js";
 
@@ -23,6 +25,9 @@ function* commandsOf() {
   for (const id of BUTTONS) yield [$(id).textContent, () => $(id).click()];
   for (const theme of themes) yield [`Theme ${theme}`, () => setTheme(theme)];
   if (!state.frame) return;
+  for (const { id, title } of COLUMNS) yield [`Sort by ${title.toLowerCase()}`, () => visit(() => sortById(id))];
+  for (const name of ["", ...Object.keys(GROUPS)]) yield [`Group by ${name || "nothing"}`, () => visit(() => groupBy(name))];
+  for (const [text, seconds] of RANGES) yield [`Range ${text}`, () => visit(() => showRange(seconds))];
   const { devices, reports } = state.frame.snapshot;
   const rows = rowsOf(state.frame);
   for (const alert of state.frame.alerts) {
@@ -30,6 +35,7 @@ function* commandsOf() {
     const subject = [labels.workload, labels.gpu && `GPU ${labels.gpu}`].filter(Boolean).join(" on ");
     yield [`Silence ${alert.rule} ${subject}`, () => silence({ ...alert, labels })];
   }
+  if (devices.length > 1) yield ["Show all GPUs", () => visit(() => choose(null))];
   if (reports.length) yield ["Flush all programs", () => flush({ all: true }, "all programs")];
   for (const device of devices) {
     yield [`Show ${label(device)} ${device.name}`, () => visit(() => showDevice(device))];
@@ -51,6 +57,8 @@ function visit(show) {
 function search() {
   const terms = $("palette-text").value.toLowerCase().split(/\s+/).filter(Boolean);
   found = commands.filter(([text]) => terms.every((term) => text.toLowerCase().includes(term))).slice(0, SHOWN);
+  const words = $("palette-text").value.trim();
+  if (!found.length && state.frame) found = [[`Filter processes by ${words}`, () => visit(() => filterBy(words))]];
   $("palette-list").replaceChildren(
     ...found.map(([text, act], place) => {
       const option = control("li", { role: "option", id: `command-${place}` }, named(text, 200));

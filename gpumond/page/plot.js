@@ -1,20 +1,25 @@
 // Draws a chart: layers, the driver's count, the size, lines of the axes, marks and what is unknown.
 
-import { make, svg, sync } from "./elements.js";
+import { make, put, svg, sync } from "./elements.js";
 import { clean, clock, human, words } from "./format.js";
 import { NARROW, runs, unknown } from "./intervals.js";
+import { together } from "./marks.js";
 import { byteLines, timeLines } from "./range.js";
-import { LAYERS, runsOf, topOf } from "./stack.js";
+import { runsOf, topOf } from "./stack.js";
+import { SHARES } from "./words.js";
 
 const TIMES = 8; // lines of the axis of time, at most
 const SPACE = 90; // pixels for the text of one
+const CLOSE = 14; // pixels between two signs
+const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
+let hatches = 0; // number of patterns
 const EDGE = 0.08; // of the range: lines closer to its ends have no text, which would not fit
 
-/** Draws `view` into the plot: its range, columns, used memory with its limits, size, marks, summary, and the
-share that `rest` is. */
+/** Draws `view` into the plot: its range, columns, used memory with its limits, size, marks and summary. Returns the bytes
+at the upper edge. */
 export function drawPlot(plot, view) {
-  const { from, to, columns, used, blocks, size } = view;
-  const data = topOf(columns, used);
+  const { from, to, columns, blocks, size } = view;
+  const data = topOf(columns);
   const sized = size !== null && (view.whole || size <= 1.5 * data);
   const top = sized ? Math.max(size, data) : 1.05 * data;
   const x = (at) => ((1000 * (at - from)) / (to - from)).toFixed(2);
@@ -22,18 +27,19 @@ export function drawPlot(plot, view) {
   const along = (run, key) => run.map((range) => `L${x(range.at)} ${y(range[key])}L${x(range.end)} ${y(range[key])}`).join("");
   const back = (run) => [...run].reverse().map((range) => ({ ...range, at: range.end, end: range.at }));
   const area = (run) => `M${along(run, "high").slice(1)}${along(back(run), "low")}Z`;
-  const line = (run) => `M${along(run, "median").slice(1)}`;
+  const line = (run) => `M${along(run, "used").slice(1)}`;
   const path = (kind, d) => svg("path", { class: kind, d });
   const times = timeLines(from, to, Math.min(TIMES, Math.max(2, Math.floor(plot.clientWidth / SPACE))));
   const inner = times.filter((at) => Math.min(at - from, to - at) >= EDGE * (to - from));
   const levels = byteLines(top);
   const grid = [...times.map((at) => `M${x(at)} 0V100`), ...levels.map((bytes) => `M0 ${y(bytes)}H1000`)];
-  const known = runs(used);
+  const known = runs(columns);
   const drawing = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": view.summary });
   drawing.append(
     path("grid", grid.join("")),
-    ...Object.keys(LAYERS).map((layer) => path(`layer ${layer} ${view.rest}`, runsOf(columns, layer).map(area).join(""))),
+    ...SHARES.map((share) => path(`layer ${share}`, runsOf(columns, share).map(area).join(""))),
   );
+  if (columns.some((column) => column.stranded)) drawing.append(...hatched(plot, runsOf(columns, "stranded").map(area).join("")));
   if (blocks) drawing.append(path("band", known.map(area).join("")));
   drawing.append(path("used", known.map(line).join("")));
   if (sized) drawing.append(path("size", `M0 ${y(size)}H1000`));
@@ -41,13 +47,14 @@ export function drawPlot(plot, view) {
   plot.querySelectorAll("svg, .unknown, .axis, .span").forEach((old) => old.remove());
   plot.prepend(
     drawing,
-    ...unknown(used, from, to).map((part) => hatching(part, view)),
+    ...unknown(columns, from, to).map((part) => hatching(part, view)),
     ...view.spans.filter((span) => span.to >= from && span.from <= to).map((span) => marking(span, view)),
     ...levels.map((bytes) => tick("axis.level", human(bytes), { top: `${y(bytes)}%` })),
     ...inner.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
     ...(sized ? [tick("axis.sized", `size ${human(size)}`, { top: `${y(size)}%` })] : []),
   );
-  drawMarks(plot.querySelector(".marks"), view);
+  drawMarks(plot.querySelector(".marks"), view, plot.clientWidth);
+  return top;
 }
 
 function tick(kind, text, place) {
@@ -56,19 +63,29 @@ function tick(kind, text, place) {
   return node;
 }
 
-function drawMarks(list, { marks, from, to }) {
+/** The area of stranded memory, hatched as in bars. The pattern is scaled back, because the drawing is stretched. */
+function hatched(plot, d) {
+  plot.hatch ??= `hatch-${(hatches += 1)}`;
+  const scale = `scale(${1000 / Math.max(1, plot.clientWidth)} ${100 / Math.max(1, plot.clientHeight)}) rotate(45)`;
+  const pattern = svg("pattern", { id: plot.hatch, width: 4, height: 4, patternUnits: "userSpaceOnUse", patternTransform: scale });
+  pattern.append(svg("path", { class: "stripe", d: "M0 0V4" }));
+  return [pattern, svg("path", { class: "hatch", d, fill: `url(#${plot.hatch})` })];
+}
+
+/** Marks that are close to one another are one sign with their number. */
+function drawMarks(list, { marks, from, to }, width) {
   sync(
     list,
-    marks,
-    (mark) => mark.id,
-    (mark) => {
-      const node = make("li", mark.sign);
-      node.className = clean(mark.kind);
-      node.title = clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}`, 600);
-      return node;
-    },
-    (node, mark) => {
-      node.style.left = `${((100 * (mark.at - from)) / (to - from)).toFixed(2)}%`;
+    together(marks, (CLOSE * (to - from)) / Math.max(1, width)),
+    ([first]) => first.id,
+    () => make("li", make("span"), make("small")),
+    (node, group) => {
+      const [worst] = [...group].sort((one, other) => URGENT.indexOf(other.sign) - URGENT.indexOf(one.sign));
+      node.className = clean(worst.kind);
+      node.title = clean(group.map((mark) => `${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}`).join("\n"), 1200);
+      put(node.firstChild, worst.sign);
+      put(node.lastChild, group.length > 1 ? String(group.length) : "");
+      node.style.left = `${((100 * (group[0].at - from)) / (to - from)).toFixed(2)}%`;
     },
   );
 }

@@ -2,6 +2,7 @@
 
 import { showThinBar, thinBar } from "./bars.js";
 import { createChart } from "./chart.js";
+import { isMarked, setMarked } from "./compare.js";
 import { button, make, name, put, sync } from "./elements.js";
 import { facts } from "./facts.js";
 import { flush } from "./flush.js";
@@ -25,8 +26,11 @@ export function createRow(kind, toggle) {
   const opener = button("", () => toggle(body.item.key), "button.plain");
   opener.append(make("bdi"));
   const program = head.querySelector(".of-program");
-  program.append(opener, make("span.state"), thinBar());
+  const mark = button("✓", () => showMark(mark, setMarked(body.item, !isMarked(body.item))), "button.plain.mark");
+  mark.tabIndex = -1;
+  program.append(opener, make("span.state"), ...(kind === "group" ? [] : [mark]), thinBar());
   program.scope = "row";
+  head.addEventListener("click", (event) => event.target.closest("button") || toggle(body.item.key));
   head.append(make("td.of-act"));
   if (kind === "group") return body;
   opener.title = "Show details";
@@ -50,15 +54,28 @@ export function updateRow(body, item, { open, largest, active }) {
   if (!item.rows) showDetails(body, item, open);
 }
 
+function showMark(mark, on) {
+  mark.ariaPressed = String(on);
+}
+
+/** Shows a number; nothing and 0 are dim. */
+function putSize(cell, column, item) {
+  put(cell, column.text(item));
+  if (column.bytes) cell.classList.toggle("zero", !item[column.bytes]);
+}
+
 function updateGroup(cells, opener, group) {
-  COLUMNS.forEach((column, place) => column.bytes && put(cells[place], column.text(group)));
+  COLUMNS.forEach((column, place) => column.bytes && putSize(cells[place], column, group));
   name(opener.lastChild, group.title, 80);
   put(opener.nextSibling, many(group.rows.length, "process", "processes"));
 }
 
 function updateProcess(body, cells, opener, row, active) {
+  const mark = body.querySelector(".mark");
+  showMark(mark, isMarked(row));
+  mark.ariaLabel = `Compare ${clean(row.program, 80)}`;
   body.subject = `${row.program} (pid ${row.pid})`; // a program gets its name when its agent connects
-  COLUMNS.forEach((column, place) => column.number && put(cells[place], column.text(row)));
+  COLUMNS.forEach((column, place) => column.number && putSize(cells[place], column, row));
   name(opener.lastChild, row.program, 80);
   const named = (id) => cells[COLUMNS.findIndex((column) => column.id === id)];
   name(named("user"), row.owner, 40);

@@ -28,6 +28,7 @@ export const COLUMNS = [
     of: (row) => knownChange(row) ?? -Infinity,
     text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes)),
   },
+  { ...size("waste"), wide: true, hint: "cached and stranded" },
   ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share !== "cached" })),
   { id: "verdict", title: "Verdict", of: (row) => row.verdict, text: (row) => row.verdict, wide: true },
 ];
@@ -64,8 +65,17 @@ export function rowsOf(frame) {
       verdict: verdicts.get(key) ?? "",
       agent: agents.get(own),
       change_bytes: null,
+      waste_bytes: process.cached_bytes === null ? null : process.cached_bytes + (process.stranded_bytes ?? 0),
     };
   });
+}
+
+const MAY_BE_EMPTY = ["gpu", "user", "waste", ...OF_PROCESSES, "verdict"];
+
+/** The columns in which some row has a value other than nothing or 0, of those that may be hidden. */
+export function filled(rows, devices) {
+  const has = (id) => (row) => (id === "gpu" ? devices > 1 : id === "user" ? row.owner : id === "verdict" ? row.verdict : row[`${id}_bytes`]);
+  return MAY_BE_EMPTY.filter((id) => rows.some(has(id)));
 }
 
 /** What the table lists an item as: a `group` or a `process`. */

@@ -56,7 +56,6 @@ function open(entry) {
 
 function create() {
   table = createTable("Rules", COLUMNS);
-  table.classList.add("wrapping");
   place = make("div");
   const add = button("New rule", () => open({ name: "", origin: "", rule: NEW, enabled: true, overrides: {} }));
   return make("section", make("div.title", make("h2", "Rules"), add), place, table);

@@ -19,6 +19,7 @@ export function setToken(value) {
 function signIn(refusal = "") {
   const dialog = $("signing");
   put($("refused"), refusal);
+  put($("sign-command"), `gpumond open --url ${location.origin}${location.pathname}`.replace(/\/$/, ""));
   $("token").value = "";
   dialog.returnValue = "";
   dialog.showModal();

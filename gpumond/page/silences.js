@@ -5,6 +5,7 @@ import { clean, clock } from "./format.js";
 import { attempt } from "./session.js";
 import { state } from "./store.js";
 import { refresh } from "./stream.js";
+import { isOpen } from "./views.js";
 
 const CHECKED = new Set(["rule", "workload", "uuid", "engine"]); // a silence is of these unless the user changes it
 
@@ -70,7 +71,7 @@ export function showSilences() {
       name(node.children[2], `${each.author}: ${each.reason}`, 200);
     },
   );
-  $("silenced").hidden = !silences.length;
+  $("silenced").hidden = !silences.length || !isOpen("alerts");
 }
 
 $("silence")

@@ -1,7 +1,7 @@
 // The newest frame and the events, as this window received them, and what follows from a frame.
 
 import { human, sum } from "./format.js";
-import { ORDINARY } from "./words.js";
+import { ORDINARY, UNDECIDED } from "./words.js";
 
 const EVENTS_SHOWN = 200;
 
@@ -40,7 +40,7 @@ export const processKey = ({ pid, start_ticks }) => `${pid},${start_ticks}`;
 const shapes = new Set(ORDINARY);
 /** True if the verdict is of an ordinary shape of a memory curve. */
 export const ordinary = (verdict) => shapes.has(verdict.kind);
-const notes = new Set(["growing", "memory-freed"]);
+const notes = new Set(UNDECIDED);
 /** True if the verdict indicates no problem. */
 export const isNote = (verdict) => notes.has(verdict.kind);
 export const label = (device) => `GPU ${device.index}`;

@@ -5,14 +5,14 @@ import { addChanges, createRanges, showsChanges } from "./changes.js";
 import { $, button, labeled, make, put, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, reuse, updateRow } from "./row.js";
-import { COLUMNS, GROUPS, barBytes, find, groupKey, inOrderOf, kindOf, listed, rowsOf } from "./rows.js";
+import { COLUMNS, GROUPS, barBytes, filled, find, groupKey, inOrderOf, kindOf, listed, rowsOf } from "./rows.js";
 import { state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const LONG = 25; // rows above which the table scrolls by itself
 const PAGE = 10; // rows that the keys PageUp and PageDown skip
-const HEIGHT = 44; // of a row, until one is measured
+const HEIGHT = 28; // of a row, until one is measured
 
 const [sortedBy, direction] = address.read("sort").split(",");
 let order = COLUMNS.some(({ id }) => id === sortedBy) ? { id: sortedBy, up: direction === "up" } : { id: "used", up: false };
@@ -41,7 +41,9 @@ export function showProcesses() {
   const known = devices.some((device) => device.processes !== null && device.missed < MISSED_LIMIT);
   $("processes").hidden = !rows.length;
   if (!rows.length) put($("shown"), known ? "No process uses a device." : "The processes are not known.");
-  $("no-agents").hidden = reports.length > 0 || !known;
+  $("no-agents").hidden = reports.length > 0 || !known || !rows.length || !find(rows, filter, gpu).length;
+  $("processes").className = filled(rows, devices.length).map((id) => `has-${id}`).join(" ");
+  $("processes").classList.toggle("changes", showsChanges());
 }
 
 /** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places. */
@@ -54,7 +56,8 @@ function arrange(reorder = false) {
   if (still) list = inOrderOf(before, list);
   const all = found.length < rows.length || filter ? `${found.length} of ${rows.length}` : "";
   const groups = group && many(list.filter((item) => item.rows).length, "group");
-  put($("shown"), [all, groups].filter(Boolean).join(", "));
+  put($("shown"), found.length || !rows.length ? [all, groups].filter(Boolean).join(", ") : `No process matches ${filter || "the device"}.`);
+  $("no-match").hidden = found.length > 0 || !rows.length;
   draw();
 }
 
@@ -62,7 +65,6 @@ function draw() {
   const table = $("processes");
   const scroller = table.parentNode;
   const long = list.length > LONG;
-  table.classList.toggle("changes", showsChanges());
   scroller.classList.toggle("long", long);
   const focused = document.activeElement?.closest("#processes tbody")?.key;
   const pinned = focused === undefined ? -1 : list.findIndex(({ key }) => key === focused);
@@ -134,6 +136,26 @@ function openByAddress() {
   opening = "";
 }
 
+/** Sorts by the column with this id, as a click on its head does. */
+export const sortById = (id) => sortBy(COLUMNS.find((column) => column.id === id));
+
+/** Groups by one of `GROUPS`, or by nothing. */
+export function groupBy(name) {
+  group = name;
+  $("group").value = name;
+  address.write("group", group);
+  if (state.frame) arrange(true);
+}
+
+/** Lists only what contains these words. */
+export const filterBy = (words) => setFilter(words, gpu);
+
+function sortNext() {
+  const visible = COLUMNS.filter(({ id }) => $("columns").querySelector(`.of-${id}`)?.offsetParent);
+  const at = visible.findIndex(({ id }) => id === order.id);
+  sortBy(visible[(at + 1) % visible.length]);
+}
+
 function sortBy(column) {
   order = { id: column.id, up: order.id === column.id ? !order.up : !column.number };
   address.write("sort", `${order.id},${order.up ? "up" : "down"}`);
@@ -149,6 +171,7 @@ function showColumns() {
     (column) => {
       if (!column.title) return make("td");
       const cell = make("th", button(column.title, () => sortBy(column), "button.plain"));
+      if (column.hint) cell.title = column.hint;
       cell.scope = "col";
       return cell;
     },
@@ -218,14 +241,48 @@ function focusOn(place) {
 }
 
 const MOVES = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: PAGE, PageUp: -PAGE, Home: -Infinity, End: Infinity };
+const ANYWHERE = ["j", "k"]; // keys that also act while no row has the focus
 
-$("processes").addEventListener("keydown", (event) => {
-  const body = event.target.closest("tbody");
-  const by = MOVES[event.key];
-  if (!body || by === undefined || event.ctrlKey || event.metaKey || event.altKey || event.target.closest(".more")) return;
-  event.preventDefault();
-  focusOn(body.place + by);
+const focusedBody = () => document.activeElement?.closest("#processes tbody");
+
+function move(event) {
+  const body = focusedBody();
+  if (!(body || ANYWHERE.includes(event.key)) || event.target.closest(".more")) return false;
+  focusOn(body ? body.place + MOVES[event.key] : Math.max(0, list.findIndex(({ key }) => key === active)));
+  return true;
+}
+
+/** Clicks the button of the row with the focus. */
+function press(label) {
+  const act = focusedBody()?.querySelector(label);
+  if (act && !act.hidden && !act.disabled) act.click();
+  return Boolean(act);
+}
+
+const KEYS = {
+  ...Object.fromEntries(Object.keys(MOVES).map((key) => [key, move])),
+  f: () => press(".of-act button"),
+  x: () => press(".of-program .mark"),
+  s: () => sortNext() ?? true,
+  "/": () => $("filter").focus() ?? true,
+  Escape: () => Boolean(filter || gpu) && (setFilter("", "") ?? true),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || !list.length) return;
+  if ($("content").hidden || event.target.closest("input, select, textarea, dialog")) return;
+  if (KEYS[event.key]?.(event)) event.preventDefault();
 });
+$("filter").addEventListener("keydown", (event) => {
+  if (!["ArrowDown", "Enter"].includes(event.key) || !list.length) return;
+  event.preventDefault();
+  focusOn(0);
+});
+$("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  if (list.length) focusOn(0);
+});
+$("no-match").addEventListener("click", () => setFilter("", ""));
 $("processes").parentNode.addEventListener("scroll", () => requestAnimationFrame(measure), { passive: true });
 addEventListener("resize", () => requestAnimationFrame(measure));
 $("filter").value = filter;
@@ -233,15 +290,6 @@ $("filter").addEventListener("input", () => setFilter($("filter").value.trim(), 
 $("group").parentNode.before(labeled("Change in", createRanges(showProcesses)));
 for (const name of Object.keys(GROUPS)) $("group").append(Object.assign(make("option", name), { value: name }));
 $("group").value = group;
-$("group").addEventListener("change", () => {
-  group = $("group").value;
-  address.write("group", group);
-  if (state.frame) arrange(true);
-});
+$("group").addEventListener("change", () => groupBy($("group").value));
 $("of").addEventListener("change", () => showProcessesOf($("of").value));
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea, dialog")) return;
-  event.preventDefault();
-  $("filter").focus();
-});
 showColumns();

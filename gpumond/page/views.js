@@ -7,7 +7,7 @@ import { changed } from "./store.js";
 const PAUSE = 5000; // between requests of the open view
 
 /** Titles of the views by name. */
-export const TITLES = { "": "Overview", alerts: "Alerts", rules: "Rules", receipts: "Receipts", baselines: "Baselines" };
+export const TITLES = { "": "Overview", alerts: "Alerts", rules: "Rules", receipts: "Receipts", quotas: "Quotas", compare: "Compare", baselines: "Baselines" };
 
 const views = {}; // those besides the present state, by name
 let open = Object.hasOwn(TITLES, address.read("view")) ? address.read("view") : "";
@@ -23,6 +23,8 @@ export function openView(name) {
   address.write("view", name);
   reload();
 }
+
+export const isOpen = (name) => open === name;
 
 /** Shows the open view, and requests again what it shows. */
 export function reload() {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
-from gpumond.diagnosis.detectors import FRAGMENTED_FROM
+from gpumond.diagnosis.detectors import FRAGMENTED_FROM, kept_bytes
 from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
@@ -54,10 +54,12 @@ def _pool_labels(row: _Pool) -> Labels:
     )
 
 
-def _fragmentation(device: DeviceReading | None, recent: RuleWindow, track: CounterTrack) -> float | None:
+def _fragmentation(row: _Pool) -> float | None:
+    device, track = row.device, row.track
     if device is None or not device.size_bytes:
         return None
-    return recent.fragmentation(track) if track.kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
+    kept = min(track.kept, kept_bytes(row.pool))
+    return row.recent.fragmentation(track) if kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
 
 
 def _pool_texts(row: _Pool) -> dict[str, str]:
@@ -103,7 +105,7 @@ POOL = ScopeSpec(
             "ratio",
             f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both "
             f"{IN_WINDOW}; 0 for pools below 5 % of their device; unknown for the first minute",
-            lambda row: None if row.pool.live_bytes is None else _fragmentation(row.device, row.recent, row.track),
+            lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
         ),
         *_values("ooms"),
         Quantity(

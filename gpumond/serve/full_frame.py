@@ -33,6 +33,7 @@ def full_frame(frame: Frame) -> FullFrame:
         verdicts=frame.verdicts,
         alerts=frame.alerts,
         silences=frame.silences,
+        queue=frame.queue,
         processes=tuple(holdings(frame)),
         faults=stated_faults(frame.snapshot),
         conditions=stated_conditions(frame.snapshot),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from weakref import WeakValueDictionary
 
 from gpumond.facts.pools import PoolUsage, Reclaimable
@@ -67,6 +68,8 @@ class CachingAllocator:
         self.lock = threading.RLock()
         self._context: Context | None = None
         self._live: dict[int, _Block] = {}
+        self._kinds: dict[str, int] = {}
+        self._kind_of: dict[int, str] = {}
         self._cached: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}  # per pool, by size
         self._next_address = LARGE_SEGMENT
         self._live_bytes = self._held_bytes = self._peak_live_bytes = self._peak_held_bytes = 0
@@ -81,8 +84,8 @@ class CachingAllocator:
         if self._context is not None:
             self._context.wait()
 
-    def malloc(self, size_bytes: int) -> int:
-        """Return the address of a block of at least that size. Raises OutOfMemory."""
+    def malloc(self, size_bytes: int, kind: str = "activations") -> int:
+        """Return the address of a block of at least that size. ``kind``: what it holds. Raises OutOfMemory."""
         if size_bytes < 0:
             raise ValueError(f"size_bytes: expected at least 0, got {size_bytes}")
         size = _round_up(max(size_bytes, 1), ROUNDING_BYTES)
@@ -91,6 +94,8 @@ class CachingAllocator:
             block.free = False
             self._cut(block, size)
             self._live[block.address] = block
+            self._kinds[kind] = self._kinds.get(kind, 0) + block.size
+            self._kind_of[block.address] = kind
             self._live_bytes += block.size
             self._peak_live_bytes = max(self._peak_live_bytes, self._live_bytes)
             return block.address
@@ -99,6 +104,7 @@ class CachingAllocator:
         """Put a block into the cache. Raises KeyError if no live block has that address."""
         with self.lock:
             block = self._live.pop(address)
+            self._kinds[self._kind_of.pop(address)] -= block.size
             self._live_bytes -= block.size
             before, after = block.previous, block.next
             if after is not None and after.free:
@@ -139,6 +145,11 @@ class CachingAllocator:
     @property
     def held_bytes(self) -> int:
         return self._held_bytes
+
+    def live_by_kind(self) -> Mapping[str, int]:
+        """Return the live bytes by what they hold."""
+        with self.lock:
+            return dict(self._kinds)
 
     def usage(self) -> PoolUsage:
         """Return the state as an agent reports it: held = live + reclaimable + stranded, exactly."""

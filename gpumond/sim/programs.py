@@ -1,6 +1,6 @@
 """The demo's programs, as processes that run the agent and share one simulated device.
 
-    python -m gpumond.sim.programs {training,serving,leak,fragmentation} --card DIR
+    python -m gpumond.sim.programs {training,serving,leak,fragmentation,inference} --card DIR
 
 A program is a generator: it allocates and frees a little, then yields the seconds until it continues. It restarts when
 the device is full, and may end. Sizes are shares of the device, chosen for 24 GiB; the four together hold 50 to 78 % of
@@ -34,10 +34,10 @@ class ProgramMemory:
         self._size_bytes = device.spec().size_bytes
         self._live: set[int] = set()
 
-    def allocate(self, share: float) -> int:
-        """Allocate a block of that share of the device. Raises OutOfMemory."""
+    def allocate(self, share: float, kind: str = "activations") -> int:
+        """Allocate a block of that share of the device. ``kind``: what it holds. Raises OutOfMemory."""
         size = int(share * self._size_bytes) // HUGE_ROUNDING * HUGE_ROUNDING
-        address = self.allocator.malloc(max(size, HUGE_ROUNDING))
+        address = self.allocator.malloc(max(size, HUGE_ROUNDING), kind)
         self._live.add(address)
         return address
 
@@ -65,8 +65,8 @@ Program = Callable[[ProgramMemory, Random], Iterator[float]]
 
 def training(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Run steps whose activations rise and fall; some are followed by an evaluation that leaves a large cache."""
-    for _ in ("weights", "gradients", "first moments", "second moments"):
-        memory.allocate(0.02)
+    for kind in ("parameters", "gradients", "optimizer", "optimizer"):
+        memory.allocate(0.02, kind)
         yield 0.5
     for steps in chain([4], repeat(20)):
         for _ in range(steps):
@@ -87,28 +87,35 @@ def training(memory: ProgramMemory, random: Random) -> Iterator[float]:
 
 def serving(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Serve requests whose number rises and falls in waves; each holds a key-value cache that grows."""
-    memory.allocate(0.06)
+    memory.allocate(0.06, "parameters")
     requests: list[list[int]] = []
     for tick in count():
         rate = 0.22 + 0.18 * math.sin(tick / 60)
         if random.random() < rate and len(requests) < 16:
-            requests.append([memory.allocate(random.uniform(0.001, 0.004))])
+            requests.append([memory.allocate(random.uniform(0.001, 0.004), "tensors")])
         if requests:
-            random.choice(requests).append(memory.allocate(0.0007))
+            random.choice(requests).append(memory.allocate(0.0007, "tensors"))
             if random.random() < len(requests) / 40:
                 memory.free(*requests.pop(random.randrange(len(requests))))
         memory.busy(0.02 * len(requests))
         yield 0.5
 
 
+def inference(memory: ProgramMemory, random: Random) -> Iterator[float]:
+    """Keep a large model, and serve as `serving` does."""
+    memory.allocate(0.3, "parameters")
+    yield 2.0
+    yield from serving(memory, random)
+
+
 def leak(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Keep an unneeded tensor in each step; end before the device is full."""
-    memory.allocate(0.03)
+    memory.allocate(0.03, "parameters")
     for _ in range(290):
         memory.busy(random.uniform(0.02, 0.08))
         batch = memory.allocate(0.01)
         yield 0.5
-        memory.allocate(0.0006)
+        memory.allocate(0.0006, "tensors")
         memory.free(batch)
         yield 0.5
 
@@ -159,6 +166,7 @@ PROGRAMS: Mapping[str, Program] = {
     "serving": serving,
     "leak": leak,
     "fragmentation": fragmentation,
+    "inference": inference,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -12,21 +13,23 @@ from typing import Literal, NamedTuple
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.snapshot import Snapshot
 
-Signal = Literal["used", "live", "held", "utilization", "unattributed"]
-SIGNALS: tuple[Signal, ...] = ("used", "live", "held", "utilization", "unattributed")
-"""Signals that can be requested, in bytes; the utilization is a ratio. Live and held are reported by agents and summed
-over their pools.
+Signal = Literal["used", "live", "held", "stranded", "utilization", "unattributed", "opaque"]
+SIGNALS: tuple[Signal, ...] = ("used", "live", "held", "stranded", "utilization", "unattributed", "opaque")
+"""Signals that can be requested, in bytes; the utilization is a ratio. Live, held and stranded are reported by agents
+and summed over their pools; opaque are the bytes of processes without such a report.
 """
-USED, LIVE, HELD, STEP_END, UTILIZATION, UNATTRIBUTED, LOAD = range(7)
+USED, LIVE, HELD, STRANDED, STEP_END, UTILIZATION, UNATTRIBUTED, OPAQUE, LOAD = range(9)
 """All signals. STEP_END: live bytes at the end of a step; LOAD: requests of the serving engines on the device."""
-PROCESS_SIGNALS, DEVICE_SIGNALS = 4, 7
+PROCESS_SIGNALS, DEVICE_SIGNALS = 5, 9
 """Number of signals of a process, which has the first ones, and of a device."""
 _PLACES: Mapping[Signal, int] = {
     "used": USED,
     "live": LIVE,
     "held": HELD,
+    "stranded": STRANDED,
     "utilization": UTILIZATION,
     "unattributed": UNATTRIBUTED,
+    "opaque": OPAQUE,
 }
 
 MAX_PROCESSES = 1000
@@ -41,6 +44,23 @@ ProcessSeriesKey = tuple[str, ProcessKey]
 
 SeriesKey = tuple[str, ProcessKey | None]
 """Device UUID and process; None for the device as a whole"""
+
+
+class Shares(NamedTuple):
+    """Used bytes and the bytes of each share at one time; an unknown one is None. ``low`` and ``high``: limits of the
+    used bytes within the block that begins at ``at`` (unix time).
+    """
+
+    at: float
+    low: float
+    high: float
+    used: float
+    live: float | None
+    cached: float | None
+    stranded: float | None
+    overhead: float | None
+    opaque: float | None
+    unattributed: float | None
 
 
 class Point(NamedTuple):
@@ -85,6 +105,7 @@ class History:
         self._awaited: dict[SeriesKey, CoarseSeries] = {}
         self._awaited_until = inf
         self._born = 0
+        self._samples = SAMPLES if pace == 1 else int(SAMPLES * pace / ACCELERATED_SECONDS)
 
     def unix(self, at: float) -> float:
         """Convert a time of this clock to unix time."""
@@ -138,30 +159,71 @@ class History:
         return None
 
     def series(
-        self, key: SeriesKey, signal: Signal, since: float = 0.0, resolution: float | None = None
+        self,
+        key: SeriesKey,
+        signal: Signal,
+        since: float = 0.0,
+        resolution: float | None = None,
+        until: float = inf,
     ) -> tuple[Point, ...]:
         """Return samples (resolution None or below 15 s) or the longest blocks that are not longer than
         ``resolution``.
 
-        ``since`` is unix time. Times at which the signal was unknown are left out. The last block is the one that
-        has not closed yet. Empty if the device, process or signal is unknown.
+        ``since`` and ``until`` are unix times: a block that ends after ``since`` is included. Times at which the
+        signal was unknown are left out. The last block is the one that has not closed yet. Empty if the device, process
+        or signal is unknown.
         """
         found = self._find(key)
         place = _PLACES[signal]
         if found is None or place >= found.signals:
             return ()
         fitting = [i for i, tier in enumerate(TIERS) if resolution is not None and tier.seconds <= resolution]
+        length = 0.0
         if not fitting:
             values = found.samples(place)
             rows: Iterable[tuple[float, ...]] = zip(found.sample_times(), values, values, values, strict=True)
         else:
+            length = TIERS[fitting[-1]].seconds / self.pace
             columns = (found.column(fitting[-1], place, kind) for kind in (MIN, MEDIAN, MAX))
             rows = zip(found.times(fitting[-1]), *columns, strict=True)
             running = found.running(fitting[-1])
             if running is not None:
                 rows = chain(rows, [(running[0], *running[2 + 3 * place : 5 + 3 * place])])
         points = (Point(self.unix(at), low, median, high) for at, low, median, high in rows if median == median)
-        return tuple(point for point in points if point.at >= since)
+        return tuple(point for point in points if since <= point.at + length and point.at < until)
+
+    def shares(
+        self, key: SeriesKey, since: float = 0.0, until: float = inf, resolution: float | None = None
+    ) -> tuple[Shares, ...]:
+        """Return the shares of a device or process, as `series` does for one signal."""
+        signals = SIGNALS if key[1] is None else SIGNALS[:PROCESS_SIGNALS]
+        used = self.series(key, "used", since, resolution, until)
+        others = {
+            signal: {point.at: point.median for point in self.series(key, signal, since, resolution, until)}
+            for signal in signals
+            if signal not in ("used", "utilization")
+        }
+        return tuple(
+            shares_of(point, *(others.get(name, {}).get(point.at) for name in _PARTS), whole=key[1] is None)
+            for point in used
+        )
+
+    def machine(
+        self, uuids: Iterable[str], since: float = 0.0, until: float = inf, resolution: float | None = None
+    ) -> tuple[Shares, ...]:
+        """Return the sums of the shares of these devices, at the times of the one with most points."""
+        known = sorted((self.shares((uuid, None), since, until, resolution) for uuid in uuids), key=len)
+        if not known or not known[-1]:
+            return ()
+        *others, times = known
+        starts = [[point.at for point in points] for points in others]
+        half = (times[-1].at - times[0].at) / max(1, len(times) - 1) / 2
+        sums = []
+        for point in times:
+            near = (bisect_right(own, point.at + half) - 1 for own in starts)
+            parts = [points[place] for points, place in zip(others, near, strict=True) if place >= 0]
+            sums.append(_sum(point, [part for part in parts if point.at - part.at <= 3 * half]))
+        return tuple(sums)
 
     def age(self, key: SeriesKey) -> float:
         """Return the seconds of this clock since the first sample of the device or process; 0 if it is unknown."""
@@ -188,8 +250,8 @@ class History:
         phase = float(self._born * 7 % 60)
         kept = self._awaited.pop(key, None)
         if kept is None or [len(record) for record in kept.records] != [signals] * len(TIERS):
-            return Series(signals, self.now, phase)
-        series = Series(signals, self.now, phase)
+            return Series(signals, self.now, phase, self._samples)
+        series = Series(signals, self.now, phase, self._samples)
         series.born = min(self.now, self._moment(kept.born_at))
         width = 2 + 3 * signals
         blocks = (
@@ -230,6 +292,40 @@ class History:
         )
 
 
+_PARTS: tuple[Signal, ...] = ("live", "held", "stranded", "unattributed", "opaque")
+
+
+def shares_of(
+    point: Point,
+    live: float | None,
+    held: float | None,
+    stranded: float | None,
+    unattributed: float | None,
+    opaque: float | None,
+    *,
+    whole: bool,
+) -> Shares:
+    """Divide the used bytes into shares. The overhead takes the difference of the medians of a block.
+
+    ``whole``: a device. A process is opaque as a whole while its live bytes are unknown.
+    """
+    used = point.median
+    pooled = held if live is not None and held is not None else None
+    if not whole:
+        opaque = used if pooled is None else None
+    stranded = None if pooled is None else min(stranded or 0.0, max(0.0, pooled - (live or 0.0)))
+    cached = None if pooled is None else max(0.0, pooled - (live or 0.0) - (stranded or 0.0))
+    rest = max(0.0, used - (pooled or 0.0) - (unattributed or 0.0) - (opaque or 0.0))
+    overhead = None if pooled is None else rest
+    return Shares(point.at, point.low, point.high, used, live, cached, stranded, overhead, opaque, unattributed)
+
+
+def _sum(first: Shares, others: Iterable[Shares]) -> Shares:
+    low, high, used, *shares = zip(*(each[1:] for each in (first, *others)), strict=True)
+    known = [[value for value in share if value is not None] for share in shares]
+    return Shares(first.at, sum(low), sum(high), sum(used), *(sum(values) if values else None for values in known))
+
+
 def _known(value: float) -> float | None:
     return value if isfinite(value) else None
 
@@ -237,6 +333,10 @@ def _known(value: float) -> float | None:
 SAMPLES = 900
 SHORTEST_SECONDS = 0.75
 """Minimum distance of two samples; a closer one is dropped."""
+AVERAGE_SECONDS = 1.0
+"""Minimum distance of two samples on average, with which those that are kept cover 15 minutes at any interval."""
+ACCELERATED_SECONDS = 4.0
+"""The same of accelerated time: `gpumond demo` takes five readings a second, each of them 4 s of its time."""
 
 
 class Tier(NamedTuple):
@@ -319,6 +419,7 @@ class Series:
     __slots__ = (
         "_closes",
         "_count",
+        "_due",
         "_marks",
         "_minutes",
         "_phase",
@@ -330,11 +431,12 @@ class Series:
         "tiers",
     )
 
-    def __init__(self, signals: int, born: float, phase: float) -> None:
+    def __init__(self, signals: int, born: float, phase: float, samples: int = SAMPLES) -> None:
         self.signals = signals
         self.born = born
         self.last = -inf
-        self.rows = Rows(signals, SAMPLES)
+        self.rows = Rows(signals, samples)
+        self._due = -inf
         self.tiers = tuple(Rows(1 + 3 * signals, tier.rows) for tier in TIERS)
         self.records = [[-inf] * signals for _ in TIERS]
         """Highest median of each tier and signal among the blocks that are no longer kept."""
@@ -350,8 +452,9 @@ class Series:
         has closed.
         """
         at = row[0]
-        if at - self.last < SHORTEST_SECONDS:
+        if at < self._due:
             return 0
+        self._due = max(self._due + AVERAGE_SECONDS, at + SHORTEST_SECONDS)
         closed = 0
         if at >= self._closes[0]:
             closed = self._close(at)
@@ -378,11 +481,11 @@ class Series:
         fresh = sum(1 for at in self.rows.times(SAMPLES) if at >= begin)
         return [begin, *_of_samples(self.rows.newest(fresh), self.signals)] if fresh else None
 
-    def samples(self, signal: int, count: int = SAMPLES) -> array[float]:
-        return self.rows.column(signal, count)
+    def samples(self, signal: int, count: int | None = None) -> array[float]:
+        return self.rows.column(signal, count or len(self.rows))
 
-    def sample_times(self, count: int = SAMPLES) -> array[float]:
-        return self.rows.times(count)
+    def sample_times(self, count: int | None = None) -> array[float]:
+        return self.rows.times(count or len(self.rows))
 
     def restore(self, blocks: Iterable[Sequence[float]], records: Sequence[Sequence[float]]) -> None:
         for at, *row in blocks:

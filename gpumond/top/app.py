@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from gpumond.facts.errors import DaemonError
 from gpumond.top import screen
 from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
 from gpumond.top.flush import FlushPanel, FlushTarget
-from gpumond.top.processes import TREE, Lineages, Table, column_at, laid_out
+from gpumond.top.processes import TREE, Lineages, Table, Vitals, column_at, laid_out
 from gpumond.top.screen import (
     HelpPanel,
     HistoryChart,
@@ -51,6 +52,7 @@ class Top:
         self.requests = Requests(terminal.wake)
         self.table = Table()
         self.lineages = Lineages()
+        self.vitals = Vitals()
         self.panel: Panel | None = None
         self.shown: View | None = None
         self.paused: View | None = None
@@ -179,10 +181,12 @@ class Top:
         width, height = self.terminal.size()
         shown, notices = self.shown, self._notices()
         rows = processes_on(shown, self.device) if shown else ()
-        local = [row.key[1] for row in rows if self._place_of(row.key[0])[0].local] if self.table.by == TREE else []
+        local = [row.key[1] for row in rows if self._place_of(row.key[0])[0].local]
+        vitals = self.vitals.of(dict.fromkeys(local))
+        rows = tuple(replace(row, host=vitals.get(row.key[1])) for row in rows) if vitals else rows
         if shown:
             self.table.marks &= {row.key for row in shown.processes}
-        self.table.fill(rows, self.lineages.of(local))
+        self.table.fill(rows, self.lineages.of(local if self.table.by == TREE else ()))
         self._read_past()
         head = screen.head_line(self.connections, notices, shown, self.paused is not None)
         if self.panel:
@@ -215,6 +219,10 @@ class Top:
         }
         room = screen.heights(height, wanted)
         own = max(1, room["devices"] - len(legend))
+        if len(devices) > own > 1 and shown:
+            own -= 1
+            self._devices_first = screen.scrolled(devices, own, self._devices_first, self.device)
+            legend = [screen.pages_line(devices, self._devices_first, own, len(shown.devices)), *legend]
         self._devices_first = screen.scrolled(devices, own, self._devices_first, self.device)
         self._device_lines = devices
         shown_devices = [*devices[self._devices_first : self._devices_first + own], *legend][: room["devices"]]
@@ -355,8 +363,12 @@ class Top:
         rows = self._process(key)
         if not rows:
             return [[Span(f"pid {key[1].pid} no longer uses a device")]]
-        chart = self._chart(width, DETAIL_CHART_ROWS, named=False) if self.past and self.past.of == key else []
-        return described(rows[0], chart, width)
+        row = replace(rows[0], host=self.vitals.of([key[1]]).get(key[1]))
+        free = self.terminal.size()[1] - 4 - len(described(row, (), width))
+        chart = (
+            self._chart(width, max(DETAIL_CHART_ROWS, free), named=False) if self.past and self.past.of == key else []
+        )
+        return described(row, chart, width)
 
     def _targets(self) -> list[ProcessRow]:
         """Return the marked processes, else those of the row under the cursor; one row for each process."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpumond.facts.program import ProcessKey
-from gpumond.host.machine import find_process, process_start, read_head
-from gpumond.view.rows import HOLDINGS, ProcessLife, ProcessRow, plain
+from gpumond.host.machine import find_process, process_start, read_head, start_of, stat_fields
+from gpumond.view.rows import HOLDINGS, HostFacts, ProcessLife, ProcessRow, plain
 from gpumond.view.text import Line, Span, fitted, size
 
 Number = TypeVar("Number", int, float)
@@ -43,6 +44,18 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
+def _age(seconds: float) -> str:
+    """Format an age in five columns: ``42s``, ``5m``, ``3h``, ``12d``."""
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _of(row: ProcessRow, name: str) -> float | None:
+    return getattr(row.host, name) if row.host else None
+
+
 def _index(gpu: str) -> int | None:
     """Return the index at the end of a GPU's label."""
     index = gpu.rpartition(":")[2]
@@ -58,9 +71,19 @@ COLUMNS = (
     TableColumn("user", 10, 7, lambda row: row.user),
     TableColumn("used", 10, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
-    TableColumn("busy", 5, 8, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
+    TableColumn("busy", 5, 7, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
     TableColumn("verdict", 13, 2, lambda row: row.verdict),
+    TableColumn(
+        "age", 6, 9, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
+    ),
+    TableColumn("cpu", 5, 10, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
+    TableColumn(
+        "host", 10, 11, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
+    ),
+    TableColumn("command", 20, 12, lambda row: row.host.command if row.host else ""),
 )
+HIDEABLE = (*HOLDINGS, "busy", "age", "cpu", "host", "command")
+"""Columns that are hidden while no row has a value other than 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +102,27 @@ class SortOrder:
         return SortOrder(column, column == self.column and not self.reverse)
 
 
-def fitting(width: int) -> list[TableColumn]:
-    """Return the columns that fit on a screen of that width, in their order."""
-    chosen = {column.name for column in COLUMNS}
+def empty(rows: Sequence[ProcessRow]) -> set[str]:
+    """Return the names of the columns of `HIDEABLE` without a value other than 0; none without a row."""
+    if not rows:
+        return set()
+    columns = (column for column in COLUMNS if column.name in HIDEABLE)
+    return {
+        column.name
+        for column in columns
+        if not any(column.number(row) if column.number else column.text(row) for row in rows)
+    }
+
+
+def fitting(width: int, without: Collection[str] = ()) -> list[TableColumn]:
+    """Return the columns that fit on a screen of that width, in their order, except those ``without``."""
+    chosen = {column.name for column in COLUMNS if column.name not in without}
     for column in sorted(COLUMNS, key=lambda column: -column.rank):
-        if column.rank and sum(each.width + 1 for each in COLUMNS if each.name in chosen) > width:
+        if (
+            column.name in chosen
+            and column.rank
+            and sum(each.width + 1 for each in COLUMNS if each.name in chosen) > width
+        ):
             chosen.remove(column.name)
     return [column for column in COLUMNS if column.name in chosen]
 
@@ -99,11 +138,14 @@ def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[P
 
 def laid_out(width: int, rows: Iterable[ProcessRow]) -> list[TableColumn]:
     """Return the columns of a line of that width, in their final widths. A GPU's label is shown completely."""
-    longest = max((len(row.gpu) for row in rows), default=0)
+    shown = [*rows]
+    longest = max((len(row.gpu) for row in shown), default=0)
     more = max(0, longest - COLUMNS[0].width)
-    columns = fitting(width - 1 - more)
+    columns = fitting(width - 1 - more, empty(shown))
     spare = max(0, width - 1 - more - sum(column.width + 1 for column in columns))
-    wider = {"gpu": more, "program": min(spare, 30)}
+    last = columns[-1].name == "command"
+    program = min(spare, 10 if last else 30)
+    wider = {"gpu": more, "program": program, "command": spare - program if last else 0}
     return [replace(column, width=column.width + wider.get(column.name, 0)) for column in columns]
 
 
@@ -144,8 +186,8 @@ def table_line(row: TableRow, columns: Sequence[TableColumn], width: int, marked
     """Return the line of one row: a mark, then the columns."""
     cells = [fitted(_text(column, row), column.width, bool(column.number)) for column in columns]
     text = fitted(("*" if marked else " ") + " ".join(cells), width)
-    bold = bool(row.members) or row.process.notable
-    return [Span(text, "chosen" if chosen else "bold" if bold else "")]
+    style = "warn" if row.process.notable else "bold" if row.members else ""
+    return [Span(text, "chosen" if chosen else style)]
 
 
 def _text(column: TableColumn, row: TableRow) -> str:
@@ -299,6 +341,7 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
         busy_ratio=_total(row.busy_ratio for row in members),
         used_bytes=_total(row.used_bytes for row in members),
         shares={share: _total(row.shares[share] for row in members) for share in HOLDINGS},
+        host=None,
         verdict=_common(verdicts, f"{len(notable)} problems" if notable else ""),
         notable=bool(notable),
         state="",
@@ -373,6 +416,9 @@ def _walk(
 
 PROC = "/proc"
 MAX_DEPTH = 20
+VITAL_SECONDS = 1.0
+COMMAND_BYTES = 1024
+TICKS, PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGSTOP", "SIGCONT")
 
 
@@ -386,6 +432,50 @@ class Lineages:
         """Return the ancestors of each process, the parent first; none of a process of another machine."""
         self._known = {key: self._known[key] if key in self._known else _ancestors(key) for key in processes}
         return self._known
+
+
+class Vitals:
+    """Command lines, ages, host memory and processor time of processes, read at most once a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[ProcessKey, tuple[float, int, HostFacts]] = {}
+        """By process: the time of the reading, its processor time in ticks, and what is shown."""
+
+    def of(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostFacts]:
+        """Return what is known of each process; nothing of one of another machine."""
+        now, fresh = self._clock(), {}
+        for key in processes:
+            before = self._known.get(key)
+            found = before if before and now - before[0] < VITAL_SECONDS else _vitals(key, before, now)
+            if found:
+                fresh[key] = found
+        self._known = fresh
+        return {key: facts for key, (_, _, facts) in fresh.items()}
+
+
+def _vitals(
+    key: ProcessKey, before: tuple[float, int, HostFacts] | None, now: float
+) -> tuple[float, int, HostFacts] | None:
+    try:
+        fields = stat_fields(read_head(f"{PROC}/{key.pid}/stat"))
+        if start_of(fields).start_ticks != key.start_ticks:
+            return None
+        uptime = float(read_head(f"{PROC}/uptime").split()[0])
+        command = before[2].command if before else _command(key.pid)
+        spent = int(fields[11]) + int(fields[12])
+        resident = int(read_head(f"{PROC}/{key.pid}/statm").split()[1]) * PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return None
+    cpu = (spent - before[1]) / TICKS / (now - before[0]) if before else None
+    age = uptime - start_of(fields).start_ticks / TICKS
+    return now, spent, HostFacts(command, max(0.0, age), resident, cpu)
+
+
+def _command(pid: int) -> str:
+    return plain(
+        read_head(f"{PROC}/{pid}/cmdline", COMMAND_BYTES).replace(b"\0", b" ").decode(errors="replace").strip(), 200
+    )
 
 
 def _ancestors(key: ProcessKey) -> tuple[Ancestor, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -23,14 +22,9 @@ from gpumond.view.text import BLOCKS, Line, Span, StackCell, block, cells, clipp
 
 SECONDS = 600
 UNKNOWN = 404
-SAME_SECONDS = 0.5
-"""Samples of two signals that differ by less are of one tick."""
-
-BANDS: Mapping[str, str] = {"live": "live", "cached": "held", "overhead": "other", "unattributed": "unattributed"}
-"""The color of each band and its name. ``held`` are cached and stranded bytes, ``other`` overhead and opaque ones: the
-daemon's history does not distinguish them."""
 
 Bands = Mapping[str, int]
+"""Bytes of each share, from below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +40,21 @@ def read_history(daemon: DaemonClient, uuid: str, of: Key, until: float) -> Hist
     """Return the history of a process or a device, which the daemon knows as ``uuid``. Raises DaemonError."""
     process = of[1]
     known = {name: value for name, value in (process._asdict() if process else {}).items() if value is not None}
-
-    def series(signal: str) -> list[tuple[float, float]]:
-        query = urlencode({"uuid": uuid, **known, "signal": signal, "since": until - SECONDS})
-        try:
-            points = daemon.get(f"/api/v1/history?{query}")["points"]
-        except DaemonError as error:
-            if error.status != UNKNOWN:
-                raise
-            return []
-        return [(float(point["at"]), float(point["high"])) for point in points]
-
-    used, live, held = series("used"), series("live"), series("held")
-    unattributed = [] if process else series("unattributed")
-    points = ((at, _bands(size, _at(live, at), _at(held, at), _at(unattributed, at))) for at, size in used)
-    return HistoryChart(of, until, tuple(points))
+    query = urlencode({"uuid": uuid, **known, "since": until - SECONDS})
+    try:
+        found = daemon.get(f"/api/v1/history/shares?{query}")
+    except DaemonError as error:
+        if error.status != UNKNOWN:
+            raise
+        return HistoryChart(of, until, ())
+    columns = [found[share] for share in SHARES]
+    points = zip(found["at"], zip(*columns, strict=True), strict=True)
+    return HistoryChart(of, until, tuple((float(at), _bands(values)) for at, values in points))
 
 
-def _at(series: Sequence[tuple[float, float]], at: float) -> float:
-    """Return the value at a time, 0 without one: without an agent all bytes of a process are in the band ``other``."""
-    place = bisect_left(series, (at - SAME_SECONDS, 0.0))
-    return series[place][1] if place < len(series) and series[place][0] <= at + SAME_SECONDS else 0.0
-
-
-def _bands(used: float, live: float, held: float, unattributed: float) -> Bands:
-    """Divide the used bytes. The sum of the bands is ``used``."""
-    sizes, rest = [], int(used)
-    for size in (live, max(0.0, held - live), unattributed):
-        sizes.append(min(rest, int(size)))
-        rest -= sizes[-1]
-    return {"live": sizes[0], "cached": sizes[1], "overhead": rest, "unattributed": sizes[2]}
+def _bands(values: Iterable[float | None]) -> Bands:
+    """Return the bytes by share; an unknown share has none."""
+    return {share: int(value or 0) for share, value in zip(SHARES, values, strict=True)}
 
 
 def extended(past: HistoryChart, view: View) -> HistoryChart:
@@ -88,10 +67,7 @@ def extended(past: HistoryChart, view: View) -> HistoryChart:
         found = next(((each.used_bytes, each.shares) for each in view.processes if each.key == past.of), None)
     if found is None or found[0] is None or view.taken_at <= past.until:
         return past
-    shares = {share: size or 0 for share, size in found[1].items()}
-    live = shares.get("live", 0)
-    held = live + shares.get("cached", 0) + shares.get("stranded", 0)
-    point = (view.taken_at, _bands(found[0], live, held, shares.get("unattributed", 0)))
+    point = (view.taken_at, _bands(found[1].get(share) for share in SHARES))
     kept = tuple(each for each in past.points if each[0] >= view.taken_at - SECONDS)
     return replace(past, until=view.taken_at, points=(*kept, point))
 
@@ -106,7 +82,7 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
     for band, size in past.points[-1][1].items():
         if size:
             mark = [] if monochrome else [Span(BLOCKS[8], ink=band)]
-            head += [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{BANDS[band]} {human(size)}", "dim")]
+            head += [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
     chart = stack(past.points, start, past.until, width, rows)
     return [clipped(head, width), *(_row(row, monochrome) for row in chart)]
 
@@ -235,6 +211,10 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
         more["overhead"] = f"{more.get('overhead', '')}: {row.overhead_parts}"
     terms = [(share, human(size) + more.get(share, "")) for share, size in shares if size is not None]
     terms += [("user", row.user)] if row.user else []
+    if row.host:
+        cpu = "" if row.host.cpu_ratio is None else f", {row.host.cpu_ratio:.0%} of a core"
+        terms.append(("runs", f"{row.host.command} (for {duration(row.host.age_seconds)}{cpu})"))
+        terms.append(("host memory", human(row.host.resident_bytes)))
     for term, value in (*terms, *row.facts):
         lines += wrapped([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
     if row.flush_policy is None:
@@ -355,6 +335,12 @@ def scrolled(lines: Sequence[Line], height: int, first: int, chosen: str | None)
     return max(0, min(first, len(lines) - height))
 
 
+def pages_line(lines: Sequence[Line], first: int, height: int, count: int) -> Line:
+    """Return the line that states which of the devices are shown, and how to reach the others."""
+    begin, end = device_at(lines, first), device_at(lines, min(len(lines), first + height) - 1)
+    return [Span(f"devices {begin + 1} to {end + 1} of {count}; ← → and 0 to 9 select others", "dim")]
+
+
 def device_at(lines: Sequence[Line], place: int) -> int:
     """Return the position of the device to which a line belongs."""
     heads = [at for at, line in enumerate(lines) if line and line[0].style in ("bold", "chosen")]
@@ -400,7 +386,7 @@ def padded(line: Line, width: int, style: str) -> Line:
     ]
 
 
-STYLES = {"bad": "alarm", "warn": "bold", "note": ""}
+STYLES = {"bad": "bad", "warn": "warn", "note": ""}
 
 
 def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:

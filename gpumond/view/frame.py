@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from math import isfinite
@@ -19,6 +19,7 @@ from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
 from gpumond.view.notices import FrameNotice, alerts, notices, once, stuck, verdicts
+from gpumond.view.queue import waiting
 from gpumond.view.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, reclaimable
 
 FRAME = "/api/v1/frame"
@@ -251,7 +252,7 @@ def view(answer: object) -> View:
         up=bool(snapshot["source"]["up"]),
         devices=tuple(devices(frame, refusing)),
         processes=tuple(processes(frame)),
-        notices=about_itself,
+        notices=(*about_itself, *_queue(frame)),
         alerts=tuple(once(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame["verdicts"])),
         stuck=tuple(
@@ -261,6 +262,12 @@ def view(answer: object) -> View:
         reclaimable_bytes=reclaimable(lines, refusing),
         refused_bytes=sum(line["used_bytes"] for line in cached(lines) if process_of(line) in refusing),
     )
+
+
+def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
+    index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
+    for uuid, sentence in waiting(frame):
+        yield FrameNotice("note", f"waiting on {index.get(uuid, uuid)}", sentence, "waiting")
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:

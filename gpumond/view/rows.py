@@ -106,6 +106,17 @@ class ProcessSources(NamedTuple):
     engine: Mapping[str, Any] | None
 
 
+class HostFacts(NamedTuple):
+    """What the operating system knows about a process: its command line, seconds since its start, its host memory, and
+    its part of one processor (1.0 is one core); None if it is unknown.
+    """
+
+    command: str
+    age_seconds: float
+    resident_bytes: int
+    cpu_ratio: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
     """One process on one device. ``verdicts`` are sentences.
@@ -134,6 +145,8 @@ class ProcessRow:
     flush_policy: str | None
     verdicts: tuple[str, ...]
     sources: ProcessSources
+    host: HostFacts | None = None
+    """Facts of this machine, in `top` if the process runs here."""
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:

@@ -18,6 +18,7 @@ from gpumond.view.text import (
     Span,
     ansi,
     bar,
+    broken,
     cells,
     colors_of,
     cut,
@@ -335,9 +336,8 @@ def page(content: View) -> str:
     width = output_width() or 80
     lines = device_lines(content, width, sys.maxsize, monochrome=colors == "none")
     devices = "\n".join(plain_text(line) if colors == "none" else ansi(line, colors) for line in lines)
-    return "\n\n".join(
-        section for section in (devices, process_table(content, output_width()), *notes(content)) if section
-    )
+    paragraphs = (broken(note, output_width()) for note in notes(content))
+    return "\n\n".join(section for section in (devices, process_table(content, output_width()), *paragraphs) if section)
 
 
 BAR = 20

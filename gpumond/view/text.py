@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -27,15 +28,16 @@ FILLS: Mapping[str, str] = {
 """The character of each share on terminals without color."""
 
 COLOURS: Mapping[str, str] = {
-    "live": "#1857B8",
-    "cached": "#3FBAA9",
-    "stranded": "#FFB71E",
-    "overhead": "#9972E6",
-    "opaque": "#855A6C",
-    "unattributed": "#E9660B",
+    "live": "#3351FD",
+    "cached": "#2DA595",
+    "stranded": "#C5870C",
+    "overhead": "#A383E9",
+    "opaque": "#746476",
+    "unattributed": "#C13620",
     "free": "#DDE1E6",
 }
-"""The same in the terminal and in Grafana, and on the page where their contrast with its ground is at least 3 : 1.
+"""The same in the terminal, in Grafana and in the web UI, in light and dark: each share has a contrast of 3 : 1 or more
+with both grounds.
 
 Any two differ by at least 0.12 in OKLab, both unchanged and as simulated for protanopia, deuteranopia and tritanopia
 (Machado 2009). No view relies on color alone: each share is shown with its name and bytes.
@@ -165,7 +167,17 @@ GROUNDS: Mapping[str, str] = {**COLOURS, "free": FREE_ON_DARK, "reserved": "#6B7
 Colors = Literal["none", "256", "true"]
 """Colors of a terminal. Sixteen cannot distinguish the shares, and count as none."""
 
-STYLES: Mapping[str, str] = {"bold": "1", "dim": "2", "alarm": "1;7", "chosen": "7", "head": "1;7"}
+STYLES: Mapping[str, str] = {
+    "bold": "1",
+    "dim": "2",
+    "alarm": "1;7",
+    "chosen": "7",
+    "head": "1;7",
+    "warn": "1;33",
+    "bad": "1;31",
+}
+COLORED = ("warn", "bad")
+"""Styles that are bold on a terminal without colors."""
 CUBE = (0, 95, 135, 175, 215, 255)
 """Levels of each component in the color cube of a terminal with 256 colors."""
 
@@ -281,7 +293,7 @@ def _codes(piece: Span, colors: Colors) -> Iterator[str]:
         if piece.ink:
             yield f"38;{_color(piece.ink, colors)}"
     if piece.style:
-        yield STYLES[piece.style]
+        yield STYLES["bold" if colors == "none" and piece.style in COLORED else piece.style]
 
 
 @lru_cache(maxsize=64)
@@ -391,6 +403,14 @@ def fitting_table(
 def output_width() -> int | None:
     """Return the width of the terminal, None if standard output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def broken(text: str, width: int | None) -> str:
+    """Return the text with its lines broken between words, if there is a width."""
+    if width is None:
+        return text
+    lines = (textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join("\n".join(own) for own in lines)
 
 
 def size(value: int | None) -> str:

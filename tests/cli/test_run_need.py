@@ -219,8 +219,8 @@ def test_command_that_cannot_be_started_releases_its_memory(daemon: RunningDaemo
 
 
 WRONG = (
-    (("--need", "lots"), 2, "expected a size such as 40GiB"),
-    (("--need", "50%"), 2, "expected a size such as 40GiB"),
+    (("--need", "lots"), 2, "expected a size such as 80GiB"),
+    (("--need", "50%"), 2, "expected a size such as 80GiB"),
     (("--need", "1GiB", "--wait", "soon"), 2, "expected a duration"),
     (("--wait", "1m"), 2, "require --need"),
     (("--need", "2GiB"), 1, "GPU 0 has 1.0 GiB, less than the 2.0 GiB requested"),

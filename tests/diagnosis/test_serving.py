@@ -12,8 +12,7 @@ import pytest
 from gpumond.diagnosis.leak import Leak, LeakCase
 from gpumond.diagnosis.serving import KEPT_BLOCKS, SERVING, ServingTest, UpperQuartiles, find, update
 from gpumond.tick.history import DEVICE_SIGNALS, FIVE_MINUTES, PROCESS_SIGNALS, USED, Series
-from tests.helpers.agents import GIB
-from tests.helpers.curves import HOUR, MIB, MINUTE, by_process, each_onset, first, steps_of
+from tests.helpers.curves import GIB, HOUR, MIB, MINUTE, by_process, each_onset, first, steps_of
 
 SIZE = 48 * GIB
 BLOCK = 5 * MINUTE

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from gpumond.facts.frame import Alert, Frame, FullFrame, StatedCondition, StatedFault, Verdict
+from gpumond.facts.frame import SHARES, Alert, Frame, FullFrame, StatedCondition, StatedFault, Verdict
+from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.serve.full_frame import holdings
 from gpumond.tick.ledger import attribute
@@ -27,6 +28,7 @@ def make_frame(
     alerts: tuple[Alert, ...] = (),
     faults: tuple[StatedFault, ...] = (),
     conditions: tuple[StatedCondition, ...] = (),
+    queue: tuple[QueuedRequest, ...] = (),
     **fields: Any,
 ) -> dict[str, Any]:
     snapshot = make_snapshot(*devices, **fields)
@@ -41,6 +43,7 @@ def make_frame(
         verdicts=verdicts,
         alerts=alerts,
         silences=(),
+        queue=queue,
         processes=processes,
         faults=faults,
         conditions=conditions,
@@ -120,3 +123,11 @@ def holding_with(pid: int = 7, **fields: Any) -> dict[str, Any]:
     names = ("container", "container_name", "pod_name", "unit", "slurm_job")
     defaults = {"comm": "python", "workload": "", "kinds": ["compute"], "used_bytes": 3 * GIB, "state": "alive"}
     return {"pid": pid, **dict.fromkeys(names), **defaults} | fields
+
+
+def share_history(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Return an answer of `/api/v1/history/shares`: times with opaque bytes."""
+    times, sizes = ([point[place] for point in points] for place in (0, 1))
+    unknown = {share: [None] * len(points) for share in SHARES}
+    used = dict.fromkeys(("low", "high", "used"), sizes)
+    return {"at": times, "resolution_seconds": None, "block_seconds": None, **used, **unknown, "opaque": sizes}

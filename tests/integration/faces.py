@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.facts.units import human
-from gpumond.facts.verdicts import SHAPES
+from gpumond.facts.verdicts import REMEDIES, SHAPES
 from gpumond.view.text import size
 from tests.helpers.browser import LIVE, PageSession, show_frame
 from tests.helpers.frames import FakeDaemon, fake_daemon
@@ -129,18 +129,17 @@ def _of_metrics(now: FrameAndAnswers) -> Iterator[str]:
 
 def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
     show_frame(session, frame)
-    totals, parts, legend, programs, sizes, alerts, verdicts = session.texts(
+    totals, parts, legend, programs, sizes, problems = session.texts(
         ".total",
         ".legend dt",
         ".legend dd",
         "tbody .of-program bdi",
         "tbody td.number:not(.of-gpu, .of-change)",
         "#alerts li b",
-        "#verdicts li b",
     )
     session.page.unroute(LIVE)
     processes = sorted(frame["processes"], key=lambda process: (-process["used_bytes"], process["pid"]))
-    columns = ("used", *OF_PROCESSES)
+    columns = ("used", "waste", *OF_PROCESSES)
     yield from _differ(
         "page",
         {
@@ -150,7 +149,7 @@ def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
             ),
             "legend": (
                 list(zip(parts, legend, strict=True)),
-                [part for device in frame["snapshot"]["devices"] for part in _legend(frame, device)],
+                [part for device in frame["snapshot"]["devices"] for part in _legend_of_page(frame, device)],
             ),
             "programs": (programs, [process["workload"] or process["comm"] for process in processes]),
             "sizes": (
@@ -158,13 +157,28 @@ def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
                 [
                     text
                     for process in processes
-                    for text in (str(process["pid"]), *(size(process[f"{column}_bytes"]) for column in columns))
+                    for text in (str(process["pid"]), *(size(_bytes(process, column)) for column in columns))
                 ],
             ),
-            "alerts": (sorted(alerts), sorted(alert["rule"] for alert in frame["alerts"])),
-            "verdicts": (sorted(verdicts), _notable(frame)),
+            "problems": (sorted(problems), _problems(frame)),
         },
     )
+
+
+def _bytes(process: Any, column: str) -> int | None:
+    if column != "waste":
+        return process[f"{column}_bytes"]
+    cached = process["cached_bytes"]
+    return None if cached is None else cached + (process["stranded_bytes"] or 0)
+
+
+def _problems(frame: Any) -> list[str]:
+    """Return the kinds of the cards: an alert and the verdict of its name on the same subject are one."""
+    alerts = [(alert["rule"], dict(alert["labels"]).get("uuid"), alert["pid"]) for alert in frame["alerts"]]
+    verdicts = [
+        (each["kind"], each["device_uuid"], each["pid"]) for each in frame["verdicts"] if each["kind"] in REMEDIES
+    ]
+    return sorted(kind for kind, *_ in (*alerts, *(each for each in verdicts if each not in alerts)))
 
 
 def of_command(frame: Any, face: str, text: str) -> Iterator[str]:
@@ -243,6 +257,18 @@ def _legend(frame: Any, device: Any) -> list[tuple[str, str]]:
     parts += [("free", device["free_bytes"]), ("reserved", device["reserved_bytes"])]
     parts += [("overcount", overcounts.get(device["uuid"], 0))]
     return [(name, human(held)) for name, held in parts if held]
+
+
+def _legend_of_page(frame: Any, device: Any) -> list[tuple[str, str]]:
+    """Return what the web UI lists beside the bar, from its upper end."""
+    shares = [(share, human(_held(frame, device, share) or 0)) for share in reversed(SHARES)]
+    return [*(part for part in _rest(frame, device) if part[1] != human(0)), *shares]
+
+
+def _rest(frame: Any, device: Any) -> list[tuple[str, str]]:
+    overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
+    parts = (("reserved", device["reserved_bytes"]), ("overcount", overcounts.get(device["uuid"], 0)))
+    return [*((name, human(held)) for name, held in parts), ("free", human(device["free_bytes"]))]
 
 
 def command(fake: FakeDaemon, *arguments: str) -> str:

@@ -50,16 +50,23 @@ def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: P
     ratio = round(100 * device["used_bytes"] / device["size_bytes"])
     assert used == [f"{human(device['used_bytes'])} of {human(device['size_bytes'])} used · {ratio} %"]
     assert legend == [
-        *(human(share[name]) for name in SHARES if share[name]),
-        human(device["free_bytes"]),
         human(device["reserved_bytes"]),
+        human(device["free_bytes"]),
+        *(human(share[name]) for name in reversed(SHARES)),
     ]
     cached = human(share["cached"])
     assert promise == [f"A flush would release {f'about {cached}' if share['cached'] else 'nothing'}."]
     processes = sorted(frame["processes"], key=lambda process: -process["used_bytes"])
     assert programs == [process["workload"] for process in processes]
-    columns = ("used", *SHARES[:5])
-    expected = [process[f"{column}_bytes"] for process in processes for column in columns]
+    expected = [
+        value
+        for process in processes
+        for value in (
+            process["used_bytes"],
+            process["cached_bytes"] + process["stranded_bytes"],
+            *(process[f"{name}_bytes"] for name in SHARES[:5]),
+        )
+    ]
     assert sizes == [size(value) for value in expected]
 
 
@@ -83,9 +90,9 @@ def test_contradicting_view_is_found(demo: RunningDaemon, face: str):
 def test_bar_is_as_long_as_its_value(session: PageSession):
     frame, _ = frame_and_texts(session)
     script = """() => {
-        const bar = document.querySelector('.device .bar');
-        const width = node => node.hidden ? 0 : node.getBoundingClientRect().width;
-        return [width(bar), ...[...bar.children].map(width)];
+        const bar = document.querySelector('.edge');
+        const height = node => node.getBoundingClientRect().height;
+        return [height(bar), ...[...bar.children].map(height)];
     }"""
     (device,) = frame["snapshot"]["devices"]
     whole, *parts = session.page.evaluate(script)
@@ -186,7 +193,7 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     chart.wait_for()
     assert page.get_by_role("button", name="leak", exact=True).get_attribute("aria-expanded") == "true"
     assert re.fullmatch(r"Used between .+ and .+ in .+; .+ last\.", chart.get_attribute("aria-label") or "")
-    lengths = page.evaluate("""['used', 'layer.live', 'layer.rest', 'grid'].map(
+    lengths = page.evaluate("""['used', 'layer.live', 'layer.overhead', 'grid'].map(
         kind => document.querySelector(`tbody svg path.${kind}`).getAttribute('d').length)""")
     assert all(length > 20 for length in lengths)
     page.keyboard.press("Enter")
@@ -196,7 +203,6 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
 def test_link_opens_what_is_shown(session: PageSession):
     page = session.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.locator("h3 button").click()
     page.get_by_label("Group by").select_option("workload")
     page.get_by_role("button", name="training").click()
     page.get_by_role("button", name="training").nth(1).click()
@@ -216,7 +222,7 @@ def test_processes_are_downloaded_as_they_are_shown(session: PageSession):
     page.get_by_label("Filter").fill("serving")
     session.shows("1 of 4")
     with page.expect_download() as saved:
-        page.get_by_role("button", name="CSV").click()
+        page.get_by_role("group", name="Download processes").get_by_role("button", name="CSV").click()
     table = list(csv.DictReader(saved.value.path().read_text().splitlines()))
     assert [row["program"] for row in table] == ["serving"]
     assert all(int(row["used_bytes"]) > 0 for row in table)
@@ -263,7 +269,7 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
             return pids
 
         # A notice or a verdict that appears above the table would move the rows away from the pointer.
-        above = "#notices, .pair, section[aria-labelledby=devices-title]"
+        above = "#notices, #problems, #hero"
         session.page.evaluate(
             "above => document.querySelectorAll(above).forEach(each => (each.style.display = 'none'))", above
         )

@@ -50,9 +50,9 @@ def test_hostile_names_are_text_and_nothing_else(
     browser: Browser, card: RunningDaemon, viewport: Any, rewrite: Callable[[Any], None] | None
 ):
     with open_page(browser, card, viewport, rewrite) as session:
-        session.page.locator("tbody .of-program button").click()
+        session.page.locator("tbody .of-program button").first.click()
         session.page.locator("tbody svg").wait_for()
-        (device,), (program,) = session.texts("h3 bdi", "tbody .of-program bdi")
+        (device,), (program,) = session.texts("#hero-title bdi", "tbody .of-program bdi")
         assert device.startswith("<img src=x onerror=window.pwned=1><script>")
         hostile = LONG[:79] if rewrite else COMM
         shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in hostile)

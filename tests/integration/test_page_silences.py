@@ -60,6 +60,7 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
         sign_in(session, daemon)
         dialog.wait_for(state="hidden")
         page.locator("#alerts").get_by_text(", silenced").wait_for()
+        page.get_by_role("button", name="1 silence").click()
         (entry,) = daemon.get("silences")
         silence = entry["silence"]
         matchers = [f"{each['name']}{each['operator']}{each['value']}" for each in silence["matchers"]]
@@ -78,5 +79,5 @@ def test_name_of_a_built_in_rule_leads_to_its_runbook(browser: Browser, serve: S
     config.write_text("rules: [{name: device-nearly-full, scope: device, value: used_bytes, above: 0}]")
     daemon = serve("--config", str(config), "--interval", "0.2", command="demo")
     with open_page(browser, daemon) as session:
-        session.page.get_by_role("link", name="device-nearly-full").click(timeout=60_000)
+        session.page.get_by_role("link", name="Runbook device-nearly-full").click(timeout=60_000)
         session.page.get_by_role("heading", name="Runbook: device-nearly-full").wait_for()

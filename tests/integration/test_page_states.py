@@ -40,14 +40,14 @@ def test_page_names_a_hanging_driver_and_withdraws_its_values(browser: Browser, 
     driver.write()
     daemon = serve("--source", "nvml", "--interval", "1", environ=driver.env)
     with open_page(browser, daemon) as session:
-        session.shows("of 141.0 GiB used")
+        session.shows("of 282.0 GiB used")
         driver.hang("nvmlDeviceGetCount_v2", seconds=60)
         driver.write()
         session.shows("values are 1 reading old")
         session.shows("values are hidden")
         session.shows("timeout")
         until(lambda: not [text for text in session.texts(".total")[0] if text])
-        assert session.texts(".legend dd") == [[]]
+        assert set(session.texts(".legend dd")[0]) <= {human(0)}
 
 
 def test_page_without_an_agent_shows_how_to_start_one(browser: Browser, serve: Serve, driver: FakeDriver):

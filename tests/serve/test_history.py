@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.tick.history import History
-from tests.helpers.agents import GIB
-from tests.helpers.values import make_device, make_process, make_snapshot
+from gpumond.tick.history import SIGNALS, History
+from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from tests.serve.application import View, ask
 
 SECONDS = 1200
@@ -69,7 +68,10 @@ def test_resolution_is_the_shortest_sufficient_or_the_requested_one(
     body = query_history(**query)
     assert body["resolution_seconds"] == expected
     points = body["points"]
-    assert all(point["at"] >= NOW - ago and point["low"] <= point["median"] <= point["high"] for point in points)
+    assert all(
+        point["at"] >= NOW - ago - (expected or 0) and point["low"] <= point["median"] <= point["high"]
+        for point in points
+    )
     if expected == 60:
         assert all(point["high"] - point["low"] == 59 for point in points[1:-1])
 
@@ -101,9 +103,77 @@ def test_blocks_of_accelerated_time_have_their_length_on_the_clock():
         diagnosis = diagnose(diagnosis, snapshot)
     view = View(history=diagnosis.history)
     answer = ask(view, "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - 900}).json()
+    assert (answer["resolution_seconds"], answer["block_seconds"]) == (None, None), "samples of 15 minutes"
+    answer = ask(view, "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - 900, "resolution": 60}).json()
     assert (answer["resolution_seconds"], answer["block_seconds"]) == (60, 3.0)
     times = [point["at"] for point in answer["points"]]
     assert {round(later - earlier, 3) for earlier, later in pairwise(times)} == {3.0}
+
+
+def test_accelerated_time_has_a_value_each_second_for_15_minutes():
+    diagnosis = Diagnosis(pace=20.0)
+    for reading in range(4600):
+        at = reading / 5
+        snapshot = make_snapshot(make_device(), seq=reading, elapsed_seconds=at, taken_at=NOW - 920 + at)
+        diagnosis.history.begin(snapshot)
+        diagnosis.history.device("GPU-a").add((diagnosis.history.now, *[1.0] * len(SIGNALS)))
+    answer = ask(View(history=diagnosis.history), "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - 900})
+    times = [point["at"] for point in answer.json()["points"]]
+    assert len(times) <= 901
+    assert times[-1] - times[0] > 890
+    assert max(later - earlier for earlier, later in pairwise(times)) < 1.1
+
+
+def test_range_ends_at_until():
+    points = query_history(uuid="GPU-a", since=NOW - 60, until=NOW - 30)["points"]
+    assert len(points) == 30
+    assert all(NOW - 60 <= point["at"] < NOW - 30 for point in points)
+
+
+SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unattributed")
+
+
+def shared_history() -> History:
+    """One program with an agent and one without on each of two devices."""
+    diagnosis = Diagnosis()
+    for second in range(100):
+        devices = tuple(
+            make_device(uuid, used_bytes=20 * GIB, processes=(make_process(10, 12 * GIB), make_process(11, 5 * GIB)))
+            for uuid in ("GPU-a", "GPU-b")
+        )
+        pools = tuple(make_pool(uuid, live=6 * GIB, cached=3 * GIB, stranded=2 * GIB) for uuid in ("GPU-a", "GPU-b"))
+        snapshot = make_snapshot(
+            *devices,
+            reports=(make_report(10, pools=pools),),
+            seq=second,
+            elapsed_seconds=float(second),
+            taken_at=NOW - 100 + second,
+        )
+        diagnosis = diagnose(diagnosis, snapshot)
+    return diagnosis.history
+
+
+def test_shares_of_the_past_are_apart_and_add_up():
+    view = View(history=shared_history())
+    for query, expected in (
+        ({"uuid": "GPU-a"}, (6, 3, 2, 1, 5, 3)),
+        ({"uuid": "GPU-a", "pid": 10}, (6, 3, 2, 1, None, None)),
+        ({"uuid": "GPU-a", "pid": 11}, (None, None, None, None, 5, None)),
+    ):
+        body = ask(view, "/api/v1/history/shares", params=query).json()
+        last = {name: body[name][-1] for name in ("used", *SHARES)}
+        assert [last[name] for name in SHARES] == [None if size is None else size * GIB for size in expected], query
+        assert sum(last[name] or 0 for name in SHARES) == last["used"]
+        assert len({len(body[name]) for name in ("at", "low", "high", "used", *SHARES)}) == 1
+
+
+def test_shares_of_the_machine_are_the_sums_of_its_devices():
+    history = shared_history()
+    for resolution in (None, 15.0):
+        (*_, last) = history.machine(("GPU-a", "GPU-b"), resolution=resolution)
+        assert (last.used, last.live, last.cached, last.unattributed) == (40 * GIB, 12 * GIB, 6 * GIB, 6 * GIB)
+    assert history.machine(()) == ()
+    assert ask(View(history=history), "/api/v1/history/shares", params={"pid": 10}).status_code == 422
 
 
 def test_unreported_signal_is_empty_and_unknown_process_is_404():

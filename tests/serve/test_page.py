@@ -28,7 +28,7 @@ TEXT = {path: file.body.decode() for path, file in FILES.items()}
 STYLE = TEXT[STYLE_PATH]
 SOURCES = {name: text for name, text in MODULES.items() if name != "words"}
 SCRIPT = "\n".join(SOURCES.values())
-MAX_BYTES = 60_000
+MAX_BYTES = 72_000
 MAX_FILES = 8
 KINDS = {
     "/": "text/html",

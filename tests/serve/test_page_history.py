@@ -76,17 +76,21 @@ def test_axes_have_few_lines_at_round_values():
 
 COLUMNS: dict[str, tuple[dict[str, float], dict[str, list[float]]]] = {
     "with an agent": (
-        {"used": 10, "held": 8, "live": 5},
-        {"live": [0, 5], "pooled": [5, 8], "rest": [8, 10]},
+        {"used": 10, "live": 5, "cached": 2, "stranded": 1, "overhead": 2},
+        {"live": [0, 5], "cached": [5, 7], "stranded": [7, 8], "overhead": [8, 10]},
     ),
-    "without an agent": ({"used": 10}, {"rest": [0, 10]}),
+    "without an agent": ({"used": 10, "opaque": 10}, {"opaque": [0, 10]}),
     "a device": (
-        {"used": 10, "held": 6, "live": 5, "unattributed": 3},
-        {"live": [0, 5], "pooled": [5, 6], "rest": [6, 7], "unattributed": [7, 10]},
+        {"used": 10, "live": 5, "cached": 1, "stranded": 0, "overhead": 1, "opaque": 1, "unattributed": 2},
+        {
+            "live": [0, 5],
+            "cached": [5, 6],
+            "stranded": [6, 6],
+            "overhead": [6, 7],
+            "opaque": [7, 8],
+            "unattributed": [8, 10],
+        },
     ),
-    "agents report more": ({"used": 10, "held": 12, "live": 5}, {"live": [0, 5], "pooled": [5, 12]}),
-    "driver unknown": ({"held": 8, "live": 5}, {"live": [0, 5], "pooled": [5, 8]}),
-    "live unknown": ({"used": 10, "held": 8}, {"pooled": [0, 8], "rest": [8, 10]}),
     "nothing known": ({}, {}),
 }
 
@@ -97,30 +101,36 @@ def test_layers_add_up_to_the_used_memory():
     assert dict(zip(COLUMNS, found, strict=True)) == {name: layers for name, (_, layers) in COLUMNS.items()}
 
 
-def test_rest_is_named_by_what_agents_report():
-    given = [[[{"used": 1}], True], [[{"held": 1}], True], [[{"held": 1}], False]]
-    found = run_module("stack", "given.map(([columns, whole]) => m.restOf(columns, whole))", *given)
-    assert found == ["opaque", "overhead and opaque", "overhead"]
-
-
-def ranges(*values: tuple[float, float, float]) -> list[dict[str, float]]:
-    return [{"at": at, "end": end, "low": median, "median": median, "high": median} for at, end, median in values]
-
-
-def test_columns_contain_what_is_known_at_each_time():
-    signals = {
-        "used": ranges((0, 10, 7), (10, 20, 8), (50, 60, 9)),
-        "live": ranges((10.002, 20.002, 3), (60, 70, 4)),  # the last one is newer than the used memory
-    }
-    columns = run_module("stack", "m.columnsOf(given[0])", signals)
-    assert columns == [
-        {"at": 0, "end": 10, "used": 7},
-        {"at": 10, "end": 20, "used": 8, "live": 3},
-        {"at": 50, "end": 60, "used": 9},
+def test_columns_of_an_answer_are_points_with_what_is_known():
+    columns: dict[str, list[float | None]] = {name: [1, 2] for name in ("at", "low", "high", "used")}
+    columns |= {name: [None, None] for name in ("cached", "stranded", "overhead", "opaque", "unattributed")}
+    points = run_module("stack", "m.pointsOf(given[0])", {**columns, "live": [None, 1]})
+    assert points == [
+        {"at": 1, "low": 1, "high": 1, "used": 1},
+        {"at": 2, "low": 2, "high": 2, "used": 2, "live": 1},
     ]
-    runs = run_module("stack", "m.runsOf(given[0], 'rest').map((run) => run.map(({ at, end }) => [at, end]))", columns)
-    assert runs == [[[0, 10], [10, 20]], [[50, 60]]], "a gap interrupts a layer"
+
+
+def test_layer_is_interrupted_by_a_gap():
+    columns = [{"at": at, "end": at + 10, "layers": {"opaque": [0, 7]}} for at in (0, 10, 50)]
+    runs = run_module(
+        "stack", "m.runsOf(given[0], 'opaque').map((run) => run.map(({ at, end }) => [at, end]))", columns
+    )
+    assert runs == [[[0, 10], [10, 20]], [[50, 60]]]
     assert run_module("stack", "m.columnAt(given[0], 30)", columns) is None
+
+
+def test_newest_point_of_a_chart_has_the_shares_of_the_ledger():
+    lines = [{"share": share, "used_bytes": size} for share, size in (("live", 1), ("live", 2), ("cached", 4))]
+    point = run_module("stack", "m.pointOf(9, given[0], 8)", lines)
+    assert point == {"at": 9, "low": 8, "high": 8, "used": 8, "live": 3, "cached": 4}
+
+
+def test_close_marks_are_one_group():
+    found = run_module(
+        "marks", "m.together(given[0], 10).map((group) => group.length)", [{"at": at} for at in (0, 5, 9, 10, 30)]
+    )
+    assert found == [3, 1, 1]
 
 
 def test_later_points_are_joined_to_known_ones():

@@ -58,7 +58,7 @@ def test_groups_have_sums_of_what_is_known():
     frame = frame_of_two_devices()
     groups = listed(frame, "user")
     assert [group[:3] for group in groups] == [["ann", 2, 59 * GIB], ["bob", 2, None]]
-    partial = ["cached", "live", "opaque", "overhead", "stranded"]  # one of Ann's processes has an agent
+    partial = ["cached", "live", "opaque", "overhead", "stranded", "waste"]  # one of Ann's processes has an agent
     assert [group[3] for group in groups] == [partial, []]
     assert [group[:2] for group in listed(frame, "Slurm job")] == [["77", 2], ["no Slurm job", 2]]
     assert [group[:2] for group in listed(frame, "workload")] == [["train", 1], ["no workload", 3]]
@@ -159,7 +159,7 @@ def test_drawn_part_contains_what_is_seen_and_at_most_sixty_rows():
         assert heights == tops[count], name
 
 
-@pytest.mark.parametrize(("count", "layout"), [(1, "full"), (4, "full"), (5, "rows"), (63, "rows"), (64, "tiles")])
+@pytest.mark.parametrize(("count", "layout"), [(1, "one"), (2, "rows"), (32, "rows"), (33, "tiles")])
 def test_layout_of_devices_follows_from_their_number(count: int, layout: str):
     assert run_module("matrix", "m.layoutOf(given[0])", count) == layout
 

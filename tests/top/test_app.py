@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from gpumond.facts.frame import StatedFault, Verdict
 from gpumond.serve.examples import RECEIPT
 from tests.helpers.agents import GIB
-from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
+from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame, share_history
 from tests.helpers.running import until
 from tests.helpers.screens import Session, top
 from tests.helpers.stubs import receipt
@@ -129,8 +129,8 @@ def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
         summary="train is leaking 1.0 GiB/min",
     )
     fake.show(busy_frame(verdicts=(verdict,)))
-    points = [{"at": 999_700.0 + at, "low": GIB, "median": GIB, "high": at * GIB} for at in range(1, 41)]
-    fake.answers["/api/v1/history"] = (200, {"points": points})
+    points = [(999_700.0 + at, at * GIB) for at in range(1, 41)]
+    fake.answers["/api/v1/history/shares"] = (200, share_history(points))
     with top(fake.url, size=(80, 30)) as session:
         session.shows("train (pid 10) used in the last 4 min 59 s: 1.0 GiB to 40.0 GiB")
         session.press("enter")

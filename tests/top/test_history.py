@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gpumond.facts.errors import DaemonError
+from gpumond.facts.frame import SHARES
 from gpumond.top.screen import HistoryChart, drawn, extended, read_history
 from gpumond.view.frame import key_of, view
 from gpumond.view.text import plain_text
@@ -16,20 +17,21 @@ from tests.helpers.frames import busy_frame
 
 
 class Recorded:
-    """Answers of a daemon by signal: (time, GiB). A signal without an answer is unknown."""
+    """Answer of a daemon: columns by name, sizes in GiB."""
 
     url = "http://127.0.0.1:1"
 
-    def __init__(self, **signals: list[tuple[float, float]]) -> None:
-        self.signals, self.asked = signals, list[dict[str, list[str]]]()
+    def __init__(self, at: list[float] | None = None, **shares: list[float | None]) -> None:
+        self.at, self.shares, self.asked = at, shares, list[dict[str, list[str]]]()
 
     def get(self, path: str) -> Any:
-        query = parse_qs(urlsplit(path).query)
-        self.asked.append(query)
-        if query["signal"][0] not in self.signals:
+        self.asked.append(parse_qs(urlsplit(path).query))
+        if self.at is None:
             raise DaemonError("nothing is known", 404)
-        points = self.signals[query["signal"][0]]
-        return {"points": [{"at": at, "low": 0, "median": 0, "high": size * GIB} for at, size in points]}
+        columns = {share: self.shares.get(share, [None] * len(self.at)) for share in SHARES}
+        return {"at": self.at} | {
+            share: [None if size is None else size * GIB for size in sizes] for share, sizes in columns.items()
+        }
 
     def post(self, path: str, body: object, timeout: float) -> Any:
         raise NotImplementedError
@@ -39,21 +41,21 @@ CONTENT = view(busy_frame())
 DEVICE, TRAIN = key_of(CONTENT.devices[0]), CONTENT.processes[0].key
 
 
-def gib(live: int, held: int, other: int, unattributed: int) -> dict[str, int]:
-    sizes = {"live": live, "cached": held, "overhead": other, "unattributed": unattributed}
-    return {band: size * GIB for band, size in sizes.items()}
+def gib(live: int = 0, cached: int = 0, stranded: int = 0, overhead: int = 0, opaque: int = 0) -> dict[str, int]:
+    sizes = zip(SHARES, (live, cached, stranded, overhead, opaque, 0), strict=True)
+    return {share: size * GIB for share, size in sizes}
 
 
-def test_bytes_are_divided_by_signal_and_sum_to_the_used_bytes():
-    daemon = Recorded(used=[(1, 10), (2, 12)], live=[(1.1, 4), (2, 5)], held=[(1, 7), (2, 7)], unattributed=[(2, 1)])
+def test_shares_of_the_past_are_apart():
+    daemon = Recorded([1, 2], live=[4, 5], cached=[3, 2], stranded=[1, None], overhead=[2, 2], opaque=[None, 1])
     past = read_history(daemon, "GPU-own", DEVICE, 600)
-    assert past.points == ((1.0, gib(4, 3, 3, 0)), (2.0, gib(5, 2, 4, 1)))
-    assert {query["uuid"][0] for query in daemon.asked} == {"GPU-own"}
+    assert past.points == ((1.0, gib(4, 3, 1, 2)), (2.0, gib(5, 2, 0, 2, 1)))
+    assert [query["uuid"] for query in daemon.asked] == [["GPU-own"]]
 
 
-def test_bytes_of_a_process_without_an_agent_are_other_bytes():
-    daemon = Recorded(used=[(1, 10)])
-    assert read_history(daemon, "GPU-a", TRAIN, 600).points == ((1.0, gib(0, 0, 10, 0)),)
+def test_history_of_a_process_names_its_life():
+    daemon = Recorded([1], opaque=[10])
+    assert read_history(daemon, "GPU-a", TRAIN, 600).points == ((1.0, gib(opaque=10)),)
     assert {query["pid"][0] for query in daemon.asked} == {"10"}
 
 
@@ -63,17 +65,17 @@ def test_history_without_points_is_empty():
     assert plain_text(line) == "GPU 0 no history yet"
 
 
-@pytest.mark.parametrize(("of", "bands"), [(DEVICE, gib(20, 18, 12, 0)), (TRAIN, gib(20, 18, 2, 0))])
+@pytest.mark.parametrize(("of", "bands"), [(DEVICE, gib(20, 12, 6, 2, 10)), (TRAIN, gib(20, 12, 6, 2))])
 def test_each_frame_extends_the_history(of: Any, bands: dict[str, int]):
-    past = HistoryChart(of, 999_990.0, ((999_000.0, gib(1, 0, 0, 0)), (999_990.0, gib(1, 1, 1, 0))))
+    past = HistoryChart(of, 999_990.0, ((999_000.0, gib(1)), (999_990.0, gib(1, 1, 1))))
     longer = extended(past, CONTENT)
-    assert longer.points == ((999_990.0, gib(1, 1, 1, 0)), (1_000_000.0, bands))
+    assert longer.points == ((999_990.0, gib(1, 1, 1)), (1_000_000.0, bands))
     assert longer.until == 1_000_000.0
     assert extended(longer, CONTENT) is longer
 
 
 def test_chart_is_stacked_and_colored_by_share():
-    past = HistoryChart(DEVICE, 600.0, tuple((float(at), gib(8, 4, 4, 0)) for at in range(0, 601, 10)))
+    past = HistoryChart(DEVICE, 600.0, tuple((float(at), gib(8, 4, 0, 4)) for at in range(0, 601, 10)))
     head, top, bottom = drawn(past, "", 60, 2, False)
     assert plain_text(head).startswith("used in the last 10 min: 16.0 GiB to 16.0 GiB")
     assert {(piece.text[0], piece.ink, piece.ground) for piece in bottom} == {("█", "live", "")}

@@ -56,7 +56,7 @@ def test_cut_counts_columns(text: str, width: int, expected: str):
 def test_styles_and_colors_of_a_line():
     line = [Span("a"), Span("b", "bold"), Span("c", ground="live"), Span("d", ground="live", ink="cached")]
     assert ansi(line, "none") == "a\x1b[1mb\x1b[0mcd"
-    assert ansi(line, "true").endswith("\x1b[48;2;24;87;184mc\x1b[0m\x1b[48;2;24;87;184;38;2;63;186;169md\x1b[0m")
+    assert ansi(line, "true").endswith("\x1b[48;2;51;81;253mc\x1b[0m\x1b[48;2;51;81;253;38;2;45;165;149md\x1b[0m")
     assert "48;5;" in ansi(line, "256")
 
 

@@ -10,7 +10,7 @@ import pytest
 from gpumond.facts.snapshot import Sensors
 from gpumond.view.frame import at_index, merged, neighbor, place_of, processes_on, view
 from tests.helpers.agents import GIB
-from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame
+from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame, share_history
 from tests.helpers.running import until
 from tests.helpers.screens import top
 from tests.helpers.values import make_device, make_pool, make_process, make_report
@@ -42,8 +42,8 @@ def three(count: int = 3, **fields: Any) -> dict[str, Any]:
 @pytest.fixture
 def fake() -> Iterator[FakeDaemon]:
     with fake_daemon(three()) as daemon:
-        points = [{"at": 100.0 + 10 * at, "low": GIB, "median": GIB, "high": GIB} for at in range(5)]
-        daemon.answers["/api/v1/history"] = (200, {"points": points})
+        points = [(100.0 + 10 * at, GIB) for at in range(5)]
+        daemon.answers["/api/v1/history/shares"] = (200, share_history(points))
         yield daemon
 
 
@@ -94,7 +94,7 @@ def test_history_is_that_of_the_selected_device_or_process(fake: FakeDaemon):
         session.press("1")
         session.shows("GPU 1 NVIDIA H101 used in")
         assert "uuid=GPU-1" in history_requests()[-1]
-        assert not any("pid=" in path for path in history_requests()[-4:])
+        assert not any("pid=" in path for path in history_requests()[-1:])
         session.press("d")
         session.shows("beta (pid 11) on GPU 1", "used in")
         assert "pid=11" in history_requests()[-1]

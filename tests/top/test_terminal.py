@@ -66,7 +66,7 @@ def test_session_from_start_to_receipt_and_exit(demo: RunningDaemon):
         session.shows("receipts", "DRIVER", "released")
         session.press("\x1b")
         session.shows("USED↓", "training", without="receipts")
-        assert "48;2;24;87;184" in session.written  # live, as on the page
+        assert "48;2;51;81;253" in session.written  # live, as on the page
         session.press("q")
         assert session.ends() == 0
         assert termios.tcgetattr(session.terminal) == session.before
@@ -79,7 +79,7 @@ def test_session_from_start_to_receipt_and_exit(demo: RunningDaemon):
 def test_shares_are_distinguished_by_marks_without_colors(fake: FakeDaemon, environ: dict[str, str]):
     with terminal(TOP, GPUMOND_URL=fake.url, **environ) as session:
         session.shows("#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30, "# live 20.0 GiB")
-        assert "48;2;24;87;184" not in session.written
+        assert "48;2;51;81;253" not in session.written
         session.press("\x03")
         assert session.ends() == 0
 
@@ -169,7 +169,7 @@ def test_once_is_plain_text_without_a_terminal(fake: FakeDaemon):
     assert "#" * 20 + "+" * 12 + "x" * 6 in screen.stdout
     with terminal([*TOP, "--once", "--url", fake.url], COLORTERM="truecolor") as session:
         assert session.ends() == 0
-        assert "\x1b[48;2;24;87;184m" in session.written
+        assert "\x1b[48;2;51;81;253m" in session.written
         assert "\x1b[?1049h" not in session.written
     with terminal([*TOP, "--once", "--url", fake.url], COLORTERM="truecolor", NO_COLOR="1") as session:
         assert session.ends() == 0

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, Tracked
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import AppliedLimit
+from gpumond.facts.program import AppliedLimit, LiveClasses
+
+CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
+"""Kinds of blocks, as `LiveClasses` names them."""
 
 
 class SimAdapter(AllocatorAdapter):
@@ -46,6 +49,21 @@ class SimAdapter(AllocatorAdapter):
             raise FlushRefused("nothing has been allocated yet")
         with open(path, "wb") as file:
             file.write(to_json(blocks))
+
+    def live_classes(self, search_seconds: float = 0.0) -> Sequence[LiveClasses]:
+        found = []
+        for each in _allocators():
+            kinds, live = each.live_by_kind(), each.live_bytes
+            sizes = {f"{name}_bytes": kinds.get(name, 0) for name in CLASSES}
+            if live:
+                found.append(LiveClasses(allocator="sim", device_uuid=each.device_uuid, live_bytes=live, **sizes))
+        return found
+
+    def find_older_objects(self) -> None:
+        """A simulated program has no objects."""
+
+    def tracked_tensors(self) -> Sequence[Tracked]:
+        return ()
 
     def largest_free_bytes(self) -> Mapping[str, int]:
         free = {each.device_uuid: [size for _, size, is_free in each.blocks() if is_free] for each in _allocators()}

@@ -13,6 +13,9 @@ from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, table
 
+PAIRS = ("labels", "annotations")
+"""Fields that are objects in the output, so that jq can name a label."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--past", action="store_true", help="show resolved alerts, most recent last")
@@ -26,7 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     links = ["", *(_runbook(arguments.url, rule) for rule in rules)] if rules else []
     nothing = "no resolved alert" if arguments.past else "no alert is active"
     header = ("PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY")
-    print_answer(arguments, found, lambda: "\n".join((table(header, _rows(found)), *links)) if found else nothing)
+    facts = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in found]
+    print_answer(arguments, facts, lambda: "\n".join((table(header, _rows(found)), *links)) if found else nothing)
     return DONE
 
 

@@ -21,13 +21,14 @@ from gpumond.cli.arguments import (
 )
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP, Receipt
-from gpumond.facts.units import byte_size
+from gpumond.facts.units import typed_size
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.text import size, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = add_target(parser, "flush")
+    target.add_argument("--user", metavar="NAME", help="flush every process with an agent of one user")
     target.add_argument("--all", action="store_true", help="flush every process with an agent")
     parser.add_argument(
         "--step",
@@ -52,12 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    names = ("pid", "device", "workload", "all")
+    names = ("pid", "device", "workload", "user", "all")
     if arguments.wake and arguments.step != [ENGINE_STEP]:
         print("gpumond: --wake requires --step engine, and no other step", file=sys.stderr)
         return WRONG_USE
     try:
-        least = byte_size(arguments.min_reclaimable)
+        least = typed_size(arguments.min_reclaimable)
     except ValueError as error:
         print(f"gpumond: --min-reclaimable {arguments.min_reclaimable!r}: {error}", file=sys.stderr)
         return WRONG_USE

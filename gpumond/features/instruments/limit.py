@@ -7,7 +7,7 @@ import argparse
 from gpumond.cli import client
 from gpumond.cli.arguments import add_target
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import byte_size
+from gpumond.facts.units import typed_size
 from gpumond.view.text import size, table
 
 SECONDS = 40.0
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.pid is None and arguments.workload is None and arguments.device is None:
         raise ConfigError("one of --pid, --workload and --device is required")
     try:
-        limit_bytes = None if arguments.limit == "none" else byte_size(arguments.limit)
+        limit_bytes = None if arguments.limit == "none" else typed_size(arguments.limit)
     except ValueError as error:
         raise ConfigError(f"limit {arguments.limit!r:.80}: {error}") from None
     body = {"limit_bytes": limit_bytes, "device": arguments.device}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumond.feature import Feature
+from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="quotas",
@@ -14,5 +14,21 @@ FEATURE = Feature(
     routes=(
         "gpumond.features.quotas.routes:router",
         "gpumond.features.quotas.routes:admissions_router",
+    ),
+    commands=(
+        Command(
+            name="queue",
+            module="gpumond.features.quotas.queue_command",
+            help="show the programs that wait for memory",
+            group="Memory",
+            examples=("gpumond queue", "gpumond queue --json"),
+        ),
+        Command(
+            name="quota",
+            module="gpumond.features.quotas.quota_command",
+            help="show quotas, and the processes that they limit",
+            group="Memory",
+            examples=("gpumond quota", "gpumond quota --json"),
+        ),
     ),
 )

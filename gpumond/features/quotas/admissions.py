@@ -18,7 +18,7 @@ from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.quota import NO_QUOTA, ReclaimPolicy
+from gpumond.facts.quota import NO_QUOTA, QueuedRequest, ReclaimPolicy
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.host.peer import counted_name
@@ -427,6 +427,8 @@ class Admissions:
         self._leased_until: dict[str, float] = {}
         self._held_from: dict[str, float] = {}
         """By id: the time from which a request has kept others back."""
+        self._since: dict[str, float] = {}
+        """By request that waits: unix time of the first frame in which it does."""
         self._pauses: dict[str, _Pause] = {}
         self._lent_to: dict[str, str] = {}
         self._unused: dict[str, tuple[int, int]] = {}
@@ -520,6 +522,27 @@ class Admissions:
         """Remove a request, or release what it was granted. Raises NoSuchAdmission."""
         self._own(name, owner)
         self._queue = self._queue.without(name)
+
+    def queue(self, snapshot: Snapshot) -> tuple[QueuedRequest, ...]:
+        """Return the requests that wait, the next one of each device first."""
+        waiting = self._queue.waiting
+        self._since = {each.id: self._since.get(each.id, snapshot.taken_at) for each in waiting}
+        found = [self._queued(snapshot, each) for each in waiting]
+        return tuple(sorted(found, key=lambda each: (each.device_uuid, each.ahead)))
+
+    def _queued(self, snapshot: Snapshot, request: KeptAdmission) -> QueuedRequest:
+        answer = self._answer(snapshot, request)
+        return QueuedRequest(
+            id=request.id,
+            device_uuid=answer.device_uuid,
+            need_bytes=answer.need_bytes,
+            available_bytes=answer.available_bytes,
+            missing_bytes=answer.missing_bytes,
+            ahead=answer.ahead,
+            user=request.owner,
+            pid=request.pid,
+            since=self._since[request.id],
+        )
 
     def execute(self, snapshot: Snapshot) -> None:
         """Decide on a new snapshot, and start the flushes that are due; waits for none of them."""

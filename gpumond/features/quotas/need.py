@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,11 +16,13 @@ from gpumond.cli.arguments import print_error
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.units import human
-from gpumond.view.text import safe
+from gpumond.view.text import cut, safe
 
 NO_ROOM = 75
 """Exit code for a program that was not started because its memory is not available (EX_TEMPFAIL of sysexits.h)."""
 POLL_SECONDS = 1.0
+LOG_SECONDS = 30.0
+"""Longest time between two lines about a request in a log."""
 LOST, UNREACHABLE, STARTING = 404, 0, 503
 """Status of a request that the daemon does not know any more, without a response, and before its first reading."""
 
@@ -29,11 +33,12 @@ AUTO = "auto"
 def size(text: str) -> int:
     """Return the bytes of a text such as 40GiB. Raises ConfigError."""
     try:
-        if (value := units.byte_size(text)) > 0:
-            return value
-    except ValueError:
-        pass
-    raise ConfigError(f"--need {text!r:.80}: expected a size such as 40GiB")
+        value = units.typed_size(text)
+    except ValueError as error:
+        raise ConfigError(f"--need {text!r:.80}: {error}") from None
+    if value <= 0:
+        raise ConfigError(f"--need {text!r:.80}: expected a size above 0")
+    return value
 
 
 def auto_need(url: str, workload: str, device: str | None, world_size: int) -> int:
@@ -69,15 +74,14 @@ def admitted(url: str, need_bytes: int, device: str | None, seconds: float) -> I
     body: dict[str, Any] = {"need_bytes": need_bytes, "wait": seconds > 0, "pid": os.getpid()}
     if device is not None:
         body["device"] = device
-    end, shown = time.monotonic() + seconds, ""
+    end, waiting = time.monotonic() + seconds, WaitingLine()
     answer = client.post(url, ROUTE, body, 30.0)
     try:
         while answer["state"] == "waiting" and time.monotonic() < end:
-            if (text := explained(answer)) != shown:
-                print_error(f"gpumond: waiting: {text}")
-                shown = text
+            waiting.show(answer, time.monotonic())
             time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
             answer = _renewed(url, answer, body)
+        waiting.end()
         if answer["state"] == "granted":
             yield str(answer["id"])
             return
@@ -87,9 +91,42 @@ def admitted(url: str, need_bytes: int, device: str | None, seconds: float) -> I
         print_error(f"gpumond: {explained(answer)}{advice}")
         yield None
     finally:
+        waiting.end()
         if answer["state"] != "refused":
             with suppress(DaemonError):
                 client.delete(url, f"{ROUTE}/{answer['id']}")
+
+
+class WaitingLine:
+    """Why a request waits, on standard error: one line that is rewritten on a terminal; in a log a line when the
+    available memory has changed by 1 GiB, the queue has changed, or 30 s have passed.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._shown: tuple[int, int] | None = None
+        self._due = 0.0
+        self._open = False
+
+    def show(self, answer: Mapping[str, Any], now: float) -> None:
+        """Show the state of a request. ``now``: seconds of the monotonic clock."""
+        text = f"gpumond run: waiting: {explained(answer)}"
+        if self._terminal:
+            columns = shutil.get_terminal_size().columns
+            print(f"\r\x1b[K{cut(text, columns - 1)}", end="", file=sys.stderr, flush=True)
+            self._open = True
+            return
+        state = (answer["ahead"], answer["available_bytes"] or 0)
+        moved = self._shown is None or self._shown[0] != state[0] or abs(self._shown[1] - state[1]) >= units.GIB
+        if moved or now >= self._due:
+            print_error(text)
+            self._shown, self._due = state, now + LOG_SECONDS
+
+    def end(self) -> None:
+        """End the line of a terminal."""
+        if self._open:
+            print(file=sys.stderr)
+            self._open = False
 
 
 def _renewed(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:

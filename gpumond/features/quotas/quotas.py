@@ -298,6 +298,10 @@ class AdmissionsPart(Admissions, Part):
         super().__init__(flush, lambda: kernel.settings.reclaim, find_process, clock, kernel.store)
         kernel.provide(Admissions, self)
 
+    def conclude(self, tick: Tick) -> Tick:
+        queue = self.queue(tick.frame.snapshot)
+        return replace(tick, frame=replace(tick.frame, queue=queue)) if queue else tick
+
     def act(self, tick: Tick) -> None:
         self.execute(tick.frame.snapshot)
 

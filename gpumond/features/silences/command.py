@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, print_answer
+from gpumond.cli.arguments import DONE, print_answer, print_error
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import seconds
@@ -48,8 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _add(arguments: argparse.Namespace) -> int:
+    matchers = [matcher(text) for text in arguments.matchers]
     body = {
-        "matchers": [matcher(text) for text in arguments.matchers],
+        "matchers": matchers,
         "for_seconds": _duration(arguments.duration),
         "author": arguments.author,
         "reason": arguments.reason,
@@ -58,6 +59,11 @@ def _add(arguments: argparse.Namespace) -> int:
         body["starts_at"] = _time(arguments.start)
     entry = client.post(arguments.url, ROUTE, body, timeout=30)
     print_answer(arguments, entry, lambda: str(entry["silence"]["id"]))
+    alerts = [{"rule": each["rule"], **dict(each["labels"])} for each in client.get(arguments.url, "/api/v1/alerts")]
+    unmatched = [each["name"] for each in matchers if not any(each["name"] in alert for alert in alerts)]
+    if alerts and unmatched:
+        known = ", ".join(sorted({name for alert in alerts for name in alert}))
+        print_error(f"gpumond: no active alert has the label {', '.join(unmatched)}; alerts have {known}")
     return DONE
 
 

@@ -1,0 +1,87 @@
+// What the cards of problems contain. No element of the document.
+
+import { about, clock, duration, human, percent } from "./format.js";
+import { processKey } from "./store.js";
+import { UNDECIDED, ORDINARY } from "./words.js";
+
+const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
+const healthy = new Set(ORDINARY);
+const undecided = new Set(UNDECIDED);
+
+const subjectKey = (uuid, process) => `${uuid ?? ""} ${process?.pid ? processKey(process) : ""}`;
+
+/** One card for each subject and problem of a frame: the alert and the verdict on it together; the most urgent first. */
+export function cardsOf(frame) {
+  const cards = new Map();
+  for (const alert of frame.alerts) {
+    const labels = Object.fromEntries(alert.labels);
+    const own = { ...alert, labels, notes: Object.fromEntries(alert.annotations) };
+    const key = `${alert.rule} ${subjectKey(labels.uuid, alert)} ${JSON.stringify(alert.pid ? {} : labels)}`;
+    cards.set(key, { key, kind: alert.rule, uuid: labels.uuid, process: alert.pid ? alert : null, alert: own, verdict: null });
+  }
+  for (const verdict of frame.verdicts) {
+    if (healthy.has(verdict.kind) || undecided.has(verdict.kind)) continue;
+    const subject = subjectKey(verdict.device_uuid, verdict);
+    const same = [...cards.values()].find((card) => card.kind === verdict.kind && subjectKey(card.uuid, card.process) === subject);
+    if (same) same.verdict = verdict;
+    else {
+      const key = `verdict ${verdict.kind} ${subject}`;
+      const process = verdict.pid ? verdict : null;
+      cards.set(key, { key, kind: verdict.kind, uuid: verdict.device_uuid, process, alert: null, verdict });
+    }
+  }
+  const rank = ({ alert, verdict }) => {
+    if (!alert) return 15 - (verdict.time_to_oom_seconds === null ? 0 : 1);
+    return 10 * (alert.phase !== "firing") + 20 * (alert.silenced_by.length > 0) + (SEVERITY[alert.labels.severity] ?? 1);
+  };
+  const since = ({ alert, verdict }) => verdict?.since ?? alert.active_at;
+  return [...cards.values()].sort((one, other) => rank(one) - rank(other) || since(one) - since(other));
+}
+
+/** How a card is colored. */
+export function levelOf({ alert }) {
+  if (!alert) return "warn";
+  if (alert.phase !== "firing" || alert.silenced_by.length) return "quiet";
+  return { critical: "bad", page: "bad", info: "note" }[alert.labels.severity] ?? "warn";
+}
+
+/** The state of a card at the time of the frame. */
+export function ageOf({ alert, verdict }, now) {
+  if (!alert) return `since ${clock(verdict.since, now)}`;
+  const firing = alert.phase === "firing";
+  const silenced = alert.silenced_by.length ? ", silenced" : "";
+  return `${firing ? "firing" : "pending"} for ${duration(now - (alert.fired_at ?? alert.active_at))}${silenced}`;
+}
+
+/** The line of a card. Its present values are those of `row`, the process, if it still exists. */
+export function lineOf({ alert, verdict }, row, now) {
+  const evidence = Object.fromEntries(verdict?.evidence ?? []);
+  const write = verdict && row && LINES[verdict.kind];
+  return write ? write(evidence, row, verdict, now) : (verdict?.summary ?? alert.notes.summary ?? "");
+}
+
+const held = ({ live_bytes: live, cached_bytes: cached, stranded_bytes: stranded }) => (live ?? 0) + (cached ?? 0) + (stranded ?? 0);
+
+const LINES = {
+  leak: ({ slope_bytes_per_second: slope }, row, { since }, now) =>
+    `grows by ${human(60 * slope)} a minute since ${clock(since, now)}; now ${human(row.live_bytes ?? row.used_bytes)}`,
+  fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
+    `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded; ` +
+    `at its peak ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,
+};
+
+/** The time that is left, in words; empty if it is unknown. */
+export function leftOf({ verdict }) {
+  const left = verdict?.time_to_oom_seconds;
+  return left === null || left === undefined ? "" : `${about(left)} left`;
+}
+
+/** How many verdicts of each kind are undecided or healthy, in words. */
+export function restOf(verdicts) {
+  const counts = new Map();
+  for (const { kind } of verdicts) {
+    const word = undecided.has(kind) ? kind : healthy.has(kind) ? "healthy" : "";
+    if (word) counts.set(word, (counts.get(word) ?? 0) + 1);
+  }
+  return [...counts].map(([word, count]) => `${count} ${word}`).join(", ");
+}

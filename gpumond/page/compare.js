@@ -1,0 +1,128 @@
+// The view that compares programs, or moments of one: their memory on one scale, and a table of differences.
+
+import * as address from "./address.js";
+import { $, button, control, make, named, put, svg, sync } from "./elements.js";
+import { clock, human, signed } from "./format.js";
+import { createTable, showTable } from "./lists.js";
+import { readPast } from "./past.js";
+import { layersOf, runsOf } from "./stack.js";
+import { intervals } from "./intervals.js";
+import { state } from "./store.js";
+import { addView, openView } from "./views.js";
+import { OF_PROCESSES, SHARES } from "./words.js";
+
+const MOST = 4; // programs that are compared at once
+const SECONDS = 900;
+
+const marked = new Map(address.read("compare").split(",").filter(Boolean).map((key) => [key, null])); // by uuid:pid
+const keyOf = ({ device_uuid: uuid, pid }) => `${uuid}:${pid}`;
+
+export const isMarked = (row) => marked.has(keyOf(row));
+
+/** Marks a row for the comparison, at most four; returns whether it is marked. */
+export function setMarked(row, on) {
+  marked.delete(keyOf(row));
+  if (on) marked.set(keyOf(row), null);
+  while (marked.size > MOST) marked.delete(marked.keys().next().value);
+  address.write("compare", [...marked.keys()].join(","));
+  showCount();
+  return on;
+}
+
+function showCount() {
+  const open = $("compare-open");
+  open.hidden = !marked.size;
+  put(open, `Compare ${marked.size}`);
+}
+
+/** Rows of the newest frame that are marked. */
+const rows = () => state.frame.processes.filter(isMarked);
+
+const COLUMNS = [
+  { title: "Share", text: ({ share }) => share },
+  { title: "Program", text: ({ program }) => program },
+  { title: "Before", text: ({ before }) => human(before), number: true },
+  { title: "Now", text: ({ now }) => human(now), number: true },
+  { title: "Difference", text: ({ before, now }) => (before === undefined || now === undefined ? "-" : signed(now - before)), number: true },
+];
+
+const charts = make("div.compared");
+const says = control("p", { role: "status" });
+const moment = control("input", { type: "range", min: 0, max: 100, value: 0 });
+const table = createTable("Differences between two moments", COLUMNS);
+let histories = [];
+
+function create() {
+  moment.setAttribute("aria-label", "The moment to compare with");
+  moment.addEventListener("input", show);
+  const clear = button("Clear", () => {
+    for (const row of rows()) setMarked(row, false);
+    histories = [];
+    show();
+  });
+  const controls = make("div.controls", make("label", "Compare now with ", moment), clear);
+  return make("section", make("div.title", make("h2", "Compare"), says, controls), charts, table);
+}
+
+async function load() {
+  const to = state.frame.snapshot.taken_at;
+  const found = rows().map(async (row) => {
+    const target = { uuid: row.device_uuid, pid: row.pid, start_ticks: row.start_ticks };
+    const past = await readPast(target, { from: to - SECONDS, to: null }, null);
+    return { row, past };
+  });
+  histories = await Promise.all(found);
+  show();
+}
+
+const programOf = ({ workload, comm, pid }) => `${workload || comm || "?"} (pid ${pid})`;
+
+function show() {
+  const to = state.frame.snapshot.taken_at;
+  const points = histories.flatMap(({ past }) => past.points);
+  const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
+  const at = from + ((to - from) * moment.value) / 100;
+  const top = points.reduce((most, { used }) => Math.max(most, used), 1);
+  put(says, histories.length ? `All charts have the scale from 0 to ${human(top)}. Now is compared with ${clock(at)}.` : "Mark rows of processes (x) to compare them.");
+  sync(
+    charts,
+    histories,
+    ({ row }) => keyOf(row),
+    ({ row }) => {
+      const label = `Memory of ${programOf(row)} in the last 15 min`;
+      const drawing = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": label });
+      return make("div", make("h3", named(programOf(row), 80)), make("div.plot", drawing, make("span.top"), make("div.cursor")));
+    },
+    (node, { past }) => draw(node.querySelector(".plot"), past, { from, to, top, at }),
+  );
+  const entries = histories.flatMap(({ row, past }) => differences(row, past, at));
+  table.hidden = !entries.length;
+  showTable(table, entries, ({ share, key }) => `${key} ${share}`);
+}
+
+function draw(plot, past, { from, to, top, at }) {
+  const columns = intervals(past.points, past.seconds, from, to).map((column) => ({ ...column, layers: layersOf(column) }));
+  const x = (when) => ((1000 * (when - from)) / (to - from)).toFixed(2);
+  const y = (bytes) => (100 - (100 * bytes) / top).toFixed(2);
+  const area = (run) => {
+    const along = (edge, all) => all.map((part) => `L${x(part.at)} ${y(part[edge])}L${x(part.end)} ${y(part[edge])}`).join("");
+    const back = [...run].reverse().map((part) => ({ ...part, at: part.end, end: part.at }));
+    return `M${along("high", run).slice(1)}${along("low", back)}Z`;
+  };
+  const paths = SHARES.map((share) => svg("path", { class: `layer ${share}`, d: runsOf(columns, share).map(area).join("") }));
+  plot.querySelector("svg").replaceChildren(...paths);
+  put(plot.querySelector(".top"), human(top));
+  plot.querySelector(".cursor").style.left = `${(100 * (at - from)) / (to - from)}%`;
+}
+
+/** Bytes of each share of a process at a time and now. */
+function differences(row, { points }, at) {
+  const before = points.findLast((point) => point.at <= at) ?? points[0];
+  const now = points.at(-1);
+  const names = ["used", ...OF_PROCESSES].filter((share) => before?.[share] || now?.[share]);
+  return names.map((share) => ({ key: keyOf(row), share, program: programOf(row), before: before?.[share], now: now?.[share] }));
+}
+
+$("compare-open").addEventListener("click", () => openView("compare"));
+showCount();
+addView("compare", create, load);

@@ -1,0 +1,202 @@
+// The picture that the web UI opens with: the shares of the machine, or of a chosen device, over time. The bar of the ledger
+// is its right edge, on the same scale.
+
+import * as address from "./address.js";
+import { edge, shares, showEdge } from "./bars.js";
+import { createChart, setTarget } from "./chart.js";
+import { $, button, make, name, put, sync } from "./elements.js";
+import { flush } from "./flush.js";
+import { clock, human, percent, sum, words } from "./format.js";
+import { stateOf } from "./matrix.js";
+import { MEANINGS } from "./meanings.js";
+import { estimate, label, linesOf, reclaimable, roots, state } from "./store.js";
+import { showProcessesOf } from "./table.js";
+import { SHARES } from "./words.js";
+
+let chosen = address.read("gpu").split(",")[0]; // index of the device that is shown; empty for all
+let chart = null;
+let present = { sums: {}, size: 0, reserved: 0 }; // of the newest frame
+
+/** The devices that are shown: the chosen one, or all that are not a part of another. */
+function shown() {
+  const one = state.frame.snapshot.devices.find((device) => String(device.index) === chosen);
+  return one ? [one] : roots();
+}
+
+export const isChosen = (device) => String(device.index) === chosen;
+
+/** Shows a device, or all if it is shown already. */
+export function choose(device) {
+  chosen = !device || isChosen(device) ? "" : String(device.index);
+  address.write("gpu", chosen);
+  showHero();
+}
+
+/** Shows a device, and moves the focus to its chart. */
+export function showDevice(device) {
+  if (!isChosen(device)) choose(device);
+  $("hero").scrollIntoView({ block: "nearest" });
+  $("hero").querySelector(".plot").focus();
+}
+
+function sensors(devices) {
+  const known = (key) => devices.map((device) => device.sensors[key]).filter((value) => value !== null);
+  const [busy, heat, power] = ["gpu_utilization_ratio", "gpu_temperature_celsius", "power_watts"].map(known);
+  const texts = [
+    busy.length ? `${Math.round((100 * sum(busy)) / busy.length)} % busy` : "",
+    heat.length ? `${Math.round(Math.max(...heat))} °C` : "",
+    power.length ? `${Math.round(sum(power))} W` : "",
+  ];
+  return texts.filter(Boolean).join(" · ");
+}
+
+const total = (devices, key) => sum(devices.map((device) => device[key] ?? 0));
+
+function entriesOf(devices, sums) {
+  const uuids = new Set(devices.map((device) => device.uuid));
+  const own = (all, key) => sum(all.filter((each) => uuids.has(each.device_uuid)).map((each) => each[key] ?? 0));
+  const extra = {
+    reserved: total(devices, "reserved_bytes"),
+    overcount: own(state.frame.ledger.overcounts, "overcount_bytes"),
+    unmapped: own(state.frame.processes, "unmapped_bytes"),
+  };
+  const known = devices.filter((device) => device.used_bytes !== null);
+  if (!known.length) return [];
+  const more = Object.entries(extra).filter(([, bytes]) => bytes);
+  const free = known.every((device) => device.free_bytes !== null) ? [["free", total(known, "free_bytes")]] : [];
+  return [...more, ...free, ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
+}
+
+function showLegend(node, devices, sums) {
+  sync(
+    node,
+    entriesOf(devices, sums),
+    ([share]) => share,
+    ([share]) => {
+      const entry = make("div", make("dt", make(`i.${share}`), share), make("dd"));
+      entry.title = MEANINGS[share];
+      return entry;
+    },
+    (entry, [, bytes]) => {
+      put(entry.lastChild, human(bytes));
+      entry.classList.toggle("none", !bytes);
+    },
+  );
+}
+
+function titleOf(devices) {
+  if (devices.length === 1) return [label(devices[0]), devices[0].name];
+  const names = [...new Set(devices.map((device) => device.name))];
+  return [`${devices.length} GPUs`, names.length === 1 ? names[0] : ""];
+}
+
+function totalText(devices) {
+  const known = devices.filter((device) => device.used_bytes !== null);
+  if (!known.length) return "";
+  const [used, size] = [total(known, "used_bytes"), total(known, "size_bytes")];
+  return `${human(used)} of ${human(size)} used${size ? ` · ${percent(used, size)}` : ""}`;
+}
+
+function showChoice(devices) {
+  const all = state.frame.snapshot.devices;
+  const choices = [["", "All GPUs"], ...all.map((device) => [String(device.index), label(device)])];
+  const select = $("hero-of");
+  sync(
+    select,
+    choices,
+    ([value]) => value,
+    ([value, text]) => Object.assign(make("option", text), { value }),
+    () => {},
+  );
+  select.value = devices.length === 1 && all.length > 1 ? chosen : "";
+  select.parentNode.hidden = all.length < 2;
+}
+
+/** Requests for memory of these devices that wait. */
+function showQueue(devices) {
+  const of = new Map(devices.map((device) => [device.uuid, devices.length > 1 ? `${label(device)}: ` : ""]));
+  const now = state.frame.snapshot.taken_at;
+  sync(
+    $("hero-queue"),
+    state.frame.queue.filter((each) => of.has(each.device_uuid)),
+    (each) => each.id,
+    () => make("li", make("b"), " ", make("bdi")),
+    (entry, { device_uuid: uuid, need_bytes: need, missing_bytes: missing, ahead, user, pid, since }) => {
+      put(entry.firstChild, `${of.get(uuid)}waiting: ${human(need)}`);
+      const parts = [
+        pid === null ? user : `pid ${pid} (${user})`,
+        missing ? `${human(missing)} missing` : "",
+        ahead ? `behind ${ahead}` : "",
+        `since ${clock(since, now)}`,
+      ];
+      name(entry.lastChild, parts.filter(Boolean).join(", "), 200);
+    },
+  );
+}
+
+function showConditions(devices) {
+  const of = new Map(devices.map((device) => [device.uuid, devices.length > 1 ? `${label(device)}: ` : ""]));
+  sync(
+    $("hero-conditions"),
+    state.frame.conditions.filter((each) => of.has(each.device_uuid)),
+    (each) => each.device_uuid + each.kind + each.detail,
+    () => make("li"),
+    (entry, { device_uuid: uuid, kind, detail, remedy }) =>
+      put(entry, of.get(uuid) + [words(kind), detail, remedy].filter(Boolean).join(": "), 600),
+  );
+}
+
+export function showHero() {
+  const devices = shown();
+  const article = $("hero");
+  const lines = devices.flatMap(linesOf);
+  const sums = shares(lines);
+  const known = devices.some((device) => device.used_bytes !== null);
+  const [title, model] = titleOf(devices);
+  article.hidden = !devices.length;
+  put($("hero-title").firstElementChild, title);
+  name($("hero-title").lastElementChild, model, 80);
+  put(article.querySelector(".total"), totalText(devices));
+  put(article.querySelector(".state"), devices.length === 1 ? stateOf(devices[0]) : "");
+  put(article.querySelector(".sensors"), known ? sensors(devices) : "");
+  article.classList.toggle("lost", !known);
+  showLegend(article.querySelector(".legend"), devices, sums);
+  put(article.querySelector(".estimate"), estimate(lines, devices.length > 1 ? "Flushing all programs" : "A flush"));
+  $("hero-flush").hidden = !state.frame.snapshot.reports.length;
+  $("hero-flush").disabled = !reclaimable(lines).bytes;
+  put($("hero-flush"), state.frame.snapshot.devices.length > 1 && devices.length === 1 ? `Flush ${title}…` : "Flush all…");
+  showChoice(devices);
+  showQueue(devices);
+  showConditions(devices);
+  present = { sums, size: total(devices, "size_bytes"), reserved: total(devices, "reserved_bytes") };
+  if (devices.length) showChart({ uuid: devices.length === 1 ? devices[0].uuid : "", pid: null });
+}
+
+function showChart(target) {
+  if (!chart) {
+    chart = createChart(target, drawEdge);
+    chart.plot.append(edge());
+    $("hero").querySelector(".stage").prepend(chart);
+  }
+  setTarget(chart, target);
+  drawEdge();
+}
+
+/** Draws the bar on the scale of the chart. */
+function drawEdge() {
+  showEdge(chart.plot.querySelector(".edge"), present.sums, chart.view?.top ?? present.size, present.reserved);
+}
+
+function flushShown() {
+  const devices = shown();
+  if (devices.length === 1 && state.frame.snapshot.devices.length > 1) flush({ device: devices[0].uuid }, label(devices[0]));
+  else flush({ all: true }, "all programs");
+}
+
+$("hero-flush").addEventListener("click", flushShown);
+$("hero-of").addEventListener("change", () => {
+  chosen = $("hero-of").value;
+  address.write("gpu", chosen);
+  showProcessesOf(chosen);
+  showHero();
+});

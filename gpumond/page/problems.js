@@ -1,0 +1,134 @@
+// Problems: a card for each alert and verdict, with what can be done about it.
+
+import { cardsOf, ageOf, leftOf, levelOf, lineOf, restOf } from "./cards.js";
+import { showSince } from "./chart.js";
+import { $, button, make, name, put, svg, sync } from "./elements.js";
+import { shapes } from "./evidence.js";
+import { createFit, showFit } from "./fit.js";
+import { flush } from "./flush.js";
+import { clean, many } from "./format.js";
+import { showDevice } from "./hero.js";
+import { rowsOf } from "./rows.js";
+import { silence } from "./silences.js";
+import { label, linesOf, processKey, reclaimable, state } from "./store.js";
+import { showProcess } from "./table.js";
+import { openView } from "./views.js";
+import { why } from "./why.js";
+import { RUNBOOKS } from "./words.js";
+
+const SHOWN = 24; // cards that are drawn; the view of alerts lists all
+const MARGIN = 120; // seconds that a chart shows before a problem began
+
+const rowOf = ({ uuid, process }) => {
+  const key = process && processKey(process);
+  return process ? state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key) : null;
+};
+
+const runbookOf = ({ kind, alert }) => [kind, alert?.rule].find((each) => RUNBOOKS.includes(each));
+
+function subjectOf({ uuid, process, alert }, row) {
+  const device = state.devices.get(uuid);
+  const program = row?.workload || row?.comm || alert?.labels.workload || alert?.labels.engine || (process && `pid ${process.pid}`);
+  return [program, device && label(device)].filter(Boolean).join(" on ") || "this machine";
+}
+
+/** Shows the chart of the card's subject from the time before the problem began. */
+function showChart({ uuid, process, alert, verdict }) {
+  showSince((verdict?.since ?? alert.fired_at ?? alert.active_at) - MARGIN);
+  const device = state.devices.get(uuid);
+  const row = process && rowsOf(state.frame).find((each) => each.device_uuid === uuid && processKey(each) === processKey(process));
+  if (row) showProcess(row.key);
+  else if (device) showDevice(device);
+  else $("hero").scrollIntoView({ block: "nearest" });
+}
+
+/** Actions of a card by their name. `of`: whether it applies. */
+const ACTIONS = {
+  Chart: { of: () => true, act: ({ card }) => showChart(card) },
+  Flush: {
+    of: ({ card, row }) => Boolean(row ? row.cached_bytes && agentOf(row)?.flush_policy !== "never" && agentOf(row) : flushableDevice(card)),
+    act: ({ card, row, subject }) =>
+      row ? flush({ pid: row.pid, start_ticks: row.start_ticks }, subject) : flush({ device: card.uuid }, subject),
+  },
+  Silence: { of: ({ card }) => card.alert && !card.alert.silenced_by.length, act: ({ card }) => silence(card.alert) },
+  Evidence: {
+    of: ({ card: { verdict } }) => Boolean(verdict?.fit || verdict?.evidence?.length),
+    act: (node) => node.lastChild.toggleAttribute("open"),
+  },
+  Why: { of: ({ row }) => Boolean(row && agentOf(row)?.pools.length), act: ({ row, subject }) => why(row.pid, subject) },
+};
+
+const agentOf = (row) => state.frame.snapshot.reports.find((report) => processKey(report) === processKey(row));
+
+function flushableDevice({ uuid, process }) {
+  const device = !process && state.devices.get(uuid);
+  return device && reclaimable(linesOf(device)).bytes > 0;
+}
+
+function create() {
+  const drawing = svg("svg", { class: "trend", viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" });
+  const acts = make("div.acts");
+  const node = make("li", make("div.what", make("b"), " ", make("bdi"), make("time")), drawing, make("bdi.line"), make("strong"), acts, createFit());
+  for (const [word, { act }] of Object.entries(ACTIONS)) acts.append(button(word, () => act(node), "button.plain"));
+  acts.append(make("a", "Runbook"), make("a", "Case"));
+  return node;
+}
+
+function update(node, card) {
+  const now = state.frame.snapshot.taken_at;
+  const row = rowOf(card);
+  const subject = subjectOf(card, row);
+  Object.assign(node, { card, row, subject });
+  node.className = `card ${levelOf(card)}`;
+  const [kind, of, age] = node.firstChild.children;
+  put(kind, card.kind);
+  name(of, subject, 80);
+  put(age, ageOf(card, now));
+  name(node.querySelector("bdi.line"), lineOf(card, row, now), 600);
+  put(node.querySelector("strong"), leftOf(card));
+  drawTrend(node.querySelector(".trend"), card.verdict?.fit);
+  const buttons = node.querySelectorAll(".acts button");
+  Object.entries(ACTIONS).forEach(([word, { of: applies }], place) => {
+    buttons[place].hidden = !applies(node);
+    buttons[place].setAttribute("aria-label", clean(`${word} ${card.kind} ${subject}`, 200));
+  });
+  const [runbook, oomCase] = node.querySelectorAll(".acts a");
+  runbook.hidden = !runbookOf(card);
+  runbook.href = `docs/runbooks/${encodeURIComponent(runbookOf(card))}`;
+  runbook.setAttribute("aria-label", clean(`Runbook ${card.kind}`, 200));
+  const id = card.alert?.notes.case; // of an out-of-memory error
+  oomCase.hidden = !id;
+  if (id) oomCase.href = `api/v1/oom/${encodeURIComponent(id)}/report`;
+  showFit(node.lastChild, card.verdict ?? {}, now);
+}
+
+function drawTrend(drawing, fit) {
+  drawing.toggleAttribute("hidden", !fit);
+  const text = JSON.stringify(fit ?? null);
+  if (!fit || drawing.drawn === text) return;
+  drawing.drawn = text;
+  drawing.replaceChildren(...Object.entries(shapes(fit)).map(([kind, d]) => svg("path", { class: kind, d })));
+}
+
+export function showProblems() {
+  const cards = cardsOf(state.frame);
+  sync($("alerts"), cards.slice(0, SHOWN), ({ key }) => key, create, update);
+  const loud = cards.filter(({ alert }) => !alert?.silenced_by.length).length;
+  const silenced = cards.length - loud;
+  const parts = [
+    cards.length ? many(loud, "problem") : "No alert is firing.",
+    silenced ? `${silenced} silenced` : "",
+    cards.length > SHOWN ? `${SHOWN} are shown` : "",
+    restOf(state.frame.verdicts),
+  ];
+  put($("problems-count"), parts.filter(Boolean).join(" · "));
+  $("problems").classList.toggle("none", !cards.length);
+  $("alerts").hidden = !cards.length;
+  const { silences } = state.frame;
+  $("silences-open").hidden = !silences.length;
+  put($("silences-open"), many(silences.length, "silence"));
+  const firing = cards.filter(({ alert }) => alert?.phase === "firing" && !alert.silenced_by.length).length;
+  document.title = `${firing ? `(${firing}) ` : ""}gpumond ${clean(state.frame.host, 80)}`;
+}
+
+$("silences-open").addEventListener("click", () => openView("alerts"));

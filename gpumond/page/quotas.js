@@ -1,0 +1,37 @@
+// The view of quotas: limits, and what waits for memory.
+
+import { human } from "./format.js";
+import { createListing } from "./lists.js";
+import { state } from "./store.js";
+import { read } from "./stream.js";
+import { addView } from "./views.js";
+
+const amount = (kind) => ({ quota }) => (quota[kind] === undefined || quota[kind] === null ? "-" : human(quota[kind]));
+const patterns = ({ quota: { match } }) => Object.entries(match ?? {}).filter(([, pattern]) => pattern);
+
+/** Processes to which a quota applies. */
+function users({ name }) {
+  const applies = ({ quota }) => quota && ["soft_limit", "limit", "reserve"].some((kind) => quota[`${kind}_quota`] === name);
+  const own = state.frame.processes.filter(applies);
+  return own.map((row) => `${row.workload || row.comm || "?"} (${human(row.used_bytes)})`).join(", ");
+}
+
+const COLUMNS = [
+  { title: "Quota", text: ({ name }) => name },
+  { title: "Matches", text: (entry) => patterns(entry).map((pair) => pair.join("=")).join(", ") || "all" },
+  { title: "Soft limit", text: amount("soft_limit"), number: true },
+  { title: "Limit", text: amount("limit"), number: true },
+  { title: "Reserve", text: amount("reserve"), number: true },
+  { title: "Processes", text: users, wide: true },
+  { title: "Origin", text: ({ origin }) => origin, wide: true },
+];
+
+const record = ({ name, origin, quota }) => ({ name, origin, ...quota, match: JSON.stringify(quota.match ?? {}) });
+let section;
+
+async function load() {
+  const answer = await read("api/v1/quotas");
+  if (answer.ok) section.show(await answer.json());
+}
+
+addView("quotas", () => (section = createListing("Quotas", COLUMNS, ({ name }) => name, record)), load);

@@ -1,0 +1,109 @@
+"""Programs selected by name or pid, sizes with a unit, and the queue of requests for memory."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from gpumond.cli.arguments import add_target
+from gpumond.facts.errors import ConfigError
+from gpumond.facts.quota import QueuedRequest
+from gpumond.facts.units import GIB, about, typed_size
+from gpumond.features.quotas.need import WaitingLine, size
+from gpumond.view.frame import view
+from gpumond.view.queue import queue_table, waiting
+from tests.helpers.frames import make_frame
+from tests.helpers.values import make_device
+
+
+@pytest.mark.parametrize(
+    ("words", "selected"),
+    [
+        (["training"], ("training", None)),
+        (["4242"], (None, 4242)),
+        (["--workload", "4242"], ("4242", None)),
+        (["--pid", "7"], (None, 7)),
+    ],
+)
+def test_program_is_selected_by_name_or_pid(words: list[str], selected: tuple[str | None, int | None]):
+    parser = argparse.ArgumentParser()
+    add_target(parser, "flush")
+    found = parser.parse_args(words)
+    assert (found.workload, found.pid) == selected
+
+
+def test_two_selections_are_refused():
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_target(parser, "flush")
+    for words in ([], ["training", "--device", "0"]):
+        with pytest.raises((SystemExit, argparse.ArgumentError)):
+            parser.parse_args(words)
+
+
+def test_size_without_a_unit_is_refused():
+    with pytest.raises(ConfigError, match="expected a unit, as in 40GiB or 40B"):
+        size("40")
+    with pytest.raises(ValueError, match="expected a unit"):
+        typed_size("1.5")
+    assert [typed_size(text) for text in ("40GiB", "0", "7 B")] == [40 * GIB, 0, 7]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (20, "less than 1 min"),
+        (431, "about 7 min"),
+        (2000, "about 35 min"),
+        (9000, "about 2 h"),
+        (300_000, "about 3 d"),
+    ],
+)
+def test_time_that_is_known_roughly_is_round(seconds: float, text: str):
+    assert about(seconds) == text
+
+
+QUEUED = QueuedRequest(
+    id="a",
+    device_uuid="GPU-a",
+    need_bytes=20 * GIB,
+    available_bytes=13 * GIB,
+    missing_bytes=7 * GIB,
+    ahead=1,
+    user="ann",
+    pid=4242,
+    since=999_940.0,
+)
+
+
+def test_queue_is_shown_with_what_is_missing_and_since_when():
+    frame = make_frame(make_device(used_bytes=GIB), queue=(QUEUED,))
+    sentence = "20.0 GiB for pid 4242 (ann), 7.0 GiB missing, behind 1, for 1 min"
+    assert [*waiting(frame)] == [("GPU-a", sentence)]
+    assert queue_table(frame).splitlines()[1].split() == [
+        "0",
+        "20.0",
+        "GiB",
+        "13.0",
+        "GiB",
+        "7.0",
+        "GiB",
+        "1",
+        "4242",
+        "ann",
+        "1",
+        "min",
+    ]
+    notices = [notice for notice in view(frame).notices if notice.kind == "waiting"]
+    assert [(notice.title, notice.text) for notice in notices] == [("waiting on GPU 0", sentence)]
+
+
+def test_waiting_is_one_line_in_a_log_until_something_changes(capsys: pytest.CaptureFixture[str]):
+    answer = {"state": "waiting", "need_bytes": 20 * GIB, "device_index": 0, "available_bytes": 3 * GIB, "ahead": 0}
+    answer |= {"missing_bytes": 17 * GIB, "plan": ()}
+    line = WaitingLine()
+    for at in range(29):
+        line.show(answer | {"available_bytes": 3 * GIB + at}, float(at))
+    line.show(answer | {"available_bytes": 5 * GIB}, 29.0)
+    line.end()
+    assert len(capsys.readouterr().err.splitlines()) == 2
