@@ -144,7 +144,7 @@ def evaluations(points: Points, size: float, since: float = -inf) -> Iterator[tu
     series, quartiles = Series(PROCESS_SIGNALS, points[0][0], 0.0), UpperQuartiles()
     device = Series(DEVICE_SIGNALS, points[0][0], 0.0)
     for at, used in points:
-        if series.add((at, used, nan, nan, nan)) <= FIVE_MINUTES:
+        if series.add((at, used, nan, nan, nan, nan)) <= FIVE_MINUTES:
             continue
         quartiles.add(series, USED)
         if at > since:

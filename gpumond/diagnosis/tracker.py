@@ -288,7 +288,7 @@ class Tracker:
             tracked.counted = False
             tracked.steps.add(None, False, now, 0.0)
             tracked.used = used
-            closed = tracked.series.add((now, used, nan, nan, nan))
+            closed = tracked.series.add((now, used, nan, nan, nan, nan))
         else:
             full, live, _, allocations, stranded = report
             if not tracked.counted and tracked.born < now:

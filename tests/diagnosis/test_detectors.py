@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import exp
+from math import exp, inf
 
 import pytest
 
@@ -496,8 +496,8 @@ def test_number_rises_with_memory_that_the_program_keeps(kind: str, minutes: flo
     verdict = verdict_of(kind, seen(kept, minutes))
     evidence = dict(verdict.evidence)
     assert evidence["live_allocations_per_minute"] == pytest.approx(60, abs=2)
-    assert evidence["live_allocations_growth_ratio"] > 5
-    assert " more allocations/min); GPU 0 " in verdict.summary
+    assert evidence.get("live_allocations_growth_ratio", inf) > 5, "not stated if it is very large"
+    assert " more allocations/min)" in verdict.summary
 
 
 @pytest.mark.parametrize(("kind", "minutes"), [("growing", GROWING), ("leak", LEAKING)])
@@ -505,7 +505,7 @@ def test_number_does_not_rise_with_an_arena_that_becomes_larger(kind: str, minut
     verdict = verdict_of(kind, seen(arena, minutes))
     evidence = dict(verdict.evidence)
     assert (evidence["live_allocations_per_minute"], evidence["live_allocations_growth_ratio"]) == (0.0, 0.0)
-    assert "few large allocations); GPU 0 " in verdict.summary
+    assert "few large allocations)" in verdict.summary
 
 
 @pytest.mark.parametrize(("number", "refused"), [(kept, True), (arena, False), (varying, False), (unknown, False)])
@@ -513,9 +513,7 @@ def test_larger_allocations_are_refused_if_the_number_rises(number: Number, refu
     leak = verdict_of("leak", seen(number, LEAKING))
     assert leak.fit is not None
     values = {each.kind: each.value for each in leak.fit.refused}
-    assert values.get("larger-allocations") == (
-        dict(leak.evidence)["live_allocations_growth_ratio"] if refused else None
-    )
+    assert ("larger-allocations" in values) == refused
 
 
 def test_number_does_not_affect_which_verdicts_are_found():

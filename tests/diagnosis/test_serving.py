@@ -50,8 +50,8 @@ class Observed:
             self.add(at + missing, values[block], busy[block] if busy else nan)
 
     def add(self, at: float, value: float, busy: float = nan) -> None:
-        closed = self.series.add((at, value, nan, nan, nan))
-        self.device.add((at, value, nan, nan, nan, busy, nan, nan))
+        closed = self.series.add((at, value, nan, nan, nan, nan))
+        self.device.add((at, value, nan, nan, nan, nan, busy, nan, nan, nan))
         if closed > FIVE_MINUTES:
             self.quartiles.add(self.series, USED)
 

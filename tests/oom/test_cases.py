@@ -90,7 +90,7 @@ def test_a_timeline_sums_the_programs_beyond_the_largest():
     for process in processes:
         series = history.process(("GPU-a", process.key))
         assert series is not None
-        series.add((history.now, float(process.used_bytes or 0), float("nan"), float("nan")))
+        series.add((history.now, float(process.used_bytes or 0), *[float("nan")] * 4))
     found = timeline(history, Frame(snapshot, attribute(snapshot)), "GPU-a", snapshot.taken_at + 1.0)
     assert [curve.pid for curve in found.curves] == [*range(20, 8, -1), None]
     assert found.curves[-1].used_bytes[-1] == sum(range(1, 9)) * GIB

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.tick.history import SIGNALS, History
+from gpumond.facts.units import MIB
+from gpumond.tick.history import DEVICE_SIGNALS, History
 from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from tests.serve.application import View, ask
 
@@ -21,7 +22,7 @@ NOW = time.time()
 def recorded_history() -> History:
     diagnosis = Diagnosis()
     for second in range(SECONDS):
-        device = make_device(used_bytes=10 * GIB + second, processes=(make_process(10, GIB + second),))
+        device = make_device(used_bytes=10 * MIB + second, processes=(make_process(10, MIB + second),))
         snapshot = make_snapshot(device, seq=second, elapsed_seconds=float(second), taken_at=NOW - SECONDS + second)
         diagnosis = diagnose(diagnosis, snapshot)
     return diagnosis.history
@@ -40,9 +41,9 @@ def test_history_defaults_to_samples_of_15_minutes():
     body = query_history(uuid="GPU-a", pid=10)
     assert (body["device_uuid"], body["pid"], body["signal"], body["resolution_seconds"]) == ("GPU-a", 10, "used", None)
     assert len(body["points"]) == 900
-    value = GIB + SECONDS - 1
+    value = MIB + SECONDS - 1
     assert body["points"][-1] == {"at": pytest.approx(NOW - 1), "low": value, "median": value, "high": value}
-    assert query_history(uuid="GPU-a")["points"][-1]["low"] == 10 * GIB + SECONDS - 1
+    assert query_history(uuid="GPU-a")["points"][-1]["low"] == 10 * MIB + SECONDS - 1
 
 
 def test_history_is_compressed_for_a_reader_that_accepts_it():
@@ -91,7 +92,7 @@ def test_resolution_reaches_the_previous_day_after_a_restart(ago: float, expecte
 @pytest.mark.parametrize("resolution", [15, 60, 300, 900])
 def test_last_block_is_the_incomplete_one(resolution: int):
     *closed, running = query_history(uuid="GPU-a", pid=10, resolution=resolution)["points"]
-    assert running["high"] == GIB + SECONDS - 1
+    assert running["high"] == MIB + SECONDS - 1
     assert NOW - 1 - resolution < running["at"] <= NOW - 1
     assert all(running["at"] - point["at"] >= resolution - 0.001 for point in closed)
 
@@ -116,7 +117,7 @@ def test_accelerated_time_has_a_value_each_second_for_15_minutes():
         at = reading / 5
         snapshot = make_snapshot(make_device(), seq=reading, elapsed_seconds=at, taken_at=NOW - 920 + at)
         diagnosis.history.begin(snapshot)
-        diagnosis.history.device("GPU-a").add((diagnosis.history.now, *[1.0] * len(SIGNALS)))
+        diagnosis.history.device("GPU-a").add((diagnosis.history.now, *[1.0] * DEVICE_SIGNALS))
     answer = ask(View(history=diagnosis.history), "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - 900})
     times = [point["at"] for point in answer.json()["points"]]
     assert len(times) <= 901

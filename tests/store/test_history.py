@@ -28,11 +28,11 @@ def history(processes: int = 1) -> History:
     made = History()
     for second in range(0, HOURS * 3600, 10):
         made.begin(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
-        made.device("GPU-a").add((float(second), 5.0, 4.0, 3.0, 0.0, 0.5, 0.0, 1.0))
+        made.device("GPU-a").add((float(second), 5.0, 4.0, 3.0, 0.0, 0.0, 0.5, 0.0, 1.0, 0.0))
         for number in range(processes):
             series = made.process(("GPU-a", ProcessKey(10 + number, 100)))
             assert series
-            series.add((float(second), *[float(second)] * 4))
+            series.add((float(second), *[float(second)] * 5))
     return made
 
 

@@ -46,7 +46,7 @@ def make_history(values: Sequence[float], every: float = 1.0, begin: float = 0.0
         assert history.begin(make_snapshot(elapsed_seconds=at, taken_at=taken_at + at))
         series = history.process(PROCESS_SERIES)
         assert series is not None
-        series.add((at, value, NAN, NAN, NAN))
+        series.add((at, value, NAN, NAN, NAN, NAN))
     return history
 
 
@@ -148,7 +148,7 @@ def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
     reused = ProcessKey(10, 101)
     other = history.process(("GPU-a", reused))
     assert other is not None
-    other.add((3.0, 7.0, NAN, NAN, NAN))
+    other.add((3.0, 7.0, NAN, NAN, NAN, NAN))
     assert history.newest("GPU-a", 10) == reused
     assert [point.median for point in history.series(("GPU-a", reused), "used")] == [7.0]
     assert len(history.series(PROCESS_SERIES, "used")) == 3
@@ -201,7 +201,7 @@ def test_blocks_of_processes_that_begin_together_close_at_different_times():
         series = history.process(("GPU-a", pid + 50, 1))
         assert series is not None
         at = 0.5
-        while not series.add((at, 0.0, 0.0, 0.0, 0.0)):
+        while not series.add((at, 0.0, 0.0, 0.0, 0.0, 0.0)):
             at += 1.0
         ends.add(at)
     assert len(ends) == 15
