@@ -25,8 +25,10 @@ from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
 from gpumond.facts.process import ProcessKey
+from gpumond.facts.quota import Admission
 from gpumond.facts.rule import Rule
-from gpumond.facts.snapshot import AgentReport, Fault, ProgramEnd, Reading, Snapshot, SourceState
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, ProgramEnd, Reading, Snapshot, SourceState
+from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.host.peer import Identity
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Form, Group, Page
@@ -194,6 +196,43 @@ class EngineStep:
         raise NotImplementedError
 
     async def close(self) -> None:
+        raise NotImplementedError
+
+
+class Grants:
+    """Requests for device memory; `features.quotas.admissions.Admissions` documents each method."""
+
+    def request(
+        self,
+        snapshot: Snapshot,
+        device: DeviceReading,
+        need_bytes: int,
+        owner: str,
+        *,
+        uid: int | None = None,
+        pid: int | None = None,
+        wait: bool = False,
+    ) -> Admission:
+        raise NotImplementedError
+
+    def renew(self, snapshot: Snapshot | None, name: str, owner: str) -> Admission:
+        raise NotImplementedError
+
+    def extend(self, name: str, owner: str) -> None:
+        raise NotImplementedError
+
+    def cancel(self, name: str, owner: str) -> None:
+        raise NotImplementedError
+
+    async def keep(self) -> None:
+        raise NotImplementedError
+
+
+class Suspends:
+    """Suspension of programs that allow it."""
+
+    async def suspend_idle(self, process: ProcessKey, requested_by: str) -> SuspensionReceipt:
+        """Suspend a program for a rule or for a request for memory, if nothing forbids it."""
         raise NotImplementedError
 
 

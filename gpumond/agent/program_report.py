@@ -76,7 +76,9 @@ def is_rank(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] 
 
 
 def components(modules: Mapping[str, Any] = sys.modules) -> tuple[str, ...]:
-    """Return what takes device memory outside of the pools, as far as it is visible without a call of CUDA."""
+    """Return what takes device memory outside of the pools or shares it, as far as it is visible without a call of
+    CUDA.
+    """
     found = []
     distributed = modules.get("torch.distributed")
     try:
@@ -88,7 +90,23 @@ def components(modules: Mapping[str, Any] = sys.modules) -> tuple[str, ...]:
         found.append("graphs")
     if "triton" in modules:
         found.append("triton")
+    if _shares_memory(modules.get("torch.multiprocessing.reductions")):
+        found.append("ipc")
     return tuple(found)
+
+
+def _shares_memory(reductions: Any) -> bool:
+    """Return whether PyTorch shares device memory with another process. The keys of host memory are the numbers of
+    files, or their names.
+    """
+    try:
+        for key, storage in list(getattr(reductions, "shared_cache", {}).items()):
+            handle = key[0] if isinstance(key, tuple) else key
+            if isinstance(handle, bytes) and not handle.startswith(b"/torch") and not storage.expired():
+                return True
+    except Exception:  # a version that is not understood
+        pass
+    return False
 
 
 def place_in_job(environ: Mapping[str, str] = os.environ) -> tuple[int | None, int | None]:

@@ -169,7 +169,7 @@ class Session:
 
     def _connect(self) -> None:
         allowed = answers(self._settings.allow_limit, bool(self._settings.end_functions))
-        introduced = (self._settings.socket, self._settings.workload, allowed)
+        introduced = (self._settings.socket, self._settings.workload, allowed, self._settings.suspendable)
         if self._transport.connected:
             if introduced == self._introduced:
                 return
@@ -179,7 +179,7 @@ class Session:
             self._introduced = introduced
             admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
             python = sys.version.split()[0]
-            place = (*place_in_job(), job_of())
+            place = (*place_in_job(), job_of(), self._settings.suspendable)
             hello = Hello(self._settings.workload, __version__, python, allowed, admission, *place)
             self._transport.send(hello)
             self._report_at = now

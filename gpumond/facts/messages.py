@@ -38,7 +38,8 @@ class Hello:
     ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
     ``admission``: the id with which `gpumond run --need` started the program, or empty.
     ``rank`` and ``world_size``: those of a job of several processes, else both are None. ``job``: its identity on all
-    machines, at most 128 characters of ``[A-Za-z0-9._/-]``, or empty.
+    machines, at most 128 characters of ``[A-Za-z0-9._/-]``, or empty. ``suspendable``: the program allows the daemon to
+    suspend it.
     """
 
     workload: str = ""
@@ -49,6 +50,7 @@ class Hello:
     rank: int | None = None
     world_size: int | None = None
     job: str = ""
+    suspendable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Report:
     """The agent's allocators, once a second.
 
     ``components``: what was seen in the program that takes device memory outside of its pools (``nccl``, ``graphs``,
-    ``triton``).
+    ``triton``), or shares it with other processes (``ipc``).
     """
 
     flush_policy: FlushPolicy = "allow"

@@ -14,6 +14,7 @@ from gpumond.facts.process import MAX_PID, ProcessKey
 from gpumond.facts.program import SILENT, Ending, PoolLimit, Program
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.sensors import NO_SENSORS, Sensors
+from gpumond.facts.suspension import SuspendedProgram
 
 MPS_SERVER = "nvidia-cuda-mps"
 """Beginning of the command name of an MPS server, nvidia-cuda-mps-server: the kernel keeps 15 characters."""
@@ -187,7 +188,8 @@ class AgentReport:
     ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
     memory with which it was started, or empty.
     ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
-    its identity on all machines, such as ``slurm/4711``, or empty. ``suspended``: see Suspension.
+    its identity on all machines, such as ``slurm/4711``, or empty. ``suspended``: see Suspension. ``suspendable``: the
+    program allows the daemon to suspend it.
     ``components``: what the agent has seen in the program that takes memory outside of its pools.
     """
 
@@ -210,6 +212,7 @@ class AgentReport:
     job: str = ""
     suspended: bool = False
     components: tuple[str, ...] = ()
+    suspendable: bool = False
 
     @property
     def key(self) -> ProcessKey:
@@ -322,7 +325,8 @@ class Snapshot:
     ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
     the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit. ``quotas``:
     those of each process that one matches. ``suspensions``: processes that are suspended, or may be.
-    ``overheads``: those of processes with an agent.
+    ``overheads``: those of processes with an agent. ``suspended_programs``: those that gpumond has suspended.
+    ``reclaimable_programs``: idle programs that may be suspended when another one needs memory.
     ``uptime_seconds``: time since the machine started, from which ``start_ticks`` count.
     """
 
@@ -343,6 +347,8 @@ class Snapshot:
     quotas: tuple[ProcessQuota, ...] = ()
     suspensions: tuple[Suspension, ...] = ()
     overheads: tuple[Overhead, ...] = ()
+    suspended_programs: tuple[SuspendedProgram, ...] = ()
+    reclaimable_programs: tuple[ProcessKey, ...] = ()
 
     @cached_property
     def overheads_by_process(self) -> Mapping[tuple[str, ProcessKey], Overhead]:
@@ -352,7 +358,13 @@ class Snapshot:
     @cached_property
     def suspended(self) -> frozenset[ProcessKey]:
         """The processes that are suspended, or may be: nothing follows from their absence."""
-        return frozenset(each.process for each in self.suspensions)
+        return frozenset(each.process for each in self.suspensions) | self.unresponsive
+
+    @cached_property
+    def unresponsive(self) -> frozenset[ProcessKey]:
+        """The processes that execute nothing: they are suspended, or are being suspended or resumed."""
+        own = (each.key for each in self.suspended_programs)
+        return frozenset((*own, *(each.process for each in self.suspensions if each.confirmed)))
 
     @cached_property
     def devices_by_uuid(self) -> Mapping[str, DeviceReading]:

@@ -10,7 +10,7 @@ import pytest
 from gpumond.facts.errors import CooldownActive, NoSuchAdmission, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.quota import ReclaimPolicy
+from gpumond.facts.quota import Admission, ReclaimPolicy
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.quotas.admissions import (
     GRANT_SECONDS,
@@ -20,7 +20,6 @@ from gpumond.features.quotas.admissions import (
     PAUSE_SECONDS,
     PER_OWNER,
     PROCESS_GRANT_SECONDS,
-    Admission,
     Admissions,
 )
 from gpumond.serve.examples import DEVICE, GIB, REPORT, SNAPSHOT

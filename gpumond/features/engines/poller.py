@@ -13,10 +13,11 @@ from gpumond.facts.engines import NOT_READ, EngineProcess, EngineReading, Engine
 from gpumond.facts.errors import EngineError
 from gpumond.facts.process import ProcessKey
 from gpumond.features.engines.connection import carry_out
-from gpumond.features.engines.ownership import Owned, available_bytes, owned
+from gpumond.features.engines.ownership import Owned, owned
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import Dialogue, T
 from gpumond.host.event_loop import cancelled
+from gpumond.host.memory import available_bytes
 
 log = logging.getLogger(__name__)
 

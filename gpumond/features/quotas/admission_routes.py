@@ -11,9 +11,10 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from gpumond.config.models import Encodable
 from gpumond.facts.device_names import device_named
 from gpumond.facts.frame import Frame
+from gpumond.facts.quota import Admission, PlannedFlush
 from gpumond.facts.snapshot import STARTING, DeviceReading
 from gpumond.facts.units import human
-from gpumond.features.quotas.admissions import Admission, Admissions, PlannedFlush
+from gpumond.features.quotas.admissions import Admissions
 from gpumond.serve import examples
 from gpumond.serve.auth import Caller
 from gpumond.serve.dependencies import CHANGES, kernel_of, require_flush

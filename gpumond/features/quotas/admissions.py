@@ -11,13 +11,12 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Literal
 
 from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.process import ProcessKey
-from gpumond.facts.quota import ReclaimPolicy
+from gpumond.facts.quota import Admission, PlannedFlush, ReclaimPolicy
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.features.quotas.queue import (
@@ -35,6 +34,7 @@ from gpumond.features.quotas.queue import (
     rooms,
 )
 from gpumond.host.peer import counted_name
+from gpumond.kernel import Grants
 from gpumond.store.table import Table, Transactions
 
 log = logging.getLogger(__name__)
@@ -57,38 +57,6 @@ MAX_PAUSE_SECONDS = 600.0
 
 RESERVE = "reserve"
 """The requester of flushes for the reserve of a quota."""
-
-AdmissionState = Literal["granted", "waiting", "refused"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedFlush:
-    """A program whose cache is flushed for the request, and the bytes that this returns."""
-
-    pid: int
-    start_ticks: int | None
-    workload: str
-    reclaimable_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """State of a request for device memory.
-
-    `ahead`: requests for the device whose turn is before. `available_bytes`: free memory that no earlier request and no
-    reserve claims; null if unknown, negative if they claim more. `plan`: the flushes after which the request fits;
-    `missing_bytes`: what is missing even then.
-    """
-
-    id: str
-    state: AdmissionState
-    device_uuid: str
-    device_index: int
-    need_bytes: int
-    ahead: int = 0
-    available_bytes: int | None = None
-    missing_bytes: int = 0
-    plan: tuple[PlannedFlush, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,8 +86,9 @@ def _is_request(kept: KeptAdmission) -> bool:
     return kept.need_bytes >= 1 and all(map(isfinite, (kept.grant_seconds, kept.deadline or 0.0)))
 
 
-class Admissions:
+class Admissions(Grants):
     """Requests of one daemon. ``reclaim`` returns the current setting; ``find`` a process by its pid, with its uid.
+    ``suspend`` suspends an idle program for the requester that it names.
 
     ``clock`` returns seconds of the machine's monotonic clock, which continue when the daemon restarts. After a change,
     call `keep` before the requester is answered.
@@ -132,8 +101,10 @@ class Admissions:
         find: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],
         store: Transactions,
+        suspend: Callable[[ProcessKey, str], Awaitable[object]] | None = None,
     ) -> None:
         self._flush, self._reclaim, self._find, self._clock = flush, reclaim, find, clock
+        self._suspend = suspend
         self._table = admission_table(store)
         self.loaded = False
         self._writing = asyncio.Lock()
@@ -274,6 +245,20 @@ class Admissions:
         self._entry(name, owner)
         self._remove(name)
 
+    def extend(self, name: str, owner: str) -> None:
+        """Give a grant its whole time again when half of it has passed. Raises NoSuchAdmission."""
+        self._entry(name, owner)
+        deadline = self._clock() + PROCESS_GRANT_SECONDS
+        self._queue = Queue(
+            self._queue.waiting,
+            tuple(
+                replace(grant, deadline=deadline)
+                if grant.id == name and deadline - grant.deadline > PROCESS_GRANT_SECONDS / 2
+                else grant
+                for grant in self._queue.grants
+            ),
+        )
+
     def execute(self, snapshot: Snapshot) -> None:
         """Decide on a new snapshot, and start the flushes that are due; waits for none of them."""
         if self._entries or any(each.quota.reserve_bytes for each in snapshot.quotas):
@@ -283,7 +268,8 @@ class Admissions:
             self._pauses = {device: pause for device, pause in self._pauses.items() if device in short}
             for key, found in self._decision.plans.items():
                 own = key in self._entries
-                if found.flushes and (not own or (key in self._decision.holders and not found.missing_bytes)):
+                due = not own or (key in self._decision.holders and not found.missing_bytes)
+                if due and (found.flushes or (found.suspensions and not found.missing_bytes)):
                     self._reclaim_for(key, found)
         else:
             self._pauses.clear()
@@ -357,6 +343,16 @@ class Admissions:
                     reclaimable_bytes=each.reclaimable_bytes,
                 )
                 for each in found.flushes
+            )
+            + tuple(
+                PlannedFlush(
+                    pid=each.process.pid,
+                    start_ticks=each.process.start_ticks,
+                    workload=each.workload,
+                    reclaimable_bytes=each.suspendable_bytes,
+                    method="suspend",
+                )
+                for each in found.suspensions
             ),
         )
 
@@ -396,7 +392,11 @@ class Admissions:
         if found.missing_bytes:
             log.warning("the reserves of quotas on %s lack %s, even after flushes", device, human(found.missing_bytes))
         targets = [Target(pid=each.process.pid, start_ticks=each.process.start_ticks) for each in found.flushes]
-        requests = [self._flush(FlushRequest(target=target, by_rule=True), actor) for target in targets]
+        requests: list[Awaitable[object]] = [
+            self._flush(FlushRequest(target=target, by_rule=True), actor) for target in targets
+        ]
+        if self._suspend is not None and not found.missing_bytes:
+            requests += [self._suspend(each.process, actor) for each in found.suspensions]
         for result in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, (FlushError, StoreUnavailable)):
                 raise result

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpumond.config.settings import Settings
+from gpumond.facts.process import ProcessKey
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.quotas import QuotaLimits, assign_quotas
 from gpumond.features.quotas.registry import QuotaRegistry
 from gpumond.host.machine import find_process
-from gpumond.kernel import Flushes, Kernel, Part, Tick
+from gpumond.kernel import Flushes, Grants, Kernel, Part, Suspends, Tick
 
 
 class QuotasPart(Part):
@@ -53,8 +54,11 @@ class AdmissionsPart(Part):
             find_process,
             kernel.clock.monotonic,
             kernel.store,
+            self._suspend,
         )
         kernel.provide(Admissions, self.admissions)
+        kernel.provide(Grants, self.admissions)
+        self._kernel = kernel
 
     @property
     def loaded(self) -> bool:
@@ -62,6 +66,11 @@ class AdmissionsPart(Part):
 
     async def load(self) -> Sequence[str]:
         return await self.admissions.load()
+
+    async def _suspend(self, process: ProcessKey, requested_by: str) -> None:
+        suspends = self._kernel.find(Suspends)
+        if suspends is not None:
+            await suspends.suspend_idle(process, requested_by)
 
     def act(self, tick: Tick) -> None:
         self.admissions.execute(tick.frame.snapshot)

@@ -45,7 +45,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Competitor:
-    """A program on the device that may be flushed. ``thrashes``: how often it allocated flushed memory again."""
+    """A program on the device that may be flushed or suspended. ``thrashes``: how often it allocated flushed memory
+    again. ``suspendable_bytes``: what its suspension returns, its cache included; 0 if it may not be suspended now.
+    """
 
     process: ProcessKey
     uid: int
@@ -53,6 +55,7 @@ class Competitor:
     reclaimable_bytes: int
     idle_seconds: float | None = None
     thrashes: int = 0
+    suspendable_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +76,19 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The flushes after which a request fits. ``missing_bytes``: what is missing even after them; then none is due."""
+    """The flushes and suspensions after which a request fits. ``missing_bytes``: what is missing even after them; then
+    none is due.
+    """
 
     available_bytes: int | None
     flushes: tuple[Competitor, ...] = ()
     missing_bytes: int = 0
+    suspensions: tuple[Competitor, ...] = ()
 
     @property
     def fits(self) -> bool:
-        """True if the request fits without a flush."""
-        return self.available_bytes is not None and not self.flushes and not self.missing_bytes
+        """True if the request fits without a flush or suspension."""
+        return self.available_bytes is not None and not (self.flushes or self.suspensions or self.missing_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,19 +213,30 @@ def plan(room: Room, request: WaitingRequest, available: int | None) -> Plan:
 
 
 def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: int) -> Plan:
-    """Return the cheapest flushes that return ``short_bytes``.
+    """Return the cheapest flushes that return ``short_bytes`` and, if all flushes return less, the fewest suspensions.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
     the largest is first, so that few programs are flushed.
     """
-    chosen: list[Competitor] = []
+    neighbors, chosen = tuple(neighbors), list[Competitor]()
     for each in sorted(neighbors, key=_cost):
         if short_bytes <= 0:
             break
         if each.reclaimable_bytes > 0:
             chosen.append(each)
             short_bytes -= each.reclaimable_bytes
-    return Plan(available, _needed(chosen, -short_bytes), max(0, short_bytes))
+    suspended: list[Competitor] = []
+    while short_bytes > 0 and (left := [each for each in neighbors if _gain(each) > 0 and each not in suspended]):
+        enough = [each for each in left if _gain(each) >= short_bytes]
+        suspended.append(min(enough, key=_gain) if enough else max(left, key=_gain))
+        short_bytes -= _gain(suspended[-1])
+    chosen = [each for each in chosen if each not in suspended]
+    return Plan(available, _needed(chosen, -short_bytes), max(0, short_bytes), tuple(suspended))
+
+
+def _gain(neighbor: Competitor) -> int:
+    """Return what a suspension returns after a flush."""
+    return neighbor.suspendable_bytes - neighbor.reclaimable_bytes
 
 
 def _cost(neighbor: Competitor) -> tuple[int, bool, int, int]:
@@ -313,17 +330,21 @@ def _neighbors(
     device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int]
 ) -> Iterator[Competitor]:
     for report in snapshot.reports_by_device.get(device.uuid, ()):
-        if report.flush_policy == "never" or (device.uuid, report.key) in granted:
+        if (device.uuid, report.key) in granted:
             continue
         pools = [pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None]
         reserve = snapshot.quotas_by_process.get(report.key, NO_QUOTA).reserve_bytes or 0
         held = snapshot.used_by(report.key, device) or 0
-        reclaimable = min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
-        if reclaimable > 0:
-            yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools))
+        cached = 0 if report.flush_policy == "never" else sum(pool.reclaimable.likely for pool in pools)
+        reclaimable = min(cached, max(0, held - reserve))
+        suspendable = held if not reserve and report.key in snapshot.reclaimable_programs else 0
+        if reclaimable > 0 or suspendable > 0:
+            yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools), suspendable)
 
 
-def _neighbor(device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int) -> Competitor:
+def _neighbor(
+    device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int, suspendable: int
+) -> Competitor:
     process = device.processes_by_key.get(report.key)
     return Competitor(
         process=report.key,
@@ -332,6 +353,7 @@ def _neighbor(device: DeviceReading, report: AgentReport, reclaimable: int, thra
         reclaimable_bytes=reclaimable,
         idle_seconds=process.idle_seconds if process else None,
         thrashes=thrashes,
+        suspendable_bytes=suspendable,
     )
 
 
