@@ -76,6 +76,7 @@ LIBRARIES = {
 """The modules that may import a third-party library."""
 
 ACROSS_PACKAGES = {
+    "fakecuda",
     "fakenvml",
     "fixtures",
     "gpu",
