@@ -231,7 +231,7 @@ class Grants:
 class Suspends:
     """Suspension of programs that allow it."""
 
-    async def suspend_idle(self, process: ProcessKey, requested_by: str) -> SuspensionReceipt:
+    async def suspend_idle(self, process: ProcessKey, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
         """Suspend a program for a rule or for a request for memory, if nothing forbids it."""
         raise NotImplementedError
 

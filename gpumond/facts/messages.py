@@ -58,7 +58,8 @@ class Report:
     """The agent's allocators, once a second.
 
     ``components``: what was seen in the program that takes device memory outside of its pools (``nccl``, ``graphs``,
-    ``triton``), or shares it with other processes (``ipc``).
+    ``triton``), or shares it with other processes (``ipc``). ``continues``: signals SIGCONT
+    that the agent has received for the program.
     """
 
     flush_policy: FlushPolicy = "allow"
@@ -68,6 +69,7 @@ class Report:
     host_pools: tuple[HostPool, ...] = ()
     limits: tuple[PoolLimit, ...] = ()
     components: tuple[str, ...] = ()
+    continues: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ class Action:
     """A flush of the alert's subject when it fires, with its limits; ``workloads`` are globs.
 
     ``dry_run`` plans and notifies, and flushes nothing. ``only_idle_for_seconds``: serving engines are flushed once
-    they have had no request for so long. ``request_end``: programs are asked to end after the flush.
+    they have had no request for so long. ``request_end``: programs are asked to end after the flush. ``suspend``: those
+    that allow it are suspended after the flush.
     """
 
     min_reclaimable_bytes: int = 0
@@ -31,6 +32,7 @@ class Action:
     dry_run: bool = False
     only_idle_for_seconds: float = 0.0
     request_end: bool = False
+    suspend: bool = False
 
     @property
     def program_steps(self) -> tuple[str, ...]:

@@ -189,7 +189,7 @@ class AgentReport:
     memory with which it was started, or empty.
     ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
     its identity on all machines, such as ``slurm/4711``, or empty. ``suspended``: see Suspension. ``suspendable``: the
-    program allows the daemon to suspend it.
+    program allows the daemon to suspend it. ``continues``: signals SIGCONT that the agent has received for it.
     ``components``: what the agent has seen in the program that takes memory outside of its pools.
     """
 
@@ -213,6 +213,7 @@ class AgentReport:
     suspended: bool = False
     components: tuple[str, ...] = ()
     suspendable: bool = False
+    continues: int = 0
 
     @property
     def key(self) -> ProcessKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import socket
 from collections.abc import Collection
@@ -76,6 +77,12 @@ def descends(pid: int, ancestors: Collection[int], proc: str = "/proc") -> bool:
             return False
         pid = start.parent
     return False
+
+
+def is_pending(pid: int, number: int, proc: str = "/proc") -> bool:
+    """Return whether a signal waits for a process that blocks it."""
+    found = re.findall(r"^S[ih][gd]Pnd:\s*([0-9a-f]+)$", text_of(f"{proc}/{pid}/status"), re.MULTILINE)
+    return any(int(pending, 16) >> (number - 1) & 1 for pending in found)
 
 
 def stat_fields(stat: bytes) -> list[bytes]:

@@ -169,6 +169,7 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
         job=hello.job,
         components=report.components[:MAX_COMPONENTS],
         suspendable=hello.suspendable,
+        continues=report.continues,
     )
 
 

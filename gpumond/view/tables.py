@@ -15,7 +15,7 @@ from gpumond.view.ledger import device_lines, flush_estimate
 from gpumond.view.lines import ansi, colors_of, plain_text
 from gpumond.view.machine import View
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import HOLDINGS, DeviceRow
+from gpumond.view.rows import HOLDINGS, DeviceRow, suspension_sentence
 from gpumond.view.text import fitting_table, output_width, safe, size
 
 
@@ -94,6 +94,15 @@ def process_table(content: View, width: int | None = None) -> str:
         for process in content.processes
     ]
     return fitting_table(header, rows, width, PROCESS_HIDEABLE) if rows else ""
+
+
+def suspended_programs(frame: Mapping[str, Any]) -> str:
+    """Return the programs that gpumond has suspended, one on a line."""
+    now = frame["snapshot"]["taken_at"]
+    return "\n".join(
+        f"{safe(each['workload']) or 'unnamed'} (pid {each['pid']}): {safe(suspension_sentence(each, now))}"
+        for each in frame["snapshot"].get("suspended_programs") or ()
+    )
 
 
 def overheads(content: View) -> str:

@@ -1,8 +1,8 @@
 """Driver without a device: a C libcuda.so.1 that suspends the programs of simulated devices.
 
-    driver = FakeCuda(tmp_path, build(tmp_path), devices)
-    subprocess.Popen([...], env={**os.environ, **driver.env})
-    driver.fail("checkpoint", "before", "801")
+driver = FakeCuda(tmp_path, build(tmp_path), devices)
+subprocess.Popen([...], env={**os.environ, **driver.env})
+driver.fail("checkpoint", "before", "801")
 """
 
 from __future__ import annotations

@@ -266,13 +266,15 @@ def _of_scope(
 def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:
     """Yield the programs that the alert concerns, that may be flushed, and that have enough reclaimable memory."""
     labels = dict(alert.labels)
-    for report in reports if action.program_steps else ():
-        if report.flush_policy == "never" or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
+    for report in reports if action.program_steps or action.suspend else ():
+        suspends = action.suspend and report.suspendable and not report.suspended
+        flushes = bool(action.program_steps) and report.flush_policy != "never"
+        if not (suspends or flushes) or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
             continue
         if not concerns(labels, report) or alert.process not in (None, report.key):
             continue
         least = 0 if action.request_end else max(1, action.min_reclaimable_bytes)
-        if reclaimable_bytes(labels, report) >= least:
+        if suspends or reclaimable_bytes(labels, report) >= least:
             yield report
 
 
@@ -331,9 +333,14 @@ def _note(order: FlushOrder, receipts: Sequence[Receipt], problem: str) -> str:
     programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
     expected = human(sum(receipt.expected.likely for receipt in receipts if receipt.expected))
     if order.action.dry_run:
-        return f"dry run: a flush of {programs} would return {expected}"
+        return f"dry run: {_noun(order)} of {programs} would return {expected}"
     released = sum(max(0, receipt.released_bytes) for receipt in receipts)
     if released > 0:
-        return f"flushed {programs}: {human(released)} released of {expected} expected"
+        done = "suspended" if order.action.suspend else "flushed"
+        return f"{done} {programs}: {human(released)} released of {expected} expected"
     reasons = "; ".join(dict.fromkeys(f"{each.outcome}: {each.reason}".rstrip(": ") for each in receipts))
-    return f"a flush of {programs} released nothing ({reasons})"
+    return f"{_noun(order)} of {programs} released nothing ({reasons})"
+
+
+def _noun(order: FlushOrder) -> str:
+    return "a suspension" if order.action.suspend else "a flush"

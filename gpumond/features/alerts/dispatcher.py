@@ -10,17 +10,18 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpumond.facts.alerts import Activities, Heartbeat, Notice, StoredAlert, ended, kept, resume
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, empty_receipt, receipt_without_bytes
 from gpumond.facts.frame import Alert
-from gpumond.facts.pools import ENGINE_STEP, Receipt
+from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, Receipt
 from gpumond.facts.process import ProcessKey
 from gpumond.facts.rule import Labels, Rule
 from gpumond.facts.snapshot import AgentReport, Snapshot
+from gpumond.facts.suspension import SuspensionOutcome, SuspensionReceipt
 from gpumond.features.alerts.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
 from gpumond.store.audit import AuditEntry
 
@@ -29,6 +30,16 @@ ACTION = "action"
 
 PROGRAMS_AT_ONCE = 16
 """Programs of one user that one alert flushes at the same time."""
+
+SUSPENSION_OUTCOMES: Mapping[SuspensionOutcome, Outcome] = {
+    "suspended": "freed",
+    "resumed": "nothing",
+    "planned": "planned",
+    "refused": "refused",
+    "gone": "gone",
+    "failed": "failed",
+    "timeout": "timeout",
+}
 
 PAST_ALERTS = 1000
 """Kept in memory for the API; the store keeps more."""
@@ -75,8 +86,8 @@ class AlertDispatcher:
     """Notifies, flushes for rules, and keeps alerts over a restart.
 
     ``flush`` is the one path by which anything is flushed; ``began`` is the monotonic time of elapsed 0.
-    ``request_end`` asks a program to end, and returns the reason if it did not. ``past`` are resolved alerts, newest
-    last, annotated with what rules did.
+    ``request_end`` asks a program to end, and returns the reason if it did not. ``suspend`` suspends one, or plans it.
+    ``past`` are resolved alerts, newest last, annotated with what rules did.
     """
 
     def __init__(
@@ -86,8 +97,9 @@ class AlertDispatcher:
         flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
         began: float,
         request_end: Callable[[AgentReport, str], Awaitable[str]] | None = None,
+        suspend: Callable[[AgentReport, str, bool], Awaitable[SuspensionReceipt]] | None = None,
     ) -> None:
-        self._request_end = request_end
+        self._request_end, self._suspend = request_end, suspend
         self._store, self._outbox, self._flush, self._began = store, outbox, flush, began
         self.past: deque[Alert] = deque(maxlen=PAST_ALERTS)
         self._ended: dict[Labels, Alert] = {}
@@ -203,6 +215,7 @@ class AlertDispatcher:
                 *(self._flush_engine(order, each, actor) for each in order.engines),
             )
             receipts += (receipt for each in flushed for receipt in each)
+            receipts += [await self._suspend_one(order, each, actor) for each in order.programs if order.action.suspend]
             if order.action.request_end and not order.action.dry_run:
                 asked += [await self._ask_to_end(program, actor) for program in order.programs]
         except StoreUnavailable as error:
@@ -217,6 +230,8 @@ class AlertDispatcher:
         self, order: FlushOrder, program: AgentReport, actor: str, places: asyncio.Semaphore
     ) -> Sequence[Receipt]:
         """Return the receipts of one program. An error becomes a receipt, so that the other programs are flushed."""
+        if not order.action.program_steps or program.flush_policy == "never":
+            return ()
         target = Target(pid=program.pid, start_ticks=program.start_ticks, uid=order.uid)
         request = FlushRequest(
             target=target, steps=order.action.program_steps, dry_run=order.action.dry_run, by_rule=True
@@ -226,6 +241,20 @@ class AlertDispatcher:
                 return (await self._flush(request, actor)).receipts
             except (FlushError, StoreUnavailable) as error:
                 return (empty_receipt(program, "refused", str(error), actor, time.time()),)
+
+    async def _suspend_one(self, order: FlushOrder, program: AgentReport, actor: str) -> Receipt:
+        """Suspend one program after its flush. The receipt is in the form of a flush, for the rule's limits."""
+        if self._suspend is None:
+            return empty_receipt(program, "refused", "suspensions are not available", actor, time.time())
+        found = await self._suspend(program, actor, order.action.dry_run)
+        size = found.expected_bytes
+        return replace(
+            empty_receipt(program, SUSPENSION_OUTCOMES[found.outcome], found.reason, actor, found.started_at),
+            expected=None if size is None else Expected(size, size, size),
+            released_bytes=found.released_bytes or 0,
+            driver_released_bytes=found.released_bytes,
+            duration_seconds=found.duration_seconds,
+        )
 
     async def _ask_to_end(self, program: AgentReport, actor: str) -> str:
         """Ask a program to end, and return a sentence about it. Raises StoreUnavailable."""

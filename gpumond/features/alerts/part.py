@@ -9,11 +9,12 @@ from gpumond.config.settings import Settings
 from gpumond.facts.errors import NoSuchReceiver
 from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import AgentReport
+from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.features.alerts.dispatcher import AlertDispatcher, Dispatch
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
 from gpumond.features.alerts.receivers import Receiver
 from gpumond.features.alerts.receivers.test_message import ReceiverTest, send_test
-from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Tick
+from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Suspends, Tick
 from gpumond.quantities.device import short_users
 
 
@@ -40,7 +41,7 @@ class AlertsPart(Part):
             backoff_seconds=self._receivers.backoff_seconds,
         )
         self.dispatcher = AlertDispatcher(
-            kernel.store, self.outbox, kernel.get(Flushes).flush, kernel.began, self._request_end
+            kernel.store, self.outbox, kernel.get(Flushes).flush, kernel.began, self._request_end, self._suspend
         )
         self._dispatch: Dispatch | None = None
         kernel.provide(AlertsPart, self)
@@ -85,6 +86,9 @@ class AlertsPart(Part):
         """An alert of a rule whose receivers are all unknown is sent to every receiver."""
         named = next((each.receivers for each in self._rules.rules if each.name == rule), ())
         return receiver in named or not set(named) & set(self._kernel.settings.receiver_names())
+
+    async def _suspend(self, report: AgentReport, requested_by: str, dry_run: bool) -> SuspensionReceipt:
+        return await self._kernel.get(Suspends).suspend_idle(report.key, requested_by, dry_run)
 
     async def _request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""

@@ -265,11 +265,15 @@ class Started:
 
 
 def allocated(snapshot: Snapshot, started: Mapping[str, Started]) -> dict[str, int]:
-    """Return the bytes that the processes of each grant hold on its device. Absent: none of them is known there."""
+    """Return the bytes that the processes of each grant hold on its device. Absent: none of them is known there.
+
+    A suspended program holds nothing until it is resumed completely: its whole grant must last until then.
+    """
     found: dict[str, int] = {}
+    suspended = {each.key for each in snapshot.suspended_programs}
     for name, keys in members(snapshot, started).items():
         device = snapshot.device(started[name].device_uuid)
-        sizes = [snapshot.used_by(key, device) for key in keys] if device else []
+        sizes = [0 if key in suspended else snapshot.used_by(key, device) for key in keys] if device else []
         if known := [size for size in sizes if size is not None]:
             found[name] = sum(known)
     return found

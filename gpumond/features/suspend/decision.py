@@ -169,7 +169,7 @@ def candidates(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> 
     """Yield the programs that may be suspended without a request, since they are idle."""
     for report in snapshot.reports if allowed else ():
         request = Request(process=report.key, idle_seconds=least_idle_seconds)
-        if report.suspendable and report.key not in snapshot.unresponsive and not refusal(snapshot, report, request, allowed, None):
+        if report.key not in snapshot.unresponsive and not refusal(snapshot, report, request, allowed, None):
             yield report.key
 
 

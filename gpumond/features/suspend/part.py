@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Collection, Sequence
 
 from gpumond.facts.process import ProcessKey
@@ -11,7 +12,7 @@ from gpumond.facts.snapshot import Snapshot
 from gpumond.features.suspend.decision import Surroundings
 from gpumond.features.suspend.helpers import Helpers
 from gpumond.features.suspend.suspender import Suspender
-from gpumond.host.machine import descends, find_process
+from gpumond.host.machine import descends, find_process, is_pending
 from gpumond.host.memory import available_bytes
 from gpumond.host.peer import Identity
 from gpumond.kernel import Grants, Kernel, Part, Suspends, Tick
@@ -30,6 +31,7 @@ class SuspendPart(Part):
             helpers=Helpers(kernel.store_file.parent / "suspend"),
             surroundings=surroundings,
             is_alive=is_alive,
+            is_continued=lambda each: is_pending(each.pid, signal.SIGCONT),
             flushing=lambda each: kernel.programs.flushing(Identity(each.pid, each.start_ticks, each.uid)),
             store=kernel.store,
             note=kernel.note,

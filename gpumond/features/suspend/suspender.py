@@ -66,8 +66,8 @@ def suspension_table(store: Transactions) -> Table[SuspendedProgram]:
 
 class Suspender(Suspends):
     """``snapshot`` returns the current facts, ``read_driver`` new ones. ``surroundings`` reads what concerns a process
-    among those that the driver lists, and ``is_alive`` whether it exists. ``flushing``: an agent executes a flush.
-    ``wake`` makes a new snapshot due.
+    among those that the driver lists, ``is_alive`` whether it exists, and ``is_continued`` whether a SIGCONT waits for
+    it. ``flushing``: an agent executes a flush. ``wake`` makes a new snapshot due.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Suspender(Suspends):
         helpers: AsksHelpers,
         surroundings: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[Surroundings]],
         is_alive: Callable[[ProcessKey], bool],
+        is_continued: Callable[[ProcessKey], bool],
         flushing: Callable[[AgentReport], bool],
         store: Transactions,
         note: Callable[[str, str, Any], Awaitable[None]],
@@ -89,7 +90,8 @@ class Suspender(Suspends):
     ) -> None:
         self._allowed, self._idle_seconds, self._snapshot = allowed, idle_seconds, snapshot
         self._read_driver, self._grants, self._helpers = read_driver, grants, helpers
-        self._surroundings, self._is_alive, self._flushing = surroundings, is_alive, flushing
+        self._surroundings, self._flushing = surroundings, flushing
+        self._is_alive, self._is_continued = is_alive, is_continued
         self._note, self._wake, self._clock = note, wake, clock
         self._table = suspension_table(store)
         self.loaded = False
@@ -102,6 +104,7 @@ class Suspender(Suspends):
         """When the driver's state of a program is asked for again."""
         self._pauses: dict[ProcessKey, float] = {}
         self._listed_since: dict[ProcessKey, float] = {}
+        self._continues: dict[ProcessKey, int] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._at_work: set[ProcessKey] = set()
 
@@ -158,17 +161,30 @@ class Suspender(Suspends):
             elif key in self._ask_at:
                 if now >= self._ask_at[key]:
                     self._start(self._settle(key))
+            elif program.state not in ("suspended", "stuck"):  # an error has ended its task
+                self._ask_at[key] = now + PAUSE_SECONDS
             elif program.state == "suspended" and key in ended:  # its exit waits for the driver
                 self._start(self.resume(key, "exit", wait_seconds=RESUME_SECONDS))
+            elif program.state == "suspended" and self._continued(program, snapshot):
+                self._start(self.resume(key, "SIGCONT", wait_seconds=RESUME_SECONDS))
             elif program.state == "suspended" and _is_listed(program, snapshot):
                 if now - self._listed_since.setdefault(key, now) > LISTED_SECONDS:
                     self._ask_at[key] = now
             else:
                 self._listed_since.pop(key, None)
 
-    async def suspend_idle(self, process: ProcessKey, requested_by: str) -> SuspensionReceipt:
+    def _continued(self, program: SuspendedProgram, snapshot: Snapshot) -> bool:
+        """Return whether a program has received SIGCONT. Its agent has counted the signal, or is blocked itself."""
+        report = snapshot.reports_by_process.get(program.key)
+        before = self._continues.get(program.key)
+        if report is not None:
+            self._continues[program.key] = report.continues
+        received = report is not None and before is not None and report.continues > before
+        return received or self._is_continued(program.key)
+
+    async def suspend_idle(self, process: ProcessKey, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
         request = Request(process=process, idle_seconds=self._idle_seconds())
-        return await self.suspend(request, requested_by)
+        return await self.suspend(request, requested_by, dry_run)
 
     async def suspend(self, request: Request, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
         """Suspend a program, and return when it is done or refused. A caller that leaves does not cancel it."""
@@ -332,7 +348,7 @@ class Suspender(Suspends):
         self, program: SuspendedProgram, missing: Admission | None, receipt: SuspensionReceipt
     ) -> SuspensionReceipt:
         self._cancel(program)
-        await self._keep(replace(program, state="suspended", grants=()))
+        await self._keep(replace(program, state="suspended", grants=()), always=True)
         if missing is None:
             return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store", state="suspended")
         snapshot = self._snapshot()
@@ -467,6 +483,7 @@ class Suspender(Suspends):
     async def _forget(self, program: SuspendedProgram) -> None:
         self.programs.pop(program.key, None)
         self._listed_since.pop(program.key, None)
+        self._continues.pop(program.key, None)
         self._helpers.forget(program.id)
         with suppress(StoreUnavailable):  # a restarted daemon asks the driver, and then forgets it
             await self._table.delete(program.id, "")
@@ -544,7 +561,7 @@ def _unknown(uuid: str, index: int, need: int, free: int | None = None) -> Admis
 
 def _unlisted(program: SuspendedProgram, snapshot: Snapshot) -> Iterable[Suspension]:
     """Yield a suspension for each device whose driver does not list a program that is on the host."""
-    if program.state not in ("suspended", "waiting", "stuck"):
+    if program.state == "suspending":
         return
     for own in program.memory:
         device = snapshot.device(own.device_uuid)
