@@ -212,6 +212,7 @@ class Grants:
         uid: int | None = None,
         pid: int | None = None,
         wait: bool = False,
+        whole: bool = False,
     ) -> Admission:
         raise NotImplementedError
 

@@ -47,7 +47,7 @@ class KeptAdmission:
 
     ``uid``: the user whose programs may be flushed for it; None for all users. ``pid`` and ``start_ticks``: the process
     that becomes the program, if it is known; ``program_uid``: its user. ``deadline``: the time at which the grant ends,
-    of the monotonic clock; None while the request waits.
+    of the monotonic clock; None while the request waits. ``whole``: it counts completely for other users too.
     """
 
     id: str
@@ -61,6 +61,7 @@ class KeptAdmission:
     start_ticks: int | None
     program_uid: int | None
     deadline: float | None
+    whole: bool = False
 
 
 class Activity(NamedTuple):

@@ -135,6 +135,7 @@ class Admissions(Grants):
                 grant_seconds=each.grant_seconds,
                 uid=each.uid,
                 user=counted_name(each.owner),
+                whole=each.whole,
             )
             entries[each.id] = _Entry(
                 owner=each.owner,
@@ -146,7 +147,7 @@ class Admissions(Grants):
             )
             if each.deadline is not None:  # of another clock, if the machine was started again
                 deadline = min(each.deadline, now + each.grant_seconds)
-                grants.append(Grant(each.id, each.device_uuid, each.need_bytes, deadline, request.user))
+                grants.append(Grant(each.id, each.device_uuid, each.need_bytes, deadline, request.user, each.whole))
         waiting = tuple(entry.request for entry in entries.values() if not entry.granted)
         self._entries = entries | self._entries
         self._queue = Queue((*waiting, *self._queue.waiting), (*grants, *self._queue.grants))
@@ -179,6 +180,7 @@ class Admissions(Grants):
                 start_ticks=entry.started.process.start_ticks if entry.started.process else None,
                 program_uid=entry.started.uid,
                 deadline=deadlines.get(name),
+                whole=entry.request.whole,
             )
             for name, entry in self._entries.items()
         )
@@ -193,11 +195,12 @@ class Admissions(Grants):
         uid: int | None = None,
         pid: int | None = None,
         wait: bool = False,
+        whole: bool = False,
     ) -> Admission:
         """Grant a request, or queue it if it waits. Raises TooManyAdmissions.
 
         ``uid``: the user that makes the request; None for an administrator. ``pid``: the process that becomes the
-        program; one of another user is ignored, since a client may have stated any.
+        program; one of another user is ignored, since a client may have stated any. ``whole``: see Grant.
         """
         self._expire()
         user = counted_name(owner)
@@ -215,6 +218,7 @@ class Admissions(Grants):
             grant_seconds=self._grant_seconds(user, PROCESS_GRANT_SECONDS if process else GRANT_SECONDS),
             uid=uid if self._reclaim() == "user" else None,
             user=user,
+            whole=whole,
         )
         started = Started(process, owner_uid, device.uuid, need_bytes)
         leased_until = now + LEASE_SECONDS

@@ -22,6 +22,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 class WaitingRequest:
     """A request for ``need_bytes`` of one device. ``uid``: the user whose programs may be flushed for it; None for all
     users. ``grant_seconds``: the time that the program has to allocate the memory. ``user``: in whose queue it is.
+    ``whole``: see Grant.
     """
 
     id: str
@@ -30,17 +31,21 @@ class WaitingRequest:
     grant_seconds: float
     uid: int | None = None
     user: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A request that was granted, until its program has the memory or ``deadline`` (elapsed seconds)."""
+    """A request that was granted, until its program has the memory or ``deadline`` (elapsed seconds). ``whole``: it
+    counts completely for all users, since a restore that runs out of memory never returns.
+    """
 
     id: str
     device_uuid: str
     need_bytes: int
     deadline: float
     user: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +154,7 @@ def decide(
             if available is not None and request.need_bytes <= available:
                 granted.append(request)
                 deadline = now + request.grant_seconds
-                grants.append(Grant(request.id, room.uuid, request.need_bytes, deadline, request.user))
+                grants.append(Grant(request.id, room.uuid, request.need_bytes, deadline, request.user, request.whole))
                 continue
             found = plans[request.id] = plan(room, request, available)
             stopped.add(request.user)
@@ -192,14 +197,17 @@ def available_bytes(
     if room.free_bytes is None:
         return None
     claims: defaultdict[str, list[int]] = defaultdict(list)
+    whole = 0
     for grant in grants:
         if grant.device_uuid == room.uuid:
-            claims[grant.user].append(max(0, grant.need_bytes - allocated.get(grant.id, 0)))
+            claim = max(0, grant.need_bytes - allocated.get(grant.id, 0))
+            whole += claim if grant.whole else 0
+            claims[grant.user].append(0 if grant.whole else claim)
     claimed = sum(map(sum, claims.values()))
     if user is not None and room.size_bytes is not None:
         share = room.size_bytes // len({user, *users, *claims})
         claimed = sum(sum(each) if name == user else min(sum(each), max(share, *each)) for name, each in claims.items())
-    return room.free_bytes - claimed - room.reserved_bytes
+    return room.free_bytes - claimed - whole - room.reserved_bytes
 
 
 def plan(room: Room, request: WaitingRequest, available: int | None) -> Plan:

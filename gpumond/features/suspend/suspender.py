@@ -328,7 +328,7 @@ class Suspender(Suspends):
             return None
         try:
             return self._grants.request(
-                snapshot, device, size, program.requested_by, uid=program.uid, pid=program.pid, wait=True
+                snapshot, device, size, program.requested_by, uid=program.uid, pid=program.pid, wait=True, whole=True
             )
         except TooManyAdmissions:
             return None
