@@ -225,7 +225,7 @@ class Grants:
     def cancel(self, name: str, owner: str) -> None:
         raise NotImplementedError
 
-    async def keep(self) -> None:
+    async def keep(self) -> bool:
         raise NotImplementedError
 
 

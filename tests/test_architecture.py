@@ -37,6 +37,7 @@ LAYERS = (
     "view",
     "cli",
     "top",
+    "jupyter",
     "feature",
     "features",
     "daemon",

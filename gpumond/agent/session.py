@@ -195,7 +195,7 @@ class Session:
 
     def _connect(self) -> None:
         allowed = answers(self._settings.allow_limit, bool(self._settings.end_functions))
-        introduced = (self._settings.socket, self._settings.workload, allowed, self._settings.suspendable)
+        introduced = (self._settings.socket, self._settings.workload, allowed)
         if self._transport.connected:
             if introduced == self._introduced:
                 return
@@ -205,7 +205,7 @@ class Session:
             self._introduced = introduced
             admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
             python = sys.version.split()[0]
-            place = (*place_in_job(), job_of(), self._settings.suspendable)
+            place = (*place_in_job(), job_of())
             hello = Hello(self._settings.workload, __version__, python, allowed, admission, *place)
             self._transport.send(hello)
             self._report_at = now
@@ -318,6 +318,7 @@ class Session:
                         REGISTRY.limits(),
                         components(),
                         self._continues.count(),
+                        self._settings.suspendable,
                     )
                 )
 

@@ -38,8 +38,7 @@ class Hello:
     ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
     ``admission``: the id with which `gpumond run --need` started the program, or empty.
     ``rank`` and ``world_size``: those of a job of several processes, else both are None. ``job``: its identity on all
-    machines, at most 128 characters of ``[A-Za-z0-9._/-]``, or empty. ``suspendable``: the program allows the daemon to
-    suspend it.
+    machines, at most 128 characters of ``[A-Za-z0-9._/-]``, or empty.
     """
 
     workload: str = ""
@@ -50,7 +49,6 @@ class Hello:
     rank: int | None = None
     world_size: int | None = None
     job: str = ""
-    suspendable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Report:
 
     ``components``: what was seen in the program that takes device memory outside of its pools (``nccl``, ``graphs``,
     ``triton``), or shares it with other processes (``ipc``). ``continues``: signals SIGCONT
-    that the agent has received for the program.
+    that the agent has received for the program. ``suspendable``: the program allows the daemon to suspend it now.
     """
 
     flush_policy: FlushPolicy = "allow"
@@ -70,6 +68,7 @@ class Report:
     limits: tuple[PoolLimit, ...] = ()
     components: tuple[str, ...] = ()
     continues: int = 0
+    suspendable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

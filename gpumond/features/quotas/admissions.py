@@ -110,7 +110,7 @@ class Admissions(Grants):
         self._writing = asyncio.Lock()
         self._kept: Queue | None = None
         """The queue that the store contains; None if that is unknown."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[bool] | None = None
         self._queue = Queue()
         self._entries: dict[str, _Entry] = {}
         self._pauses: dict[str, _Pause] = {}
@@ -154,16 +154,17 @@ class Admissions(Grants):
         self.loaded = True
         return []
 
-    async def keep(self) -> None:
-        """Store the requests if they have changed. Without a store that can be written, they are in memory only."""
+    async def keep(self) -> bool:
+        """Store the requests if they have changed. Return False if they are in memory only."""
         async with self._writing:
             queue = self._queue
             if self.loaded and queue != self._kept:
                 try:
                     await self._table.replace(self._requests())
                 except StoreUnavailable:
-                    return  # the store has logged it; the next tick tries again
+                    return False  # the store has logged it; the next tick tries again
                 self._kept = queue
+            return self.loaded
 
     def _requests(self) -> tuple[KeptAdmission, ...]:
         deadlines = {grant.id: grant.deadline for grant in self._queue.grants}

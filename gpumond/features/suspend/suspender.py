@@ -298,22 +298,25 @@ class Suspender(Suspends):
         The devices follow each other in the order of their names: two programs cannot wait for each other.
         """
         snapshot = self._snapshot()
+        known = snapshot is not None and any(each.key == program.key for each in snapshot.suspended_programs)
         held: list[str] = []
         missing: Admission | None = None
         for number, own in enumerate(sorted(program.memory, key=lambda each: each.device_uuid)):
             name = program.grants[number] if number < len(program.grants) else ""
-            answer = self._request(program, own.device_uuid, own.used_bytes, name, snapshot)
+            # An older snapshot counts the memory that the suspension has freed as allocated by this program.
+            answer = self._request(program, own.device_uuid, own.used_bytes, name, snapshot) if known else None
+            held += [answer.id] if answer else [name] if name else []
             if answer is None or answer.state != "granted":
-                held += [answer.id] if answer else []
                 missing = answer or _unknown(own.device_uuid, own.device_index, own.used_bytes)
                 break
-            held.append(answer.id)
-            with suppress(NoSuchAdmission):
-                self._grants.extend(answer.id, program.requested_by)
         if tuple(held) != program.grants:
             program = replace(program, grants=tuple(held))
             await self._keep(program)
-        await self._grants.keep()
+        held_before = self._extend(program)
+        is_stored = await self._grants.keep() and held_before and self._extend(program)
+        if missing is None and not is_stored:
+            own = program.memory[0]
+            missing = _unknown(own.device_uuid, own.device_index, own.used_bytes)
         return program, missing
 
     def _request(
@@ -459,10 +462,15 @@ class Suspender(Suspends):
             await self._grants.keep()
             await asyncio.sleep(POLL_SECONDS)
 
-    def _extend(self, program: SuspendedProgram) -> None:
+    def _extend(self, program: SuspendedProgram) -> bool:
+        """Extend all grants of a program, and return whether it still has them."""
+        complete = True
         for name in program.grants:
-            with suppress(NoSuchAdmission):  # the driver counts the memory for the program again
+            try:
                 self._grants.extend(name, program.requested_by)
+            except NoSuchAdmission:
+                complete = False
+        return complete
 
     def _cancel(self, program: SuspendedProgram) -> None:
         for name in program.grants:
