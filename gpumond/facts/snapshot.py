@@ -190,6 +190,7 @@ class AgentReport:
     ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
     its identity on all machines, such as ``slurm/4711``, or empty. ``suspended``: see Suspension. ``suspendable``: the
     program allows the daemon to suspend it. ``continues``: signals SIGCONT that the agent has received for it.
+    ``may_suspend``: it is idle, and may be suspended when another program needs memory.
     ``components``: what the agent has seen in the program that takes memory outside of its pools.
     """
 
@@ -214,6 +215,7 @@ class AgentReport:
     components: tuple[str, ...] = ()
     suspendable: bool = False
     continues: int = 0
+    may_suspend: bool = False
 
     @property
     def key(self) -> ProcessKey:
@@ -327,7 +329,6 @@ class Snapshot:
     the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit. ``quotas``:
     those of each process that one matches. ``suspensions``: processes that are suspended, or may be.
     ``overheads``: those of processes with an agent. ``suspended_programs``: those that gpumond has suspended.
-    ``reclaimable_programs``: idle programs that may be suspended when another one needs memory.
     ``uptime_seconds``: time since the machine started, from which ``start_ticks`` count.
     """
 
@@ -349,7 +350,6 @@ class Snapshot:
     suspensions: tuple[Suspension, ...] = ()
     overheads: tuple[Overhead, ...] = ()
     suspended_programs: tuple[SuspendedProgram, ...] = ()
-    reclaimable_programs: tuple[ProcessKey, ...] = ()
 
     @cached_property
     def overheads_by_process(self) -> Mapping[tuple[str, ProcessKey], Overhead]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import subprocess
@@ -13,9 +14,10 @@ import pytest
 
 from gpumond.sim.device import MIB, SimDevice
 from tests.fakecuda import FakeCuda
+from tests.helpers.agent_daemon import environment
 from tests.helpers.running import RunningDaemon, until
 from tests.suspend.conftest import ALLOWED, OPTIONS, ready
-from tests.suspend.programs import CONTEXT, HELD, do, is_reported, output, program, resume, row, suspend
+from tests.suspend.programs import CONTEXT, HELD, PROGRAM, do, is_reported, output, program, resume, row, suspend
 
 
 def used(device: SimDevice) -> int:
@@ -39,7 +41,7 @@ def test_memory_leaves_the_device_and_returns_for_a_second_program(
         assert (own["state"], own["memory"][0]["used_bytes"]) == ("suspended", HELD + CONTEXT)
         assert row(daemon, notebook.pid)["unmapped_bytes"] == HELD
         assert [each["kind"] for each in frame["verdicts"]] == []
-        with program(daemon, device, "train", 700 * MIB) as train:
+        with program(daemon, device, "train", 700 * MIB, suspendable=False) as train:
             assert output(train) == "ready"
             until(lambda: is_reported(daemon, train.pid, 700 * MIB))
             refused = resume(daemon, notebook.pid)
@@ -54,6 +56,64 @@ def test_memory_leaves_the_device_and_returns_for_a_second_program(
         assert output(notebook) == "did allocator.free(kept)"
         until(lambda: row(daemon, notebook.pid).get("cached_bytes") == HELD)
         assert daemon.get("frame")["snapshot"]["suspended_programs"] == []
+
+
+def test_programs_that_need_memory_share_the_device_with_idle_ones(
+    daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda
+) -> None:
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        until(lambda: daemon.get("agents")[0]["may_suspend"])
+        need = ["--need", "700MiB", "--wait", "1m", "--", sys.executable, "-c", "print('started')"]
+        refused = daemon.run("run", *need[:2], *need[4:])
+        assert "they fit after a suspension of notebook" in refused.stderr
+        started = daemon.run("run", *need)
+        assert (started.returncode, started.stdout) == (0, "started\n")
+        assert cuda.state(notebook.pid) == "checkpointed"
+        assert resume(daemon, notebook.pid, wait=30)["outcome"] == "resumed"
+
+
+def test_rule_suspends_an_idle_program(serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda) -> None:
+    rule = {"name": "idle", "scope": "process", "value": "used_bytes", "above": "1MiB", "action": {"suspend": True}}
+    config = device.directory.parent.parent / "config.yaml"
+    config.write_text(json.dumps({"rules": [rule], "allow_suspend": True, "suspend_idle": "0s"}))
+    daemon = ready(serve(*OPTIONS, "--config", str(config), environ=cuda.env))
+    with program(daemon, device) as notebook, program(daemon, device, "other", 100 * MIB, suspendable=False) as other:
+        until(lambda: is_reported(daemon, notebook.pid))
+        until(lambda: cuda.state(notebook.pid) == "checkpointed")
+        until(lambda: "suspended notebook: 624.0 MiB" in str(daemon.get("alerts")))
+        assert cuda.state(other.pid) == "running"
+
+
+def test_program_of_run_is_resumed_by_a_signal(daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda) -> None:
+    code = PROGRAM.replace(", suspendable=SUSPENDABLE", "").replace("WORKLOAD", "'run'").replace("SIZE", str(HELD))
+    code = code.replace("DIRECTORY", repr(str(device.directory)))
+    command = [sys.executable, "-m", "gpumond", "run", "--suspendable", "--", sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment(daemon.socket), text=True, **pipes) as notebook:
+        assert output(notebook) == "ready"
+        for _ in range(2):
+            until(lambda: is_reported(daemon, notebook.pid))
+            assert suspend(daemon, notebook.pid)["outcome"] == "suspended"
+            until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
+            do(notebook, "allocator.free(allocator.malloc(1))")  # its main thread waits for the device
+            notebook.send_signal(signal.SIGCONT)
+            until(lambda: cuda.state(notebook.pid) == "running")
+            assert output(notebook).startswith("did")
+        notebook.kill()
+
+
+def test_commands_print_receipts_and_the_state(daemon: RunningDaemon, device: SimDevice) -> None:
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        planned = daemon.run("suspend", "--workload", "notebook", "--dry-run")
+        assert (planned.returncode, "planned" in planned.stdout) == (0, True)
+        assert daemon.run("suspend", "--idle-for", "1h").returncode == 3
+        done = daemon.run("suspend", "--pid", str(notebook.pid))
+        assert (done.returncode, "suspended" in done.stdout) == (0, True)
+        until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
+        assert "resume needs 624.0 MiB" in daemon.run("status").stdout
+        assert daemon.run("resume", "--all").returncode == 0
 
 
 def test_program_without_permission_is_refused(daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda) -> None:

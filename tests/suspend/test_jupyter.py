@@ -55,7 +55,7 @@ def test_kernel_resumes_before_a_cell_runs(
         until(lambda: is_reported(daemon, pid))
         until(lambda: daemon.get("agents")[0]["suspendable"])
         assert suspend(daemon, pid)["outcome"] == "suspended"
-        with program(daemon, device, "train", 700 * MIB) as train:
+        with program(daemon, device, "train", 700 * MIB, suspendable=False) as train:
             assert output(train) == "ready"
             until(lambda: is_reported(daemon, train.pid, 700 * MIB))
             ended = threading.Thread(target=end_when_awaited, args=(cells[1], train))

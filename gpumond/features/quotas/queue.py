@@ -349,7 +349,7 @@ def _neighbors(
         held = snapshot.used_by(report.key, device) or 0
         cached = 0 if report.flush_policy == "never" else sum(pool.reclaimable.likely for pool in pools)
         reclaimable = min(cached, max(0, held - reserve))
-        suspendable = held if not reserve and report.key in snapshot.reclaimable_programs else 0
+        suspendable = held if not reserve and report.may_suspend else 0
         if reclaimable > 0 or suspendable > 0:
             yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools), suspendable)
 

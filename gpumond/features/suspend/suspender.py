@@ -143,9 +143,11 @@ class Suspender(Suspends):
             reports=tuple(reports.values()),
             suspended_programs=tuple(self.programs.values()),
         )
-        return replace(
-            snapshot, reclaimable_programs=tuple(candidates(snapshot, self._allowed(), self._idle_seconds()))
-        )
+        idle = set(candidates(snapshot, self._allowed(), self._idle_seconds()))
+        if not idle:
+            return snapshot
+        marked = tuple(replace(each, may_suspend=True) if each.key in idle else each for each in snapshot.reports)
+        return replace(snapshot, reports=marked)
 
     def act(self, snapshot: Snapshot) -> None:
         """Note the programs that have ended, and ask for states that are unknown. Waits for nothing."""
