@@ -127,20 +127,22 @@ class Suspender(Suspends):
 
     def observe(self, snapshot: Snapshot) -> Snapshot:
         """Add the suspended programs, also those that the driver's lists do not reveal, as after a restart."""
+        if not self.programs and not self._allowed():
+            return snapshot
         known = {(each.device_uuid, each.process) for each in snapshot.suspensions}
         added: list[Suspension] = []
-        reports = {report.key: report for report in snapshot.reports}
+        changed: dict[ProcessKey, AgentReport] = {}
         for program in self.programs.values():
             own = [each for each in _unlisted(program, snapshot) if (each.device_uuid, program.key) not in known]
-            report = reports.get(program.key)
+            report = snapshot.reports_by_process.get(program.key)
             if report is not None and own:
                 pools = unmapped(report.pools, {each.device_uuid for each in own})
-                reports[program.key] = replace(report, pools=pools, suspended=True)
+                changed[program.key] = replace(report, pools=pools, suspended=True)
             added += own
         snapshot = replace(
             snapshot,
             suspensions=(*snapshot.suspensions, *added),
-            reports=tuple(reports.values()),
+            reports=tuple(changed.get(each.key, each) for each in snapshot.reports),
             suspended_programs=tuple(self.programs.values()),
         )
         idle = set(candidates(snapshot, self._allowed(), self._idle_seconds()))
