@@ -1,7 +1,7 @@
 """On a real device: suspension and resumption of a PyTorch program, as the daemon does them.
 
 Cycles of a program of ``--gib`` GiB: its tensors, an optimizer step and its random numbers must be the same, bit by
-bit, as without suspensions. The driver's count while it is suspended, a second program that takes the memory meanwhile, the
+bit, as without suspensions. The driver's count while it is suspended, a program that takes the memory meanwhile, the
 rates, and two bounds of them: the time in which the kernel provides host pages, and copies to pinned memory. Then a
 rule that suspends an idle program, refusals on the device, and whether the driver answers another process of the same
 user under the machine's setting of Yama.
