@@ -61,6 +61,7 @@ def start(
     main_thread: bool | None = None,
     allow_limit: bool | None = None,
     observe_ooms: bool | None = None,
+    suspendable: bool | None = None,
 ) -> None:
     """Start the agent, or change its settings. A value of None keeps the setting, or takes it from the environment.
 
@@ -71,12 +72,14 @@ def start(
     interrupts it between two bytecodes. ``allow_limit`` (``GPUMOND_ALLOW_LIMIT=1``) permits an administrator to call
     `limit` from outside. ``observe_ooms`` (``GPUMOND_OBSERVE_OOMS=1``) registers for out-of-memory errors with PyTorch,
     for a snapshot of the memory before each error is raised; PyTorch has no way to unregister.
+    ``suspendable`` (``GPUMOND_SUSPENDABLE=1``) permits the daemon to suspend the program while it is idle: its device
+    memory moves to the host, and its calls of CUDA wait until it is resumed.
     """
     from gpumond.agent.settings import Settings
 
     global _thread
     settings = _thread.settings if _thread is not None else Settings(_hooks, _end_functions)
-    settings.change(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms)
+    settings.change(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms, suspendable)
     if not hasattr(os, "register_at_fork"):
         return  # a system without Unix sockets and fork
     if _thread is None:

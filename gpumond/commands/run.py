@@ -20,6 +20,11 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
     parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
+    parser.add_argument(
+        "--suspendable",
+        action="store_true",
+        help="the daemon may suspend it while it is idle; it is resumed on request and on SIGCONT",
+    )
     parser.add_argument("--need", metavar="SIZE", help="start the program only when this much memory is available")
     parser.add_argument("--device", metavar="NAME", help="with --need: the device, if there are several")
     parser.add_argument("--wait", metavar="DURATION", help="with --need: wait at most so long, as in 10m (default: 0)")
@@ -35,9 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not command:
         return _fail("run: no command given; example: gpumond run -- python train.py", 2)
     try:
-        environ = environment(os.environ, arguments.workload, arguments.flush_policy)
+        environ = environment(os.environ, arguments.workload, arguments.flush_policy, arguments.suspendable)
     except ValueError as error:
         return _fail(f"run: {error}", 2)
+    if arguments.suspendable:  # a thread of the agent waits for it: the main thread may wait for the driver
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     if arguments.need is None:
         if arguments.wait or arguments.device:
             return _fail("run: --wait and --device require --need", 2)
@@ -73,7 +80,9 @@ def _become(command: list[str], environ: Mapping[str, str]) -> int:
         return _fail(f"run: {command[0]}: cannot be executed: {error.strerror}", NOT_EXECUTABLE)
 
 
-def environment(environ: Mapping[str, str], workload: str | None, flush_policy: str | None) -> dict[str, str]:
+def environment(
+    environ: Mapping[str, str], workload: str | None, flush_policy: str | None, suspendable: bool = False
+) -> dict[str, str]:
     """Return the environment that starts the agent in every Python program. Raises ValueError for a bad name."""
     path = environ.get("PYTHONPATH", "")
     if INJECT not in path.split(os.pathsep):
@@ -83,6 +92,8 @@ def environment(environ: Mapping[str, str], workload: str | None, flush_policy: 
         ours["GPUMOND_WORKLOAD"] = workload_name(workload)
     if flush_policy is not None:
         ours["GPUMOND_FLUSH_POLICY"] = flush_policy
+    if suspendable:
+        ours["GPUMOND_SUSPENDABLE"] = "1"
     return {**environ, **ours}
 
 

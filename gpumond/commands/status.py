@@ -9,7 +9,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE
 from gpumond.view.frame import view
-from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table
+from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import output_width
 
 
@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         device_table(content, arguments.verbose, limit, bars=width is not None),
         process_table(content, limit),
         engine_table(frame["snapshot"], limit),
+        suspended_programs(frame),
     )
     sections = (*tables, overheads(content) if arguments.verbose else "", *notes(content))
     print("\n\n".join(section for section in sections if section))

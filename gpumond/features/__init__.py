@@ -23,6 +23,7 @@ from gpumond.features import (
     recordings,
     rules,
     silences,
+    suspend,
 )
 
 FEATURES: tuple[Feature, ...] = (
@@ -33,6 +34,7 @@ FEATURES: tuple[Feature, ...] = (
     silences.FEATURE,
     alerts.FEATURE,
     quotas.FEATURE,
+    suspend.FEATURE,
     instruments.FEATURE,
     audit.FEATURE,
     fleet.FEATURE,

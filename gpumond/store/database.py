@@ -63,6 +63,9 @@ CREATE TABLE quotas(name TEXT PRIMARY KEY, etag TEXT NOT NULL, body TEXT NOT NUL
     """
 CREATE TABLE admissions(id TEXT PRIMARY KEY, body TEXT NOT NULL);
 """,
+    """
+CREATE TABLE suspensions(id TEXT PRIMARY KEY, body TEXT NOT NULL);
+""",
 )
 """Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""
 SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsupported file format")

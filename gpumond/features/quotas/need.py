@@ -66,7 +66,7 @@ def admitted(url: str, need_bytes: int, device: str | None, seconds: float) -> I
             return
         print_error(f"gpumond run: {explained(answer)}")
         if answer["state"] == "refused" and not answer["missing_bytes"]:
-            print("gpumond run: with --wait 10m, gpumond flushes them and starts the program", file=sys.stderr)
+            print("gpumond run: with --wait 10m, gpumond makes this room and starts the program", file=sys.stderr)
         yield None
     finally:
         if answer["state"] != "refused":
@@ -101,13 +101,13 @@ def explained(answer: Mapping[str, Any]) -> str:
     if answer["ahead"]:
         requests = "request waits" if answer["ahead"] == 1 else "requests wait"
         parts.append(f"{answer['ahead']} earlier {requests}")
-    flushes = [
-        f"{safe(each['workload']) or 'pid'} (pid {each['pid']}, {human(each['reclaimable_bytes'])})"
-        for each in answer["plan"]
-    ]
+    methods: dict[str, list[str]] = {}
+    for each in answer["plan"]:
+        name = f"{safe(each['workload']) or 'pid'} (pid {each['pid']}, {human(each['reclaimable_bytes'])})"
+        methods.setdefault("suspension" if each.get("method") == "suspend" else "flush", []).append(name)
+    steps = " and ".join(f"a {method} of {', '.join(names)}" for method, names in methods.items())
     if answer["missing_bytes"]:
-        after = " even after a flush of " + ", ".join(flushes) if flushes else ""
-        parts.append(f"{human(answer['missing_bytes'])} are missing{after}")
-    elif flushes:
-        parts.append("they fit after a flush of " + ", ".join(flushes))
+        parts.append(f"{human(answer['missing_bytes'])} are missing" + (f" even after {steps}" if steps else ""))
+    elif steps:
+        parts.append(f"they fit after {steps}")
     return "; ".join(parts)
