@@ -25,7 +25,9 @@ from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import AgentReport, Fault, Reading, Snapshot
+from gpumond.facts.quota import Admission
+from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, Reading, Snapshot
+from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.host.event_loop import Signal
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Page
@@ -180,6 +182,38 @@ class EngineStep(Protocol):
         """Continue to return engines to service, as the previous daemon did."""
 
     async def close(self) -> None: ...
+
+
+class Grants(Protocol):
+    """Requests for device memory; `features.quotas.admissions.Admissions` documents each method."""
+
+    def request(
+        self,
+        snapshot: Snapshot,
+        device: DeviceReading,
+        need_bytes: int,
+        owner: str,
+        *,
+        uid: int | None = None,
+        pid: int | None = None,
+        wait: bool = False,
+        whole: bool = False,
+    ) -> Admission: ...
+
+    def renew(self, snapshot: Snapshot | None, name: str, owner: str) -> Admission: ...
+
+    def extend(self, name: str, owner: str) -> None: ...
+
+    def cancel(self, name: str, owner: str) -> None: ...
+
+    async def keep(self) -> bool: ...
+
+
+class Suspends(Protocol):
+    """Suspension of programs that allow it."""
+
+    async def suspend_idle(self, process: ProcessKey, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
+        """Suspend a program for a rule or for a request for memory, if nothing forbids it."""
 
 
 class Rules(Protocol):

@@ -69,7 +69,7 @@ OPTIONAL = {
 }
 """Programs that a machine may lack. A test that starts one has a mark `needs` or `skipif`."""
 
-COMPILED = {"nvml_library": "cc", "library": "cc"}
+COMPILED = {"nvml_library": "cc", "library": "cc", "cuda_library": "cc"}
 """Fixtures that compile a library."""
 
 

@@ -37,6 +37,7 @@ LAYERS = (
     "view",
     "cli",
     "top",
+    "jupyter",
     "feature",
     "features",
     "daemon",
@@ -75,6 +76,7 @@ LIBRARIES = {
 """The modules that may import a third-party library."""
 
 ACROSS_PACKAGES = {
+    "fakecuda",
     "fakenvml",
     "fixtures",
     "gpu",

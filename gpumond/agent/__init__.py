@@ -62,6 +62,7 @@ def start(
     main_thread: bool | None = None,
     allow_limit: bool | None = None,
     observe_ooms: bool | None = None,
+    suspendable: bool | None = None,
 ) -> None:
     """Start the agent in this program, or change its settings.
 
@@ -76,6 +77,8 @@ def start(
         main_thread: Permit flush steps that are safe in the main thread only; a flush then interrupts it between two
             bytecodes (``GPUMOND_MAIN_THREAD=1``).
         allow_limit: Permit an administrator to call `limit` from outside (``GPUMOND_ALLOW_LIMIT=1``).
+        suspendable: Permit the daemon to suspend the program while it is idle: its GPU memory moves to the host, and
+            its CUDA calls wait until it is resumed (``GPUMOND_SUSPENDABLE=1``).
         observe_ooms: Register with PyTorch for out-of-memory errors, which records the memory before each error is
             raised (``GPUMOND_OBSERVE_OOMS=1``). PyTorch has no way to unregister.
 
@@ -91,7 +94,7 @@ def start(
 
     global _thread
     settings = _thread.settings if _thread is not None else Settings(_hooks, _end_functions)
-    settings.change(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms)
+    settings.change(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms, suspendable)
     if not hasattr(os, "register_at_fork"):
         return  # a system without Unix sockets and fork
     if _thread is None:

@@ -73,11 +73,14 @@ def is_rank(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] 
 
 
 def components(modules: Mapping[str, Any] = sys.modules) -> tuple[str, ...]:
-    """Return what takes device memory outside of the pools, as far as it is visible without a call of CUDA."""
+    """Return what takes device memory outside of the pools or shares it, as far as it is visible without a call of
+    CUDA.
+    """
     seen = {
         "nccl": _distributed(modules, lambda distributed: "nccl" in str(distributed.get_backend())),
         "graphs": getattr(modules.get("gpumond.agent.cuda"), "CAPTURED", None),
         "triton": "triton" in modules,
+        "ipc": _shares_memory(modules.get("torch.multiprocessing.reductions")),
     }
     return tuple(name for name, present in seen.items() if present)
 
@@ -89,6 +92,20 @@ def _distributed(modules: Mapping[str, Any], read: Callable[[Any], bool]) -> boo
         return bool(distributed is not None and distributed.is_initialized() and read(distributed))
     except Exception:  # a build without it, or an incomplete set-up
         return False
+
+
+def _shares_memory(reductions: Any) -> bool:
+    """Return whether PyTorch shares device memory with another process. The keys of host memory are the numbers of
+    files, or their names.
+    """
+    try:
+        for key, storage in list(getattr(reductions, "shared_cache", {}).items()):
+            handle = key[0] if isinstance(key, tuple) else key
+            if isinstance(handle, bytes) and not handle.startswith(b"/torch") and not storage.expired():
+                return True
+    except Exception:  # a version that is not understood
+        pass
+    return False
 
 
 def place_in_job(environ: Mapping[str, str] = os.environ) -> tuple[int | None, int | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 from collections import deque
@@ -56,6 +57,30 @@ class AllocatorFacts:
         self.distributed = is_rank()
 
 
+class Continues:
+    """Counts the signals SIGCONT of a program that `gpumond run --suspendable` has started; they resume it.
+
+    They are blocked in all threads of such a program, since its main thread may wait for the driver.
+    """
+
+    def __init__(self, suspendable: bool) -> None:
+        self._blocked, self._count = suspendable and _main_thread_blocks(signal.SIGCONT), 0
+
+    def count(self) -> int:
+        while self._blocked and signal.sigtimedwait({signal.SIGCONT}, 0) is not None:
+            self._count += 1
+        return self._count
+
+
+def _main_thread_blocks(number: int) -> bool:
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            blocked = next(line for line in status if line.startswith("SigBlk:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(blocked.split()[1], 16) >> (number - 1) & 1)
+
+
 class Session:
     """Belongs to the agent's thread; only `step` is called from another."""
 
@@ -71,6 +96,7 @@ class Session:
         self._step_results: deque[FlushResult | AgentResponse] = deque()
         self._requests: deque[AgentRequest] = deque(maxlen=MAX_REQUESTS)
         self._handler = CommandHandler(settings)
+        self._continues = Continues(settings.suspendable)
         self._facts: AllocatorFacts | None = None
         self._closing = False
         self.flushing = False
@@ -284,6 +310,8 @@ class Session:
                         facts.host_pools,
                         REGISTRY.limits(),
                         components(),
+                        self._continues.count(),
+                        self._settings.suspendable,
                     )
                 )
 

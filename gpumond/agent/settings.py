@@ -28,6 +28,7 @@ class Settings:
         self.main_thread = os.environ.get("GPUMOND_MAIN_THREAD") == "1"
         self.allow_limit = os.environ.get("GPUMOND_ALLOW_LIMIT") == "1"
         self.observe_ooms = os.environ.get("GPUMOND_OBSERVE_OOMS") == "1"
+        self.suspendable = os.environ.get("GPUMOND_SUSPENDABLE") == "1"
 
     def change(
         self,
@@ -37,6 +38,7 @@ class Settings:
         main_thread: bool | None,
         allow_limit: bool | None,
         observe_ooms: bool | None,
+        suspendable: bool | None,
     ) -> None:
         """Change the settings that are not None, or none of them. Raises TypeError and ValueError."""
         if workload is not None:
@@ -48,7 +50,12 @@ class Settings:
                 raise TypeError(f"socket: expected a path as str, got {type(socket).__name__}")
             if not socket or "\0" in socket:
                 raise ValueError("socket: expected the path of a Unix socket")
-        flags = {"main_thread": main_thread, "allow_limit": allow_limit, "observe_ooms": observe_ooms}
+        flags = {
+            "main_thread": main_thread,
+            "allow_limit": allow_limit,
+            "observe_ooms": observe_ooms,
+            "suspendable": suspendable,
+        }
         for name, flag in flags.items():
             if flag is not None and not isinstance(flag, bool):
                 raise TypeError(f"{name}: expected True or False, got {type(flag).__name__}")

@@ -28,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after a failed allocation of RMM, ask the daemon for room, then try again",
     )
     parser.add_argument(
+        "--suspendable",
+        action="store_true",
+        help="the daemon may suspend it while it is idle; it is resumed on request and on SIGCONT",
+    )
+    parser.add_argument(
         "--need",
         metavar="SIZE",
         help="start the program only once this much GPU memory is available; auto: what its earlier runs needed",
@@ -46,9 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not command:
         return _fail("no command given; example: gpumond run -- python train.py", 2)
     try:
-        environ = environment(os.environ, arguments.workload, arguments.flush_policy, arguments.borrow)
+        environ = environment(
+            os.environ, arguments.workload, arguments.flush_policy, arguments.borrow, arguments.suspendable
+        )
     except ValueError as error:
         return _fail(f"{error}", 2)
+    if arguments.suspendable:  # a thread of the agent waits for it: the main thread may wait for the driver
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     if arguments.need is None:
         if arguments.wait or arguments.device:
             return _fail("--wait and --device require --need", 2)
@@ -91,7 +100,11 @@ def _become(command: list[str], environ: Mapping[str, str]) -> int:
 
 
 def environment(
-    environ: Mapping[str, str], workload: str | None, flush_policy: str | None, borrow: bool = False
+    environ: Mapping[str, str],
+    workload: str | None,
+    flush_policy: str | None,
+    borrow: bool = False,
+    suspendable: bool = False,
 ) -> dict[str, str]:
     """Return the environment that starts the agent in every Python program. Raises ValueError for a bad name."""
     path = environ.get("PYTHONPATH", "")
@@ -104,6 +117,8 @@ def environment(
         ours["GPUMOND_FLUSH_POLICY"] = flush_policy
     if borrow:
         ours["GPUMOND_BORROW"] = "1"
+    if suspendable:
+        ours["GPUMOND_SUSPENDABLE"] = "1"
     return {**environ, **ours}
 
 

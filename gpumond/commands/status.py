@@ -9,7 +9,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE
 from gpumond.view.frame import view
-from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table
+from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import broken, output_width
 
 
@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         device_table(content, arguments.verbose, limit, bars=width is not None),
         process_table(content, limit),
         engine_table(frame["snapshot"], limit),
+        suspended_programs(frame),
     )
     paragraphs = (broken(note, limit) for note in notes(content))
     sections = (*tables, overheads(content) if arguments.verbose else "", *paragraphs)

@@ -144,6 +144,14 @@ class SettingsConfig(Strict):
         description="permits the key `request_end` of [actions](../how-to/rules.md#end-idle-programs) to ask "
         "programs to end",
     )
+    allow_suspend: bool = Field(
+        False, description="permits [suspensions](../how-to/suspend.md) of programs that allow them (experimental)"
+    )
+    suspend_idle: Seconds = Field(
+        600.0,
+        description="idle time from which a program that allows it is suspended by a rule, or when another one needs "
+        "memory",
+    )
     hook_dry_run: bool = Field(
         False,
         description="[alerts of Alertmanager](../how-to/flush-from-alertmanager.md) plan flushes and execute none",

@@ -34,6 +34,8 @@ RELOADED = (
     "quotas",
     "reclaim",
     "allow_end_requests",
+    "allow_suspend",
+    "suspend_idle",
     "hook_dry_run",
 )
 """Settings that a reload changes; the others require a restart."""
@@ -71,6 +73,8 @@ class Settings:
     quotas: tuple[Quota, ...] = ()
     reclaim: ReclaimPolicy = "user"
     allow_end_requests: bool = False
+    allow_suspend: bool = False
+    suspend_idle: float = 600.0
     hook_dry_run: bool = False
 
     def web(self) -> Web:

@@ -155,7 +155,7 @@ class Daemon(Operations):
         reading = await kernel.devices.read(wait=READ_SHARE * interval)
         with kernel.telemetry.tick_duration.time():
             snapshot = self._observe(reading)
-            kernel.programs.keep({each.process for each in snapshot.suspensions if each.confirmed})
+            kernel.programs.keep(snapshot.unresponsive)
             diagnose(kernel.diagnosis, snapshot)
             verdicts = with_retainers(kernel.diagnosis.verdicts, snapshot)
             self._window = remember(self._window, snapshot)

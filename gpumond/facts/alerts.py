@@ -22,7 +22,8 @@ class Action:
     """A flush of the alert's subject when it fires, with its limits; ``workloads`` are globs.
 
     ``dry_run`` plans and notifies, and flushes nothing. ``only_idle_for_seconds``: serving engines are flushed once
-    they have had no request for so long. ``request_end``: programs are asked to end after the flush.
+    they have had no request for so long. ``request_end``: programs are asked to end after the flush. ``suspend``: those
+    that allow it are suspended after the flush.
     """
 
     min_reclaimable_bytes: int = 0
@@ -33,6 +34,7 @@ class Action:
     dry_run: bool = False
     only_idle_for_seconds: float = 0.0
     request_end: bool = False
+    suspend: bool = False
 
     @property
     def program_steps(self) -> tuple[str, ...]:
@@ -149,7 +151,7 @@ class KeptAdmission:
 
     ``uid``: the user whose programs may be flushed for it; None for all users. ``pid`` and ``start_ticks``: the process
     that becomes the program, if it is known; ``program_uid``: its user. ``deadline``: the time at which the grant ends,
-    of the monotonic clock; None while the request waits.
+    of the monotonic clock; None while the request waits. ``whole``: it counts completely for other users too.
     """
 
     id: str
@@ -163,6 +165,7 @@ class KeptAdmission:
     start_ticks: int | None
     program_uid: int | None
     deadline: float | None
+    whole: bool = False
 
 
 class Activity(NamedTuple):

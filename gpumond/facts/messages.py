@@ -56,7 +56,8 @@ class Report:
     """The agent's allocators, once a second.
 
     ``components``: what was seen in the program that takes device memory outside of its pools (``nccl``, ``graphs``,
-    ``triton``).
+    ``triton``), or shares it with other processes (``ipc``). ``continues``: signals SIGCONT
+    that the agent has received for the program. ``suspendable``: the program allows the daemon to suspend it now.
     """
 
     flush_policy: FlushPolicy = "allow"
@@ -66,6 +67,8 @@ class Report:
     host_pools: tuple[HostPool, ...] = ()
     limits: tuple[PoolLimit, ...] = ()
     components: tuple[str, ...] = ()
+    continues: int = 0
+    suspendable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,3 +148,37 @@ class QueuedRequest:
 
 ReclaimPolicy = Literal["user", "all", "off"]
 """The programs that are flushed for another: those of the same user, all, or none."""
+
+
+AdmissionState = Literal["granted", "waiting", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFlush:
+    """A program that is flushed or suspended for the request, and the bytes that this returns."""
+
+    pid: int
+    start_ticks: int | None
+    workload: str
+    reclaimable_bytes: int
+    method: Literal["flush", "suspend"] = "flush"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """State of a request for device memory.
+
+    `ahead`: requests for the device whose turn is before. `available_bytes`: free memory that no earlier request and no
+    reserve claims; null if unknown, negative if they claim more. `plan`: the flushes and suspensions after which the
+    request fits; `missing_bytes`: what is missing even then.
+    """
+
+    id: str
+    state: AdmissionState
+    device_uuid: str
+    device_index: int
+    need_bytes: int
+    ahead: int = 0
+    available_bytes: int | None = None
+    missing_bytes: int = 0
+    plan: tuple[PlannedFlush, ...] = ()

@@ -12,6 +12,7 @@ from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.pools import FlushPolicy, HostPool, PoolUsage
 from gpumond.facts.program import MAX_PID, SILENT, Ending, PoolLimit, ProcessKey, Program
 from gpumond.facts.quota import EffectiveQuota
+from gpumond.facts.suspension import SuspendedProgram
 
 THROTTLE_REASONS: tuple[str, ...] = (
     "gpu_idle",
@@ -291,7 +292,9 @@ class AgentReport(OfProcess):
     ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
     memory with which it was started, or empty.
     ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
-    its identity on all machines, such as ``slurm/4711``, or empty. ``suspended``: see Suspension.
+    its identity on all machines, such as ``slurm/4711``, or empty. ``suspended``: see Suspension. ``suspendable``: the
+    program allows the daemon to suspend it. ``continues``: signals SIGCONT that the agent has received for it.
+    ``may_suspend``: it is idle, and may be suspended when another program needs memory.
     ``components``: what the agent has seen in the program that takes memory outside of its pools.
     """
 
@@ -314,6 +317,9 @@ class AgentReport(OfProcess):
     job: str = ""
     suspended: bool = False
     components: tuple[str, ...] = ()
+    suspendable: bool = False
+    continues: int = 0
+    may_suspend: bool = False
 
     @property
     def has_pid(self) -> bool:
@@ -406,7 +412,7 @@ class Snapshot:
     ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
     the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit. ``quotas``:
     those of each process that one matches. ``suspensions``: processes that are suspended, or may be.
-    ``overheads``: those of processes with an agent.
+    ``overheads``: those of processes with an agent. ``suspended_programs``: those that gpumond has suspended.
     ``uptime_seconds``: time since the machine started, from which ``start_ticks`` count.
     """
 
@@ -427,6 +433,7 @@ class Snapshot:
     quotas: tuple[ProcessQuota, ...] = ()
     suspensions: tuple[Suspension, ...] = ()
     overheads: tuple[Overhead, ...] = ()
+    suspended_programs: tuple[SuspendedProgram, ...] = ()
 
     @cached_property
     def overheads_by_process(self) -> Mapping[tuple[str, ProcessKey], Overhead]:
@@ -436,7 +443,13 @@ class Snapshot:
     @cached_property
     def suspended(self) -> frozenset[ProcessKey]:
         """The processes that are suspended, or may be: nothing follows from their absence."""
-        return frozenset(each.process for each in self.suspensions)
+        return frozenset(each.process for each in self.suspensions) | self.unresponsive
+
+    @cached_property
+    def unresponsive(self) -> frozenset[ProcessKey]:
+        """The processes that execute nothing: they are suspended, or are being suspended or resumed."""
+        own = (each.key for each in self.suspended_programs)
+        return frozenset((*own, *(each.process for each in self.suspensions if each.confirmed)))
 
     @cached_property
     def devices_by_uuid(self) -> Mapping[str, DeviceReading]:

@@ -25,6 +25,7 @@ from gpumond.features import (
     recordings,
     rules,
     silences,
+    suspend,
 )
 
 FEATURES: tuple[Feature, ...] = (
@@ -37,6 +38,7 @@ FEATURES: tuple[Feature, ...] = (
     alerts.FEATURE,
     quotas.FEATURE,
     fit.FEATURE,
+    suspend.FEATURE,
     instruments.FEATURE,
     audit.FEATURE,
     fleet.FEATURE,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import socket
+from collections.abc import Collection
 from typing import NamedTuple
 
 from gpumond.facts.program import ProcessKey
@@ -18,6 +20,8 @@ STAT_BYTES = 1024
 
 KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of the kernel's include/linux/sched.h."""
+
+MAX_ANCESTORS = 64
 
 ENDED_STATES = ("Z", "X")
 
@@ -63,6 +67,24 @@ def find_process(pid: int, proc: str = "/proc") -> tuple[ProcessKey, int] | None
     return None if start is None or start.state in ENDED_STATES else (ProcessKey(pid, start.start_ticks), uid)
 
 
+def descends(pid: int, ancestors: Collection[int], proc: str = "/proc") -> bool:
+    """Return whether a process, one of its parents or one of theirs is among ``ancestors``."""
+    for _ in range(MAX_ANCESTORS):
+        if pid in ancestors:
+            return True
+        start = process_start(proc, pid)
+        if start is None or start.parent <= 1:
+            return False
+        pid = start.parent
+    return False
+
+
+def is_pending(pid: int, number: int, proc: str = "/proc") -> bool:
+    """Return whether a signal waits for a process that blocks it."""
+    found = re.findall(r"^S[ih][gd]Pnd:\s*([0-9a-f]+)$", text_of(f"{proc}/{pid}/status"), re.MULTILINE)
+    return any(int(pending, 16) >> (number - 1) & 1 for pending in found)
+
+
 def stat_fields(stat: bytes) -> list[bytes]:
     """Split a stat line from its third field on. The second, the name, may contain spaces and parentheses."""
     return stat.rpartition(b")")[2].split(maxsplit=20)
@@ -71,6 +93,15 @@ def stat_fields(stat: bytes) -> list[bytes]:
 def start_of(fields: list[bytes]) -> ProcessStart:
     """Parse the fields of a stat line. Raises ValueError or IndexError if it is incomplete."""
     return ProcessStart(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
+
+
+def text_of(path: str) -> str:
+    """Return the content of a text file, such as one of /proc; empty if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def read_head(path: str, size: int = STAT_BYTES) -> bytes:

@@ -27,7 +27,7 @@ export function* facts(row) {
     command: row.comm,
     user: row.owner,
     verdict: row.verdict,
-    state: row.state,
+    state: row.suspension || row.state,
     kinds: row.kinds.join(", "),
     container: row.container_name ?? row.container,
     pod: row.pod_name && `${row.pod_namespace}/${row.pod_name}`,

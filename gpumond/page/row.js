@@ -9,6 +9,7 @@ import { flush } from "./flush.js";
 import { clean, human, many } from "./format.js";
 import { COLUMNS, kindOf } from "./rows.js";
 import { ordinary } from "./store.js";
+import { createSuspension, updateSuspension } from "./suspend.js";
 import { why } from "./why.js";
 import { OF_PROCESSES } from "./words.js";
 
@@ -83,12 +84,12 @@ function updateProcess(body, cells, opener, row, active) {
   put(verdict, row.verdict, 40);
   verdict.classList.toggle("notable", row.verdict !== "" && !ordinary({ kind: row.verdict }));
   const remarks = [
-    row.state && row.state !== "alive" ? row.state : "",
+    row.suspension || (row.state && row.state !== "alive" ? row.state : ""),
     row.orphaned ? "orphaned" : "",
     row.kinds.includes("holder") ? "holds the device open" : "",
     row.unmapped_bytes ? `${human(row.unmapped_bytes)} unmapped` : "",
   ];
-  name(opener.nextSibling, remarks.filter(Boolean).join(", "), 80);
+  name(opener.nextSibling, remarks.filter(Boolean).join(", "), 160);
   const flushes = cells[COLUMNS.length].firstChild;
   flushes.hidden = !row.agent;
   flushes.disabled = !row.agent || row.agent.flush_policy === "never" || !row.cached_bytes;
@@ -103,6 +104,7 @@ function showDetails(body, row, open) {
     return;
   }
   if (!body.children[1]) body.append(createDetails(body, row));
+  updateSuspension(body.querySelector(".suspension"), row);
   const asks = body.querySelector(".why button");
   asks.parentNode.hidden = !row.agent?.pools.length;
   asks.setAttribute("aria-label", `Memory of ${clean(row.program, 80)}…`);
@@ -118,7 +120,7 @@ function showDetails(body, row, open) {
 function createDetails(body, row) {
   const asks = button("Memory…", () => why(row.pid, body.subject));
   const chart = createChart({ uuid: row.device_uuid, pid: row.pid, start_ticks: row.start_ticks });
-  const cell = make("td", chart, make("dl.facts"), make("p.why", asks));
+  const cell = make("td", chart, make("dl.facts"), make("p.why", asks), createSuspension(() => body.item));
   cell.colSpan = COLUMNS.length + 1;
   return make("tr.more", cell);
 }

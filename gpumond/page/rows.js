@@ -1,6 +1,6 @@
 // Rows of the table of processes: what they contain, which are shown, their order and their groups.
 
-import { human, signed, sum } from "./format.js";
+import { duration, human, signed, sum } from "./format.js";
 import { label, ordinary, processKey } from "./store.js";
 import { OF_PROCESSES } from "./words.js";
 
@@ -44,6 +44,14 @@ export const GROUPS = {
   "Slurm job": (row) => row.slurm_job,
 };
 
+/** The state of a suspended program, such as `suspended for 2 h, 60.0 GiB on the host, resume needs 61.2 GiB`. */
+function suspensionSentence({ snapshot }, { state, since, host_bytes, memory, reason }) {
+  const parts = [`${state} for ${duration(Math.max(0, snapshot.taken_at - since))}`];
+  if (host_bytes !== null) parts.push(`${human(host_bytes)} on the host`);
+  parts.push(`resume needs ${human(sum(memory.map((each) => each.used_bytes)))}`);
+  return [...parts, reason].filter(Boolean).join(", ");
+}
+
 /** The processes of a frame on its devices, with what the table adds to them. */
 export function rowsOf(frame) {
   const verdicts = new Map();
@@ -52,6 +60,7 @@ export function rowsOf(frame) {
     if (!verdicts.has(key) || !ordinary(verdict)) verdicts.set(key, verdict.kind);
   }
   const devices = new Map(frame.snapshot.devices.map((device) => [device.uuid, device]));
+  const suspensions = new Map(frame.snapshot.suspended_programs.map((each) => [processKey(each), suspensionSentence(frame, each)]));
   const agents = new Map(frame.snapshot.reports.map((report) => [processKey(report), report]));
   return frame.processes.map((process) => {
     const own = processKey(process);
@@ -64,6 +73,7 @@ export function rowsOf(frame) {
       owner: process.user ?? (process.uid === null ? "" : String(process.uid)),
       verdict: verdicts.get(key) ?? "",
       agent: agents.get(own),
+      suspension: suspensions.get(own) ?? "",
       change_bytes: null,
       waste_bytes: process.cached_bytes === null ? null : process.cached_bytes + (process.stranded_bytes ?? 0),
     };

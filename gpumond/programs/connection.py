@@ -155,6 +155,8 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
         world_size=hello.world_size,
         job=hello.job,
         components=report.components[:MAX_COMPONENTS],
+        suspendable=report.suspendable,
+        continues=report.continues,
     )
 
 

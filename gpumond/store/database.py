@@ -70,6 +70,9 @@ CREATE TABLE pasts(body TEXT NOT NULL);
 CREATE TABLE oom_cases(id TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE run_peaks(id TEXT PRIMARY KEY, body TEXT NOT NULL);
 """,
+    """
+CREATE TABLE suspensions(id TEXT PRIMARY KEY, body TEXT NOT NULL);
+""",
 )
 """Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""
 SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsupported file format")

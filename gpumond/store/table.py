@@ -210,7 +210,8 @@ class Table(Generic[V]):
                 return False
             self._require(name, present, if_match)
             db.execute(f"DELETE FROM {self._name} WHERE {self._key} = ?", (name,))
-            self._store.record(db, actor, self._actions.delete, {"name": name})
+            if self._actions.delete:
+                self._store.record(db, actor, self._actions.delete, {"name": name})
             return True
 
         return await self._store.run(delete)

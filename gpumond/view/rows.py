@@ -151,7 +151,7 @@ class ProcessRow:
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
         """Return pairs of a term and a value. Computed at each call, since few rows need them."""
-        return tuple((term, plain(value, 120)) for term, value in _facts(*self.sources) if value)
+        return tuple((term, plain(value, 120)) for term, value in _facts(self.state, *self.sources) if value)
 
     @property
     def words(self) -> str:
@@ -224,8 +224,27 @@ def _device_state(device: Mapping[str, Any]) -> str:
     return "" if device["up"] else "faulty"
 
 
+def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
+    """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h, 60.0 GiB on the host,
+    resume needs 61.2 GiB``.
+    """
+    parts = [f"{program['state']} for {duration(max(0.0, now - program['since']))}"]
+    if program["host_bytes"] is not None:
+        parts.append(f"{human(program['host_bytes'])} on the host")
+    parts.append(f"resume needs {human(sum(each['used_bytes'] for each in program['memory']))}")
+    return ", ".join([*parts, program["reason"]] if program["reason"] else parts)
+
+
+def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
+    """Return the sentences of all programs that gpumond has suspended."""
+    snapshot = frame["snapshot"]
+    programs = snapshot.get("suspended_programs") or ()
+    return {process_of(each): suspension_sentence(each, snapshot["taken_at"]) for each in programs}
+
+
 def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     """Yield processes, the one that holds most memory first."""
+    suspended = suspensions(frame)
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
@@ -257,7 +276,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
             notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in SHAPES,
-            state=_process_state(process),
+            state=_process_state(process, suspended.get(key[1], "")),
             flush_policy=report["flush_policy"] if report else None,
             verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),
             sources=ProcessSources(process, report, engines.get(key[1])),
@@ -269,9 +288,9 @@ def overhead_sentence(process: Mapping[str, Any]) -> str:
     return ", ".join(f"{plain(name, 60)} {human(size)}" for name, size in process.get("overhead_parts") or () if size)
 
 
-def _process_state(process: Mapping[str, Any]) -> str:
+def _process_state(process: Mapping[str, Any], suspension: str = "") -> str:
     odd = (
-        process["state"] if process["state"] != "alive" else None,
+        suspension or (process["state"] if process["state"] != "alive" else None),
         "orphaned" if process["orphaned"] else None,
         "holds the device open" if "holder" in process["kinds"] else None,
         f"{human(process['unmapped_bytes'])} unmapped" if process.get("unmapped_bytes") else None,
@@ -284,10 +303,10 @@ def _pod(process: Mapping[str, Any]) -> str:
 
 
 def _facts(
-    process: Mapping[str, Any], report: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
+    state: str, process: Mapping[str, Any], report: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, object]]:
     yield "command", process["comm"]
-    yield "state", _process_state(process)
+    yield "state", state
     yield "kinds", ", ".join(process["kinds"])
     yield "container", process["container_name"] or process["container"]
     yield "pod", _pod(process)

@@ -11,7 +11,7 @@ from gpumond.facts.units import GIB, duration, human
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes
+from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, suspension_sentence
 from gpumond.view.text import (
     FILLS,
     Line,
@@ -259,6 +259,15 @@ def process_table(content: View, width: int | None = None) -> str:
         for process in content.processes
     ]
     return fitting_table(header, rows, width, PROCESS_HIDEABLE) if rows else ""
+
+
+def suspended_programs(frame: Mapping[str, Any]) -> str:
+    """Return the programs that gpumond has suspended, one on a line."""
+    now = frame["snapshot"]["taken_at"]
+    return "\n".join(
+        f"{safe(each['workload']) or 'unnamed'} (pid {each['pid']}): {safe(suspension_sentence(each, now))}"
+        for each in frame["snapshot"].get("suspended_programs") or ()
+    )
 
 
 def overheads(content: View) -> str:

@@ -41,8 +41,10 @@ OTHER_NAMES = {
     PoolUsage: {},
     EngineReading: {"running": "running_requests", "waiting": "waiting_requests", "age_seconds": "state_age_seconds"},
 }
-SETTINGS = {"unified", "distributed", "uses_device", "held_known", "managed", "allows_limit", "suspended"}
-"""Facts that do not change while a subject exists. A suspended process is none: its alerts do not change."""
+SUSPENSION = {"suspended", "suspendable", "may_suspend", "continues"}
+"""A suspended process is no subject, and its alerts do not change; the others are requests of the program."""
+SETTINGS = {"unified", "distributed", "uses_device", "held_known", "managed", "allows_limit", *SUSPENSION}
+"""Facts that do not change while a subject exists."""
 
 NUMBERS = {"int", "float", "bool", "int | None", "float | None", "bool | None"}
 SCOPES_OF: tuple[tuple[type, Scope], ...] = (

@@ -18,6 +18,7 @@ from gpumond.diagnosis.past import Pasts
 from gpumond.facts.alerts import KeptAdmission, Notice, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Matcher, Silence
+from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.features.baselines.recordings import baseline_table
 from gpumond.features.baselines.statistics import Baseline
@@ -27,6 +28,7 @@ from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.registry import RuleRegistry, override_table, rule_table
 from gpumond.features.rules.settings import written
 from gpumond.features.silences.silences import silence_table
+from gpumond.features.suspend.suspender import suspension_table
 from gpumond.store.audit import verify_audit
 from gpumond.store.history import HistoryPersistence
 from gpumond.store.store import Store
@@ -74,6 +76,7 @@ TABLES = {
     "silences": "body",
     "quotas": "body",
     "admissions": "body",
+    "suspensions": "body",
 }
 """Tables with rows, and the longest column of each."""
 
@@ -99,6 +102,18 @@ async def fill(store: Store) -> None:
         device_uuid="GPU-a", pid=None, start_ticks=None, born_at=1.0, records=((None,) * 5,) * len(TIERS), blocks=()
     )
     await store.keep_history([series] * 3)
+    for number in range(3):
+        program = SuspendedProgram(
+            id=f"{number}-1",
+            pid=number,
+            start_ticks=1,
+            uid=1000,
+            workload="notebook",
+            state="suspended",
+            since=1.0,
+            memory=(SuspendedMemory("GPU-a", 0, 1),),
+        )
+        await suspension_table(store).put(program.id, program)
     await admission_table(store).replace([replace(ADMISSION, id=f"{number:032}") for number in range(3)])
 
 
@@ -139,6 +154,7 @@ async def start(store: Store) -> dict[str, int]:
     await read("silences", silence_table(store).rows)
     await read("quotas", quota_table(store).rows)
     await read("admissions", admission_table(store).rows)
+    await read("suspensions", suspension_table(store).rows)
     await read("baselines", baseline_table(store, "before").rows)
     book = RuleRegistry(Settings(), store)
     await read("wrong", book.load)

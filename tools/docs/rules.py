@@ -49,7 +49,8 @@ with a built-in rule's name replaces it; `disabled_rules: [name]` disables one. 
 | `action` | flush the alert's subject when it fires: `flush: {min_reclaimable: 1GiB, steps: [cache]}`, \
 `cooldown: 10m`, `max_per_hour: 6`, `workloads: ["*"]`, `dry_run: false`. \
 With the step `engine` also `only_idle_for: 15m`: [serving engines]\
-(../how-to/engines/index.md#release-idle-engines-by-rule) are flushed once they have had no request for so long |
+(../how-to/engines/index.md#release-idle-engines-by-rule) are flushed once they have had no request for so long. \
+`suspend: true` [suspends](../how-to/suspend.md#by-rule) an idle program that allows it; `flush` may then be absent |
 
 `gpumond rules check FILE` checks a configuration file and shows the resulting rules.
 `POST /api/v1/rules/preview` lists the times at which a rule would have fired in the last hour.

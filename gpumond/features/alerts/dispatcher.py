@@ -42,13 +42,14 @@ from gpumond.facts.flush import (
     reclaimable_bytes,
 )
 from gpumond.facts.frame import Alert
-from gpumond.facts.pools import ENGINE_STEP, PoolUsage, Receipt
+from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, PoolUsage, Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
+from gpumond.facts.suspension import SuspensionOutcome, SuspensionReceipt
 from gpumond.facts.units import HOUR_SECONDS, duration, human
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
 from gpumond.features.alerts.receivers import NotSent, ReceiverType
-from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Tick, flush_each
+from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Suspends, Tick, flush_each
 from gpumond.quantities.device import short_users
 from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
@@ -296,13 +297,15 @@ def _of_scope(
 def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:
     """Yield the programs that the alert concerns, that may be flushed, and that have enough reclaimable memory."""
     labels = dict(alert.labels)
-    for report in reports if action.program_steps else ():
-        if report.flush_policy == "never" or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
+    for report in reports if action.program_steps or action.suspend else ():
+        suspends = action.suspend and report.suspendable and not report.suspended
+        flushes = bool(action.program_steps) and report.flush_policy != "never"
+        if not (suspends or flushes) or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
             continue
         if not concerns(labels, report) or alert.process not in (None, report.key):
             continue
         least = 0 if action.request_end else max(1, action.min_reclaimable_bytes)
-        if reclaimable_bytes(labels, report) >= least:
+        if suspends or reclaimable_bytes(labels, report) >= least:
             yield report
 
 
@@ -361,16 +364,31 @@ def _note(order: FlushOrder, receipts: Sequence[Receipt], problem: str) -> str:
     programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
     expected = human(sum(receipt.expected.likely for receipt in receipts if receipt.expected))
     if order.action.dry_run:
-        return f"dry run: a flush of {programs} would return {expected}"
+        return f"dry run: {_noun(order)} of {programs} would return {expected}"
     released = sum(max(0, receipt.released_bytes) for receipt in receipts)
     if released > 0:
-        return f"flushed {programs}: {human(released)} released of {expected} expected"
+        done = "suspended" if order.action.suspend else "flushed"
+        return f"{done} {programs}: {human(released)} released of {expected} expected"
     reasons = "; ".join(dict.fromkeys(f"{each.outcome}: {each.reason}".rstrip(": ") for each in receipts))
-    return f"a flush of {programs} released nothing ({reasons})"
+    return f"{_noun(order)} of {programs} released nothing ({reasons})"
+
+
+def _noun(order: FlushOrder) -> str:
+    return "a suspension" if order.action.suspend else "a flush"
 
 
 ACTION = "action"
 """The audit's action of a rule that is about to flush."""
+
+SUSPENSION_OUTCOMES: Mapping[SuspensionOutcome, Outcome] = {
+    "suspended": "freed",
+    "resumed": "nothing",
+    "planned": "planned",
+    "refused": "refused",
+    "gone": "gone",
+    "failed": "failed",
+    "timeout": "timeout",
+}
 
 PAST_ALERTS = 1000
 """Kept in memory for the API; the store keeps more."""
@@ -399,8 +417,8 @@ class AlertDispatcher:
     """Notifies, flushes for rules, and keeps alerts over a restart.
 
     ``flush`` is the one path by which anything is flushed; ``began`` is the monotonic time of elapsed 0.
-    ``request_end`` asks a program to end, and returns the reason if it did not. ``past`` are resolved alerts, newest
-    last, annotated with what rules did.
+    ``request_end`` asks a program to end, and returns the reason if it did not. ``suspend`` suspends one, or plans it.
+    ``past`` are resolved alerts, newest last, annotated with what rules did.
     """
 
     def __init__(
@@ -410,8 +428,9 @@ class AlertDispatcher:
         flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
         began: float,
         request_end: Callable[[AgentReport, str], Awaitable[str]] | None = None,
+        suspend: Callable[[AgentReport, str, bool], Awaitable[SuspensionReceipt]] | None = None,
     ) -> None:
-        self._request_end = request_end
+        self._request_end, self._suspend = request_end, suspend
         self._store, self._outbox, self._flush, self._began = store, outbox, flush, began
         self.past: deque[Alert] = deque(maxlen=PAST_ALERTS)
         self._ended: dict[Labels, Alert] = {}
@@ -523,6 +542,7 @@ class AlertDispatcher:
                 await self._store.audit(actor, ACTION, detail | engines)
             flushed = await flush_each(self._flush, _requests(order, actor), actor)
             receipts += (receipt for each in flushed for receipt in each)
+            receipts += [await self._suspend_one(order, each, actor) for each in order.programs if order.action.suspend]
             if order.action.request_end and not order.action.dry_run:
                 asked += [await self._ask_to_end(program, actor) for program in order.programs]
         except StoreUnavailable as error:
@@ -532,6 +552,20 @@ class AlertDispatcher:
             self._tracks = conclude(self._tracks, order, receipts, problem, asked)
             if order.alert.labels not in {alert.labels for alert in self._flushing.values()}:
                 (self._changed[order.alert.labels],) = annotate([order.alert], self._tracks)
+
+    async def _suspend_one(self, order: FlushOrder, program: AgentReport, actor: str) -> Receipt:
+        """Suspend one program after its flush. The receipt is in the form of a flush, for the rule's limits."""
+        if self._suspend is None:
+            return empty_receipt(program, "refused", "suspensions are not available", actor, time.time())
+        found = await self._suspend(program, actor, order.action.dry_run)
+        size = found.expected_bytes
+        return replace(
+            empty_receipt(program, SUSPENSION_OUTCOMES[found.outcome], found.reason, actor, found.started_at),
+            expected=None if size is None else Expected(size, size, size),
+            released_bytes=found.released_bytes or 0,
+            driver_released_bytes=found.released_bytes,
+            duration_seconds=found.duration_seconds,
+        )
 
     async def _ask_to_end(self, program: AgentReport, actor: str) -> str:
         """Ask a program to end, and return a sentence about it. Raises StoreUnavailable."""
@@ -549,6 +583,8 @@ def _requests(order: FlushOrder, actor: str) -> Iterator[tuple[FlushRequest, Rec
     """Yield the request for each program and engine, and its receipt if it is refused."""
     action, now = order.action, time.time()
     for program in order.programs:
+        if not action.program_steps or program.flush_policy == "never":
+            continue
         target = Target(pid=program.pid, start_ticks=program.start_ticks, uid=order.uid)
         request = FlushRequest(target=target, steps=action.program_steps, dry_run=action.dry_run, by_rule=True)
         yield request, empty_receipt(program, "refused", "", actor, now)
@@ -648,7 +684,7 @@ class AlertsPart(Part):
             backoff_seconds=self._receivers.backoff_seconds,
         )
         self.dispatcher = AlertDispatcher(
-            kernel.store, self.outbox, kernel.get(Flushes).flush, kernel.began, self._request_end
+            kernel.store, self.outbox, kernel.get(Flushes).flush, kernel.began, self._request_end, self._suspend
         )
         self._dispatch: Dispatch | None = None
         kernel.provide(AlertsPart, self)
@@ -693,6 +729,9 @@ class AlertsPart(Part):
         """An alert of a rule whose receivers are all unknown is sent to every receiver."""
         named = next((each.receivers for each in self._rules.rules if each.name == rule), ())
         return receiver in named or not set(named) & set(self._kernel.settings.receiver_names())
+
+    async def _suspend(self, report: AgentReport, requested_by: str, dry_run: bool) -> SuspensionReceipt:
+        return await self._kernel.get(Suspends).suspend_idle(report.key, requested_by, dry_run)
 
     async def _request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""

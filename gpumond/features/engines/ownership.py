@@ -19,9 +19,8 @@ from typing import NamedTuple
 from gpumond.devices.process.metadata import place
 from gpumond.facts.program import ProcessKey
 from gpumond.features.engines.spec import Address
-from gpumond.host.machine import process_start, start_ticks
+from gpumond.host.machine import descends, start_ticks, text_of
 
-MAX_ANCESTORS = 64
 LISTEN = "0A"
 _CREDENTIALS = struct.Struct("3i")
 CAP_SYS_PTRACE = 19
@@ -93,7 +92,7 @@ def _sockets(address: Address, keys: list[ProcessKey], proc: str) -> Iterator[_S
     seen: set[str] = set()
     for key in keys:
         directory = f"{proc}/{key.pid}/net"
-        addresses = "".join(_text(f"{directory}/{name}") for name in ("fib_trie", "if_inet6"))
+        addresses = "".join(text_of(f"{directory}/{name}") for name in ("fib_trie", "if_inet6"))
         if addresses not in seen and _has_address(addresses, address.host):
             yield from _listening(directory, address)
         seen.add(addresses)
@@ -122,7 +121,7 @@ def _listening(directory: str, address: Address) -> list[_Socket]:
 
 def _in_table(path: str, port: int, *hosts: str) -> list[_Socket]:
     wanted, sockets = {f"{_hex(host)}:{port:04X}" for host in hosts}, []
-    for line in _text(path).splitlines()[1:]:
+    for line in text_of(path).splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9 and fields[3] == LISTEN and fields[1] in wanted:
             sockets.append(_Socket(int(fields[9]), int(fields[7])))
@@ -138,7 +137,7 @@ def _hex(host: str) -> str:
 
 def _hidden(proc: str) -> str:
     """Return the reason why a listener is not visible, with its remedy."""
-    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", _text(f"{proc}/self/status"), re.MULTILINE)
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", text_of(f"{proc}/self/status"), re.MULTILINE)
     if effective and not int(effective[1], 16) >> CAP_SYS_PTRACE & 1:
         return f"and the daemon lacks CAP_SYS_PTRACE, which is required to see it: {WITH_PTRACE}"
     return (
@@ -151,7 +150,7 @@ def _holders(inodes: set[int], proc: str) -> set[ProcessKey]:
     """Return the processes that have one of these sockets open."""
     links = {f"socket:[{inode}]" for inode in inodes}
     with socket.socket(socket.AF_UNIX) as any_socket:  # all sockets are on the same internal mount
-        mount = re.search(r"^mnt_id:.*$", _text(f"{proc}/self/fdinfo/{any_socket.fileno()}"), re.MULTILINE)
+        mount = re.search(r"^mnt_id:.*$", text_of(f"{proc}/self/fdinfo/{any_socket.fileno()}"), re.MULTILINE)
     infos = [{mount[0], f"ino:\t{inode}"} for inode in inodes] if mount else []
     found = set()
     for name in os.listdir(proc):
@@ -172,7 +171,7 @@ def _has_socket(process: str, links: set[str], infos: list[set[str]]) -> bool:
         return False
     with suppress(OSError):
         for name in os.listdir(f"{process}/fdinfo"):
-            lines = set(_text(f"{process}/fdinfo/{name}").splitlines())
+            lines = set(text_of(f"{process}/fdinfo/{name}").splitlines())
             if any(info <= lines for info in infos):
                 return True
     return False
@@ -188,62 +187,12 @@ def _link(path: str) -> str:
 def _belonging(listeners: set[ProcessKey], keys: list[ProcessKey], proc: str) -> frozenset[ProcessKey]:
     pids = {key.pid for key in listeners}
     groups = {group for pid in pids if (group := _group(pid, proc))}
-    return frozenset(key for key in keys if _descends(key.pid, pids, proc) or _group(key.pid, proc) in groups)
-
-
-def _descends(pid: int, ancestors: set[int], proc: str) -> bool:
-    for _ in range(MAX_ANCESTORS):
-        if pid in ancestors:
-            return True
-        start = process_start(proc, pid)
-        if start is None or start.parent <= 1:
-            return False
-        pid = start.parent
-    return False
+    return frozenset(key for key in keys if descends(key.pid, pids, proc) or _group(key.pid, proc) in groups)
 
 
 def _group(pid: int, proc: str) -> str | None:
     """Return the cgroups of a process in a container or a system service; None in any other, such as a login."""
-    text = _text(f"{proc}/{pid}/cgroup")
+    text = text_of(f"{proc}/{pid}/cgroup")
     placement = place(text)
     is_service = bool(placement.unit and placement.unit.endswith(".service") and not placement.delegated)
     return text if placement.container or is_service else None
-
-
-def available_bytes(pids: Iterable[int], proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int | None:
-    """Return the smallest of MemAvailable and the free bytes of each cgroup above the processes; None if unknown."""
-    stated = re.search(r"^MemAvailable:\s+(\d+)", _text(f"{proc}/meminfo"), re.MULTILINE)
-    sizes = [int(stated[1]) << 10] if stated else []
-    for pid in pids:
-        sizes += _limits(_text(f"{proc}/{pid}/cgroup"), cgroups)
-    return min(sizes, default=None)
-
-
-def _limits(text: str, cgroups: str) -> Iterator[int]:
-    """Yield limit minus use of a process's memory cgroup and of all above it, in version 1 and 2."""
-    for line in text.splitlines():
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if number == "0":
-            root, limit, current = cgroups, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            root, limit, current = f"{cgroups}/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        while path.strip("/"):
-            most, used = _text(f"{root}{path}/{limit}").strip(), _text(f"{root}{path}/{current}").strip()
-            if most.isdigit() and used.isdigit():
-                yield max(0, int(most) - int(used) + _file_cache(f"{root}{path}/memory.stat"))
-            path = path.rpartition("/")[0]
-
-
-def _file_cache(path: str) -> int:
-    """Return the bytes of files in memory, which the kernel drops before the limit applies."""
-    return sum(int(size) for size in re.findall(r"^(?:in)?active_file (\d+)$", _text(path), re.MULTILINE))
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

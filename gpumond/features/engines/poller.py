@@ -22,12 +22,13 @@ from gpumond.devices.process.procfs import user_name
 from gpumond.facts.engines import NOT_READ, EngineProcess, EngineReading, EngineState
 from gpumond.facts.errors import ConfigError, EngineError, EngineTimeout, HttpError, HttpFailure
 from gpumond.facts.program import ProcessKey
-from gpumond.features.engines.ownership import Owned, available_bytes, owned
+from gpumond.features.engines.ownership import Owned, owned
 from gpumond.features.engines.settings import AuthConfig, EngineConfig
 from gpumond.features.engines.spec import Address, Answer, Call, Dialogue, T
 from gpumond.host.event_loop import cancelled
 from gpumond.host.files import read_secret
 from gpumond.host.http import Connection, Request, exchange_async, trust
+from gpumond.host.memory import available_bytes
 
 MAX_ANSWER_BYTES = 2 << 20
 HINTS: Mapping[tuple[str, HttpFailure], str] = {

@@ -12,13 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Literal
 
 from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.quota import NO_QUOTA, QueuedRequest, ReclaimPolicy
+from gpumond.facts.quota import NO_QUOTA, Admission, PlannedFlush, QueuedRequest, ReclaimPolicy
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.host.peer import counted_name
@@ -27,7 +26,9 @@ from gpumond.store.table import Table, Transactions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Competitor:
-    """A program on the device that may be flushed. ``thrashes``: how often it allocated flushed memory again."""
+    """A program on the device that may be flushed or suspended. ``thrashes``: how often it allocated flushed memory
+    again. ``suspendable_bytes``: what its suspension returns, its cache included; 0 if it may not be suspended now.
+    """
 
     process: ProcessKey
     uid: int
@@ -35,6 +36,7 @@ class Competitor:
     reclaimable_bytes: int
     idle_seconds: float | None = None
     thrashes: int = 0
+    suspendable_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +57,19 @@ class DeviceCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The flushes after which a request fits. ``missing_bytes``: what is missing even after them; then none is due."""
+    """The flushes and suspensions after which a request fits. ``missing_bytes``: what is missing even after them; then
+    none is due.
+    """
 
     available_bytes: int | None
     flushes: tuple[Competitor, ...] = ()
     missing_bytes: int = 0
+    suspensions: tuple[Competitor, ...] = ()
 
     @property
     def fits(self) -> bool:
-        """True if the request fits without a flush."""
-        return self.available_bytes is not None and not self.flushes and not self.missing_bytes
+        """True if the request fits without a flush or suspension."""
+        return self.available_bytes is not None and not (self.flushes or self.suspensions or self.missing_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +191,17 @@ def available_bytes(
     if capacity.free_bytes is None:
         return None
     claims: defaultdict[str, list[int]] = defaultdict(list)
+    whole = 0
     for grant in grants:
         if grant.device_uuid == capacity.uuid:
-            claims[user_of[grant.id]].append(max(0, grant.need_bytes - allocated.get(grant.id, 0)))
+            claim = max(0, grant.need_bytes - allocated.get(grant.id, 0))
+            whole += claim if grant.whole else 0
+            claims[user_of[grant.id]].append(0 if grant.whole else claim)
     claimed = sum(map(sum, claims.values()))
     if user is not None and capacity.size_bytes is not None:
         share = capacity.size_bytes // len({user, *users, *claims})
         claimed = sum(sum(each) if name == user else min(sum(each), max(share, *each)) for name, each in claims.items())
-    return capacity.free_bytes - claimed - capacity.reserved_bytes
+    return capacity.free_bytes - claimed - whole - capacity.reserved_bytes
 
 
 def plan(capacity: DeviceCapacity, request: KeptAdmission, available: int | None) -> Plan:
@@ -207,19 +215,30 @@ def plan(capacity: DeviceCapacity, request: KeptAdmission, available: int | None
 
 
 def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: int, first: int | None = None) -> Plan:
-    """Return the cheapest flushes that return ``short_bytes``.
+    """Return the cheapest flushes that return ``short_bytes`` and, if all flushes return less, the fewest suspensions.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
     the largest is first, so that few programs are flushed. The programs of the user ``first`` come before all others.
     """
-    chosen: list[Competitor] = []
+    neighbors, chosen = tuple(neighbors), list[Competitor]()
     for each in sorted(neighbors, key=lambda each: (first is not None and each.uid != first, *_cost(each))):
         if short_bytes <= 0:
             break
         if each.reclaimable_bytes > 0:
             chosen.append(each)
             short_bytes -= each.reclaimable_bytes
-    return Plan(available, _needed(chosen, -short_bytes), max(0, short_bytes))
+    suspended: list[Competitor] = []
+    while short_bytes > 0 and (left := [each for each in neighbors if _gain(each) > 0 and each not in suspended]):
+        enough = [each for each in left if _gain(each) >= short_bytes]
+        suspended.append(min(enough, key=_gain) if enough else max(left, key=_gain))
+        short_bytes -= _gain(suspended[-1])
+    chosen = [each for each in chosen if each not in suspended]
+    return Plan(available, _needed(chosen, -short_bytes), max(0, short_bytes), tuple(suspended))
+
+
+def _gain(neighbor: Competitor) -> int:
+    """Return what a suspension returns after a flush."""
+    return neighbor.suspendable_bytes - neighbor.reclaimable_bytes
 
 
 def _cost(neighbor: Competitor) -> tuple[int, bool, int, int]:
@@ -238,11 +257,15 @@ def _needed(chosen: Sequence[Competitor], spare_bytes: int) -> tuple[Competitor,
 
 
 def allocated(snapshot: Snapshot, grants: Iterable[KeptAdmission]) -> dict[str, int]:
-    """Return the bytes that the processes of each grant hold on its device. Absent: none of them is known there."""
+    """Return the bytes that the processes of each grant hold on its device. Absent: none of them is known there.
+
+    A suspended program holds nothing until it is resumed completely: its whole grant must last until then.
+    """
     found: dict[str, int] = {}
+    suspended = {each.key for each in snapshot.suspended_programs}
     for grant, keys in members(snapshot, grants):
         device = snapshot.device(grant.device_uuid)
-        sizes = [snapshot.used_by(key, device) for key in keys] if device else []
+        sizes = [0 if key in suspended else snapshot.used_by(key, device) for key in keys] if device else []
         if known := [size for size in sizes if size is not None]:
             found[grant.id] = sum(known)
     return found
@@ -306,15 +329,19 @@ def _neighbors(
     device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int]
 ) -> Iterator[Competitor]:
     for report in snapshot.reports_by_device.get(device.uuid, ()):
-        if report.flush_policy == "never" or (device.uuid, report.key) in granted:
+        if (device.uuid, report.key) in granted:
             continue
+        pools = [pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None]
         reclaimable = snapshot.reclaimable_from(report, device)
-        if reclaimable > 0:
-            pools = (pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None)
-            yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools))
+        reserve = snapshot.quotas_by_process.get(report.key, NO_QUOTA).reserve_bytes
+        suspendable = 0 if reserve or not report.may_suspend else snapshot.used_by(report.key, device) or 0
+        if reclaimable > 0 or suspendable > 0:
+            yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools), suspendable)
 
 
-def _neighbor(device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int) -> Competitor:
+def _neighbor(
+    device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int, suspendable: int
+) -> Competitor:
     process = device.processes_by_key.get(report.key)
     return Competitor(
         process=report.key,
@@ -323,6 +350,7 @@ def _neighbor(device: DeviceReading, report: AgentReport, reclaimable: int, thra
         reclaimable_bytes=reclaimable,
         idle_seconds=process.idle_seconds if process else None,
         thrashes=thrashes,
+        suspendable_bytes=suspendable,
     )
 
 
@@ -353,38 +381,6 @@ MAX_PAUSE_SECONDS = 600.0
 RESERVE = "reserve"
 """The requester of flushes for the reserve of a quota."""
 
-AdmissionState = Literal["granted", "waiting", "refused"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedFlush:
-    """A program whose cache is flushed for the request, and the bytes that this returns."""
-
-    pid: int
-    start_ticks: int | None
-    workload: str
-    reclaimable_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """State of a request for device memory.
-
-    `ahead`: requests for the device whose turn is before. `available_bytes`: free memory that no earlier request and no
-    reserve claims; null if unknown, negative if they claim more. `plan`: the flushes after which the request fits;
-    `missing_bytes`: what is missing even then.
-    """
-
-    id: str
-    state: AdmissionState
-    device_uuid: str
-    device_index: int
-    need_bytes: int
-    ahead: int = 0
-    available_bytes: int | None = None
-    missing_bytes: int = 0
-    plan: tuple[PlannedFlush, ...] = ()
-
 
 @dataclass(slots=True)
 class _Pause:
@@ -403,6 +399,7 @@ def _is_request(kept: KeptAdmission) -> bool:
 
 class Admissions:
     """Requests of one daemon. ``reclaim`` returns the current setting; ``find`` a process by its pid, with its uid.
+    ``suspend`` suspends an idle program for the requester that it names.
 
     ``clock`` returns seconds of the machine's monotonic clock, which continue when the daemon restarts. After a change,
     call `keep` before the requester is answered.
@@ -415,14 +412,16 @@ class Admissions:
         find: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],
         store: Transactions,
+        suspend: Callable[[ProcessKey, str], Awaitable[object]] | None = None,
     ) -> None:
         self._flush, self._reclaim, self._find, self._clock = flush, reclaim, find, clock
+        self._suspend = suspend
         self._table = admission_table(store)
         self.loaded = False
         self._writing = asyncio.Lock()
         self._kept: Queue | None = None
         """The queue that the store contains; None if that is unknown."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[bool] | None = None
         self._queue = Queue()
         self._leased_until: dict[str, float] = {}
         self._held_from: dict[str, float] = {}
@@ -451,16 +450,17 @@ class Admissions:
         self.loaded = True
         return []
 
-    async def keep(self) -> None:
-        """Store the requests if they have changed. Without a store that can be written, they are in memory only."""
+    async def keep(self) -> bool:
+        """Store the requests if they have changed. Return False if they are in memory only."""
         async with self._writing:
             queue = self._queue
             if self.loaded and queue != self._kept:
                 try:
                     await self._table.replace(queue.all)
                 except StoreUnavailable:
-                    return  # the store has logged it; the next tick tries again
+                    return False  # the store has logged it; the next tick tries again
                 self._kept = queue
+            return self.loaded
 
     def request(
         self,
@@ -472,11 +472,12 @@ class Admissions:
         uid: int | None = None,
         pid: int | None = None,
         wait: bool = False,
+        whole: bool = False,
     ) -> Admission:
         """Grant a request, or queue it if it waits. Raises TooManyAdmissions.
 
         ``uid``: the user that makes the request; None for an administrator. ``pid``: the process that becomes the
-        program; one of another user is ignored, since a client may have stated any.
+        program; one of another user is ignored, since a client may have stated any. ``whole``: see KeptAdmission.
         """
         self._expire()
         user = counted_name(owner)
@@ -498,6 +499,7 @@ class Admissions:
             start_ticks=process.start_ticks if process else None,
             program_uid=program_uid,
             deadline=None,
+            whole=whole,
         )
         self._leased_until[request.id] = self._clock() + LEASE_SECONDS
         self._queue = replace(self._queue, waiting=(*self._queue.waiting, request))
@@ -544,6 +546,18 @@ class Admissions:
             since=self._since[request.id],
         )
 
+    def extend(self, name: str, owner: str) -> None:
+        """Give a grant its whole time again when half of it has passed. Raises NoSuchAdmission."""
+        self._own(name, owner)
+        deadline = self._clock() + PROCESS_GRANT_SECONDS
+        grants = (
+            replace(grant, deadline=deadline)
+            if grant.id == name and deadline - (grant.deadline or 0.0) > PROCESS_GRANT_SECONDS / 2
+            else grant
+            for grant in self._queue.grants
+        )
+        self._queue = replace(self._queue, grants=tuple(grants))
+
     def execute(self, snapshot: Snapshot) -> None:
         """Decide on a new snapshot, and start the flushes that are due; waits for none of them."""
         if self._queue != Queue() or any(each.quota.reserve_bytes for each in snapshot.quotas):
@@ -552,9 +566,9 @@ class Admissions:
             short = {self._device_of(key) for key in self._decision.plans}
             self._pauses = {device: pause for device, pause in self._pauses.items() if device in short}
             for key, found in self._decision.plans.items():
-                if found.flushes and (
-                    not self._queue.find(key) or (key in self._decision.holders and not found.missing_bytes)
-                ):
+                own = self._queue.find(key) is not None
+                due = not own or (key in self._decision.holders and not found.missing_bytes)
+                if due and (found.flushes or (found.suspensions and not found.missing_bytes)):
                     self._reclaim_for(key, found)
         else:
             self._pauses.clear()
@@ -633,6 +647,16 @@ class Admissions:
                     reclaimable_bytes=each.reclaimable_bytes,
                 )
                 for each in found.flushes
+            )
+            + tuple(
+                PlannedFlush(
+                    pid=each.process.pid,
+                    start_ticks=each.process.start_ticks,
+                    workload=each.workload,
+                    reclaimable_bytes=each.suspendable_bytes,
+                    method="suspend",
+                )
+                for each in found.suspensions
             ),
         )
 
@@ -690,7 +714,11 @@ class Admissions:
         if found.missing_bytes:
             log.warning("reserves on %s are short of %s, even after flushes", device, human(found.missing_bytes))
         targets = [Target(pid=each.process.pid, start_ticks=each.process.start_ticks) for each in found.flushes]
-        requests = [self._flush(FlushRequest(target=target, by_rule=True), actor) for target in targets]
+        requests: list[Awaitable[object]] = [
+            self._flush(FlushRequest(target=target, by_rule=True), actor) for target in targets
+        ]
+        if self._suspend is not None and not found.missing_bytes:
+            requests += [self._suspend(each.process, actor) for each in found.suspensions]
         for result in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, (FlushError, StoreUnavailable)):
                 raise result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpumond.facts.errors import FlushError, StoreUnavailable
@@ -66,7 +66,7 @@ def borrow_plan(
     if available is None or need <= available:
         return Plan(available)
     allowed = [
-        each
+        replace(each, suspendable_bytes=0)  # a failed call can't wait for a suspension
         for each in room.neighbors
         if each.process != borrower.process
         and (each.uid == borrower.uid or reclaim == "all")

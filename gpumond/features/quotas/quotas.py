@@ -22,7 +22,7 @@ from gpumond.features.quotas.borrow import Borrows
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.host.machine import find_process
 from gpumond.host.peer import person_of
-from gpumond.kernel import Flushes, Kernel, Part, Tick
+from gpumond.kernel import Flushes, Grants, Kernel, Part, Suspends, Tick
 from gpumond.serve.limits import TokenBucket
 from gpumond.store.table import Actions, Registered, Registry, Table, Transactions, etag_of
 
@@ -295,8 +295,15 @@ class AdmissionsPart(Admissions, Part):
 
     def __init__(self, kernel: Kernel) -> None:
         flush, clock = kernel.get(Flushes).flush, kernel.clock.monotonic
-        super().__init__(flush, lambda: kernel.settings.reclaim, find_process, clock, kernel.store)
+        super().__init__(flush, lambda: kernel.settings.reclaim, find_process, clock, kernel.store, self._suspend_idle)
         kernel.provide(Admissions, self)
+        kernel.provide(Grants, self)
+        self._kernel = kernel
+
+    async def _suspend_idle(self, process: ProcessKey, requested_by: str) -> None:
+        suspends = self._kernel.find(Suspends)
+        if suspends is not None:
+            await suspends.suspend_idle(process, requested_by)
 
     def conclude(self, tick: Tick) -> Tick:
         queue = self.queue(tick.frame.snapshot)

@@ -10,9 +10,10 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.config.models import Encodable
 from gpumond.facts.frame import Frame, device_named
+from gpumond.facts.quota import Admission, PlannedFlush
 from gpumond.facts.snapshot import STARTING, DeviceReading
 from gpumond.facts.units import human
-from gpumond.features.quotas.admissions import Admission, Admissions, PlannedFlush
+from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.quotas import QuotaEntry, QuotaRegistry
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve import examples

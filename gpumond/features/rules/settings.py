@@ -63,24 +63,32 @@ class FlushConfig(Strict):
 
 
 class ActionConfig(Strict):
-    flush: FlushConfig
+    flush: FlushConfig | None = None
+    suspend: bool = False
     cooldown: Seconds = Field(default=600.0, ge=1)
     max_per_hour: int = Field(default=6, ge=1, le=3600)
     workloads: tuple[str, ...] = Field(default=("*",), min_length=1)
     dry_run: bool = False
     request_end: bool = False
 
+    @model_validator(mode="after")
+    def _any(self) -> ActionConfig:
+        if self.flush is None and not self.suspend:
+            raise ValueError("expected at least one of flush and suspend, as in flush: {}")
+        return self
+
     def action(self) -> Action:
-        least = int(self.flush.min_reclaimable)
+        flush = self.flush or FlushConfig()
         return Action(
-            min_reclaimable_bytes=least,
-            steps=self.flush.steps,
+            min_reclaimable_bytes=int(flush.min_reclaimable),
+            steps=flush.steps if self.flush is not None else (),
             cooldown_seconds=self.cooldown,
             max_per_hour=self.max_per_hour,
             workloads=self.workloads,
             dry_run=self.dry_run,
-            only_idle_for_seconds=self.flush.only_idle_for,
+            only_idle_for_seconds=flush.only_idle_for,
             request_end=self.request_end,
+            suspend=self.suspend,
         )
 
 
@@ -151,6 +159,8 @@ class RuleConfig(Strict):
             raise ValueError("action: scope daemon has nothing to flush")
         if self.action is not None and self.action.request_end and self.scope != "process":
             raise ValueError("action: request_end requires the scope process, so that it concerns one program")
+        if self.action is not None and self.action.suspend and self.scope != "process":
+            raise ValueError("action: suspend requires the scope process, so that it concerns one program")
         return self
 
     def rule(self) -> Rule:
@@ -216,8 +226,10 @@ def written(rule: Rule) -> dict[str, Any]:
         body["receivers"] = list(rule.receivers)
     if (action := rule.action) is not None:
         idle = {"only_idle_for": action.only_idle_for_seconds} if action.only_idle_for_seconds else {}
+        flush = {"min_reclaimable": action.min_reclaimable_bytes, "steps": list(action.steps), **idle}
         body["action"] = {
-            "flush": {"min_reclaimable": action.min_reclaimable_bytes, "steps": list(action.steps), **idle},
+            **({"flush": flush} if action.steps else {}),
+            **({"suspend": True} if action.suspend else {}),
             "cooldown": action.cooldown_seconds,
             "max_per_hour": action.max_per_hour,
             "workloads": list(action.workloads),

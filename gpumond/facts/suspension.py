@@ -1,0 +1,98 @@
+"""Programs that gpumond suspends and resumes, and the receipts of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpumond.facts.program import ProcessKey
+
+SuspensionState = Literal["suspending", "suspended", "waiting", "resuming", "stuck"]
+"""``waiting``: to be resumed as soon as its memory is granted. ``stuck``: the driver reports an error that it cannot
+correct.
+"""
+
+SuspensionOutcome = Literal["suspended", "resumed", "planned", "refused", "gone", "failed", "timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedMemory:
+    """The driver's count of a program on one device before its suspension: what its resumption needs there."""
+
+    device_uuid: str
+    device_index: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspendedProgram:
+    """A program that gpumond suspends, has suspended, or resumes, until it runs again or has ended.
+
+    ``since``: unix seconds of the request to suspend it. ``host_bytes``: growth of its host memory. ``requested_by``:
+    who made the last request, in whose name ``grants``, the ids of requests for memory, are held. ``reason``: why it is
+    stuck, or why its last resumption failed.
+    """
+
+    id: str
+    pid: int
+    start_ticks: int
+    uid: int
+    workload: str
+    state: SuspensionState
+    since: float
+    memory: tuple[SuspendedMemory, ...]
+    host_bytes: int | None = None
+    requested_by: str = ""
+    grants: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+    @property
+    def resume_bytes(self) -> int:
+        """The bytes that its resumption needs, on all devices."""
+        return sum(each.used_bytes for each in self.memory)
+
+    def __str__(self) -> str:
+        return f"{self.workload or 'the program'} (pid {self.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHolder:
+    """A program that holds memory of a device."""
+
+    pid: int
+    workload: str
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspensionReceipt:
+    """Proof of one suspension or resumption.
+
+    ``expected_bytes``: what the driver counted for the program before it was suspended. ``released_bytes``: by how much
+    this count has fallen; None for a resumption, and if the driver did not answer. ``host_bytes``: growth of the
+    program's host memory. ``state``: the program's state afterwards, empty if it runs or has ended. ``missing_bytes``
+    and ``holders``: what a resumption lacks, and who holds most of the device. ``steps``: seconds of the driver's
+    calls.
+    """
+
+    action: Literal["suspend", "resume"]
+    pid: int
+    start_ticks: int | None
+    workload: str
+    outcome: SuspensionOutcome
+    requested_by: str
+    started_at: float
+    reason: str = ""
+    remedy: str = ""
+    state: SuspensionState | Literal[""] = ""
+    expected_bytes: int | None = None
+    released_bytes: int | None = None
+    host_bytes: int | None = None
+    missing_bytes: int | None = None
+    holders: tuple[MemoryHolder, ...] = ()
+    steps: tuple[tuple[str, float], ...] = ()
+    duration_seconds: float = 0.0

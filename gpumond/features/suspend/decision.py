@@ -1,0 +1,234 @@
+"""Decisions on suspensions: what is refused and why, and what follows from the driver's state. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
+from gpumond.facts.suspension import MemoryHolder, SuspendedMemory, SuspendedProgram, SuspensionOutcome
+from gpumond.facts.units import duration, human
+from gpumond.features.suspend.helper import Answer
+
+MIN_DRIVER, IPC_DRIVER = 570, 610
+"""First driver with cuCheckpointProcess*, and the first that suspends a program with shared device memory."""
+MARGIN_RATIO = 0.1
+"""Part of the driver's count that must remain free in host memory."""
+HOLDERS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the daemon has read for one program. ``host_bytes``: host memory that it can still allocate.
+
+    ``children``: its descendants that the driver lists. ``uid``: the daemon's user.
+    """
+
+    host_bytes: int | None
+    children: tuple[int, ...] = ()
+    uid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """``uid``: the caller, None for an administrator. ``idle_seconds``: the least time without work."""
+
+    process: ProcessKey
+    uid: int | None = None
+    idle_seconds: float = 0.0
+
+
+def usage_of(snapshot: Snapshot, process: ProcessKey) -> list[tuple[DeviceReading, ProcessUsage]]:
+    """Return the devices on which the driver lists a process."""
+    found = ((device, device.processes_by_key.get(process)) for device in snapshot.devices)
+    return [(device, usage) for device, usage in found if usage is not None and "holder" not in usage.kinds]
+
+
+def memory_of(snapshot: Snapshot, process: ProcessKey) -> tuple[SuspendedMemory, ...]:
+    """Return the driver's count of a process by device."""
+    return tuple(
+        SuspendedMemory(device.uuid, device.index, usage.used_bytes or 0)
+        for device, usage in usage_of(snapshot, process)
+    )
+
+
+def idle_seconds(snapshot: Snapshot, process: ProcessKey) -> float | None:
+    """Return the time since a process last worked on any of its devices, None if unknown."""
+    times = [usage.idle_seconds for _, usage in usage_of(snapshot, process)]
+    known = [each for each in times if each is not None]
+    return min(known) if known and len(known) == len(times) else None
+
+
+def refusal(
+    snapshot: Snapshot,
+    report: AgentReport,
+    request: Request,
+    allowed: bool,
+    surroundings: Surroundings | None,
+    pending_bytes: int = 0,
+) -> Refusal | None:
+    """Return why a program may not be suspended now, None if it may.
+
+    ``surroundings``: None for a decision on the snapshot alone. ``pending_bytes``: host memory of suspensions that are
+    in progress.
+    """
+    return next(_refusals(snapshot, report, request, allowed, surroundings, pending_bytes), None)
+
+
+def _refusals(
+    snapshot: Snapshot,
+    report: AgentReport,
+    request: Request,
+    allowed: bool,
+    surroundings: Surroundings | None,
+    pending_bytes: int,
+) -> Iterator[Refusal]:
+    if not allowed:
+        yield Refusal("the configuration does not allow suspensions", "set allow_suspend: true")
+    if not report.suspendable:
+        how = "start it with gpumond run --suspendable, or call gpumond.agent.start(suspendable=True)"
+        yield Refusal("the program does not allow it", how)
+    if request.uid not in (None, report.uid):
+        yield Refusal(f"it belongs to uid {report.uid}", "ask its user or an administrator")
+    if not report.has_pid:
+        yield Refusal("its pid is unknown: it is in another PID namespace", "run the daemon in the host's (pid: host)")
+    if any(each.confirmed and each.process == report.key for each in snapshot.suspensions):
+        yield Refusal("it is suspended already", f"gpumond resume --pid {report.pid} resumes it")
+    usage = usage_of(snapshot, report.key)
+    if not usage:
+        yield Refusal("the driver lists no memory of it", "nothing to do")
+    for device, process in usage:
+        yield from _of_device(device, process)
+    yield from _of_driver(snapshot, report, {device.vendor for device, _ in usage})
+    if any(pool.managed for pool in report.pools):
+        yield Refusal("it uses managed memory, which the driver cannot suspend", "allocate no managed memory")
+    if "nccl" in report.components:
+        yield Refusal("it has NCCL communicators, which may hang after a suspension", "end torch.distributed first")
+    if request.idle_seconds:
+        idle = idle_seconds(snapshot, report.key)
+        if idle is None or idle < request.idle_seconds:
+            known = "an unknown time" if idle is None else duration(idle)
+            yield Refusal(f"it has been idle for {known}, not for {duration(request.idle_seconds)}", "wait")
+    if surroundings is not None:
+        yield from _of_machine(
+            report, sum(process.used_bytes or 0 for _, process in usage), surroundings, pending_bytes
+        )
+
+
+def _of_device(device: DeviceReading, process: ProcessUsage) -> Iterator[Refusal]:
+    if device.parent_uuid is not None or device.gpu_instance_id is not None:
+        yield Refusal("it uses a MIG instance, which the driver cannot suspend", "use a whole device")
+    if device.has_mps_server:
+        yield Refusal("it is a client of MPS, which the driver cannot suspend", "run it without MPS")
+    if process.used_bytes is None or device.missed:
+        yield Refusal(f"the driver does not state its memory on GPU {device.index}", "see gpumond doctor")
+    if process.state == "stopped":
+        yield Refusal("it is stopped, and would not answer the driver", f"kill -CONT {process.pid}")
+
+
+def _of_driver(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> Iterator[Refusal]:
+    if not vendors <= {"nvidia", "sim"}:
+        yield Refusal("only the driver of NVIDIA can suspend programs", "nothing to do")
+    if "nvidia" not in vendors:
+        return
+    version = snapshot.source.driver_version or ""
+    major = version.partition(".")[0]
+    number = int(major) if major.isdecimal() else 0
+    if number < MIN_DRIVER:
+        remedy = f"install driver {MIN_DRIVER} or newer"
+        yield Refusal(f"driver {version or 'of unknown version'} cannot suspend programs", remedy)
+    if number < IPC_DRIVER and "ipc" in report.components:
+        remedy = f"install driver {IPC_DRIVER} or newer, or free the shared tensors"
+        yield Refusal(f"it shares device memory with another process, which driver {version} cannot suspend", remedy)
+
+
+def _of_machine(report: AgentReport, used: int, found: Surroundings, pending_bytes: int) -> Iterator[Refusal]:
+    if found.uid not in (0, report.uid):
+        yield Refusal(f"it belongs to uid {report.uid}, and the daemon is uid {found.uid}", "run the daemon as root")
+    if found.children:
+        pids = ", ".join(map(str, found.children))
+        yield Refusal(f"its children use the device too (pid {pids})", "end them first")
+    need = int(used * (1 + MARGIN_RATIO)) + pending_bytes
+    if found.host_bytes is None:
+        yield Refusal("the free host memory is unknown", "mount /proc and /sys/fs/cgroup")
+    elif found.host_bytes < need:
+        have = human(found.host_bytes)
+        yield Refusal(
+            f"it needs {human(need)} of host memory, and {have} are free", "free host memory or raise its limit"
+        )
+
+
+def candidates(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iterator[ProcessKey]:
+    """Yield the programs that may be suspended without a request, since they are idle."""
+    for report in snapshot.reports if allowed else ():
+        request = Request(process=report.key, idle_seconds=least_idle_seconds)
+        if report.key not in snapshot.unresponsive and not refusal(snapshot, report, request, allowed, None):
+            yield report.key
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What follows from a helper's answer: the program, None if it runs or has ended, and the outcome.
+
+    ``outcome`` is None if the state is the same as before, or unknown. ``again``: the driver must be asked again later.
+    """
+
+    program: SuspendedProgram | None
+    outcome: SuspensionOutcome | None
+    reason: str = ""
+    again: bool = False
+
+
+def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False) -> Settled:
+    """Return what the driver's state means. ``answer`` is None if the helper has not answered in time.
+
+    ``asked``: the helper has only asked for the state, since that of an earlier helper is unknown. A program that was
+    to be resumed then still waits, and keeps its grants.
+    """
+    if answer is None:
+        return Settled(program, "timeout", "the driver has not answered in time, and may still be working", again=True)
+    error = answer.error
+    if answer.state == "gone":
+        return Settled(None, "gone", "the program has ended")
+    if answer.state == "failed":
+        reason = error or "the driver states that it has failed"
+        return Settled(replace(program, state="stuck", reason=reason), "failed", reason)
+    if answer.state == "running":
+        done: SuspensionOutcome = "failed" if program.state == "suspending" else "resumed"
+        return Settled(None, done, error)
+    if answer.state == "checkpointed" and program.state == "suspending":
+        return Settled(replace(program, state="suspended", host_bytes=answer.host_bytes), "suspended")
+    if answer.state == "checkpointed" and asked and program.state in ("waiting", "resuming"):
+        return Settled(replace(program, state="waiting"), None)
+    if answer.state == "checkpointed":
+        back = replace(program, state="suspended", reason=error)
+        return Settled(back, "failed" if program.state == "resuming" else None, error)
+    if program.state in ("resuming", "suspending"):
+        return Settled(program, "timeout", error or "the driver's state is unknown", again=True)
+    return Settled(program, None, error, again=True)
+
+
+def holders(snapshot: Snapshot, device_uuid: str, but: ProcessKey) -> tuple[MemoryHolder, ...]:
+    """Return who holds most of a device."""
+    device = snapshot.device(device_uuid)
+    if device is None:
+        return ()
+    known: Mapping[ProcessKey, ProcessUsage] = device.processes_by_key
+    held = [
+        MemoryHolder(key.pid, _name(snapshot, usage), usage.used_bytes)
+        for key, usage in known.items()
+        if usage.used_bytes and key != but
+    ]
+    return tuple(sorted(held, key=lambda each: -each.used_bytes)[:HOLDERS_SHOWN])
+
+
+def _name(snapshot: Snapshot, usage: ProcessUsage) -> str:
+    report = snapshot.reports_by_process.get(usage.key)
+    return (report.workload if report else "") or usage.comm or ""

@@ -1,0 +1,219 @@
+"""The helper process: it calls the driver for one program, writes one JSON object to its stdout, and ends.
+
+The driver's calls may block for minutes, and one that restores into too little memory blocks for ever
+(cuda-checkpoint#44). That is why they are made in a process of their own, which takes the program's user and outlives
+the daemon. Standard library only.
+
+    RUNNING --lock--> LOCKED --checkpoint--> CHECKPOINTED --restore--> LOCKED --unlock--> RUNNING
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from gpumond.facts.messages import from_json, to_json
+from gpumond.host.machine import start_ticks, text_of
+
+RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
+STATES = ("running", "locked", "checkpointed", "failed")
+"""CUprocessState; drivers from CUDA 13.4 have more, which are unknown here."""
+MISSING = "missing"
+"""Result of a call that the driver does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the helper does. ``settle`` reads the state, and unlocks a program that is only locked."""
+
+    action: Literal["suspend", "resume", "settle"]
+    pid: int
+    start_ticks: int
+    uid: int
+    lock_milliseconds: int = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the helper found. ``state``: the driver's state of the program afterwards; ``gone`` if it has ended, empty
+    if unknown. ``error``: the call that failed and its result. ``steps``: seconds of each call.
+    """
+
+    state: str = ""
+    error: str = ""
+    steps: tuple[tuple[str, float], ...] = ()
+    host_bytes: int | None = None
+
+
+class Driver(Protocol):
+    """Each method returns an empty text, or the driver's error."""
+
+    def init(self) -> str: ...
+    def state(self, pid: int) -> tuple[int, str]: ...
+    def lock(self, pid: int, milliseconds: int) -> str: ...
+    def checkpoint(self, pid: int) -> str: ...
+    def restore(self, pid: int) -> str: ...
+    def unlock(self, pid: int) -> str: ...
+
+
+class LockArguments(ctypes.Structure):
+    _fields_ = (
+        ("timeout", ctypes.c_uint),
+        ("reserved0", ctypes.c_uint),
+        ("reserved1", ctypes.c_uint64 * 7),
+    )
+
+
+class CudaDriver:
+    """The driver API of ``libcuda.so.1``."""
+
+    def __init__(self) -> None:
+        try:
+            self._library: ctypes.CDLL | None = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            self._library = None
+
+    def init(self) -> str:
+        return self._call("cuInit", ctypes.c_uint(0))
+
+    def state(self, pid: int) -> tuple[int, str]:
+        state = ctypes.c_int(-1)
+        error = self._call("cuCheckpointProcessGetState", ctypes.c_int(pid), ctypes.byref(state))
+        return state.value, error
+
+    def lock(self, pid: int, milliseconds: int) -> str:
+        arguments = LockArguments(milliseconds)
+        return self._call("cuCheckpointProcessLock", ctypes.c_int(pid), ctypes.byref(arguments))
+
+    def checkpoint(self, pid: int) -> str:
+        return self._call("cuCheckpointProcessCheckpoint", ctypes.c_int(pid), None)
+
+    def restore(self, pid: int) -> str:
+        return self._call("cuCheckpointProcessRestore", ctypes.c_int(pid), None)
+
+    def unlock(self, pid: int) -> str:
+        return self._call("cuCheckpointProcessUnlock", ctypes.c_int(pid), None)
+
+    def _call(self, name: str, *arguments: object) -> str:
+        function = getattr(self._library, name, None)
+        if function is None:
+            return f"{name}: {MISSING}"
+        status = function(*arguments)
+        if status == 0:
+            return ""
+        text = ctypes.c_char_p()
+        named = getattr(self._library, "cuGetErrorName", None)
+        if named is not None:
+            named(ctypes.c_int(status), ctypes.byref(text))
+        return f"{name}: {text.value.decode() if text.value else status}"
+
+
+@dataclass
+class _Run:
+    """One order, and what was found so far."""
+
+    order: Order
+    driver: Driver
+    error: str = ""
+    steps: list[tuple[str, float]] = field(default_factory=list)
+    host_bytes: int | None = None
+
+    def carry_out(self) -> Answer:
+        if self.is_gone():
+            return Answer(state="gone")
+        self.error = self.driver.init()
+        if self.error:
+            return self.answer("")
+        before, self.error = self.driver.state(self.order.pid)
+        if self.error:
+            return self.answer("")
+        if self.order.action == "suspend" and before == RUNNING:
+            self.suspend()
+        elif self.order.action == "resume" and before == CHECKPOINTED:
+            if self.step("restore", lambda: self.driver.restore(self.order.pid)):
+                self.step("unlock", lambda: self.driver.unlock(self.order.pid))
+        elif before == LOCKED:
+            self.step("unlock", lambda: self.driver.unlock(self.order.pid))
+        after, error = self.driver.state(self.order.pid)
+        self.error = self.error or error
+        return self.answer("" if error else STATES[after] if 0 <= after < len(STATES) else "")
+
+    def suspend(self) -> None:
+        order, driver, size = self.order, self.driver, host_size(self.order.pid)
+        if not self.step("lock", lambda: driver.lock(order.pid, order.lock_milliseconds)):
+            return
+        if self.step("checkpoint", lambda: driver.checkpoint(order.pid)):
+            after = host_size(order.pid)
+            self.host_bytes = None if size is None or after is None else max(0, after - size)
+            return
+        error = self.error  # that of the unlock is of less use
+        self.step("unlock", lambda: driver.unlock(order.pid))
+        self.error = error
+
+    def step(self, name: str, call: Callable[[], str]) -> bool:
+        """Make a call unless the program has ended, and return whether it succeeded."""
+        if self.is_gone():
+            return False
+        began = time.monotonic()
+        self.error = call()
+        self.steps.append((name, time.monotonic() - began))
+        return not self.error
+
+    def is_gone(self) -> bool:
+        return start_ticks(self.order.pid) != self.order.start_ticks
+
+    def answer(self, state: str) -> Answer:
+        state = "gone" if self.is_gone() else state
+        return Answer(state=state, error=self.error, steps=tuple(self.steps), host_bytes=self.host_bytes)
+
+
+def carry_out(order: Order, driver: Driver) -> Answer:
+    """Carry out an order. A program is left running, or with its memory on the host; locked only if both fail."""
+    return _Run(order, driver).carry_out()
+
+
+def host_size(pid: int, proc: str = "/proc") -> int | None:
+    """Return the bytes of a process in memory and swap, None if unknown."""
+    lines = dict(line.partition(":")[::2] for line in text_of(f"{proc}/{pid}/status").splitlines())
+    try:
+        return sum(int(lines[name].split()[0]) << 10 for name in ("VmRSS", "VmSwap"))
+    except (KeyError, ValueError, IndexError):
+        return None
+
+
+def take_user(order: Order, proc: str = "/proc") -> None:
+    """Take uid, gid and groups of the program, if this process may. Raises OSError."""
+    if os.geteuid() != 0 or order.uid == 0:
+        return
+    lines = dict(line.partition(":")[::2] for line in text_of(f"{proc}/{order.pid}/status").splitlines())
+    groups = [int(word) for word in lines.get("Groups", "").split()]
+    gids = lines.get("Gid", "").split()
+    if not gids:
+        raise ProcessLookupError(order.pid)
+    os.setgroups(groups)
+    os.setresgid(*[int(gids[1])] * 3)
+    os.setresuid(*[order.uid] * 3)
+
+
+def main(arguments: list[str]) -> int:
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the daemon may end first
+    order = from_json(Order, arguments[0].encode())
+    try:
+        take_user(order)
+        answer = carry_out(order, CudaDriver())
+    except (OSError, OverflowError) as error:
+        answer = Answer(error=f"{type(error).__name__}: {error}")
+    with suppress(OSError):
+        os.write(sys.stdout.fileno(), to_json(answer) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,172 @@
+"""HTTP API of suspensions: suspend programs and resume them, with receipts, and those that are suspended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+
+from gpumond.config.models import Encodable
+from gpumond.facts.errors import NoSuchTarget
+from gpumond.facts.messages import MAX_WORKLOAD
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.snapshot import Snapshot
+from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionReceipt
+from gpumond.features.suspend.decision import Request as SuspendRequest, idle_seconds
+from gpumond.features.suspend.suspender import Suspender
+from gpumond.serve import examples
+from gpumond.serve.auth import Caller
+from gpumond.serve.dependencies import CHANGES, kernel_of, require_flush
+
+router = APIRouter(prefix="/api/v1", tags=["suspend"])
+
+
+@dataclass(frozen=True, slots=True)
+class Receipts:
+    receipts: tuple[SuspensionReceipt, ...]
+
+
+ANSWER = TypeAdapter(Receipts)
+PROGRAMS = TypeAdapter(list[SuspendedProgram])
+_RECEIPT = SuspensionReceipt(
+    action="suspend",
+    pid=4242,
+    start_ticks=examples.START_TICKS,
+    workload="notebook",
+    outcome="suspended",
+    requested_by="uid:1000",
+    started_at=examples.TAKEN_AT,
+    state="suspended",
+    expected_bytes=61 * examples.GIB,
+    released_bytes=61 * examples.GIB,
+    host_bytes=60 * examples.GIB,
+    steps=(("lock", 0.01), ("checkpoint", 38.2)),
+    duration_seconds=39.0,
+)
+_PROGRAM = SuspendedProgram(
+    id=f"4242-{examples.START_TICKS}",
+    pid=4242,
+    start_ticks=examples.START_TICKS,
+    uid=1000,
+    workload="notebook",
+    state="suspended",
+    since=examples.TAKEN_AT,
+    memory=(SuspendedMemory(examples.UUID, 0, 61 * examples.GIB),),
+    host_bytes=60 * examples.GIB,
+    requested_by="uid:1000",
+)
+
+
+class ProgramTarget(Encodable):
+    """Exactly one of pid, workload and all."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    pid: int | None = Field(default=None, gt=0)
+    workload: str | None = Field(default=None, min_length=1, max_length=MAX_WORKLOAD)
+    all: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> ProgramTarget:
+        if sum((self.pid is not None, self.workload is not None, self.all)) != 1:
+            raise ValueError('expected exactly one of {"pid": N}, {"workload": NAME}, {"all": true}')
+        return self
+
+    def matches(self, pid: int, workload: str) -> bool:
+        return self.all or pid == self.pid or (self.workload is not None and workload == self.workload)
+
+
+class SuspendBody(Encodable):
+    """`idle_for_seconds`: only programs that have done no work on their devices for so long."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"target": {"workload": "notebook"}}]})
+
+    target: ProgramTarget
+    idle_for_seconds: float = Field(default=0.0, ge=0, le=10 * 365 * 86400.0)
+    dry_run: bool = Field(default=False, strict=True)
+
+
+class ResumeBody(Encodable):
+    """`wait_seconds`: the longest wait for the program's memory."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"target": {"pid": 4242}}]})
+
+    target: ProgramTarget
+    wait_seconds: float = Field(default=0.0, ge=0, le=3600)
+
+
+@router.post(
+    "/suspensions",
+    summary="Suspend programs and return receipts",
+    dependencies=CHANGES,
+    **examples.described(Receipts, Receipts((_RECEIPT,)), 401, 403, 404, 422, 503),
+)
+async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(require_flush)) -> Response:
+    """Moves the device memory of programs to the host, one after the other, and responds when it is complete. A program
+    that cannot be suspended has the outcome `refused`, with the reason and the remedy.
+
+    404: no program that matches allows it, and has been idle for so long.
+    """
+    kernel = kernel_of(request)
+    suspender, frame = kernel.get(Suspender), kernel.frame
+    keys = list(_targets(frame.snapshot, body, caller.uid)) if frame else []
+    if not keys:
+        raise NoSuchTarget("no program matches that allows its suspension and has been idle for so long")
+    receipts = [
+        await suspender.suspend(
+            SuspendRequest(process=key, uid=caller.uid, idle_seconds=body.idle_for_seconds), caller.name, body.dry_run
+        )
+        for key in keys
+    ]
+    return _answer(receipts)
+
+
+@router.post(
+    "/resumptions",
+    summary="Resume suspended programs and return receipts",
+    dependencies=CHANGES,
+    **examples.described(Receipts, Receipts((_RECEIPT,)), 401, 403, 404, 422, 503),
+)
+async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(require_flush)) -> Response:
+    """Moves the memory of programs back to their devices once it is granted, and responds when it is complete.
+
+    A program whose memory is not available in time stays suspended: its receipt states the bytes that are missing and
+    the programs that hold most of the device. 404: no suspended program matches.
+    """
+    suspender = kernel_of(request).get(Suspender)
+    keys: list[ProcessKey] = [
+        key for key, each in suspender.programs.items() if body.target.matches(each.pid, each.workload)
+    ]
+    if not keys:
+        raise NoSuchTarget("gpumond has suspended no program that matches")
+    if body.target.pid is None:
+        keys = [key for key in keys if caller.uid in (None, suspender.programs[key].uid)]
+    return _answer([await suspender.resume(key, caller.name, caller.uid, body.wait_seconds) for key in keys])
+
+
+@router.get(
+    "/suspensions",
+    summary="Programs that gpumond has suspended",
+    **examples.described(list[SuspendedProgram], [_PROGRAM]),
+)
+async def suspensions(request: Request) -> Response:
+    programs = list(kernel_of(request).get(Suspender).programs.values())
+    return Response(PROGRAMS.dump_json(programs), media_type="application/json")
+
+
+def _targets(snapshot: Snapshot, body: SuspendBody, uid: int | None) -> Iterator[ProcessKey]:
+    """Yield the programs that a request selects: the one with its pid, else those that allow it and are idle."""
+    for report in snapshot.reports:
+        if not body.target.matches(report.pid, report.workload):
+            continue
+        idle = idle_seconds(snapshot, report.key)
+        enough = not body.idle_for_seconds or (idle is not None and idle >= body.idle_for_seconds)
+        if body.target.pid is not None or (report.suspendable and uid in (None, report.uid) and enough):
+            yield report.key
+
+
+def _answer(receipts: list[SuspensionReceipt]) -> Response:
+    return Response(ANSWER.dump_json(Receipts(tuple(receipts))), media_type="application/json")

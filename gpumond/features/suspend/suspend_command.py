@@ -1,0 +1,80 @@
+"""``gpumond suspend``: move the device memory of idle programs to the host, and print receipts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpumond.cli import client
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, add_target, duration, print_error
+from gpumond.facts.errors import ConfigError, DaemonError
+from gpumond.view.text import safe, size, table
+
+SECONDS = 3600.0
+"""Longest wait for an answer: a suspension takes as long as a copy of the memory."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser, "suspend", device=False)
+    parser.add_argument(
+        "--idle-for",
+        type=duration,
+        metavar="DURATION",
+        help="only programs without work on their devices for so long, such as 1h; alone: all of them",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be suspended or refused; do nothing")
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.pid is None and arguments.workload is None and arguments.idle_for is None:
+        raise ConfigError("suspend: one of --pid, --workload and --idle-for is required")
+    body = {
+        "target": target(arguments),
+        "idle_for_seconds": arguments.idle_for or 0.0,
+        "dry_run": arguments.dry_run,
+    }
+    return request(arguments, "/api/v1/suspensions", body)
+
+
+def target(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the programs that the options select."""
+    if arguments.pid is not None:
+        return {"pid": arguments.pid}
+    return {"workload": arguments.workload} if arguments.workload is not None else {"all": True}
+
+
+def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any]) -> int:
+    """Send a request, print its receipts, and return the exit code."""
+    try:
+        answer = client.post(arguments.url, path, body, timeout=SECONDS)
+    except DaemonError as error:
+        print_error(f"gpumond: {error}")
+        return {404: NOTHING_TO_DO, 422: WRONG_USE}.get(error.status, FAILED)
+    receipts = answer["receipts"]
+    print(json.dumps(answer, indent=2) if arguments.json else receipt_table(receipts))
+    outcomes = {each["outcome"] for each in receipts}
+    if outcomes & {"failed", "timeout"}:
+        return FAILED
+    return DONE if outcomes & {"suspended", "resumed", "planned", "gone"} else NOTHING_TO_DO
+
+
+def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the receipts as a table."""
+    header = (">PID", "PROGRAM", "OUTCOME", ">EXPECTED", ">DRIVER", ">HOST", ">TIME", "REASON")
+    rows = [
+        [
+            str(each["pid"]),
+            safe(each["workload"]) or "-",
+            each["outcome"],
+            size(each["expected_bytes"]),
+            size(each["released_bytes"]),
+            size(each["host_bytes"]),
+            f"{each['duration_seconds']:.2f} s",
+            safe("; ".join(filter(None, (each["reason"], each["remedy"])))),
+        ]
+        for each in receipts
+    ]
+    return table(header, rows)

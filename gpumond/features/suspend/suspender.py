@@ -1,0 +1,604 @@
+"""Suspends programs and resumes them: refuses what is unsafe, keeps each step in the store before the driver is asked,
+and restores a program only while its whole memory is granted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any, Literal, Protocol
+from weakref import WeakValueDictionary
+
+from gpumond.facts.errors import NoSuchAdmission, StoreUnavailable, TooManyAdmissions
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.quota import Admission
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, Suspension
+from gpumond.facts.suspension import SuspendedProgram, SuspensionReceipt
+from gpumond.facts.units import human
+from gpumond.features.suspend.decision import (
+    Refusal,
+    Request,
+    Surroundings,
+    candidates,
+    holders,
+    memory_of,
+    refusal,
+    settle,
+)
+from gpumond.features.suspend.helper import Answer, Order
+from gpumond.features.suspend.helpers import deadline_seconds
+from gpumond.kernel import Clock, Grants
+from gpumond.store.table import Table, Transactions
+from gpumond.tick.observe import unmapped
+
+log = logging.getLogger(__name__)
+
+RECEIPTS_KEPT = 1000
+POLL_SECONDS = 1.0
+"""Time between two looks at a request for memory. Its place is lost after 10 s."""
+FRAME_SECONDS = 2.0
+"""Shortest wait for memory: the current frame may be older than a suspension or an end that has just freed it."""
+RESUME_SECONDS = 600.0
+"""Longest wait for memory of a resumption that continues after a restart, or that the end of a program requests."""
+PAUSE_SECONDS, MAX_PAUSE_SECONDS = 5.0, 300.0
+"""Time between two questions about the driver's state of a program, which is unknown. It doubles."""
+SETTLE_SECONDS = 5.0
+"""Longest wait until the driver's counts show a suspension."""
+LISTED_SECONDS = 15.0
+"""Time for which the driver lists a suspended program until it is asked whether someone else has resumed it."""
+
+NOT_STORED = "the store cannot be written, and a restarted daemon would not know it"
+
+
+class AsksHelpers(Protocol):
+    async def ask(self, order: Order, seconds: float) -> Answer | None: ...
+    def forget(self, order_id: str) -> None: ...
+
+
+def suspension_table(store: Transactions) -> Table[SuspendedProgram]:
+    """Return the store's table of programs that are suspended."""
+    return Table(store, "suspensions", SuspendedProgram, key="id", valid=lambda each: bool(each.memory))
+
+
+class Suspender:
+    """``snapshot`` returns the current facts, ``read_driver`` new ones. ``surroundings`` reads what concerns a process
+    among those that the driver lists, ``is_alive`` whether it exists, and ``is_continued`` whether a SIGCONT waits for
+    it. ``flushing``: an agent executes a flush. ``wake`` makes a new snapshot due.
+    """
+
+    def __init__(
+        self,
+        *,
+        allowed: Callable[[], bool],
+        idle_seconds: Callable[[], float],
+        snapshot: Callable[[], Snapshot | None],
+        read_driver: Callable[[], Awaitable[Reading | None]],
+        grants: Grants,
+        helpers: AsksHelpers,
+        surroundings: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[Surroundings]],
+        is_alive: Callable[[ProcessKey], bool],
+        is_continued: Callable[[ProcessKey], bool],
+        flushing: Callable[[AgentReport], bool],
+        store: Transactions,
+        note: Callable[[str, str, Any], Awaitable[None]],
+        wake: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._allowed, self._idle_seconds, self._snapshot = allowed, idle_seconds, snapshot
+        self._read_driver, self._grants, self._helpers = read_driver, grants, helpers
+        self._surroundings, self._flushing = surroundings, flushing
+        self._is_alive, self._is_continued = is_alive, is_continued
+        self._note, self._wake, self._clock = note, wake, clock
+        self._table = suspension_table(store)
+        self.loaded = False
+        self.programs: dict[ProcessKey, SuspendedProgram] = {}
+        self.receipts: deque[SuspensionReceipt] = deque(maxlen=RECEIPTS_KEPT)
+        self._one_at_a_time = asyncio.Lock()
+        """Suspensions follow each other: each must see what the one before has left of the host memory."""
+        self._locks: WeakValueDictionary[ProcessKey, asyncio.Lock] = WeakValueDictionary()
+        self._ask_at: dict[ProcessKey, float] = {}
+        """When the driver's state of a program is asked for again."""
+        self._pauses: dict[ProcessKey, float] = {}
+        self._listed_since: dict[ProcessKey, float] = {}
+        self._continues: dict[ProcessKey, int] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._at_work: set[ProcessKey] = set()
+
+    async def load(self) -> list[str]:
+        """Restore the programs of the previous daemon, and continue what it has begun. Raises StoreUnavailable."""
+        rows = await self._table.rows()
+        self.programs = {row.value.key: row.value for row in rows} | self.programs
+        self.loaded = True
+        for program in self.programs.values():
+            if program.state not in ("suspended", "stuck"):
+                self._extend(program)
+                self._ask_at[program.key] = self._clock.monotonic()
+        return []
+
+    async def close(self) -> None:
+        """Stop waiting. Helpers continue, and the next daemon asks for their result."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def observe(self, snapshot: Snapshot) -> Snapshot:
+        """Add the suspended programs, also those that the driver's lists do not reveal, as after a restart."""
+        if not self.programs and not self._allowed():
+            return snapshot
+        known = {(each.device_uuid, each.process) for each in snapshot.suspensions}
+        added: list[Suspension] = []
+        changed: dict[ProcessKey, AgentReport] = {}
+        for program in self.programs.values():
+            own = [each for each in _unlisted(program, snapshot) if (each.device_uuid, program.key) not in known]
+            report = snapshot.reports_by_process.get(program.key)
+            if report is not None and own:
+                pools = unmapped(report.pools, {each.device_uuid for each in own})
+                changed[program.key] = replace(report, pools=pools, suspended=True)
+            added += own
+        snapshot = replace(
+            snapshot,
+            suspensions=(*snapshot.suspensions, *added),
+            reports=tuple(changed.get(each.key, each) for each in snapshot.reports),
+            suspended_programs=tuple(self.programs.values()),
+        )
+        idle = set(candidates(snapshot, self._allowed(), self._idle_seconds()))
+        if not idle:
+            return snapshot
+        marked = tuple(replace(each, may_suspend=True) if each.key in idle else each for each in snapshot.reports)
+        return replace(snapshot, reports=marked)
+
+    def execute(self, snapshot: Snapshot) -> None:
+        """Note the programs that have ended, and ask for states that are unknown. Waits for nothing."""
+        now = self._clock.monotonic()
+        ended = {each.key for each in snapshot.ends}
+        for key, program in list(self.programs.items()):
+            if key in self._at_work:
+                continue
+            if program.state == "resuming":  # a helper may still be restoring it
+                self._extend(program)
+            if not self._is_alive(key):
+                self._start(self._gone(program))
+            elif key in self._ask_at:
+                if now >= self._ask_at[key]:
+                    self._start(self._settle(key))
+            elif program.state not in ("suspended", "stuck"):  # an error has ended its task
+                self._ask_at[key] = now + PAUSE_SECONDS
+            elif program.state == "suspended" and key in ended:  # its exit waits for the driver
+                self._start(self.resume(key, "exit", wait_seconds=RESUME_SECONDS))
+            elif program.state == "suspended" and self._continued(program, snapshot):
+                self._start(self.resume(key, "SIGCONT", wait_seconds=RESUME_SECONDS))
+            elif program.state == "suspended" and _is_listed(program, snapshot):
+                if now - self._listed_since.setdefault(key, now) > LISTED_SECONDS:
+                    self._ask_at[key] = now
+            else:
+                self._listed_since.pop(key, None)
+
+    def _continued(self, program: SuspendedProgram, snapshot: Snapshot) -> bool:
+        """Return whether a program has received SIGCONT. Its agent has counted the signal, or is blocked itself."""
+        report = snapshot.reports_by_process.get(program.key)
+        before = self._continues.get(program.key)
+        if report is not None:
+            self._continues[program.key] = report.continues
+        received = report is not None and before is not None and report.continues > before
+        return received or self._is_continued(program.key)
+
+    async def suspend_idle(self, process: ProcessKey, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
+        request = Request(process=process, idle_seconds=self._idle_seconds())
+        return await self.suspend(request, requested_by, dry_run)
+
+    async def suspend(self, request: Request, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
+        """Suspend a program, and return when it is done or refused. A caller that leaves does not cancel it."""
+        return await asyncio.shield(self._start(self._suspended(request, requested_by, dry_run)))
+
+    async def resume(
+        self, process: ProcessKey, requested_by: str, uid: int | None = None, wait_seconds: float = 0.0
+    ) -> SuspensionReceipt:
+        """Resume a program once its memory is granted, for which it waits at most ``wait_seconds``."""
+        return await asyncio.shield(self._start(self._resumed(process, requested_by, uid, wait_seconds)))
+
+    async def _suspended(self, request: Request, requested_by: str, dry_run: bool) -> SuspensionReceipt:
+        key, snapshot = request.process, self._snapshot()
+        report = snapshot.reports_by_process.get(key) if snapshot else None
+        receipt = SuspensionReceipt(
+            action="suspend",
+            pid=key.pid,
+            start_ticks=key.start_ticks,
+            workload=report.workload if report else "",
+            outcome="refused",
+            requested_by=requested_by,
+            started_at=self._clock.wall(),
+        )
+        began = self._clock.monotonic()
+        if snapshot is None or report is None or key.start_ticks is None:
+            return replace(receipt, reason="no connected agent has this pid", remedy="gpumond status lists the agents")
+        async with self._one_at_a_time, self._lock(key):
+            refused = await self._refusal(snapshot, report, request)
+            memory = memory_of(snapshot, key)
+            receipt = replace(receipt, expected_bytes=sum(each.used_bytes for each in memory))
+            if refused or dry_run:
+                reason, remedy = (refused.reason, refused.remedy) if refused else ("", "")
+                return replace(receipt, outcome="refused" if refused else "planned", reason=reason, remedy=remedy)
+            program = SuspendedProgram(
+                id=f"{key.pid}-{key.start_ticks}",
+                pid=key.pid,
+                start_ticks=key.start_ticks,
+                uid=report.uid,
+                workload=report.workload,
+                state="suspending",
+                since=receipt.started_at,
+                memory=memory,
+                requested_by=requested_by,
+            )
+            if not await self._keep(program):
+                return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
+            with self._working(key):
+                answer = await self._ask(program, "suspend")
+                receipt = await self._concluded(program, answer, receipt)
+                if receipt.outcome == "suspended":
+                    receipt = replace(receipt, released_bytes=await self._released(program))
+        return await self._proven(replace(receipt, duration_seconds=self._clock.monotonic() - began))
+
+    async def _resumed(
+        self, key: ProcessKey, requested_by: str, uid: int | None, wait_seconds: float
+    ) -> SuspensionReceipt:
+        began = self._clock.monotonic()
+        receipt = SuspensionReceipt(
+            action="resume",
+            pid=key.pid,
+            start_ticks=key.start_ticks,
+            workload="",
+            outcome="refused",
+            requested_by=requested_by,
+            started_at=self._clock.wall(),
+        )
+        async with self._lock(key):
+            program = self.programs.get(key)
+            refused = _not_resumable(program, key, uid, self._snapshot())
+            if program is None or refused is not None:
+                assert refused is not None
+                return replace(receipt, reason=refused.reason, remedy=refused.remedy)
+            receipt = replace(receipt, workload=program.workload, expected_bytes=program.resume_bytes)
+            with self._working(key):
+                by = program.requested_by if program.grants else requested_by
+                program = replace(program, state="waiting", reason="", requested_by=by)
+                if not await self._keep(program):
+                    self.programs[key] = replace(program, state="suspended")
+                    return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
+                receipt = await self._wait_and_restore(program, receipt, began + max(wait_seconds, FRAME_SECONDS))
+        return await self._proven(replace(receipt, duration_seconds=self._clock.monotonic() - began))
+
+    async def _wait_and_restore(
+        self, program: SuspendedProgram, receipt: SuspensionReceipt, deadline: float
+    ) -> SuspensionReceipt:
+        """Restore a program that waits, once all its memory is granted. The driver is not asked before."""
+        missing: Admission | None = None
+        while True:
+            program, missing = await self._granted(program)
+            if missing is None and not self._is_alive(program.key):
+                return await self._concluded(program, Answer(state="gone"), receipt)
+            if missing is None and (short := await self._short_device(program)) is None:
+                program = replace(program, state="resuming")
+                if await self._keep(program):
+                    break
+            elif missing is None:
+                missing = short
+            if self._clock.monotonic() >= deadline or not self._is_alive(program.key):
+                return await self._not_granted(program, missing, receipt)
+            await asyncio.sleep(POLL_SECONDS)
+        holding = asyncio.create_task(self._hold(program))
+        try:
+            answer = await self._ask(program, "resume")
+        finally:
+            holding.cancel()
+        return await self._concluded(program, answer, receipt)
+
+    async def _granted(self, program: SuspendedProgram) -> tuple[SuspendedProgram, Admission | None]:
+        """Return the program with its requests for memory, and the first that is not granted; None if all are.
+
+        The devices follow each other in the order of their names: two programs cannot wait for each other.
+        """
+        snapshot = self._snapshot()
+        known = snapshot is not None and any(each.key == program.key for each in snapshot.suspended_programs)
+        held: list[str] = []
+        missing: Admission | None = None
+        for number, own in enumerate(sorted(program.memory, key=lambda each: each.device_uuid)):
+            name = program.grants[number] if number < len(program.grants) else ""
+            # An older snapshot counts the memory that the suspension has freed as allocated by this program.
+            answer = self._request(program, own.device_uuid, own.used_bytes, name, snapshot) if known else None
+            held += [answer.id] if answer else [name] if name else []
+            if answer is None or answer.state != "granted":
+                missing = answer or _unknown(own.device_uuid, own.device_index, own.used_bytes)
+                break
+        if tuple(held) != program.grants:
+            program = replace(program, grants=tuple(held))
+            await self._keep(program)
+        held_before = self._extend(program)
+        is_stored = await self._grants.keep() and held_before and self._extend(program)
+        if missing is None and not is_stored:
+            own = program.memory[0]
+            missing = _unknown(own.device_uuid, own.device_index, own.used_bytes)
+        return program, missing
+
+    def _request(
+        self, program: SuspendedProgram, uuid: str, size: int, name: str, snapshot: Snapshot | None
+    ) -> Admission | None:
+        """Renew a request for memory, or make it; None if the device is not known, or not now."""
+        if name:
+            with suppress(NoSuchAdmission):
+                return self._grants.renew(snapshot, name, program.requested_by)
+        device = snapshot.device(uuid) if snapshot else None
+        if snapshot is None or device is None:
+            return None
+        try:
+            return self._grants.request(
+                snapshot, device, size, program.requested_by, uid=program.uid, pid=program.pid, wait=True, whole=True
+            )
+        except TooManyAdmissions:
+            return None
+
+    async def _short_device(self, program: SuspendedProgram) -> Admission | None:
+        """Return the device whose memory was taken by a program without a grant; None if all of it is free."""
+        reading = await self._read_driver()
+        devices: Mapping[str, DeviceReading] = {each.uuid: each for each in reading.devices} if reading else {}
+        for own in program.memory:
+            device = devices.get(own.device_uuid)
+            free = device.current_free_bytes if device else None
+            if free is None or free < own.used_bytes:
+                return _unknown(own.device_uuid, own.device_index, own.used_bytes, free)
+        return None
+
+    async def _not_granted(
+        self, program: SuspendedProgram, missing: Admission | None, receipt: SuspensionReceipt
+    ) -> SuspensionReceipt:
+        self._cancel(program)
+        await self._keep(replace(program, state="suspended", grants=()), always=True)
+        if missing is None:
+            return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store", state="suspended")
+        snapshot = self._snapshot()
+        found = holders(snapshot, missing.device_uuid, program.key) if snapshot else ()
+        lacks = missing.need_bytes - max(0, missing.available_bytes or 0)
+        names = ", ".join(
+            f"{each.workload or 'a process'} (pid {each.pid}, {human(each.used_bytes)})" for each in found
+        )
+        reason = f"{human(lacks)} of {human(missing.need_bytes)} are missing on GPU {missing.device_index}"
+        remedy = "gpumond resume --wait 10m waits for it"
+        return replace(
+            receipt,
+            reason=f"{reason}, held by {names}" if names else reason,
+            remedy=remedy,
+            state="suspended",
+            missing_bytes=lacks,
+            holders=found,
+        )
+
+    async def _concluded(
+        self, program: SuspendedProgram, answer: Answer | None, receipt: SuspensionReceipt, asked: bool = False
+    ) -> SuspensionReceipt:
+        """Adopt what the driver's state means, release grants that are no longer needed, and complete the receipt."""
+        settled = settle(program, answer, asked)
+        after = settled.program
+        if after is None or after.state in ("suspended", "stuck"):
+            self._cancel(program)
+            after = after and replace(after, grants=())
+        self._ask_at.pop(program.key, None)
+        if settled.again:
+            pause = self._pauses.get(program.key, PAUSE_SECONDS)
+            self._pauses[program.key] = min(2 * pause, MAX_PAUSE_SECONDS)
+            self._ask_at[program.key] = self._clock.monotonic() + pause
+        else:
+            self._pauses.pop(program.key, None)
+        if after is None:
+            await self._forget(program)
+        else:
+            await self._keep(after, always=True)
+        return replace(
+            receipt,
+            outcome=settled.outcome or receipt.outcome,
+            reason=settled.reason,
+            state=after.state if after else "",
+            host_bytes=after.host_bytes if after else None,
+            steps=answer.steps if answer else (),
+        )
+
+    async def _settle(self, key: ProcessKey) -> None:
+        """Ask the driver for a state that is unknown, and continue what was begun."""
+        async with self._lock(key):
+            program = self.programs.get(key)
+            if program is None:
+                return
+            with self._working(key):
+                answer = await self._ask(program, "settle")
+                receipt = _bare(program, "suspend" if program.state == "suspending" else "resume", self._clock.wall())
+                receipt = await self._concluded(program, answer, receipt, asked=True)
+        if receipt.outcome not in ("refused", "timeout"):
+            await self._proven(receipt)
+        left = self.programs.get(key)
+        if left is not None and left.state == "waiting":
+            await self.resume(key, program.requested_by, wait_seconds=RESUME_SECONDS)
+
+    async def _gone(self, program: SuspendedProgram) -> None:
+        async with self._lock(program.key):
+            if self.programs.get(program.key) is not program:
+                return
+            receipt = await self._concluded(
+                program, Answer(state="gone"), _bare(program, "suspend", self._clock.wall())
+            )
+        await self._proven(receipt)
+
+    async def _ask(self, program: SuspendedProgram, action: Literal["suspend", "resume", "settle"]) -> Answer | None:
+        order = Order(action=action, pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
+        return await self._helpers.ask(order, deadline_seconds(program.resume_bytes))
+
+    async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: Request) -> Refusal | None:
+        if report.key in self.programs:
+            state = self.programs[report.key].state
+            return Refusal(f"it is {state} already", f"gpumond resume --pid {report.pid} resumes it")
+        if self._flushing(report):
+            return Refusal("a flush of it is in progress", "wait for its receipt")
+        if not self.loaded:
+            return Refusal("the store has not been read", "wait")
+        early = refusal(snapshot, report, request, self._allowed(), None)
+        if early is not None:
+            return early
+        listed = {key for device in snapshot.devices for key in device.processes_by_key}
+        surroundings = await self._surroundings(report.key, listed)
+        pending = sum(each.resume_bytes for each in self.programs.values() if each.state == "suspending")
+        return refusal(snapshot, report, request, self._allowed(), surroundings, pending)
+
+    async def _released(self, program: SuspendedProgram) -> int | None:
+        """Return by how much the driver's count has fallen, once it has settled."""
+        deadline = self._clock.monotonic() + SETTLE_SECONDS
+        while True:
+            reading = await self._read_driver()
+            left = None if reading is None else _counted(program, reading.devices)
+            if left == 0 or self._clock.monotonic() >= deadline:
+                return None if left is None else program.resume_bytes - left
+            await asyncio.sleep(0.2)
+
+    async def _hold(self, program: SuspendedProgram) -> None:
+        """Keep the grants of a program while it is restored."""
+        while True:
+            self._extend(program)
+            await self._grants.keep()
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _extend(self, program: SuspendedProgram) -> bool:
+        """Extend all grants of a program, and return whether it still has them."""
+        complete = True
+        for name in program.grants:
+            try:
+                self._grants.extend(name, program.requested_by)
+            except NoSuchAdmission:
+                complete = False
+        return complete
+
+    def _cancel(self, program: SuspendedProgram) -> None:
+        for name in program.grants:
+            with suppress(NoSuchAdmission):
+                self._grants.cancel(name, program.requested_by)
+
+    async def _keep(self, program: SuspendedProgram, always: bool = False) -> bool:
+        """Store the state of a program, then adopt it; False if it cannot be stored. ``always``: adopt it even then."""
+        try:
+            await self._table.put(program.id, program)
+        except StoreUnavailable:
+            if always:
+                self.programs[program.key] = program
+            return False
+        self.programs[program.key] = program
+        return True
+
+    async def _forget(self, program: SuspendedProgram) -> None:
+        self.programs.pop(program.key, None)
+        self._listed_since.pop(program.key, None)
+        self._continues.pop(program.key, None)
+        self._helpers.forget(program.id)
+        with suppress(StoreUnavailable):  # a restarted daemon asks the driver, and then forgets it
+            await self._table.delete(program.id, "")
+        await self._grants.keep()
+
+    async def _proven(self, receipt: SuspensionReceipt) -> SuspensionReceipt:
+        """Keep a receipt, log it and record it in the audit."""
+        self.receipts.append(receipt)
+        self._wake()  # the next frame shows the effect
+        named = f"{receipt.action} of pid {receipt.pid}, by {receipt.requested_by}"
+        log.info("%s: %s%s", named, receipt.outcome, f": {receipt.reason}" if receipt.reason else "")
+        await self._note(receipt.requested_by, f"{receipt.action}.receipt", asdict(receipt))
+        return receipt
+
+    def _lock(self, key: ProcessKey) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    def _working(self, key: ProcessKey) -> _Working:
+        return _Working(self._at_work, key)
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _Working:
+    """A block in which a process is worked on."""
+
+    def __init__(self, at_work: set[ProcessKey], key: ProcessKey) -> None:
+        self._at_work, self._key = at_work, key
+
+    def __enter__(self) -> None:
+        self._at_work.add(self._key)
+
+    def __exit__(self, *error: object) -> None:
+        self._at_work.discard(self._key)
+
+
+def _not_resumable(
+    program: SuspendedProgram | None, key: ProcessKey, uid: int | None, snapshot: Snapshot | None
+) -> Refusal | None:
+    if program is None:
+        if snapshot is not None and key in snapshot.suspended:
+            return Refusal("gpumond has not suspended it", "resume it with the tool that has suspended it")
+        return Refusal("it is not suspended", "nothing to do")
+    if uid not in (None, program.uid):
+        return Refusal(f"it belongs to uid {program.uid}", "ask its user or an administrator")
+    if program.state == "stuck":
+        return Refusal(f"it is stuck: {program.reason}", f"end it: kill -9 {program.pid}")
+    if program.state not in ("suspended", "waiting"):
+        return Refusal(f"it is {program.state}, and the driver's state is unknown", "wait")
+    return None
+
+
+def _bare(program: SuspendedProgram, action: Literal["suspend", "resume"], now: float) -> SuspensionReceipt:
+    return SuspensionReceipt(
+        action=action,
+        pid=program.pid,
+        start_ticks=program.start_ticks,
+        workload=program.workload,
+        outcome="refused",
+        requested_by=program.requested_by,
+        started_at=now,
+        expected_bytes=program.resume_bytes,
+    )
+
+
+def _unknown(uuid: str, index: int, need: int, free: int | None = None) -> Admission:
+    return Admission(
+        id="", state="waiting", device_uuid=uuid, device_index=index, need_bytes=need, available_bytes=free
+    )
+
+
+def _unlisted(program: SuspendedProgram, snapshot: Snapshot) -> Iterable[Suspension]:
+    """Yield a suspension for each device whose driver does not list a program that is on the host."""
+    if program.state == "suspending":
+        return
+    for own in program.memory:
+        device = snapshot.device(own.device_uuid)
+        if device is not None and program.key not in device.counts and device.used_bytes is not None:
+            others = sum(count for count in device.counts.values() if count is not None)
+            usage = _usage(program, own.used_bytes)
+            yield Suspension(device.uuid, usage, device.used_bytes - others, snapshot.elapsed_seconds, confirmed=True)
+
+
+def _usage(program: SuspendedProgram, used_bytes: int) -> ProcessUsage:
+    return ProcessUsage(
+        pid=program.pid,
+        start_ticks=program.start_ticks,
+        used_bytes=used_bytes,
+        kinds=("compute",),
+        comm=program.workload or None,
+        uid=program.uid,
+    )
+
+
+def _is_listed(program: SuspendedProgram, snapshot: Snapshot) -> bool:
+    return bool(_counted(program, snapshot.devices))
+
+
+def _counted(program: SuspendedProgram, devices: Sequence[DeviceReading]) -> int:
+    """Return what the driver counts for a program on its devices."""
+    uuids = {each.device_uuid for each in program.memory}
+    return sum(device.counts.get(program.key) or 0 for device in devices if device.uuid in uuids)

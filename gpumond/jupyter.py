@@ -1,0 +1,95 @@
+"""Extension of IPython and Jupyter: ``%load_ext gpumond.jupyter``.
+
+It allows the daemon to suspend the kernel while no cell runs, and resumes it before the next cell runs. The cell states
+what it waits for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import gpumond.agent
+from gpumond.cli import client
+from gpumond.facts.errors import GpumondError
+from gpumond.facts.units import human
+
+WAIT_SECONDS = 3600.0
+ANSWER_SECONDS = 600.0
+"""Time for an answer in addition to the wait: a restore takes as long as a copy of the memory."""
+AGAIN_SECONDS = 5.0
+"""Time from a cell's start to a second look: the daemon may have suspended the kernel at the same moment."""
+UNREACHABLE_SECONDS = 60.0
+"""Time for which no cell asks a daemon that did not answer."""
+
+
+class Notebook:
+    """The state of one kernel. ``url``: the daemon's address."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._ask_from = 0.0
+        self._look: threading.Timer | None = None
+
+    def before(self, info: Any = None) -> None:
+        """Resume the kernel if it is suspended, and return when it is."""
+        gpumond.agent.start(suspendable=False)
+        self.resume()
+        self._look = threading.Timer(AGAIN_SECONDS, self.resume)
+        self._look.daemon = True
+        self._look.start()
+
+    def after(self, result: Any = None) -> None:
+        """Allow suspensions until the next cell."""
+        if self._look is not None:
+            self._look.cancel()
+        gpumond.agent.start(suspendable=True)
+
+    def resume(self) -> None:
+        """Resume the kernel if it is suspended, and print what it waits for."""
+        try:
+            if time.monotonic() < self._ask_from or not (own := self._suspension()):
+                return
+            began = time.monotonic()
+            size = human(sum(each["used_bytes"] for each in own["memory"]))
+            print(f"gpumond: this notebook is {own['state']}; it gets its {size} back…", flush=True)
+            for wait in (0.0, WAIT_SECONDS):
+                receipt = self._resumed(wait)
+                if receipt["outcome"] != "refused":
+                    break
+                print(f"gpumond: waiting: {receipt['reason']}", flush=True)
+            seconds = time.monotonic() - began
+            print(f"gpumond: {receipt['outcome']} after {seconds:.1f} s {receipt['reason']}".rstrip(), flush=True)
+        except GpumondError as error:
+            self._ask_from = time.monotonic() + UNREACHABLE_SECONDS
+            if getattr(error, "status", 0):
+                print(f"gpumond: {error}", flush=True)
+
+    def _suspension(self) -> Any:
+        """Return the state of this kernel, None if it is not suspended. Raises DaemonError."""
+        programs = client.get(self._url, "/api/v1/suspensions")
+        return next((each for each in programs if each["pid"] == os.getpid()), None)
+
+    def _resumed(self, wait: float) -> Any:
+        body = {"target": {"pid": os.getpid()}, "wait_seconds": wait}
+        (receipt,) = client.post(self._url, "/api/v1/resumptions", body, wait + ANSWER_SECONDS)["receipts"]
+        return receipt
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by ``%load_ext``."""
+    notebook = Notebook(client.default_url())
+    shell.events.register("pre_run_cell", notebook.before)
+    shell.events.register("post_run_cell", notebook.after)
+    shell.gpumond = notebook
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Called by ``%unload_ext``. The daemon may no longer suspend the kernel."""
+    notebook: Notebook = shell.gpumond
+    shell.events.unregister("pre_run_cell", notebook.before)
+    shell.events.unregister("post_run_cell", notebook.after)
+    notebook.after()
+    gpumond.agent.start(suspendable=False)

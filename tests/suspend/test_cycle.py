@@ -1,0 +1,236 @@
+"""A program is suspended and resumed, with the daemon, the agent and the helper in processes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from gpumond.sim.device import MIB, SimDevice
+from tests.fakecuda import FakeCuda
+from tests.helpers.agent_daemon import environment
+from tests.helpers.running import RunningDaemon, until
+from tests.suspend.conftest import ALLOWED, OPTIONS, ready
+from tests.suspend.programs import CONTEXT, HELD, PROGRAM, do, is_reported, output, program, resume, row, suspend
+
+
+def used(device: SimDevice) -> int:
+    return device.read().used_bytes or 0
+
+
+def test_memory_leaves_the_device_and_returns_for_a_second_program(
+    daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda
+) -> None:
+    with program(daemon, device) as notebook:
+        assert output(notebook) == "ready"
+        until(lambda: is_reported(daemon, notebook.pid))
+        receipt = suspend(daemon, notebook.pid)
+        assert (receipt["outcome"], receipt["reason"]) == ("suspended", "")
+        assert receipt["expected_bytes"] == receipt["released_bytes"] == HELD + CONTEXT
+        assert [name for name, _ in receipt["steps"]] == ["lock", "checkpoint"]
+        assert (used(device), cuda.state(notebook.pid)) == (0, "checkpointed")
+        until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
+        frame = daemon.get("frame")
+        (own,) = frame["snapshot"]["suspended_programs"]
+        assert (own["state"], own["memory"][0]["used_bytes"]) == ("suspended", HELD + CONTEXT)
+        assert row(daemon, notebook.pid)["unmapped_bytes"] == HELD
+        assert [each["kind"] for each in frame["verdicts"]] == []
+        with program(daemon, device, "train", 700 * MIB, suspendable=False) as train:
+            assert output(train) == "ready"
+            until(lambda: is_reported(daemon, train.pid, 700 * MIB))
+            refused = resume(daemon, notebook.pid)
+            assert (refused["outcome"], refused["state"]) == ("refused", "suspended")
+            assert refused["missing_bytes"] == HELD + CONTEXT - (1024 - 724) * MIB
+            assert [(each["pid"], each["workload"]) for each in refused["holders"]] == [(train.pid, "train")]
+            assert "restore" not in "".join(cuda.calls())
+        back = resume(daemon, notebook.pid, wait=30)
+        assert (back["outcome"], back["state"]) == ("resumed", "")
+        assert (used(device), cuda.state(notebook.pid)) == (HELD + CONTEXT, "running")
+        do(notebook, "allocator.free(kept)")
+        assert output(notebook) == "did allocator.free(kept)"
+        until(lambda: row(daemon, notebook.pid).get("cached_bytes") == HELD)
+        assert daemon.get("frame")["snapshot"]["suspended_programs"] == []
+
+
+def test_programs_that_need_memory_share_the_device_with_idle_ones(
+    daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda
+) -> None:
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        until(lambda: daemon.get("agents")[0]["may_suspend"])
+        need = ["--need", "700MiB", "--wait", "1m", "--", sys.executable, "-c", "print('started')"]
+        refused = daemon.run("run", *need[:2], *need[4:])
+        assert "they fit after a suspension of notebook" in refused.stderr
+        started = daemon.run("run", *need)
+        assert (started.returncode, started.stdout) == (0, "started\n")
+        assert cuda.state(notebook.pid) == "checkpointed"
+        assert resume(daemon, notebook.pid, wait=30)["outcome"] == "resumed"
+
+
+def test_rule_suspends_an_idle_program(serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda) -> None:
+    rule = {"name": "idle", "scope": "process", "value": "used_bytes", "above": "1MiB", "action": {"suspend": True}}
+    config = device.directory.parent.parent / "config.yaml"
+    config.write_text(json.dumps({"rules": [rule], "allow_suspend": True, "suspend_idle": "0s"}))
+    daemon = ready(serve(*OPTIONS, "--config", str(config), environ=cuda.env))
+    with program(daemon, device) as notebook, program(daemon, device, "other", 100 * MIB, suspendable=False) as other:
+        until(lambda: is_reported(daemon, notebook.pid))
+        until(lambda: cuda.state(notebook.pid) == "checkpointed")
+        until(lambda: "suspended notebook: 624.0 MiB" in str(daemon.get("alerts")))
+        assert cuda.state(other.pid) == "running"
+
+
+def test_program_of_run_is_resumed_by_a_signal(daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda) -> None:
+    code = PROGRAM.replace(", suspendable=SUSPENDABLE", "").replace("WORKLOAD", "'run'").replace("SIZE", str(HELD))
+    code = code.replace("DIRECTORY", repr(str(device.directory)))
+    command = [sys.executable, "-m", "gpumond", "run", "--suspendable", "--", sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment(daemon.socket), text=True, **pipes) as notebook:
+        assert output(notebook) == "ready"
+        for received in range(2):
+            until(lambda: is_reported(daemon, notebook.pid))
+            until(lambda count=received: daemon.get("agents")[0]["continues"] == count)
+            assert suspend(daemon, notebook.pid)["outcome"] == "suspended"
+            until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
+            do(notebook, "allocator.free(allocator.malloc(1))")  # its main thread waits for the device
+            notebook.send_signal(signal.SIGCONT)
+            until(lambda: cuda.state(notebook.pid) == "running")
+            assert output(notebook).startswith("did")
+        notebook.kill()
+
+
+def test_commands_print_receipts_and_the_state(daemon: RunningDaemon, device: SimDevice) -> None:
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        planned = daemon.run("suspend", "--workload", "notebook", "--dry-run")
+        assert (planned.returncode, "planned" in planned.stdout) == (0, True)
+        assert daemon.run("suspend", "--idle-for", "1h").returncode == 3
+        done = daemon.run("suspend", "--pid", str(notebook.pid))
+        assert (done.returncode, "suspended" in done.stdout) == (0, True)
+        until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
+        assert "resume needs 624.0 MiB" in daemon.run("status").stdout
+        assert daemon.run("resume", "--all").returncode == 0
+
+
+def test_program_without_permission_is_refused(daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda) -> None:
+    with program(daemon, device, suspendable=False) as other:
+        until(lambda: is_reported(daemon, other.pid))
+        receipt = suspend(daemon, other.pid)
+        assert receipt["outcome"] == "refused"
+        assert "gpumond run --suspendable" in receipt["remedy"]
+        assert cuda.calls() == []
+
+
+def test_suspensions_are_off_by_default(serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda) -> None:
+    daemon = ready(serve("--source", "sim", "--interval", "0.2", environ=cuda.env))
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        assert suspend(daemon, notebook.pid)["remedy"] == "set allow_suspend: true"
+        assert cuda.calls() == []
+
+
+def test_checkpoint_that_fails_leaves_the_program_running(
+    daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda
+) -> None:
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        for function in ("lock", "checkpoint"):
+            cuda.fail(function, "before", "801")
+            receipt = suspend(daemon, notebook.pid)
+            assert (receipt["outcome"], receipt["state"]) == ("failed", "")
+            assert receipt["reason"].endswith("CUDA_ERROR_NOT_SUPPORTED")
+            assert cuda.state(notebook.pid) == "running"
+        assert suspend(daemon, notebook.pid)["outcome"] == "suspended"
+
+
+def test_flush_of_a_suspended_program_is_deferred(daemon: RunningDaemon, device: SimDevice) -> None:
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        suspend(daemon, notebook.pid)
+        until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
+        _, answer, _ = daemon.flush(target={"pid": notebook.pid})
+        assert [each["outcome"] for each in answer["receipts"]] == ["deferred"]
+
+
+def test_end_of_a_suspended_program_removes_it(daemon: RunningDaemon, device: SimDevice) -> None:
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        suspend(daemon, notebook.pid)
+        notebook.kill()
+        notebook.wait()
+        until(lambda: daemon.get("suspensions") == [])
+        until(lambda: not row(daemon, notebook.pid))
+        answer = resume(daemon, notebook.pid)
+        assert answer["status"] == 404
+
+
+EVERY_CHANGE = {
+    ("kill", "checkpoint", "after"),
+    ("kill", "restore", "before"),
+    ("daemon", "checkpoint", "before"),
+    ("daemon", "restore", "after"),
+}
+"""The kills that are tested for every change; the others are soak tests."""
+
+
+@pytest.mark.parametrize(
+    ("who", "function", "place"),
+    [
+        pytest.param(*each, marks=() if each in EVERY_CHANGE else pytest.mark.soak)
+        for each in product(("kill", "daemon"), ("lock", "checkpoint", "restore", "unlock"), ("before", "after"))
+    ],
+)
+def test_kill_of_helper_or_daemon_loses_neither_program_nor_grant(
+    serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda, who: str, function: str, place: str
+) -> None:
+    daemon = ready(serve(*OPTIONS, environ=cuda.env | ALLOWED))
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        if function in ("lock", "checkpoint"):
+            cuda.fail(function, place, who)
+        else:
+            assert suspend(daemon, notebook.pid)["outcome"] == "suspended"
+            cuda.fail(function, place, who)
+        act = suspend if function in ("lock", "checkpoint") else resume
+        if who == "daemon":
+            with pytest.raises((ConnectionError, http.client.HTTPException)):
+                act(daemon, notebook.pid)
+            daemon.process.wait()
+            daemon = ready(RunningDaemon(daemon.directory, *OPTIONS, environ=cuda.env | ALLOWED, url=daemon.url))
+        else:
+            act(daemon, notebook.pid)
+        try:
+            until(lambda: all(each["state"] == "suspended" for each in daemon.get("suspensions")), 90)
+            if daemon.get("suspensions"):
+                assert cuda.state(notebook.pid) == "checkpointed"
+                until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
+                assert resume(daemon, notebook.pid, wait=30)["outcome"] == "resumed"
+            assert cuda.state(notebook.pid) == "running"
+            assert "stuck" not in "".join(cuda.calls())
+            assert used(device) == HELD + CONTEXT
+            do(notebook, "allocator.free(kept)")
+            assert output(notebook) == "ready"
+            assert output(notebook) == "did allocator.free(kept)"
+        finally:
+            if daemon.process.poll() is None:
+                daemon.stop()
+
+
+def test_helper_that_hangs_delays_nothing_else(daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda) -> None:
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        cuda.fail("cuInit", "before", "hang")
+        command = ["suspend", "--pid", str(notebook.pid)]
+        with subprocess.Popen([sys.executable, "-m", "gpumond", *command], env=daemon.environ) as waiting:
+            until(lambda: cuda.calls() == ["cuInit 0 hang"])
+            number = daemon.get("frame")["snapshot"]["seq"]
+            until(lambda: daemon.get("frame")["snapshot"]["seq"] > number + 3)
+            waiting.send_signal(signal.SIGKILL)
+        assert daemon.get("suspensions")[0]["state"] == "suspending"
+        assert os.path.exists(daemon.directory / "state" / "suspend")

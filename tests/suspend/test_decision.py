@@ -1,0 +1,233 @@
+"""What is refused and why, what follows from the driver's state, and the plans of requests for memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpumond.facts.pools import PoolUsage
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState, Suspension
+from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
+from gpumond.facts.units import GIB
+from gpumond.features.quotas.admissions import Competitor, reclaim_plan
+from gpumond.features.suspend.decision import Request, Surroundings, holders, refusal, settle
+from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, Answer, Order, carry_out
+from gpumond.host.machine import start_ticks
+from tests.helpers.values import make_pool, make_report
+
+KEY = ProcessKey(10, 100)
+USAGE = ProcessUsage(pid=10, start_ticks=100, used_bytes=61 * GIB, kinds=("compute",), idle_seconds=7200.0)
+DEVICE = DeviceReading(
+    uuid="GPU-a", index=0, vendor="nvidia", size_bytes=80 * GIB, used_bytes=61 * GIB, processes=(USAGE,)
+)
+SOURCE = SourceState(name="nvml", up=True, responsive=True, driver_version="580.159.04")
+SNAPSHOT = Snapshot(seq=1, taken_at=0.0, elapsed_seconds=10.0, source=SOURCE, devices=(DEVICE,))
+REPORT = make_report(10, (make_pool(live=60 * GIB, cached=0),), suspendable=True)
+ROOM = Surroundings(host_bytes=100 * GIB)
+
+
+def refused(
+    device: DeviceReading = DEVICE,
+    report: AgentReport = REPORT,
+    found: Surroundings | None = ROOM,
+    allowed: bool = True,
+    driver: str | None = "580.159.04",
+    pending: int = 0,
+    suspensions: tuple[Suspension, ...] = (),
+    **request: Any,
+) -> str:
+    source = replace(SOURCE, driver_version=driver)
+    snapshot = replace(SNAPSHOT, devices=(device,), reports=(report,), source=source, suspensions=suspensions)
+    answer = refusal(snapshot, report, Request(process=KEY, **request), allowed, found, pending)
+    assert answer is None or (answer.reason and answer.remedy)
+    return answer.reason if answer else ""
+
+
+def pool(**fields: Any) -> PoolUsage:
+    return replace(REPORT.pools[0], **fields)
+
+
+def usage(**fields: Any) -> DeviceReading:
+    return replace(DEVICE, processes=(replace(USAGE, **fields),))
+
+
+def test_idle_program_that_allows_it_is_suspended():
+    assert refused() == ""
+    assert refused(uid=REPORT.uid, idle_seconds=3600.0) == ""
+    assert refused(replace(DEVICE, vendor="sim"), driver=None) == ""
+    assert refused(report=replace(REPORT, components=("ipc",)), driver="610.10") == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "case"),
+    [
+        ("the configuration does not allow", {"allowed": False}),
+        ("the program does not allow it", {"report": replace(REPORT, suspendable=False)}),
+        (f"it belongs to uid {REPORT.uid}", {"uid": REPORT.uid + 1}),
+        (f"it belongs to uid {REPORT.uid}, and the daemon", {"found": replace(ROOM, uid=REPORT.uid + 1)}),
+        ("its pid is unknown", {"report": replace(REPORT, pid=2**31)}),
+        ("it is suspended already", {"suspensions": (Suspension("GPU-a", USAGE, 0, 0.0, confirmed=True),)}),
+        ("the driver lists no memory", {"device": replace(DEVICE, processes=())}),
+        ("it uses a MIG instance", {"device": replace(DEVICE, parent_uuid="GPU-b")}),
+        ("it is a client of MPS", {"device": usage(kinds=("mps",))}),
+        ("the driver does not state its memory", {"device": usage(used_bytes=None)}),
+        ("the driver does not state its memory", {"device": replace(DEVICE, missed=1)}),
+        ("it is stopped", {"device": usage(state="stopped")}),
+        ("only the driver of NVIDIA", {"device": replace(DEVICE, vendor="amd")}),
+        ("driver 565.57.01 cannot", {"driver": "565.57.01"}),
+        ("driver of unknown version cannot", {"driver": None}),
+        ("it shares device memory", {"report": replace(REPORT, components=("ipc",))}),
+        ("it uses managed memory", {"report": replace(REPORT, pools=(pool(managed=True),))}),
+        ("it has NCCL communicators", {"report": replace(REPORT, components=("nccl",))}),
+        ("it has been idle for 2 h, not for 3 h", {"idle_seconds": 10800.0}),
+        ("it has been idle for an unknown time", {"device": usage(idle_seconds=None), "idle_seconds": 1.0}),
+        ("its children use the device too (pid 11, 12)", {"found": replace(ROOM, children=(11, 12))}),
+        ("the free host memory is unknown", {"found": replace(ROOM, host_bytes=None)}),
+        ("it needs 67.1 GiB of host memory, and 67.0 GiB", {"found": replace(ROOM, host_bytes=67 * GIB)}),
+        ("it needs 97.1 GiB of host memory", {"found": replace(ROOM, host_bytes=70 * GIB), "pending": 30 * GIB}),
+    ],
+)
+def test_refusal_states_the_reason(reason: str, case: dict[str, Any]):
+    assert refused(**case).startswith(reason)
+
+
+PROGRAM = SuspendedProgram(
+    id="10-100",
+    pid=10,
+    start_ticks=100,
+    uid=1000,
+    workload="notebook",
+    state="suspending",
+    since=0.0,
+    memory=(SuspendedMemory("GPU-a", 0, 61 * GIB),),
+    grants=("grant",),
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "driver", "after", "outcome"),
+    [
+        ("suspending", "checkpointed", "suspended", "suspended"),
+        ("suspending", "running", None, "failed"),
+        ("suspending", "locked", "suspending", "timeout"),
+        ("suspending", "", "suspending", "timeout"),
+        ("resuming", "running", None, "resumed"),
+        ("resuming", "checkpointed", "suspended", "failed"),
+        ("resuming", "locked", "resuming", "timeout"),
+        ("resuming", "failed", "stuck", "failed"),
+        ("suspended", "running", None, "resumed"),
+        ("suspended", "checkpointed", "suspended", None),
+        ("suspended", "gone", None, "gone"),
+    ],
+)
+def test_state_of_the_driver_decides(state: Any, driver: str, after: str | None, outcome: str | None):
+    settled = settle(replace(PROGRAM, state=state), Answer(state=driver))
+    assert (settled.program and settled.program.state, settled.outcome) == (after, outcome)
+    assert settle(replace(PROGRAM, state=state), None).program == replace(PROGRAM, state=state)
+
+
+def test_program_whose_restore_has_not_begun_waits_with_its_grants():
+    settled = settle(replace(PROGRAM, state="resuming"), Answer(state="checkpointed"), asked=True)
+    assert settled.program == replace(PROGRAM, state="waiting")
+
+
+def test_holders_are_named_largest_first():
+    others = tuple(replace(USAGE, pid=pid, used_bytes=pid * GIB, comm=f"c{pid}") for pid in (1, 2, 3, 4))
+    snapshot = replace(SNAPSHOT, devices=(replace(DEVICE, processes=(USAGE, *others)),))
+    assert [each.workload for each in holders(snapshot, "GPU-a", KEY)] == ["c4", "c3", "c2"]
+
+
+def competitor(pid: int, cached: int, suspendable: int) -> Competitor:
+    return Competitor(
+        process=ProcessKey(pid, pid),
+        uid=1000,
+        workload="",
+        reclaimable_bytes=cached * GIB,
+        suspendable_bytes=suspendable * GIB,
+    )
+
+
+@pytest.mark.parametrize(
+    ("short", "flushed", "suspended", "missing"),
+    [
+        (4, [1], [], 0),
+        (10, [1, 2], [], 0),
+        (20, [], [2], 0),
+        (50, [], [3], 0),
+        (95, [1], [3, 2], 0),
+        (99, [1], [3, 2], 2),
+    ],
+)
+def test_programs_are_suspended_only_if_flushes_do_not_suffice(short: int, flushed: Any, suspended: Any, missing: int):
+    plan = reclaim_plan([competitor(1, 7, 0), competitor(2, 5, 30), competitor(3, 0, 60)], short * GIB, 0)
+    assert [each.process.pid for each in plan.flushes] == flushed
+    assert [each.process.pid for each in plan.suspensions] == suspended
+    assert plan.missing_bytes == missing * GIB
+
+
+class Driver:
+    """A driver with one program. ``failing``: the call that fails."""
+
+    def __init__(self, state: int = RUNNING, failing: str = "") -> None:
+        self.now, self.failing, self.calls = state, failing, list[str]()
+
+    def init(self) -> str:
+        return self._call("init", self.now)
+
+    def state(self, pid: int) -> tuple[int, str]:
+        return self.now, "state: 1" if self.failing == "state" else ""
+
+    def lock(self, pid: int, milliseconds: int) -> str:
+        return self._call("lock", LOCKED)
+
+    def checkpoint(self, pid: int) -> str:
+        return self._call("checkpoint", CHECKPOINTED)
+
+    def restore(self, pid: int) -> str:
+        return self._call("restore", LOCKED)
+
+    def unlock(self, pid: int) -> str:
+        return self._call("unlock", RUNNING)
+
+    def _call(self, name: str, after: int) -> str:
+        self.calls.append(name)
+        if name == self.failing:
+            return f"{name}: 1"
+        self.now = after
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "failing", "calls", "after"),
+    [
+        ("suspend", RUNNING, "", "init lock checkpoint", "checkpointed"),
+        ("suspend", RUNNING, "lock", "init lock", "running"),
+        ("suspend", RUNNING, "checkpoint", "init lock checkpoint unlock", "running"),
+        ("suspend", CHECKPOINTED, "", "init", "checkpointed"),
+        ("suspend", RUNNING, "init", "init", ""),
+        ("suspend", RUNNING, "state", "init", ""),
+        ("resume", CHECKPOINTED, "", "init restore unlock", "running"),
+        ("resume", CHECKPOINTED, "restore", "init restore", "checkpointed"),
+        ("resume", LOCKED, "", "init unlock", "running"),
+        ("resume", RUNNING, "", "init", "running"),
+        ("resume", FAILED, "", "init", "failed"),
+        ("settle", LOCKED, "", "init unlock", "running"),
+        ("settle", CHECKPOINTED, "", "init", "checkpointed"),
+    ],
+)
+def test_helper_calls_the_driver_in_order(action: Any, state: int, failing: str, calls: str, after: str):
+    order = Order(action=action, pid=os.getpid(), start_ticks=start_ticks(os.getpid()) or 0, uid=os.geteuid())
+    driver = Driver(state, failing)
+    answer = carry_out(order, driver)
+    assert (" ".join(driver.calls), answer.state) == (calls, after)
+    assert bool(answer.error) == bool(failing)
+
+
+def test_helper_does_nothing_to_another_process_with_the_pid():
+    driver = Driver()
+    assert carry_out(Order(action="suspend", pid=os.getpid(), start_ticks=1, uid=0), driver).state == "gone"
+    assert driver.calls == []
