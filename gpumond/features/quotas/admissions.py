@@ -332,7 +332,7 @@ def _neighbors(
         if (device.uuid, report.key) in granted:
             continue
         pools = [pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None]
-        reclaimable = snapshot.reclaimable_from(report, device)
+        reclaimable = 0 if report.flush_policy == "never" else snapshot.reclaimable_from(report, device)
         reserve = snapshot.quotas_by_process.get(report.key, NO_QUOTA).reserve_bytes
         suspendable = 0 if reserve or not report.may_suspend else snapshot.used_by(report.key, device) or 0
         if reclaimable > 0 or suspendable > 0:
