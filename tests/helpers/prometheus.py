@@ -133,7 +133,8 @@ def fill(expression: str, chosen: Mapping[str, Sequence[str]]) -> str:
     for name, values in chosen.items():
         text = values[0] if len(values) == 1 else "(" + "|".join(re.escape(value) for value in values) + ")"
         expression = expression.replace(f'"${name}"', f'"{text}"'.replace("\\", "\\\\"))
-    intervals = {"$__rate_interval": "10s", "$__range": "300s", "$__interval": f"{STEP_SECONDS}s"}
+    intervals = {"$__rate_interval": "10s", "$__range": "300s", "$__interval_ms": f"{STEP_SECONDS}000"}
+    intervals["$__interval"] = f"{STEP_SECONDS}s"  # after the longer names
     for name, length in intervals.items():
         expression = expression.replace(name, length)
     return expression

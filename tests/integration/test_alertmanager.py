@@ -74,6 +74,8 @@ def test_alert_arrives_and_is_resolved(setup: AlertmanagerSetup):
         "alertname": "full",
         "gpu": "0",
         "instance": socket.gethostname(),
+        "machine": socket.gethostname(),
+        "rule": "full",
         "severity": "page",
         "uuid": setup.driver.devices[0].uuid,
     }
