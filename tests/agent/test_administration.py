@@ -92,9 +92,9 @@ def test_all_requests_but_the_limit_are_answered_without_permission():
     assert answers(allow_limit=True, may_end=True) == ("limit", *kinds, "end")
 
 
-def test_classes_are_refused_without_a_library_that_has_them(allocator: CachingAllocator, handler: CommandHandler):
+def test_answer_without_live_memory_says_so(allocator: CachingAllocator, handler: CommandHandler):
     answer = handler.answer(AgentRequest("x", "classes"))
-    assert (answer.classes, "for PyTorch only" in answer.reason) == ((), True)
+    assert (answer.classes, "has live memory" in answer.reason) == ((), True)
 
 
 def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAllocator, handler: CommandHandler):

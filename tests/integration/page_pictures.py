@@ -54,7 +54,7 @@ def _demo(browser: Browser, root: Path) -> None:
             until(lambda: _cached(daemon, "training") > GIB // 2, 60)
             session.page.get_by_role("button", name="Flush training…").click()
             sign_in(session, daemon)
-            session.shows("is expected to release")
+            session.shows("should release")
             _save(session, "plan", whole=False)
             session.page.get_by_role("button", name="Flush now").click()
             session.shows(" released.")

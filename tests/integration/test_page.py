@@ -113,7 +113,7 @@ def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browse
         session.shows("The daemon did not accept that token.")
         sign_in(session, demo)
         dialog = page.locator("dialog#flush")
-        dialog.get_by_text("is expected to release").wait_for()
+        dialog.get_by_text("should release").wait_for()
         assert dialog.get_by_text("planned").count() == 1
         assert [receipt["outcome"] for receipt in receipts_of(demo, "training")] == ["planned"]
         dialog.get_by_role("button", name="Flush now").click()
@@ -338,7 +338,7 @@ def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     row = session.page.locator("tbody", has_text="training").first
     row.get_by_role("button", name="training", exact=True).click()
     row.get_by_text("limit 8.0 GiB (research), reserve 6.0 GiB (floor)").wait_for()
-    row.get_by_text("1.0 GiB not available").wait_for()
+    row.get_by_text("1.0 GiB taken by other programs").wait_for()
     session.page.unroute(LIVE)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, Tracked
+from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, TensorTracking, Tracked
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import AppliedLimit, LiveClasses
@@ -19,7 +19,7 @@ CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activa
 """Kinds of blocks, as `LiveClasses` names them."""
 
 
-class SimAdapter(AllocatorAdapter):
+class SimAdapter(AllocatorAdapter, TensorTracking):
     name = "sim"
     step = "cache"
     suffix = ".json"
