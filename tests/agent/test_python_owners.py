@@ -22,7 +22,7 @@ def pool(reserved, used, index=0):
     driver.fake_pool(index, *(ctypes.c_uint64(mib * MIB) for mib in (reserved, used, 0)))
 import gpumond.agent.cuda
 from gpumond.agent import cuda, flush, report
-from gpumond.agent.allocators import python_owners
+from gpumond.agent.allocators import mempools as python_owners
 def plan(dry_run=True):
     (receipt,) = (one for one in flush(dry_run=dry_run) if one.allocator == "mempool")
     promise = receipt.expected
