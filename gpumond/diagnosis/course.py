@@ -28,7 +28,7 @@ FLOOR_BYTES = 4 * MIB
 """Minimum deviation that is assumed: the quantum of allocators and drivers."""
 BEGIN_RATIO = 0.05
 """A growth begins where the curve last was at most this share of it above its lowest level."""
-FLAT_SECONDS, LONG_FLAT_SECONDS = 290.0, 600.0
+FLAT_SECONDS, LONG_FLAT_SECONDS = 290.0, 480.0
 FLAT_RATIO = 0.5
 """Limits of the minimum length of the flat curve before a growth, in seconds, and its share of the growth's age."""
 FLAT_SLOPE_RATIO, FLAT_RANGE_RATIO = 0.15, 0.25
