@@ -54,8 +54,8 @@ def expectation(error: Mapping[str, Any], written: object = None) -> str:
         return _form(context["pattern"])
     if kind in ("literal_error", "enum"):
         return f"expected {context['expected']}".replace("'", "")
-    if kind.endswith(("_too_long", "_too_short")):
-        least = kind.endswith("_too_short")
+    if kind.endswith(("too_long", "too_short")):
+        least = kind.endswith("too_short")
         number = context["min_length" if least else "max_length"]
         noun = "character" if kind.startswith("string") else "entry"
         plural = noun if number == 1 else "entries" if noun == "entry" else f"{noun}s"

@@ -82,7 +82,7 @@ def test_failed_expectation_is_shown_with_the_result(files: Path):
     ("before", "after", "says"),
     [
         ("alertname: hog}", "alertname: hug}", "no rule is named 'hug'"),
-        ("interval: 1m", "interval: 0", "tests.0.interval"),
+        ("interval: 1m", "interval: 0", r"tests\[0\].interval"),
     ],
 )
 def test_invalid_file_is_named(files: Path, before: str, after: str, says: str):

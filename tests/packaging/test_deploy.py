@@ -221,7 +221,7 @@ def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_dae
     assert [(place, only) for place, only in mounts if place.startswith(("/run", "/tmp", "/var"))] == [
         ("/run/gpumond", True)
     ]
-    assert documented == [("/run/gpumond", ":ro")]
+    assert documented == [("/run/gpumond", ""), ("/run/gpumond", ":ro")], "of the daemon, and of programs"
 
 
 def test_pod_with_a_sidecar_shares_no_pid_namespace():

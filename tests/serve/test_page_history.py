@@ -166,8 +166,8 @@ def test_marks_are_those_of_the_device_or_the_process():
 def test_crossing_is_drawn_at_the_time_until_the_device_is_full():
     """The verdicts are those of the daemon's diagnosis, when they begin."""
     times = {}
-    for per_minute, noise, minutes in ((200 * MIB, 4 * MIB, 20), (2 * GIB, 20 * MIB, 30)):
-        snapshots = by_process(noisy(leaking(per_minute, onset=5), noise), steps_of(minutes))
+    for per_minute, noise, minutes in ((200 * MIB, 4 * MIB, 60), (2 * GIB, 20 * MIB, 50)):
+        snapshots = by_process(noisy(leaking(per_minute, onset=12), noise), steps_of(minutes))
         found = first(each_onset(snapshots), "leak")
         assert found is not None
         at, verdict = found
