@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from gpumond.facts.units import GIB, MIB
 from gpumond.features.fit.replay import DoesNotFit, Need, replay
 
-pytestmark = pytest.mark.slow
-pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs torch"),
+]
 
 TRAIN = """
 import sys, torch, torch.nn as nn

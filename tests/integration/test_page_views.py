@@ -85,7 +85,7 @@ def test_baselines_are_recorded_compared_and_deleted(browser: Browser, demo: Run
             page.get_by_role("button", name="Record").click()
             page.get_by_role("row", name=name).get_by_text("complete").wait_for(timeout=60_000)
         page.get_by_role("button", name="Compare first").click()
-        session.shows("There is no measurement to compare with.")
+        session.shows("Nothing to compare with yet: start a measurement.")
         page.get_by_role("combobox", name="with", exact=True).select_option("second")
         table = page.get_by_role("table", name="Differences")
         table.wait_for()
