@@ -149,26 +149,6 @@ def reduced(times: Sequence[float], values: Sequence[float], most: int) -> tuple
     return [median(times[part]) for part in parts], [median(values[part]) for part in parts]
 
 
-def step_share(times: Sequence[float], values: Sequence[float], slope: float) -> float:
-    """Return the slope that is left without the best single step, as a share of ``slope``."""
-    count = len(values)
-    if count < 6 or slope <= 0:
-        return 0.0
-    cut = min(range(2, count - 1), key=lambda i: _distance(values[:i]) + _distance(values[i:]))
-    left = [
-        (values[j] - values[i]) / (times[j] - times[i])
-        for begin, end in ((0, cut), (cut, count))
-        for i in range(begin, end)
-        for j in range(i + 1, end)
-    ]
-    return median(left) / slope
-
-
-def _distance(values: Sequence[float]) -> float:
-    middle = median(values)
-    return sum(abs(value - middle) for value in values)
-
-
 def _fit(ages: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
     """Return the sum of squared errors, and the line, of values over transformed ages."""
     count = len(values)
