@@ -49,7 +49,7 @@ def test_dialog_names_a_program_whose_agent_connected_after_its_process_was_show
         page.get_by_role("button", name="training", exact=True).click()
         page.get_by_role("button", name="Memory of training").click()
         sign_in(session, demo)
-        page.get_by_role("dialog", name="Memory of leak (pid").wait_for()
+        page.get_by_role("dialog", name="Memory of training (pid").wait_for()
 
 
 def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):

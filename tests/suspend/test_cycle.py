@@ -67,7 +67,7 @@ def test_programs_that_need_memory_share_the_device_with_idle_ones(
         until(lambda: daemon.get("agents")[0]["may_suspend"])
         need = ["--need", "700MiB", "--wait", "1m", "--", sys.executable, "-c", "print('started')"]
         refused = daemon.run("run", *need[:2], *need[4:])
-        assert "they fit after a suspension of notebook" in refused.stderr
+        assert f"Suspending notebook (pid {notebook.pid}" in refused.stderr
         started = daemon.run("run", *need)
         assert (started.returncode, started.stdout) == (0, "started\n")
         assert cuda.state(notebook.pid) == "checkpointed"

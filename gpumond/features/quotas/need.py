@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlencode
@@ -155,11 +155,17 @@ def explained(answer: Mapping[str, Any]) -> str:
     text = f"GPU {answer['device_index']} has {free} available, {need} needed"
     if answer["ahead"]:
         text += f"; {answer['ahead']} earlier {'request is' if answer['ahead'] == 1 else 'requests are'} waiting"
-    flushes = [
-        f"{safe(each['workload']) or 'pid'} (pid {each['pid']}, {human(each['reclaimable_bytes'])})"
-        for each in answer["plan"]
-    ]
+    steps = _steps(answer["plan"])
     if answer["missing_bytes"]:
-        after = f" even after flushing {', '.join(flushes)}" if flushes else ""
+        after = f" even after {steps}" if steps else ""
         return f"{text}: {human(answer['missing_bytes'])} missing{after}"
-    return f"{text}. Flushing {', '.join(flushes)} would make room" if flushes else text
+    return f"{text}. {steps[:1].upper()}{steps[1:]} would make room" if steps else text
+
+
+def _steps(plan: Sequence[Mapping[str, Any]]) -> str:
+    """Return the steps of a plan, ``flushing train (pid 7, 2.0 GiB) and suspending lab (pid 9, 60.0 GiB)``."""
+    programs: dict[str, list[str]] = {}
+    for each in plan:
+        named = f"{safe(each['workload']) or 'pid'} (pid {each['pid']}, {human(each['reclaimable_bytes'])})"
+        programs.setdefault("suspending" if each["method"] == "suspend" else "flushing", []).append(named)
+    return " and ".join(f"{verb} {', '.join(named)}" for verb, named in programs.items())
