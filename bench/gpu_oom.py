@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -161,6 +161,12 @@ for _ in range(3):
     own.zero_grad()
 print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]))
 """
+CONFIGURATIONS = [
+    (kind, optimizer, amp, checkpointed, batch)
+    for kind, batch in (("gpt", "8"), ("bert", "16"), ("resnet", "64"), ("mlp", "16"))
+    for optimizer, amp in itertools.product(("SGD", "AdamW"), ("0", "1"))
+    for checkpointed in (("0", "1") if kind in ("gpt", "bert") else ("0",))
+]
 
 
 def python(code: str, *arguments: str, **environ: str) -> subprocess.Popen[str]:
@@ -192,7 +198,7 @@ def daemon() -> Iterator[RunningDaemon]:
 def end(*processes: subprocess.Popen[str]) -> None:
     for process in processes:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def reclaimable(running: RunningDaemon) -> int:
@@ -232,9 +238,9 @@ def rescues(rounds: int) -> dict[str, Any]:
     }
 
 
-def cases() -> dict[str, Any]:
+def cases(causes: Sequence[str] = CAUSES) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for cause in CAUSES:
+    for cause in causes:
         with daemon() as running:
             environ = {"GPUMOND_SOCKET": str(running.socket)}
             neighbor = python(A, **environ) if cause == "neighbor-cache" else None
@@ -243,17 +249,18 @@ def cases() -> dict[str, Any]:
                 asked(neighbor, "cache")
                 until(lambda: reclaimable(running) > 1 << 30)
             process = python(CASE, cause, "broken", **environ)
-            process.wait(300)
+            process.communicate(timeout=300)
             ended = time.monotonic()
             until(lambda: running.get("oom"), 30)
             ready = time.monotonic() - ended
             case = running.get("oom/last")["case"]
             first = case["remedies"][0] if case["remedies"] else {"name": "", "text": ""}
-            passes = python(CASE, cause, "fixed", **environ).wait(300) == 0
+            fixed = python(CASE, cause, "fixed", **environ)
+            fixed.communicate(timeout=300)
             found[cause] = {
                 "first": first["name"],
                 "right": first["name"] == cause,
-                "passes": passes,
+                "passes": fixed.returncode == 0,
                 "ready_seconds": round(ready, 1),
                 "bytes": len(json.dumps(case)),
                 "summary": case["summary"],
@@ -269,13 +276,7 @@ def cases() -> dict[str, Any]:
     }
 
 
-def fits() -> dict[str, Any]:
-    configurations = [
-        (kind, optimizer, amp, checkpointed, batch)
-        for kind, batch in (("gpt", "8"), ("bert", "16"), ("resnet", "64"), ("mlp", "16"))
-        for optimizer, amp in itertools.product(("SGD", "AdamW"), ("0", "1"))
-        for checkpointed in (("0", "1") if kind in ("gpt", "bert") else ("0",))
-    ]
+def fits(configurations: Sequence[tuple[str, ...]] = CONFIGURATIONS) -> dict[str, Any]:
     rows, errors, held_errors, low = [], [], [], 0
     with tempfile.TemporaryDirectory() as directory:
         script = Path(directory) / "train.py"

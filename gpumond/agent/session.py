@@ -170,10 +170,15 @@ class Session:
         self._transport.push(0.0)
         self._transport.renew()
 
-    def record_ending(self) -> None:
-        """Record the out-of-memory error that ends the program. Called while the frames of the error exist."""
-        if ending() == "out-of-memory":
-            OOMS.record_unhandled()
+    def record_ending(self) -> bool:
+        """Record the out-of-memory error that ends the program, and return whether there is one.
+
+        Called while the frames of the error exist.
+        """
+        if ending() != "out-of-memory":
+            return False
+        OOMS.record_unhandled()
+        return True
 
     def abandon(self) -> None:
         """Close the parent's socket in a forked child, without a message."""

@@ -30,6 +30,8 @@ GRACE_SECONDS = 0.2
 IMPORT_SECONDS = 1.0
 FORK_SECONDS = 0.05
 EXIT_SECONDS = 0.1
+OOM_EXIT_SECONDS = 3.0
+"""Longest wait at an exit with an out-of-memory error, whose record nothing else reports."""
 FAILED_SECONDS = 5.0
 
 
@@ -74,13 +76,14 @@ class AgentThread:
             session.step()
 
     def _at_exit(self) -> None:
-        self._exiting = True
+        self._exiting, seconds = True, EXIT_SECONDS
         try:
-            if self._session is not None:
-                self._session.record_ending()
+            if self._session is not None and self._session.record_ending():
+                seconds = OOM_EXIT_SECONDS
         except Exception:  # the program and its libraries are about to end
             self._log()
-        self.stop()
+        self._enabled = False
+        self._finish(seconds)
 
     def _launch(self) -> None:
         self._end = threading.Event()

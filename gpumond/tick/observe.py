@@ -250,20 +250,24 @@ def with_idle_times(device: DeviceReading, before: DeviceReading | None, seconds
     """Return the device with its idle times, ``seconds`` after the reading ``before``.
 
     A driver samples: work that is shorter than its sampling period may be missed, and the time starts with the first
-    reading. Where the utilization is unknown, the idle time is unknown.
+    reading. Where the utilization is unknown, the idle time is unknown; but an idle device's processes are idle.
     """
-    processes = device.processes
-    if processes and any(process.utilization_ratio is not None for process in processes):
-        known = before.processes_by_key if before else {}
-        processes = tuple(_process(process, known.get(process.key), seconds) for process in processes)
-    idle = _longer(_use(device), before.idle_seconds if before else None, seconds)
-    if idle is None and processes is device.processes:
+    use = _use(device)
+    known = before.processes_by_key if before and device.processes else {}
+    processes = device.processes and tuple(
+        _process(process, use, known.get(process.key), seconds) for process in device.processes
+    )
+    idle = _longer(use, before.idle_seconds if before else None, seconds)
+    if idle is None and processes == device.processes:
         return device
     return replace(device, processes=processes, idle_seconds=idle)
 
 
-def _process(process: ProcessUsage, before: ProcessUsage | None, seconds: float) -> ProcessUsage:
-    idle = _longer(process.utilization_ratio, before.idle_seconds if before else None, seconds)
+def _process(process: ProcessUsage, use: float | None, before: ProcessUsage | None, seconds: float) -> ProcessUsage:
+    own = process.utilization_ratio
+    if own is None and use == 0.0:
+        own = use
+    idle = _longer(own, before.idle_seconds if before else None, seconds)
     return process if idle == process.idle_seconds else replace(process, idle_seconds=idle)
 
 

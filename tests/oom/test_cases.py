@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gpumond.facts.frame import Frame
+from gpumond.facts.program import Oom, OomPool
 from gpumond.facts.units import GIB
 from gpumond.features.oom.build import opaque_case, timeline
 from gpumond.features.oom.case import CaseFile
+from gpumond.features.oom.evidence import Evidence
 from gpumond.features.oom.part import KEPT, PER_PROCESS, Cases
 from gpumond.features.oom.report import document, plain
 from gpumond.tick.history import History
@@ -103,3 +105,16 @@ def test_text_of_a_program_has_no_control_characters_and_no_markup(show):
     assert "\x1b" not in shown
     if show is document:
         assert "<script>" not in shown
+
+
+def test_what_a_program_gained_after_its_last_report_is_counted_once():
+    """It grew from 50 to 78 GiB within a second: the driver's count before the error was 30 GiB ahead of its report."""
+    device = make_device(used_bytes=79 * GIB, free_bytes=GIB, processes=(make_process(10, 79 * GIB),))
+    report = make_report(10, (make_pool(live=50 * GIB, cached=0),), workload="train")
+    snapshot = make_snapshot(device, reports=(report,))
+    pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=78 * GIB, cached_bytes=0, stranded_bytes=0)
+    oom = Oom(
+        number=1, at=snapshot.taken_at, seen="observer", device_uuid=device.uuid, request_bytes=GIB, pools=(pool,)
+    )
+    evidence = Evidence(replace(oom, free_bytes=GIB // 2), report, Frame(snapshot, attribute(snapshot)))
+    assert evidence.held + evidence.overhead == int(79.5 * GIB)

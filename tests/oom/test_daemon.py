@@ -98,3 +98,16 @@ def test_cases_are_kept_over_a_restart(daemon: RunningDaemon, tmp_path: Path):
     environ = {"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")}
     with RunningDaemon(tmp_path / "daemon", "--source", "sim", environ=environ) as again:
         assert json.loads(again.request("/api/v1/oom/last")[1])["case"] == case
+
+
+def test_a_program_whose_agent_left_before_its_memory_has_no_case_of_its_end(daemon: RunningDaemon):
+    device = card(daemon)
+    with program(daemon, device, "train") as process, program(daemon, device, "notebook") as witness:
+        run_in_program(process, "full = allocator.malloc(880 * MIB); agent.stop()")
+        until(lambda: [each["pid"] for each in daemon.get("agents")] == [witness.pid])
+        run_in_program(witness, "import time; time.sleep(2)")
+        finished(process)
+        run_in_program(witness, "suppressed(lambda: agent.scope('forward')(allocator.malloc)(2000 * MIB))")
+        assert case_of(daemon, witness.pid)
+        assert [each["pid"] for each in daemon.get("oom")] == [witness.pid]
+        finished(witness)

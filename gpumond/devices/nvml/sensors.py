@@ -414,7 +414,8 @@ class ProcessActivity:
                 return {}
             tally.add(device.uuid, failure.kind, f"utilization of processes: {failure}")
             return None
-        self._since[device.uuid] = max((sample.timeStamp for sample in samples), default=0)
+        if samples:
+            self._since[device.uuid] = max(sample.timeStamp for sample in samples)
         ratios: dict[int, float] = {}
         for sample in samples:
             percent = max(sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil)

@@ -298,7 +298,7 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
     """Yield the programs that the alert concerns, that may be flushed, and that have enough reclaimable memory."""
     labels = dict(alert.labels)
     for report in reports if action.program_steps or action.suspend else ():
-        suspends = action.suspend and report.suspendable and not report.suspended
+        suspends = action.suspend and report.may_suspend  # once it is idle
         flushes = bool(action.program_steps) and report.flush_policy != "never"
         if not (suspends or flushes) or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
             continue

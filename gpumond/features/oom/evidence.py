@@ -143,8 +143,14 @@ class Evidence:
 
     @cached_property
     def overhead(self) -> int:
+        """The program's bytes outside its pools before the error, which include what its pools gained since its last
+        report: at most what the device has besides the pools and the others.
+        """
         own = (line for line in self.lines if line.process == self.report.key and line.share == "overhead")
-        return sum(line.used_bytes for line in own)
+        before = sum(line.used_bytes for line in own)
+        if self.device is None or self.device.size_bytes is None or self.free is None:
+            return before
+        return max(0, min(before, self.device.size_bytes - self.free - self.held - self.held_by_others))
 
     @cached_property
     def lines(self) -> list[Line]:

@@ -74,6 +74,8 @@ class OomPart(Part):
         self.cases = Cases()
         self.loaded = False
         self._frames: deque[Frame] = deque(maxlen=FRAMES)
+        self._with_agent: frozenset[ProcessKey] = frozenset()
+        """Processes that had an agent: it leaves before the driver has freed the memory."""
         self._new: list[tuple[CaseFile, list[str]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         kernel.provide(Cases, self.cases)
@@ -93,6 +95,8 @@ class OomPart(Part):
             if case.id not in self.cases:
                 self._new.append((case, self.cases.add(case)))
         self._frames.append(frame)
+        known = (*self._with_agent, *frame.snapshot.reports_by_process)
+        self._with_agent = frozenset(filter(frame.snapshot.may_contain, known))
         annotated = replace(frame, alerts=tuple(map(self._annotated, frame.alerts)))
         return replace(tick, frame=annotated, raised=tuple(map(self._annotated, tick.raised)))
 
@@ -135,7 +139,7 @@ class OomPart(Part):
                 continue
             for key, process in device.processes_by_key.items():
                 gone = not frame.snapshot.may_contain(key) and key not in frame.snapshot.suspended
-                if gone and key not in before.snapshot.reports_by_process and "holder" not in process.kinds:
+                if gone and key not in self._with_agent and "holder" not in process.kinds:
                     case = opaque_case(process, device, before, self._kernel.history)
                     if case is not None:
                         yield case
