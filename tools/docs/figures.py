@@ -10,9 +10,10 @@ A document contains the text with fields in a comment, and after it the text wit
 
     <!-- end of figures -->
 
-A field is a file of ``bench/results``, the keys of its figures in brackets, a unit as an attribute (``UNITS``) and a
-format. The key ``each`` turns a mapping into a list. A list has the keys ``min``, ``median``, ``max``, ``sum`` and
-``count``; another key, not a number, is looked up in each of its elements. ``{peers_table}`` is a whole table.
+``<!-- figures tools/docs/readme_figures.md -->`` names a file with the text. A field is a file of ``bench/results``,
+the keys of its figures in brackets, a unit as an attribute (``UNITS``) and a format. The key ``each`` turns a mapping
+into a list. A list has the keys ``min``, ``median``, ``max``, ``sum`` and ``count``; another key, not a number, is
+looked up in each of its elements. ``{peers_table}`` is a whole table.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bench.tables import panels_table, peers_table, scaling_table
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-BLOCK = re.compile(r"<!-- figures\n(.*?)\n-->\n.*?<!-- end of figures -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- figures(?:\n(.*?)\n| (\S+) )-->\n.*?<!-- end of figures -->", re.DOTALL)
 WIDTH = 120
 UNITS = {"percent": 100.0, "MiB": 2**-20, "MB": 1e-6, "kB": 1e-3, "seconds": 1e-3, "MiB_of_KiB": 2**-10}
 """Factors: ``seconds`` for milliseconds, ``MiB_of_KiB`` for KiB, the others for bytes and ratios."""
@@ -99,8 +100,9 @@ def filled(text: str) -> str:
     results = Results()
 
     def block(found: re.Match[str]) -> str:
-        values = wrapped(found[1].format_map(results))
-        return f"<!-- figures\n{found[1]}\n-->\n\n{values}\n\n<!-- end of figures -->"
+        source = found[1] or (ROOT / found[2]).read_text().strip()
+        comment = f"\n{found[1]}\n" if found[1] else f" {found[2]} "
+        return f"<!-- figures{comment}-->\n\n{wrapped(source.format_map(results))}\n\n<!-- end of figures -->"
 
     return BLOCK.sub(block, text)
 
