@@ -219,7 +219,7 @@ def download(url: str, path: str, file: BinaryIO) -> int:
                 try:
                     file.write(chunk)
                 except OSError as error:  # not of the connection
-                    raise GpumondError(f"the response cannot be written: {error.strerror}") from None
+                    raise GpumondError(f"can't write the response: {error.strerror}") from None
                 received += len(chunk)
     if received != size:
         raise DaemonError(f"the download ended after {received} of {size} bytes")

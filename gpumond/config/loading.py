@@ -240,7 +240,7 @@ class ConfigurationFile:
                 os.fsync(file.fileno())
             os.replace(temporary, copy)
         except OSError as error:
-            log.warning("no copy of the configuration is kept: %s: %s", copy, error.strerror)
+            log.warning("can't keep a copy of the configuration: %s: %s", copy, error.strerror)
 
     def _of_copy(self) -> tuple[Settings, float] | None:
         """Return the settings of the copy and when it was written; None if there is no copy of this file.

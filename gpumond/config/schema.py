@@ -56,7 +56,7 @@ class SettingsConfig(Strict):
     )
     listen: str = Field(
         "127.0.0.1:9917",
-        description="address and port of metrics, API and page; an address other than loopback requires a "
+        description="address and port of metrics, API and web UI; an address other than loopback requires a "
         "`web_config` with TLS, or `insecure`",
     )
     socket: Path | None = Field(
@@ -112,7 +112,7 @@ class SettingsConfig(Strict):
         "if it is less",
     )
     retention: Seconds = Field(
-        90 * 86400.0, ge=86400, description="age limit of the audit, receipts and resolved alerts"
+        90 * 86400.0, ge=86400, description="how long the audit log, receipts and resolved alerts are kept"
     )
     disabled_rules: tuple[str, ...] = Field(
         (), description="names of [built-in rules](rules.md#built-in-rules) that are not evaluated"
@@ -149,8 +149,8 @@ class SettingsConfig(Strict):
     )
     suspend_idle: Seconds = Field(
         600.0,
-        description="idle time from which a program that allows it is suspended by a rule, or when another one needs "
-        "memory",
+        description="how long a program that allows it must have been idle before it is suspended, by a rule or when "
+        "another one needs memory",
     )
     hook_dry_run: bool = Field(
         False,
@@ -182,7 +182,7 @@ class SettingsConfig(Strict):
         known = [rule.name for rule in BUILT_IN]
         for name in names:
             if name not in known:
-                raise ValueError(f"unknown built-in rule {name!r}; expected some of {', '.join(known)}")
+                raise ValueError(f"unknown built-in rule {name!r}; expected one or more of {', '.join(known)}")
         return names
 
     @model_validator(mode="after")

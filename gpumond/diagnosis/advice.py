@@ -240,7 +240,7 @@ ADVICE = (
         "mixed-precision",
         "short of memory while training, and half of the live bytes or more are activations",
         lambda case: _short_of_memory(case) and _training(case) and _activations(case) >= LARGE,
-        lambda case: "use mixed precision (torch.autocast) if the program does not, which halves most activations",
+        lambda case: "use mixed precision (torch.autocast) if the program doesn't already: it halves most activations",
     ),
     Advice(
         "smaller-batch",
@@ -276,7 +276,7 @@ ADVICE = (
         "short of memory, and an RMM pool on the device holds a quarter of it without use",
         lambda case: _preallocates(case, "rmm"),
         lambda case: (
-            f"create the pool of RMM with a smaller initial_pool_size and maximum_pool_size in {_holders(case, 'rmm')}"
+            f"create RMM's pool with a smaller initial_pool_size and maximum_pool_size in {_holders(case, 'rmm')}"
         ),
     ),
 )

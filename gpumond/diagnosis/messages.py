@@ -114,9 +114,9 @@ def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float) -
         return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"
     if kind == "filling":
         left = evidence.get("full_seconds")
-        end = f"; the device is full in {duration(left)}, if at all" if left is not None else ""
+        end = f"; the device will be full in {duration(left)}, if at all" if left is not None else ""
         pace = human(60 * evidence["slope_bytes_per_second"])
-        return f"{who} grows more and more slowly since {clock(since)}, by {pace}/min now{end}"
+        return f"{who} has been growing more and more slowly since {clock(since)}, now by {pace}/min{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
     if kind == "periodic":
         return f"{who} cycles between {low} and {high} every {duration(evidence['period_seconds'])}"

@@ -294,7 +294,7 @@ class TokenReviewError(GpumondError):
     """The API server of Kubernetes does not answer, or refuses to verify tokens for the daemon."""
 
 
-OF_A_RETURN_CODE = "look up the name, an NVML return code, and look for Xid errors in dmesg; only that field is missing"
+OF_A_RETURN_CODE = "look up this NVML return code, and look for Xid errors in dmesg; only that field is missing"
 """Remedy for the kinds that are not listed: the other return codes of NVML."""
 
 CONDITIONS: Mapping[str, str] = {
@@ -320,7 +320,7 @@ CONDITIONS: Mapping[str, str] = {
     "unmapped_inferred": "no action needed if the program is in sleep mode: it needs these bytes again when it wakes "
     "up; otherwise its allocator counts memory that isn't on the GPU (managed memory)",
     "managed_memory": "no action needed: the driver counts managed memory for no process; gpumond attributes used "
-    "bytes without another owner to the programs that hold managed memory, as far as they reach",
+    "bytes without another owner to the programs that hold managed memory, up to the sizes of their pools",
     "suspended": "no action needed: cuda-checkpoint, or a program that uses its interface, has suspended the process; "
     "it needs this memory again when it is resumed, and isn't flushed until then",
     "claim_over_size": "check the program with that pid: its agent is wrong, or its allocator counts memory that isn't "

@@ -33,7 +33,9 @@ PLACE = "{batch}"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--batch", metavar="LOW..HIGH", help=f"find the largest batch that fits; {PLACE} in the command is its place"
+        "--batch",
+        metavar="LOW..HIGH",
+        help=f"find the largest batch that fits; put {PLACE} in the command where its size goes",
     )
     parser.add_argument("--device", metavar="NAME", help="with --batch: the device (default: the largest)")
     client.add_arguments(parser)

@@ -58,7 +58,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
         size, quota = e.limit
         what = f"the limit of the quota {quota}" if quota else "the program's limit"
         where = "gpumond limit" if not quota else "quotas in the configuration, or PUT /api/v1/quotas"
-        text = f"raise {what}, {human(size)}, by at least {human(e.limited_by)} ({where})"
+        text = f"raise {what} from {human(size)} by at least {human(e.limited_by)} ({where})"
         yield _remedy(e, "limit", text, e.limited_by, "measured", "the limit in force, and the bytes held at the error")
 
 
@@ -69,7 +69,7 @@ def _ranks(e: Evidence) -> Iterator[Remedy]:
         same = (report.uid, report.job, report.workload) == (own.uid, own.job, own.workload)
         if same and (report.program.distributed or report.rank is not None) and report.rank != own.rank:
             text = (
-                f"place each rank on a device of its own (torch.cuda.set_device(LOCAL_RANK)): ranks {own.rank} and "
+                f"put each rank on its own device (torch.cuda.set_device(LOCAL_RANK)): ranks {own.rank} and "
                 f"{report.rank} share this one"
             )
             yield _remedy(e, "ranks", text, other.held_bytes, "measured", "the driver's count of the other rank")
@@ -90,8 +90,8 @@ def _fragmentation(e: Evidence) -> Iterator[Remedy]:
     source = "free bytes of the pool at the error"
     if pool.largest_free_bytes is not None and pool.largest_free_bytes >= e.request:
         text = (
-            f"update PyTorch: a free block of {human(pool.largest_free_bytes)} fits and was not used (pytorch#189504, "
-            "fixed by #191302); until then, torch.cuda.empty_cache() before the call"
+            f"update PyTorch: a free block of {human(pool.largest_free_bytes)} fits but wasn't used (pytorch#189504, "
+            "fixed by #191302); until then, call torch.cuda.empty_cache() first"
         )
         yield _remedy(e, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
     elif pool.stranded_bytes >= free // 2:
@@ -108,7 +108,7 @@ def _own_caches(e: Evidence) -> Iterator[Remedy]:
     size = sum(pool.cached_bytes for pool in cached)
     if size:
         names = ", ".join(dict.fromkeys(pool.allocator for pool in cached))
-        text = f"flush the program's own cache of {names} before the call: gpumond.agent.flush()"
+        text = f"flush the program's own {names} cache before the call: gpumond.agent.flush()"
         yield _remedy(e, "own-cache", text, size, "measured", "free bytes of these pools at the error")
 
 
@@ -144,7 +144,7 @@ def _neighbors(e: Evidence) -> Iterator[Remedy]:
         names = ", ".join(_name(each.report) for each in chosen[:3]) + ("" if len(chosen) <= 3 else " and others")
         text = (
             f"flush {names} (gpumond flush --pid {chosen[0].report.pid}); gpumond.agent.retry_on_oom(borrow=True) does "
-            "it at the error"
+            "this when the error occurs"
         )
         yield _remedy(e, "neighbor-cache", text, size, "reported", "agents of these programs")
 
@@ -168,7 +168,7 @@ def _engines(e: Evidence) -> Iterator[Remedy]:
         idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
         if not own and engine.methods and not engine.asleep and idle:
             text = (
-                f"release the idle serving engine {engine.name}: gpumond flush --workload {engine.name} --steps engine"
+                f"release the idle serving engine {engine.name}: gpumond flush --workload {engine.name} --step engine"
             )
             yield _remedy(e, "idle-engine", text, used, "estimate", "the driver's count of its processes")
 
@@ -176,7 +176,7 @@ def _engines(e: Evidence) -> Iterator[Remedy]:
 def _spill(e: Evidence) -> Iterator[Remedy]:
     size = sum(pool.spillable_bytes or 0 for pool in e.earlier_pools)
     if size:
-        text = f"move spillable data to the host: gpumond flush --pid {e.report.pid} --steps spill,cache"
+        text = f"move spillable data to the host: gpumond flush --pid {e.report.pid} --step spill --step cache"
         yield _remedy(e, "spill", text, size, "reported", "the library's spill manager")
 
 
@@ -185,10 +185,10 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
     size = None if e.device is None else e.device.size_bytes
     for process in (e.device.processes or ()) if e.device else ():
         if process.orphaned and process.key != e.report.key and process.used_bytes:
-            text = f"end pid {process.pid}, whose parent has ended, if nobody needs it"
+            text = f"end pid {process.pid} if nobody needs it: its parent has exited"
             yield _remedy(e, "orphan", text, process.used_bytes, "measured", "the driver's count of the process")
     if size is not None and unattributed >= ORPHAN * size:
-        text = "find the owner of the memory that no listed process holds (gpumond status)"
+        text = "find out who holds the memory that belongs to no listed process (gpumond status)"
         yield _remedy(e, "unattributed", text, unattributed, "measured", "the driver's used bytes less its processes")
 
 
@@ -203,7 +203,7 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
     ]
     if rooms:
         free, device = max(rooms, key=lambda room: room[0] or 0)
-        text = f"use GPU {device.index}, which has {human(free or 0)} free, for the {human(need)} of this program"
+        text = f"run this program, which needs {human(need)}, on GPU {device.index}, which has {human(free or 0)} free"
         yield replace(_remedy(e, "other-device", text, free, "measured", "the driver's free bytes"), enough=True)
 
 
@@ -212,7 +212,7 @@ def _dataset(e: Evidence) -> Iterator[Remedy]:
     if size and size >= LARGE * e.live:
         text = (
             "keep the data set on the host and move each batch (DataLoader with pin_memory=True): "
-            f"{human(size)} of the live bytes are tensors outside of the graph"
+            f"{human(size)} of the live bytes are tensors outside the graph"
         )
         yield _remedy(e, "data-set", text, size, "measured", "classes of live bytes at the error")
 
@@ -250,7 +250,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
         return
     extra = e.live + e.request - usual
     if extra > 0:
-        text = f"{change}: {who} needs {human(extra)} more than any of {times} before"
+        text = f"{change}: {who} needs {human(extra)} more than any of the {times} before it"
         yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
 
 
@@ -298,7 +298,7 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
         total += each.size_bytes or 0
         names.append(each.name)
         if total >= missing:
-            text = f"only together: {', '.join(names)}"
+            text = f"enough only together: {', '.join(names)}"
             yield Remedy(
                 name="together", text=text, size_bytes=total, enough=True, basis="estimate", source="sum of these"
             )

@@ -98,24 +98,25 @@ def _refusals(
     if request.uid not in (None, report.uid):
         yield Refusal(f"it belongs to uid {report.uid}", "ask its user or an administrator")
     if not report.has_pid:
-        yield Refusal("its pid is unknown: it is in another PID namespace", "run the daemon in the host's (pid: host)")
+        remedy = "run the daemon in the host's PID namespace (pid: host)"
+        yield Refusal("its pid is unknown: it is in another PID namespace", remedy)
     if any(each.confirmed and each.process == report.key for each in snapshot.suspensions):
-        yield Refusal("it is suspended already", f"gpumond resume --pid {report.pid} resumes it")
+        yield Refusal("it is already suspended", f"gpumond resume --pid {report.pid} resumes it")
     usage = usage_of(snapshot, report.key)
     if not usage:
-        yield Refusal("the driver lists no memory of it", "nothing to do")
+        yield Refusal("the driver lists no memory for it", "nothing to do")
     for device, process in usage:
         yield from _of_device(device, process)
     yield from _of_driver(snapshot, report, {device.vendor for device, _ in usage})
     if any(pool.managed for pool in report.pools):
-        yield Refusal("it uses managed memory, which the driver cannot suspend", "allocate no managed memory")
+        yield Refusal("it uses managed memory, which the driver cannot suspend", "don't use managed memory")
     if "nccl" in report.components:
         yield Refusal("it has NCCL communicators, which may hang after a suspension", "end torch.distributed first")
     if request.idle_seconds:
         idle = idle_seconds(snapshot, report.key)
         if idle is None or idle < request.idle_seconds:
             known = "an unknown time" if idle is None else duration(idle)
-            yield Refusal(f"it has been idle for {known}, not for {duration(request.idle_seconds)}", "wait")
+            yield Refusal(f"it has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later")
     if surroundings is not None:
         yield from _of_machine(
             report, sum(process.used_bytes or 0 for _, process in usage), surroundings, pending_bytes
@@ -128,14 +129,14 @@ def _of_device(device: DeviceReading, process: ProcessUsage) -> Iterator[Refusal
     if device.has_mps_server:
         yield Refusal("it is a client of MPS, which the driver cannot suspend", "run it without MPS")
     if process.used_bytes is None or device.missed:
-        yield Refusal(f"the driver does not state its memory on GPU {device.index}", "see gpumond doctor")
+        yield Refusal(f"the driver doesn't report its memory on GPU {device.index}", "see gpumond doctor")
     if process.state == "stopped":
-        yield Refusal("it is stopped, and would not answer the driver", f"kill -CONT {process.pid}")
+        yield Refusal("it is stopped, so it can't respond to the driver", f"kill -CONT {process.pid}")
 
 
 def _of_driver(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> Iterator[Refusal]:
     if not vendors <= {"nvidia", "sim"}:
-        yield Refusal("only the driver of NVIDIA can suspend programs", "nothing to do")
+        yield Refusal("only NVIDIA's driver can suspend programs", "nothing to do")
     if "nvidia" not in vendors:
         return
     version = snapshot.source.driver_version or ""
@@ -193,12 +194,12 @@ def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False
     to be resumed then still waits, and keeps its grants.
     """
     if answer is None:
-        return Settled(program, "timeout", "the driver has not answered in time, and may still be working", again=True)
+        return Settled(program, "timeout", "the driver hasn't responded in time, and may still be working", again=True)
     error = answer.error
     if answer.state == "gone":
         return Settled(None, "gone", "the program has ended")
     if answer.state == "failed":
-        reason = error or "the driver states that it has failed"
+        reason = error or "the driver reports that it has failed"
         return Settled(replace(program, state="stuck", reason=reason), "failed", reason)
     if answer.state == "running":
         done: SuspensionOutcome = "failed" if program.state == "suspending" else "resumed"

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=0.0,
         metavar="DURATION",
-        help="wait at most so long for its memory (default: 0)",
+        help="how long to wait for its memory, such as 10m (default: 0)",
     )
     client.add_arguments(parser)
 

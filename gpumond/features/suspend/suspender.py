@@ -48,6 +48,8 @@ PAUSE_SECONDS, MAX_PAUSE_SECONDS = 5.0, 300.0
 """Time between two questions about the driver's state of a program, which is unknown. It doubles."""
 SETTLE_SECONDS = 5.0
 """Longest wait until the driver's counts show a suspension."""
+SIGNAL_SECONDS = 3.0
+"""Longest wait until an agent takes a signal, which it does once a second."""
 LISTED_SECONDS = 15.0
 """Time for which the driver lists a suspended program until it is asked whether someone else has resumed it."""
 
@@ -105,6 +107,7 @@ class Suspender:
         self._pauses: dict[ProcessKey, float] = {}
         self._listed_since: dict[ProcessKey, float] = {}
         self._continues: dict[ProcessKey, int] = {}
+        """The signals SIGCONT that have resumed a program, or came before its suspension."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._at_work: set[ProcessKey] = set()
 
@@ -154,6 +157,7 @@ class Suspender:
     def execute(self, snapshot: Snapshot) -> None:
         """Note the programs that have ended, and ask for states that are unknown. Waits for nothing."""
         now = self._clock.monotonic()
+        self._continues = {key: count for key, count in self._continues.items() if key in snapshot.reports_by_process}
         ended = {each.key for each in snapshot.ends}
         for key, program in list(self.programs.items()):
             if key in self._at_work:
@@ -180,11 +184,20 @@ class Suspender:
     def _continued(self, program: SuspendedProgram, snapshot: Snapshot) -> bool:
         """Return whether a program has received SIGCONT. Its agent has counted the signal, or is blocked itself."""
         report = snapshot.reports_by_process.get(program.key)
+        pending = self._is_continued(program.key)
+        if report is None:
+            return pending
         before = self._continues.get(program.key)
-        if report is not None:
-            self._continues[program.key] = report.continues
-        received = report is not None and before is not None and report.continues > before
-        return received or self._is_continued(program.key)
+        # A pending signal resumes the program at once. Its agent reports it later, perhaps after the next suspension.
+        self._continues[program.key] = max(report.continues + pending, before or 0)
+        return pending or (before is not None and report.continues > before)
+
+    async def _count_earlier_signals(self, report: AgentReport) -> None:
+        """Wait until the agent has taken a signal SIGCONT that came before the suspension, and must not end it."""
+        pending, end = self._is_continued(report.key), self._clock.monotonic() + SIGNAL_SECONDS
+        while self._is_continued(report.key) and self._clock.monotonic() < end:
+            await asyncio.sleep(0.05)
+        self._continues[report.key] = max(report.continues + pending, self._continues.get(report.key, 0))
 
     async def suspend_idle(self, process: ProcessKey, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
         request = Request(process=process, idle_seconds=self._idle_seconds())
@@ -235,6 +248,7 @@ class Suspender:
             )
             if not await self._keep(program):
                 return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
+            await self._count_earlier_signals(report)
             with self._working(key):
                 answer = await self._ask(program, "suspend")
                 receipt = await self._concluded(program, answer, receipt)
@@ -440,7 +454,7 @@ class Suspender:
         if self._flushing(report):
             return Refusal("a flush of it is in progress", "wait for its receipt")
         if not self.loaded:
-            return Refusal("the store has not been read", "wait")
+            return Refusal("the store hasn't been read yet", "try again in a few seconds")
         early = refusal(snapshot, report, request, self._allowed(), None)
         if early is not None:
             return early
@@ -495,7 +509,6 @@ class Suspender:
     async def _forget(self, program: SuspendedProgram) -> None:
         self.programs.pop(program.key, None)
         self._listed_since.pop(program.key, None)
-        self._continues.pop(program.key, None)
         self._helpers.forget(program.id)
         with suppress(StoreUnavailable):  # a restarted daemon asks the driver, and then forgets it
             await self._table.delete(program.id, "")
@@ -542,13 +555,13 @@ def _not_resumable(
     if program is None:
         if snapshot is not None and key in snapshot.suspended:
             return Refusal("gpumond has not suspended it", "resume it with the tool that has suspended it")
-        return Refusal("it is not suspended", "nothing to do")
+        return Refusal("it isn't suspended", "gpumond status lists suspended programs")
     if uid not in (None, program.uid):
         return Refusal(f"it belongs to uid {program.uid}", "ask its user or an administrator")
     if program.state == "stuck":
         return Refusal(f"it is stuck: {program.reason}", f"end it: kill -9 {program.pid}")
     if program.state not in ("suspended", "waiting"):
-        return Refusal(f"it is {program.state}, and the driver's state is unknown", "wait")
+        return Refusal(f"it is {program.state}, and the driver's state is unknown", "try again in a minute")
     return None
 
 
