@@ -15,7 +15,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert, Fit, RefusedKind, StatedCondition, StatedFault, Verdict
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.doctor import _of_frame as findings_of
-from gpumond.features.fleet.flush import Criteria, select
+from gpumond.features.fleet.plan import Criteria, select
 from gpumond.features.fleet.status import of_frame, status_table, summary
 from gpumond.view.frame import MALFORMED, MAX_TEXT, decoded, frame_of, merged, view
 from gpumond.view.tables import device_table, engine_table, notes, page, process_table
