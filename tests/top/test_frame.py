@@ -120,6 +120,13 @@ def test_frame_of_an_earlier_version_has_defaults_and_one_of_a_later_version_no_
     assert "invented" not in checked["processes"][0]
 
 
+def test_path_that_a_daemon_does_not_serve_is_of_a_newer_command():
+    with pytest.raises(DaemonError, match="of an earlier version than this command"):
+        decoded(404, b'{"status": 404, "detail": "Not Found"}')
+    with pytest.raises(DaemonError, match="no connected agent"):
+        decoded(404, b'{"status": 404, "detail": "no connected agent matches"}')
+
+
 @pytest.mark.parametrize("value", ["Infinity", "1e999", "NaN", "9" * 4000, "1" + "0" * 400, "1.5", '"8"', "true", "{}"])
 @pytest.mark.parametrize("path", ["size_bytes", "taken_at", "driver_version"])
 def test_number_that_is_not_finite_or_text_is_refused(path: str, value: str):
