@@ -323,17 +323,19 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             default=0,
             help="skip processes that would release less than SIZE",
         )
+        scope = "" if what in ENGINES else f"with --step {ENGINE_STEP}: "
         parser.add_argument(
             "--keep",
             type=int,
             metavar="N",
-            help=f"engines of each name that stay awake on all listed machines (default: {KEEP})",
+            help=f"{scope}number of engines of each name that stay awake, on all listed machines (default: {KEEP})",
         )
         parser.add_argument(
             "--max-unavailable",
             type=value(unavailable),
             metavar="N|P%",
-            help="maximum number or percentage of engines of each name that are not awake (default: all but --keep)",
+            help=f"{scope}maximum number or percentage of engines of each name that are not awake (default: all but "
+            "--keep)",
         )
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
     parser.add_argument("--dry-run", action="store_true", help="print what would be flushed, and flush nothing")
@@ -414,9 +416,10 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 def _criteria(arguments: argparse.Namespace) -> Criteria:
-    if not (arguments.query or arguments.workload or arguments.user or arguments.engine or arguments.machine):
+    names = ("query", "workload", "user", "engine", "machine", "label")
+    if not any(getattr(arguments, name) for name in names):
         engine = ", --engine" if arguments.what in ENGINES else ""
-        raise ConfigError(f"no processes selected: use --query, --workload, --user{engine} or --machine")
+        raise ConfigError(f"no processes selected: use --query, --workload, --user{engine}, --machine or --label")
     steps = arguments.step or ()
     if ENGINE_STEP in steps and set(steps) != {ENGINE_STEP}:
         raise ConfigError(f"--step {ENGINE_STEP} selects serving engines, and cannot be combined with other steps")
