@@ -108,8 +108,8 @@ def shown_of(
     """Return the machines that are shown: at most ``limit`` of those that answer, and all others."""
     answering = [state for state in states if not state.problem and (not problems or has_problem(state))]
     if sort is None:
-        kept = {state.url for state in answering[:limit]}
-        return [state for state in states if state.problem or state.url in kept]
+        kept = {(state.machine, state.url) for state in answering[:limit]}
+        return [state for state in states if state.problem or (state.machine, state.url) in kept]
     return [*sorted(answering, key=KEYS[sort])[:limit], *(state for state in states if state.problem)]
 
 
