@@ -90,7 +90,8 @@ def test_failure_stops_the_rest_of_its_wave():
 
 
 def test_canary_that_fails_or_releases_too_little_stops_the_flushes():
-    assert results({1: "failed"}, [[1], [2, 3]], max_failures=9, canary=True) == ["failed", "skipped", "skipped"]
+    failed, _ = carried_out({1: "failed"}, [[1], [2, 3]], max_failures=9, canary=True)
+    assert failed == [(1, 1, "failed"), (2, 2, "skipped"), (2, 3, "skipped")]
     found, reason = carried_out({1: "partial"}, [[1], [2, 3]], canary=True)
     assert [result for _, _, result in found] == ["flushed", "skipped", "skipped"]
     assert reason == "the flushes stopped after the first one: it released 0 B of the 1.0 GiB expected"

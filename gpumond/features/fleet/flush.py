@@ -155,9 +155,9 @@ async def carry_out(
         number += 1
         ended = await operation.flush(rest.pop(0), number)
         results += ended
-        if not proven and rest and not operation.stopped:
+        if not proven and not operation.stopped:
             operation.stopped = _canary_problem(ended)
-            proven = any(one.result == "flushed" for one in ended)
+            proven = any(one.result != "refused" for one in ended)
             rest = rest if proven else with_canary(rest)
     return results
 
