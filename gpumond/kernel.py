@@ -12,8 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
+from gpumond.config import fingerprint
 from gpumond.config.settings import Settings
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import Diagnosis
@@ -230,6 +231,13 @@ class Silencing(Protocol):
         """Return the ids of the active silences that match an alert."""
 
 
+class Fingerprints(NamedTuple):
+    """Hashes of the settings and of the rules in effect."""
+
+    settings: str
+    rules: str
+
+
 class Kernel:
     """Clock, devices, programs, store and telemetry of one daemon, its current frame, and the services of features.
 
@@ -252,6 +260,7 @@ class Kernel:
         self.parts: tuple[Part, ...] = ()
         self.first_frame_seconds = FIRST_FRAME_SECONDS
         self._swapped = Signal()
+        self._fingerprints: tuple[Settings, tuple[Rule, ...], Fingerprints] | None = None
         self._services: dict[type, object] = dict(dependencies.services)
 
     def provide(self, kind: type[Any], service: object) -> None:
@@ -288,6 +297,16 @@ class Kernel:
         if self.frame is None:
             await self.await_frame(self.first_frame_seconds)
         return self.exposition.page(self.frame, Encoding.of(accept, compat, groups))
+
+    def fingerprints(self) -> Fingerprints:
+        """Return the hashes by which this daemon is compared with those of other machines."""
+        registry = self.find(Rules)
+        settings, rules = self.settings, registry.rules if registry else ()
+        known = self._fingerprints
+        if known is None or known[0] is not settings or known[1] is not rules:
+            known = settings, rules, Fingerprints(fingerprint.of_settings(settings), fingerprint.of_rules(rules))
+            self._fingerprints = known
+        return known[2]
 
     def machine_names(self) -> frozenset[str]:
         """Return the names of this machine that alerts may have as `instance`, in lower case."""

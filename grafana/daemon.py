@@ -194,27 +194,6 @@ DONE = [
         height=9,
     ),
     listing(
-        "Versions",
-        "Versions of each daemon, its Python, the driver and the newest CUDA that the driver supports.",
-        (
-            MACHINE,
-            Column("version", "gpumond"),
-            Column("python", "Python"),
-            Column("source", "Source"),
-            Column("driver_version", "Driver"),
-            Column("cuda_version", "CUDA"),
-        ),
-        Query(
-            f"max by (instance, version, python, source, driver_version, cuda_version) ({of('build_info')} "
-            f"* on ({TARGET}) group_left (source, driver_version, cuda_version) {of('driver_info')})",
-            "Runs",
-            text=YES,
-        ),
-        sort="Machine",
-        ascending=True,
-        width=10,
-    ),
-    listing(
         "Drivers",
         "State of the device source with the reason of a failure, and whether the daemon has a private PID namespace.",
         (MACHINE, Column("reason", "Reason")),
@@ -226,8 +205,35 @@ DONE = [
         ),
         sort="Machine",
         ascending=True,
-        width=6,
+        width=16,
         runbooks=("driver-down",),
+    ),
+    listing(
+        "Versions",
+        "Versions of each daemon, the commit of its build, the hashes of its configuration and rules, its Python, the "
+        "driver and the newest CUDA that the driver supports.",
+        (
+            MACHINE,
+            Column("version", "gpumond"),
+            Column("commit", "Commit"),
+            Column("hash", "Configuration"),
+            Column("rules_hash", "Rules"),
+            Column("python", "Python"),
+            Column("source", "Source"),
+            Column("driver_version", "Driver"),
+            Column("cuda_version", "CUDA"),
+        ),
+        Query(
+            "max by (instance, version, commit, hash, rules_hash, python, source, driver_version, cuda_version) ("
+            f'label_replace({of("build_info")}, "commit", "$1", "revision", "(.{{9}}).*") '
+            f"* on ({TARGET}) group_left (source, driver_version, cuda_version) {of('driver_info')} "
+            f"* on ({TARGET}) group_left (hash, rules_hash) ({of('config_info')} or on ({TARGET}) {of('build_info')}))",
+            "Runs",
+            text=YES,
+        ),
+        sort="Machine",
+        ascending=True,
+        width=24,
     ),
 ]
 

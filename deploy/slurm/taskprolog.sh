@@ -6,7 +6,8 @@ directory=${GPUMOND_AGENT_DIRECTORY:-/opt/gpumond-agent}
 inject=$directory/gpumond/agent/inject
 
 [ -z "${GPUMOND_AGENT-}" ] || exit 0
-[ -n "${CUDA_VISIBLE_DEVICES-}${ROCR_VISIBLE_DEVICES-}${ZE_AFFINITY_MASK-}${SLURM_JOB_GPUS-}${SLURM_STEP_GPUS-}" ] || exit 0
+gpus=${CUDA_VISIBLE_DEVICES-}${ROCR_VISIBLE_DEVICES-}${ZE_AFFINITY_MASK-}${SLURM_JOB_GPUS-}${SLURM_STEP_GPUS-}
+[ -n "$(printf %s "$gpus" | sed 's/NoDevFiles//g')" ] || exit 0  # NoDevFiles: Slurm's value for a task without GPUs
 [ -d "$inject" ] || exit 0
 
 echo "export GPUMOND_AGENT=1"

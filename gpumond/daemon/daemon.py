@@ -200,6 +200,7 @@ class Daemon(Operations):
         events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, tick.departed)
         kernel.telemetry.count_events(events)
         kernel.telemetry.store_writable.set(kernel.store.writable)
+        kernel.telemetry.configured(*kernel.fingerprints())
 
     async def _run_forever(self) -> None:
         """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""

@@ -60,6 +60,22 @@ class Target:
         return next((f"{name} {value}" for name, value in names if value is not None), "all") + user
 
 
+MAX_REASON = 200
+"""Characters of an operation's reason, and of its requester."""
+OPERATION_ID = r"^[A-Za-z0-9._-]{1,64}$"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation on several machines, of which this request is a part: its id, which is the same on all of them, its
+    reason, and who requests it. The caller states them, and the audit records them.
+    """
+
+    id: str
+    reason: str = ""
+    by: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushRequest:
     """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: requested by a rule's
@@ -77,6 +93,7 @@ class FlushRequest:
     by_rule: bool = False
     plan: str | None = None
     wake: bool = False
+    operation: Operation | None = None
 
 
 @dataclass(frozen=True, slots=True)

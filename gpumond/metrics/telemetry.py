@@ -183,6 +183,7 @@ class Telemetry:
         self.series_dropped = Counter(
             "gpumond_series_dropped", "Series dropped because of the limit of one scrape.", registry=registry
         )
+        self._hashes = "", ""
         self._reload_successful = Gauge(
             "gpumond_config_last_reload_successful",
             "1 if the last start or reload could load the configuration file, else 0.",
@@ -191,6 +192,13 @@ class Telemetry:
         self._reload_success_time = Gauge(
             "gpumond_config_last_reload_success_timestamp_seconds",
             "Unix time at which the configuration file was last loaded.",
+            registry=registry,
+        )
+        self._config_info = Gauge(
+            "gpumond_config_info",
+            "Hashes of the settings (without addresses and directories) and of the rules in effect. They are equal on "
+            "machines with the same ones.",
+            ["hash", "rules_hash"],
             registry=registry,
         )
         build = Gauge(
@@ -212,6 +220,13 @@ class Telemetry:
     def configuration_loaded(self) -> None:
         self._reload_successful.set(1)
         self._reload_success_time.set_to_current_time()
+
+    def configured(self, settings_hash: str, rules_hash: str) -> None:
+        """Replace the hashes of the settings and of the rules in effect."""
+        if (settings_hash, rules_hash) != self._hashes:
+            self._hashes = settings_hash, rules_hash
+            self._config_info.clear()
+            self._config_info.labels(settings_hash, rules_hash).set(1)
 
     def configuration_failed(self, loaded_at: float | None = None) -> None:
         """``loaded_at``: when the settings in effect were loaded, unless by this process."""

@@ -51,11 +51,13 @@ class Status:
     """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
 
     `store_file` is the path of the store on that machine. `revision` is the commit of the daemon's build; `null` if it
-    is unknown.
+    is unknown. `config_hash` and `rules_hash` are the labels of `gpumond_config_info`.
     """
 
     version: str
     revision: str | None
+    config_hash: str
+    rules_hash: str
     host: str
     started_at: float
     uptime_seconds: float
@@ -74,6 +76,8 @@ class Status:
 EXAMPLE_STATUS = Status(
     version=__version__,
     revision="8d43ed1f0c5b7a2e9d6f4b3a1c0e8f7d6b5a4c3e",
+    config_hash="5d41402abc4b",
+    rules_hash="7d793037a076",
     host="gpu-17",
     started_at=examples.TAKEN_AT - 6,
     uptime_seconds=6.0,
@@ -239,12 +243,15 @@ async def alerts(request: Request) -> Response:
 @router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
 async def status(request: Request) -> Response:
     snapshot, started_at = current_frame(request).snapshot, kernel_of(request).started_at
+    hashes = kernel_of(request).fingerprints()
     return answer(
         request,
         Status,
         Status(
             version=__version__,
             revision=REVISION,
+            config_hash=hashes.settings,
+            rules_hash=hashes.rules,
             host=MACHINE_NAME,
             started_at=started_at,
             uptime_seconds=time.time() - started_at,

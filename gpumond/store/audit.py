@@ -133,13 +133,17 @@ def bounded(detail: Any) -> Any:
     return json.loads(canonical(kept))
 
 
-def newest(db: sqlite3.Connection, limit: int, users: bool = True) -> list[AuditEntry]:
+def newest(db: sqlite3.Connection, limit: int, users: bool = True, operation: str | None = None) -> list[AuditEntry]:
     """The newest entries, oldest first, up to 4 MiB of detail; all if ``limit`` is negative. Unreadable rows are left
-    out, and text that UTF-8 cannot encode is replaced by ``?``."""
+    out, and text that UTF-8 cannot encode is replaced by ``?``. ``operation``: only entries of this operation."""
     size = f"iif(length(detail) > {MAX_OLD_DETAIL_BYTES}, json_object('omitted_bytes', length(detail)), detail)"
     tables = (("audit", "seq"), ("user_audit", "number"))[: 2 if users else 1]
+    columns, where = _COLUMNS.replace("detail", size), ""
+    values: tuple[str, ...] = ()
+    if operation is not None:
+        where, values = "WHERE instr(detail, ?)", (canonical({"operation": operation})[1:-1],)
     streams = [
-        _readable(db.execute(f"SELECT {_COLUMNS.replace('detail', size)} FROM {table} ORDER BY {key} DESC"))
+        _readable(db.execute(f"SELECT {columns} FROM {table} {where} ORDER BY {key} DESC", values))
         for table, key in tables
     ]
     found: list[AuditEntry] = []

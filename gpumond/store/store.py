@@ -112,9 +112,14 @@ class Store:
         """Add an audit entry; ``detail`` is any JSON value."""
         await self.run(lambda db: self.record(db, actor, action, detail))
 
-    async def audit_entries(self, limit: int = 1000, users: bool = True) -> list[AuditEntry]:
-        """Return the newest entries, oldest first; without those of ``users`` only the administrators'."""
-        return await self.run(lambda db: audit_table.newest(db, limit, users))
+    async def audit_entries(
+        self, limit: int = 1000, users: bool = True, operation: str | None = None
+    ) -> list[AuditEntry]:
+        """Return the newest entries, oldest first; without those of ``users`` only the administrators'.
+
+        ``operation``: only entries of the operation with this id.
+        """
+        return await self.run(lambda db: audit_table.newest(db, limit, users, operation))
 
     async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
         rows = [(receipt.started_at, to_text(receipt), counted_name(receipt.requested_by)) for receipt in receipts]

@@ -24,6 +24,9 @@ from gpumond.view.rows import DeviceRow, Key, ProcessRow, cached, devices, plain
 
 FRAME = "/api/v1/frame"
 MALFORMED = "the server is not gpumond, or has an incompatible version"
+NO_ROUTE = "Not Found"
+"""Detail of the answer to a path that a daemon does not serve; other answers with 404 name what does not exist."""
+OLDER = "the daemon does not know this request: it is of an earlier version than this command, or is not gpumond"
 MAX_FRAME_BYTES = 8 << 20
 MAX_INTEGER = 2**63
 MAX_NUMBER = 1e100
@@ -52,6 +55,8 @@ def decoded(status: int, body: bytes) -> Any:
         return content
     problem = content if isinstance(content, dict) else {}
     detail = " ".join(str(problem.get("detail") or problem.get("error") or "").split())
+    if (status, detail) == (404, NO_ROUTE):
+        detail = OLDER
     raise DaemonError(f"{detail:.{MAX_DETAIL}}", status, problem)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.features.audit.command import PAIRS_LENGTH, described, sentence
+from gpumond.view.audit import PAIRS_LENGTH, described, sentence
 
 SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "ends_at": 0.0, "reason": "known"}
 
@@ -18,11 +18,17 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
             "requested a flush of workload train, steps gc, cache, despite the cooldown",
         ),
         (
+            "flush.request",
+            {"target": "workload chat", "steps": ["engine"], "wake": True, "operation": "o-1", "by": "ada@ops",
+             "reason": "OPS-7"},
+            "requested a wake of workload chat, steps engine (operation o-1 by ada@ops: OPS-7)",
+        ),
+        (
             "flush.receipts",
             {"pids": [7, 8], "released_bytes": 3 << 30, "outcomes": {"freed": 2}},
             "flushed pids 7, 8: 3.0 GiB released (2 freed)",
         ),
-        ("flush.refused", "no agent", "wasn't allowed to flush: no agent"),
+        ("flush.refused", {"problem": "no agent"}, "wasn't allowed to flush: no agent"),
         (
             "action",
             {"labels": [["alertname", "idle"], ["gpu", "3"]], "pids": [*range(10)], "uid": None},

@@ -126,7 +126,9 @@ WORDS = {
     "rules": [f"rules {word}" for word in ("check", "test", "list", "override", "restore", "test-receiver")],
     "silence": [f"silence {word}" for word in ("add", "list", "delete")],
     "baseline": [f"baseline {word}" for word in ("record", "compare", "list")],
-    "fleet": [f"fleet {word}" for word in ("targets", "status", "top", "doctor", "flush", "sleep", "wake", "report")],
+    "fleet": [
+        f"fleet {word}" for word in ("targets", "status", "top", "doctor", "audit", "flush", "sleep", "wake", "report")
+    ],
 }
 
 

@@ -68,7 +68,8 @@ def test_status_of_machines_that_answer(tmp_path: Path, machines: list[Simulated
     assert first.split()[:4] == ["node-1", f"{__version__}{commit}", "580.65.06", "1"]
     assert "2 of 3" in first
     assert "1 of 2" in second
-    assert totals == "2 of 2 machines answer; 3 of 5 programs have an agent"
+    assert totals.startswith("2 of 2 machines answer; 2 of 2 GPUs up, ")
+    assert totals.endswith(" used; 9.0 GiB reclaimable; 3 of 5 programs have an agent")
 
 
 def test_dry_run_prints_the_plan_and_flushes_nothing(tmp_path: Path, machines: list[SimulatedMachine]):
@@ -78,16 +79,43 @@ def test_dry_run_prints_the_plan_and_flushes_nothing(tmp_path: Path, machines: l
     assert agents == {("node-1", "serve"): 3 * GIB, ("node-1", "train"): 3 * GIB, ("node-2", "train"): 3 * GIB}
     shown = fleet(*command).stdout
     assert shown.count("it has no agent") == 2  # the process of this test, on both devices
-    assert shown.splitlines()[-1] == "a flush of 3 programs on 2 machines in 1 wave would release 9.0 GiB"
+    assert shown.splitlines()[-1] == "a flush of 3 programs on 2 machines in 2 waves would release 9.0 GiB"
     assert [each.flushed() for each in machines] == [[], []]
 
 
 def test_flush_of_a_workload_has_one_receipt_for_each_process(tmp_path: Path, machines: list[SimulatedMachine]):
-    shown = fleet("flush", *options(tmp_path, machines), "--workload", "tr*", "--yes")
+    shown = fleet("flush", *options(tmp_path, machines), "--workload", "tr*", "--no-canary", "--yes")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "a flush of 2 programs on 2 machines in 1 wave would release 6.0 GiB" in shown.stdout
     assert shown.stdout.splitlines()[-1] == "2.0 GiB released"
     assert [each.flushed() for each in machines] == [["train"], ["train"]]
+
+
+def test_canary_that_releases_less_than_expected_stops_the_flushes(tmp_path: Path, machines: list[SimulatedMachine]):
+    """The count of the fake driver does not change."""
+    command = ["flush", *options(tmp_path, machines), "--workload", "train", "--yes", "--json"]
+    found = document(fleet(*command), 1)
+    assert results(found) == {("node-1", "train"): "flushed", ("node-2", "train"): "skipped"}
+    reason = "the flushes stopped after the first one: the driver counts only 0 B of 1.0 GiB as released"
+    assert found["results"][1]["reason"] == reason
+    assert [each.flushed() for each in machines] == [["train"], []]
+
+
+def test_audit_of_an_operation_is_collected_from_all_machines(tmp_path: Path, machines: list[SimulatedMachine]):
+    given = options(tmp_path, machines)
+    command = ["flush", *given, "--workload", "train", "--no-canary", "--yes", "--json"]
+    document(fleet(*command), 0)
+    operation = document(fleet(*command, "--reason", "OPS-4711"), 0)["operation"]
+    entries = document(fleet("audit", *given, "--operation", operation, "--json"), 0)["entries"]
+    assert sorted((each["machine"], each["action"]) for each in entries) == [
+        (name, action) for name in ("node-1", "node-2") for action in ("flush.receipts", "flush.request")
+    ]
+    requests = [each["detail"] for each in entries if each["action"] == "flush.request"]
+    assert {(each["operation"], each["reason"]) for each in requests} == {(operation, "OPS-4711")}
+    assert all("@" in each["by"] for each in requests)
+    shown = fleet("audit", *given, "--operation", operation)
+    assert shown.stdout.count(f"(operation {operation} by ") == 2
+    assert fleet("audit", *given, "--operation", "other").returncode == 3
 
 
 @pytest.mark.needs("prometheus")
@@ -124,7 +152,7 @@ def test_machines_that_fail_are_reported_and_the_others_are_flushed(tmp_path: Pa
         others = {"down": f"127.0.0.1:{free_port()}", "wrong": wrong.address}
         arguments = options(tmp_path, machines, **others)
         (tmp_path / "tokens.yaml").write_text(f"node-1: {machines[0].token}\nnode-2: gpm_another\n")
-        command = ["flush", *arguments, "--workload", "*", "--user", "*", "--yes", "--json", "--max-failures", "9"]
+        command = ["flush", *arguments, "--workload", "*", "--user", "*", "--yes", "--json", "--no-canary"]
         found = document(fleet(*command, GPUMOND_CA_FILE=str(place / "ca.crt")), 1)
         assert {each["machine"]: each["problem"].partition(":")[0] for each in found["missing"]} == {
             "down": "nothing listens at its address",
@@ -210,7 +238,11 @@ def test_flushes_stop_after_a_program_that_does_not_answer(tmp_path: Path, machi
             machine.change(workload, answer="silence")
     command = ["flush", *options(tmp_path, machines), "--machine", "node-*", "--yes", "--json"]
     found = document(fleet(*command, "--max-parallel", "1", "--flush-timeout", "1"), 1)
-    assert {(each["wave"], each["result"]) for each in found["results"]} == {(1, "failed"), (2, "skipped")}
+    assert {(each["wave"], each["result"]) for each in found["results"]} == {
+        (1, "failed"),
+        (2, "skipped"),
+        (3, "skipped"),
+    }
     failed = [each for each in found["results"] if each["wave"] == 1]
     assert all("did not" in each["receipts"][0]["reason"] for each in failed)
     assert sum(len(each.flushed()) for each in machines) == len(failed)

@@ -63,6 +63,36 @@ def test_failed_reload_is_a_metric_a_fault_and_a_finding_of_doctor(serve: Serve,
     until(lambda: not faults(daemon))
 
 
+def test_hashes_are_those_of_the_settings_and_rules_in_effect(serve: Serve, tmp_path: Path):
+    file = tmp_path / "gpumond.yaml"
+    file.write_text(VALID)
+    daemon = serve("--source", "sim", "--interval", "0.2", "--config", os.fspath(file))
+    until(lambda: daemon.request("/api/v1/status")[0] == 200)
+
+    def hashes() -> tuple[str, str]:
+        status = daemon.get("status")
+        found = status["config_hash"], status["rules_hash"]
+        until(lambda: daemon.value("gpumond_config_info", hash=found[0], rules_hash=found[1]) == 1)
+        return found
+
+    first = hashes()
+    file.write_text(INVALID)
+    daemon.process.send_signal(signal.SIGHUP)
+    until(lambda: faults(daemon))
+    assert hashes() == first
+    file.write_text(VALID.replace("7s", "8s"))
+    daemon.process.send_signal(signal.SIGHUP)
+    until(lambda: daemon.get("status")["config_hash"] != first[0])
+    assert hashes()[1] == first[1]
+    file.write_text(VALID.replace("1GiB", "2GiB"))
+    daemon.process.send_signal(signal.SIGHUP)
+    until(lambda: daemon.get("status")["rules_hash"] != first[1])
+    file.write_text(VALID)
+    daemon.process.send_signal(signal.SIGHUP)
+    until(lambda: daemon.get("status")["rules_hash"] == first[1])
+    assert hashes() == first
+
+
 def test_daemon_starts_with_the_last_valid_configuration(serve: Serve, tmp_path: Path):
     file = tmp_path / "gpumond.yaml"
     file.write_text(VALID)

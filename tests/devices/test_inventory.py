@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.devices.nvml.child import NvmlChild, by_uuid, kinds, used_by_pid
 from tests.fakenvml import GIB, Device, FakeDriver, Process, machine
 
@@ -73,6 +75,22 @@ def test_device_that_is_no_longer_enumerated_is_a_fault_until_it_is_back(driver:
         driver.write()
         reading = child.read(120)
         assert [device.uuid for device in reading.devices] == [device.uuid for device in driver.devices]
+        assert reading.faults == ()
+
+
+def test_replaced_device_is_no_fault(driver: FakeDriver) -> None:
+    driver.devices = machine(2)
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        child.read(0)
+        driver.lose(1)
+        driver.write()
+        assert kinds(child.read(1)) == {(driver.devices[1].uuid, "gpu_is_lost")}
+        driver.heal()
+        driver.devices[1] = replace(driver.devices[1], uuid="GPU-another")
+        driver.write()
+        reading = child.read(20)
+        assert set(by_uuid(reading)) == {driver.devices[0].uuid, "GPU-another"}
         assert reading.faults == ()
 
 

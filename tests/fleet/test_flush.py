@@ -12,7 +12,8 @@ import pytest
 
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.features.fleet.connection import Access, Client, Machine, machine
-from gpumond.features.fleet.flush import Criteria, FlushOptions, PlannedFlush, ProcessResult, carry_out, plan
+from gpumond.features.fleet.flush import FlushOptions, ProcessResult, carry_out, plan
+from gpumond.features.fleet.plan import Criteria, PlannedFlush
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.stubs import Answer, fleet, receipt, stub, write_targets
@@ -38,39 +39,74 @@ def test_machine_that_does_not_answer_does_not_delay_the_others():
                 silent.over.set()
 
         selected = [(each, None) for each in machines]
-        planned, missing = asyncio.run(plan(CLIENT, selected, Criteria(workload="train"), 4, done))
+        planned, missing, _ = asyncio.run(plan(CLIENT, selected, Criteria(workload="train"), 4, done))
     assert [(each.machine.name, each.pid) for each in planned] == [(f"node-{number}", 10) for number in range(3)]
     assert [each.machine for each in missing] == ["slow"]
 
 
-def answers(failing: set[int]) -> Any:
-    """Return a daemon whose programs with these pids fail."""
+def answers(outcomes: dict[int, str]) -> Any:
+    """Return a daemon whose programs have these outcomes by pid; the others release the memory that they expect."""
 
     def answer(path: str, body: str) -> Answer:
-        outcome = "failed" if json.loads(body)["target"]["pid"] in failing else "freed"
-        return 200, {"receipts": [receipt(outcome, released_bytes=0)]}
+        pid = json.loads(body)["target"]["pid"]
+        outcome = outcomes.get(pid, "freed")
+        if outcome == "busy":
+            return 409, {"detail": "the process is being flushed"}
+        expected = {"low": GIB, "likely": GIB, "high": GIB, "exactness": "exact"}
+        return 200, {"receipts": [receipt(outcome, expected=expected, released_bytes=GIB * (outcome == "freed"))]}
 
     return answer
 
 
-def carried_out(failing: set[int], max_failures: int) -> list[ProcessResult]:
-    with stub(answers(failing)) as served:
+def carried_out(
+    outcomes: dict[int, str], waves: list[list[int]], **options: Any
+) -> tuple[list[tuple[int, int, str]], str]:
+    """Return wave, pid and result of each program, and the reason of the last one."""
+    with stub(answers(outcomes)) as served:
         own = Machine("a", f"http://{served.address}")
-        waves = [[PlannedFlush(machine=own, pid=pid, start_ticks=1)] for pid in range(1, 5)]
-        return asyncio.run(carry_out(CLIENT, waves, FlushOptions(max_failures=max_failures)))
+        order = [[PlannedFlush(machine=own, pid=pid, start_ticks=1) for pid in wave] for wave in waves]
+        found: list[ProcessResult] = asyncio.run(carry_out(CLIENT, order, FlushOptions(**options)))
+    return [(each.wave, each.planned.pid, each.result) for each in found], found[-1].reason
+
+
+def results(outcomes: dict[int, str], waves: list[list[int]], **options: Any) -> list[str]:
+    return [result for _, _, result in carried_out(outcomes, waves, **options)[0]]
+
+
+ALONE = [[1], [2], [3], [4]]
+FAILING = {1: "failed", 3: "failed"}
 
 
 def test_flushes_stop_after_the_number_of_failures():
-    found = carried_out({1, 3}, 2)
-    assert [(each.wave, each.result) for each in found] == [
-        (1, "failed"),
-        (2, "flushed"),
-        (3, "failed"),
-        (4, "skipped"),
+    found, reason = carried_out(FAILING, ALONE, max_failures=2)
+    assert found == [(1, 1, "failed"), (2, 2, "flushed"), (3, 3, "failed"), (4, 4, "skipped")]
+    assert reason == "the flushes stopped after 2 failed"
+    assert results(FAILING, ALONE, max_failures=1) == ["failed", "skipped", "skipped", "skipped"]
+    assert results(FAILING, ALONE, max_failures=3) == ["failed", "flushed", "failed", "flushed"]
+
+
+def test_failure_stops_the_rest_of_its_wave():
+    assert results({2: "failed"}, [[1, 2, 3, 4]], parallel=1) == ["flushed", "failed", "skipped", "skipped"]
+
+
+def test_canary_that_fails_or_releases_too_little_stops_the_flushes():
+    failed, _ = carried_out({1: "failed"}, [[1], [2, 3]], max_failures=9, canary=True)
+    assert failed == [(1, 1, "failed"), (2, 2, "skipped"), (2, 3, "skipped")]
+    found, reason = carried_out({1: "partial"}, [[1], [2, 3]], canary=True)
+    assert [result for _, _, result in found] == ["flushed", "skipped", "skipped"]
+    assert reason == "the flushes stopped after the first one: it released 0 B of the 1.0 GiB expected"
+    assert results({1: "partial"}, [[1], [2, 3]]) == ["flushed", "flushed", "flushed"]
+
+
+def test_refused_canary_is_replaced_by_the_next_program():
+    found, _ = carried_out({1: "busy"}, [[1], [2, 3, 4]], canary=True)
+    assert found == [(1, 1, "refused"), (2, 2, "flushed"), (3, 3, "flushed"), (3, 4, "flushed")]
+    assert results({1: "busy", 2: "failed"}, [[1], [2, 3, 4]], canary=True) == [
+        "refused",
+        "failed",
+        "skipped",
+        "skipped",
     ]
-    assert found[-1].reason == "the flushes stopped after 2 failed"
-    assert [each.result for each in carried_out({1, 3}, 1)] == ["failed", "skipped", "skipped", "skipped"]
-    assert [each.result for each in carried_out({1, 3}, 3)] == ["failed", "flushed", "failed", "flushed"]
 
 
 def serving(asleep: bool) -> dict[str, Any]:
@@ -93,15 +129,73 @@ def test_engines_sleep_and_wake(tmp_path: Path, command: str, asleep: bool, outc
 
     with stub(answer) as first, stub(answer) as second:
         file = write_targets(tmp_path / "targets.json", {"node-1": first.address, "node-2": second.address})
-        shown = fleet(command, "--targets", str(file), "--engine", "ch*", "--max-parallel", "1", "--yes")
+        keep = ["--keep", "0"] if command == "sleep" else []
+        given = ["--targets", str(file), "--engine", "ch*"]
+        shown = fleet(command, *given, *keep, "--max-parallel", "1", "--reason", "night", "--yes")
         assert shown.returncode == 0, shown.stdout + shown.stderr
         assert "2 engines on 2 machines in 2 waves" in shown.stdout
-        assert shown.stdout.splitlines()[-1] == total
+        wake = f"undo with: gpumond fleet wake --targets {file} --engine chat --machine node-1 --machine node-2"
+        assert shown.stdout.splitlines()[-1] == (wake if command == "sleep" else total)
+        assert total in shown.stdout.splitlines()
         assert fleet(command, "--targets", str(file), "--engine", "ch*", stdin="n\n").returncode == 2
         assert fleet(command, "--targets", str(file), "--engine", "other", "--yes").returncode == 3
         bodies = [json.loads(body) for each in (first, second) for _, _, body in each.requests if body]
+    operations = [body.pop("operation") for body in bodies]
+    assert operations[0] == operations[1]
+    assert operations[0]["reason"] == "night"
+    assert f"\noperation {operations[0]['id']}\n" in shown.stdout
     expected = {"target": {"workload": "chat"}, "steps": ["engine"], "timeout_seconds": 30.0}
     assert bodies == [expected | ({"wake": True} if command == "wake" else {})] * 2
+
+
+def test_last_replica_of_a_service_stays_awake(tmp_path: Path):
+    with stub(lambda path, body: (200, serving(False))) as up, stub(lambda path, body: (200, serving(True))) as down:
+        addresses = {"node-1": up.address, "node-2": up.address, "node-3": up.address, "node-4": down.address}
+        file = str(write_targets(tmp_path / "targets.json", addresses))
+
+        def due(*options: str) -> list[str]:
+            shown = fleet("sleep", "--targets", file, "--engine", "chat", "--dry-run", "--json", *options)
+            return [each["machine"] for each in json.loads(shown.stdout)["plan"] if not each["refusal"]]
+
+        assert due() == ["node-1", "node-2"]
+        assert due("--keep", "2") == ["node-1"]
+        assert due("--keep", "0") == ["node-1", "node-2", "node-3"]
+        assert due("--max-unavailable", "50%") == ["node-1"]
+        assert due("--max-unavailable", "1") == []
+        assert due("--machine", "node-3") == ["node-3"]  # the others stay awake
+        assert due("--machine", "node-3", "--keep", "3") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--keep", "2"], "add --step engine"),
+        (["--max-unavailable", "120%"], "such as 3 or 25%"),
+        (["--max-machines", "0"], "--max-machines must be positive"),
+        (["--reason", "x" * 201], "at most 200 characters"),
+        (["--label", "zone"], "expected NAME=PATTERN"),
+    ],
+)
+def test_limits_that_are_not_valid_are_refused(tmp_path: Path, options: list[str], message: str):
+    file = write_targets(tmp_path / "targets.json", {})
+    refused = fleet("flush", "--targets", str(file), "--workload", "x", *options)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+
+
+def test_long_reason_of_many_machines_is_below_the_table_once(tmp_path: Path):
+    reason = "this endpoint requires a token of the scope flush, which the daemon of this machine defines"
+
+    def answer(path: str, body: str) -> Answer:
+        return (401, {"detail": reason}) if body else (200, frame())
+
+    with stub(answer) as served:
+        file = write_targets(tmp_path / "targets.json", {f"node-{number}": served.address for number in range(3)})
+        given = ["--targets", str(file), "--workload", "train", "--max-failures", "9", "--no-canary", "--yes"]
+        shown = fleet("flush", *given)
+    assert shown.returncode == 1
+    assert shown.stdout.count(reason) == 1
+    assert sum(line.endswith("[1]") for line in shown.stdout.splitlines()) == 3
 
 
 def test_step_engine_is_a_step_of_its_own(tmp_path: Path):

@@ -12,7 +12,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import Named
-from gpumond.features.fleet.flush import Criteria, PlannedFlush, select
+from gpumond.features.fleet.plan import Criteria, PlannedFlush, select
 from gpumond.features.fleet.status import of_frame
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame

@@ -31,7 +31,14 @@ from tools.docs.rules import document
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-FLEET_ONLY = {"daemon-absent", "daemon-down", "machines-missing", "many-daemons-down", "readings-stale"}
+FLEET_ONLY = {
+    "configuration-not-loaded",
+    "daemon-absent",
+    "daemon-down",
+    "machines-missing",
+    "many-daemons-down",
+    "readings-stale",
+}
 MISSED_SCRAPE_SECONDS = 180
 
 

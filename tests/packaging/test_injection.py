@@ -256,6 +256,7 @@ def test_task_prolog_starts_the_agent_in_tasks_with_devices(installed: Path):
     ]
     assert "WORKLOAD" not in run("taskprolog.sh", **task, GPUMOND_WORKLOAD="mine")
     assert run("taskprolog.sh", **own, SLURM_JOB_NAME="cpu") == ""
+    assert run("taskprolog.sh", **own, CUDA_VISIBLE_DEVICES="NoDevFiles", ROCR_VISIBLE_DEVICES="NoDevFiles") == ""
     assert run("taskprolog.sh", **task, GPUMOND_AGENT="0") == ""
     assert run("taskprolog.sh", **task | {"GPUMOND_AGENT_DIRECTORY": "/nonexistent"}) == ""
 

@@ -30,6 +30,7 @@ from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import Preview, pack, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
+from gpumond.kernel import Fingerprints
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Page
 from gpumond.metrics.telemetry import Telemetry
@@ -48,7 +49,7 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 
 class AuditedStore(MemoryStore):
-    async def audit_entries(self, limit: int = 0, users: bool = True) -> list[AuditEntry]:
+    async def audit_entries(self, limit: int = 0, users: bool = True, operation: str | None = None) -> list[AuditEntry]:
         return [AUDIT_ENTRY][:limit]
 
 
@@ -83,6 +84,9 @@ class View:
 
     def receipts(self) -> list[Receipt]:
         return [RECEIPT]
+
+    def fingerprints(self) -> Fingerprints:
+        return Fingerprints("5d41402abc4b", "7d793037a076")
 
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
         return self._exposition.page(self.frame, Encoding.of(accept, compat, groups))

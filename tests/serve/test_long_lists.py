@@ -14,7 +14,7 @@ from tests.serve.application import AuditedStore, View, ask
 
 
 class LongAudit(AuditedStore):
-    async def audit_entries(self, limit: int = 0, users: bool = True) -> list[AuditEntry]:
+    async def audit_entries(self, limit: int = 0, users: bool = True, operation: str | None = None) -> list[AuditEntry]:
         return [replace(AUDIT_ENTRY, seq=number) for number in range(limit)]
 
 

@@ -81,7 +81,7 @@ def test_flush_selected_by_promql_reaches_exactly_the_selected_processes(
         until(lambda: len(prometheus.instant(EVEN)) == len(even), 120)
         until(lambda: len(prometheus.instant("gpumond_snapshot_timestamp_seconds")) == len(NAMES), 120)
         command = ["flush", "--prometheus", prometheus.url, "--tokens", str(file), "--query", EVEN]
-        done = fleet(*command, "--timeout", SECONDS, "--max-parallel", "8", "--yes", "--json")
+        done = fleet(*command, "--timeout", SECONDS, "--max-parallel", "8", "--no-canary", "--yes", "--json")
         assert done.returncode == 0, done.stdout + done.stderr
         assert flushed(machines) == {name: ["train"] for name in even}
     finally:
@@ -117,7 +117,7 @@ def test_machines_that_fail_concern_no_other(place: Path, machines: dict[str, Si
         assert "certificate is not valid" in problems[WRONG]
         waiting = Confirming(
             *listed,
-            *("--workload", "train", "--max-failures", "99"),
+            *("--workload", "train", "--max-failures", "99", "--no-canary"),
             environ={"GPUMOND_CA_FILE": str(place / "ca.crt")},
         )
         reused = machines[REUSED]
@@ -132,7 +132,8 @@ def test_machines_that_fail_concern_no_other(place: Path, machines: dict[str, Si
     assert code == 1, shown + errors
     rows = {line.split()[0]: line for line in shown.splitlines() if line.startswith("node-")}
     assert "the process has ended" in rows[REUSED]
-    assert "it answered 401" in rows[REFUSING]
+    assert rows[REFUSING].endswith("[1]")
+    assert "[1] it answered 401" in shown
     assert not {DOWN, SLOW, WRONG} & rows.keys()
     failing = (DOWN, SLOW, REFUSING, REUSED)
     del machines[DOWN]

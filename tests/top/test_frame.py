@@ -15,7 +15,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert, Fit, RefusedKind, StatedCondition, StatedFault, Verdict
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.doctor import _of_frame as findings_of
-from gpumond.features.fleet.flush import Criteria, select
+from gpumond.features.fleet.plan import Criteria, select
 from gpumond.features.fleet.status import of_frame, status_table, summary
 from gpumond.view.frame import MALFORMED, MAX_TEXT, decoded, frame_of, merged, view
 from gpumond.view.tables import device_table, engine_table, notes, page, process_table
@@ -118,6 +118,13 @@ def test_frame_of_an_earlier_version_has_defaults_and_one_of_a_later_version_no_
     assert (checked["snapshot"]["engines"], checked["processes"][0]["quota"]) == ([], None)
     assert "invented" not in checked
     assert "invented" not in checked["processes"][0]
+
+
+def test_path_that_a_daemon_does_not_serve_is_of_a_newer_command():
+    with pytest.raises(DaemonError, match="of an earlier version than this command"):
+        decoded(404, b'{"status": 404, "detail": "Not Found"}')
+    with pytest.raises(DaemonError, match="no connected agent"):
+        decoded(404, b'{"status": 404, "detail": "no connected agent matches"}')
 
 
 @pytest.mark.parametrize("value", ["Infinity", "1e999", "NaN", "9" * 4000, "1" + "0" * 400, "1.5", '"8"', "true", "{}"])

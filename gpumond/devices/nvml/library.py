@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -280,7 +280,8 @@ class Device:
 class Inventory:
     """Known devices, which are enumerated repeatedly. ``faults`` are those of the last scan.
 
-    A device that is lost or no longer enumerated remains as a fault until it returns. A MIG instance that is missing
+    A device that is lost or no longer enumerated remains as a fault until it returns, or until another device is at its
+    PCI address. A MIG instance that is missing
     has been destroyed, and is removed. The handle of a lost device is never used again.
     """
 
@@ -353,6 +354,16 @@ class Inventory:
         for device in self._devices.values():
             if device.parent_uuid is None and device.uuid not in enumerated and device.handle is not None:
                 self.lose(device, "vanished")
+        self._remove_replaced(enumerated)
+
+    def _remove_replaced(self, enumerated: Collection[str]) -> None:
+        """Remove lost devices, with their instances, at whose PCI address another device is enumerated."""
+        roots = [device for device in self._devices.values() if device.parent_uuid is None and device.pci_bus_id]
+        occupied = {device.pci_bus_id for device in roots if device.uuid in enumerated and device.handle is not None}
+        for device in roots:
+            if device.uuid not in enumerated and device.pci_bus_id in occupied:
+                for gone in (device, *self._instances(device)):
+                    del self._devices[gone.uuid]
 
     def _refused(self, index: int, refusal: Refusal) -> set[str]:
         """Return the known device at an index that does not return its UUID: the device that had this index, if any."""

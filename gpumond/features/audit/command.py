@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, print_answer
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.units import counted, duration, human
+from gpumond.view.audit import sentence
 from gpumond.view.text import moment, table
 
 
@@ -25,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--limit", type=int, default=100, metavar="N", help="number of entries to show, most recent last (default: 100)"
+    )
+    parser.add_argument(
+        "--operation", metavar="ID", help="only entries of one operation of gpumond fleet, which printed this id"
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="with verify: configuration file of a stopped daemon"
@@ -43,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    entries = client.get(arguments.url, f"/api/v1/audit?limit={arguments.limit}")
+    query = {"limit": arguments.limit} | ({"operation": arguments.operation} if arguments.operation else {})
+    entries = client.get(arguments.url, f"/api/v1/audit?{urlencode(query)}")
     print_answer(arguments, entries, lambda: table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries)))
     return DONE
 
@@ -75,133 +79,3 @@ def _store_of(url: str) -> Path | None:
     except DaemonError:
         return None
     return Path(named) if named else None
-
-
-PAIRS_LENGTH, QUOTE = 100, '"'
-MOST_PIDS = 8
-
-Detail = Mapping[str, Any]
-
-
-def sentence(action: str, detail: Any) -> str:
-    """Describe an entry. One of an unknown action, or whose detail was shortened, is its action with pairs."""
-    try:
-        made = SENTENCES[action]
-        return made.format(**detail) if isinstance(made, str) else made(detail)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return f"{action}: {described(detail)}"
-
-
-def described(detail: Any) -> str:
-    """Return the detail as pairs of key and value, as many as fit."""
-    pairs = detail.items() if isinstance(detail, dict) else [("detail", detail)]
-    text = ", ".join(f"{key}: {json.dumps(value).strip(QUOTE)}" for key, value in pairs)
-    return text if len(text) <= PAIRS_LENGTH else f"{text[:PAIRS_LENGTH].rpartition(',')[0] or text[:PAIRS_LENGTH]}, …"
-
-
-def _program(detail: Detail) -> str:
-    return f"{detail['workload'] or 'the program'} (pid {detail['pid']})"
-
-
-def _pids(detail: Detail) -> str:
-    pids = [str(pid) for pid in detail["pids"]]
-    more = f" and {len(pids) - MOST_PIDS} more" if len(pids) > MOST_PIDS else ""
-    return f"{'pid' if len(pids) == 1 else 'pids'} {', '.join(pids[:MOST_PIDS])}{more}" if pids else "no process"
-
-
-def _flush(detail: Detail) -> str:
-    forced = ", despite the cooldown" if detail.get("force") else ""
-    return f"requested a flush of {detail['target']}, steps {', '.join(detail['steps'])}{forced}"
-
-
-def _receipts(detail: Detail) -> str:
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in detail["outcomes"].items())
-    return f"flushed {_pids(detail)}: {human(detail['released_bytes'])} released ({counts})"
-
-
-def _action(detail: Detail) -> str:
-    gpu = dict(detail["labels"]).get("gpu")
-    engines = f" and {', '.join(detail['engines'])}" if detail.get("engines") else ""
-    return f"ran its action on {_pids(detail)}{engines}" + (f", for GPU {gpu}" if gpu else "")
-
-
-def _limit(detail: Detail) -> str:
-    device = f" on {detail['device']}" if detail["device"] else ""
-    if detail["limit_bytes"] is None:
-        return f"asked {_program(detail)} to remove its limit{device}"
-    return f"asked {_program(detail)} to limit its memory to {human(detail['limit_bytes'])}{device}"
-
-
-def _answer(detail: Detail) -> str:
-    if "answer" in detail:
-        return f"got no response from pid {detail['pid']} in time"
-    return (
-        f"was refused by pid {detail['pid']}: {detail['reason']}"
-        if detail["reason"]
-        else f"got a response from pid {detail['pid']}"
-    )
-
-
-def _override(detail: Detail) -> str:
-    fields = ", ".join(f"{name}: {json.dumps(value).strip(QUOTE)}" for name, value in detail["body"].items())
-    return f"overrode fields of rule {detail['name']}: {fields}"
-
-
-def _matchers(detail: Detail) -> str:
-    return " ".join(f"{each['name']}{each['operator']}{each['value']}" for each in detail["matchers"])
-
-
-def _silence(detail: Detail) -> str:
-    return f"silenced {_matchers(detail)} until {moment(detail['ends_at'])}: {detail['reason'] or 'no reason given'}"
-
-
-def _baseline(detail: Detail) -> str:
-    of = f" of {detail['workload']}" if detail["workload"] else ""
-    return f"recorded baseline {detail['name']}{of} for {duration(detail['for_seconds'])}"
-
-
-def _reload(detail: Detail) -> str:
-    later = f"; restart to apply: {', '.join(detail['needs_restart'])}" if detail["needs_restart"] else ""
-    return f"reloaded the configuration ({counted(detail['rules'], 'rule')} defined){later}"
-
-
-def _text(detail: Any) -> str:
-    if not isinstance(detail, str):
-        raise TypeError
-    return detail
-
-
-SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
-    "flush.request": _flush,
-    "flush.receipts": _receipts,
-    "flush.refused": lambda detail: f"wasn't allowed to flush: {_text(detail)}",
-    "flush.interrupted": lambda detail: f"was interrupted: {_text(detail)}",
-    "action": _action,
-    "hook.flush": lambda detail: f"flushed {_pids(detail)} for the Alertmanager alert {detail['alert']}",
-    "agent.limit": _limit,
-    "agent.snapshot": lambda detail: f"asked {_program(detail)} for a memory snapshot",
-    "agent.classes": lambda detail: f"asked {_program(detail)} for its live memory by category",
-    "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines that retain its memory",
-    "agent.end": lambda detail: f"asked {_program(detail)} to exit",
-    "agent.fetch": lambda detail: f"fetched memory snapshot {detail['snapshot']} of {_program(detail)}",
-    **{f"agent.{kind}.answer": _answer for kind in ("limit", "snapshot", "classes", "retainers", "end")},
-    "rule.create": "created rule {name}",
-    "rule.replace": "replaced rule {name}",
-    "rule.delete": "deleted rule {name}",
-    "rule.override": _override,
-    "rule.restore": "restored rule {name}",
-    "quota.create": "created quota {name}",
-    "quota.replace": "replaced quota {name}",
-    "quota.delete": "deleted quota {name}",
-    "silence.create": _silence,
-    "silence.expire": lambda detail: f"ended the silence {_matchers(detail)}",
-    "baseline.record": _baseline,
-    "baseline.compare": lambda detail: f"compared with baseline {detail['name']} for {duration(detail['for_seconds'])}",
-    "baseline.delete": "deleted baseline {name}",
-    "receiver.test": "sent a test message to receiver {receiver}",
-    "release": lambda detail: f"detached from the driver for {duration(detail['for_seconds'])}",
-    "reload": _reload,
-    "trim": "removed entries up to {through}: they were too old or too many",
-    "audit.missing": "detected that entries up to {through} are missing",
-    "store.set-aside": "renamed a damaged store to {file}: {reason}",
-}

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve import examples
 from gpumond.serve.dependencies import kernel_of
 from gpumond.serve.resources import answer_list
@@ -20,7 +21,14 @@ router = APIRouter(prefix="/api/v1", tags=["facts"])
     summary="Audit log of changes and flushes, most recent last",
     **examples.described(list[AuditEntry], [examples.AUDIT_ENTRY], 503),
 )
-async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
+async def audit(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=100_000)] = 1000,
+    operation: Annotated[
+        str | None, Query(pattern=OPERATION_ID, description="Only entries of the operation with this id.")
+    ] = None,
+) -> Response:
     """Returns the latest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
     chain."""
-    return answer_list(request, AuditEntry, await kernel_of(request).store.audit_entries(limit))
+    entries = await kernel_of(request).store.audit_entries(limit, operation=operation)
+    return answer_list(request, AuditEntry, entries)

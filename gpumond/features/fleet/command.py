@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO
-from gpumond.features.fleet import discovery, doctor, flush, report, status, top
+from gpumond.features.fleet import audit, discovery, doctor, flush, report, status, top
 from gpumond.view.text import table
 
 FLUSHES = {
@@ -22,7 +22,15 @@ READS = {
     "status": "show the state of each machine, and which machines don't respond",
     "top": "show the devices and processes of several machines live in one table",
     "doctor": "list problems on all machines, each with a remedy",
+    "audit": "show the audit entries of several machines, such as those of one operation",
 }
+
+OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "status": status.add_arguments,
+    "top": top.add_arguments,
+    "audit": audit.add_arguments,
+}
+"""Functions that add options of a command."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, summary in READS.items():
         read = what.add_parser(name, help=summary)
         discovery.add_arguments(read)
-        if name == "top":
-            top.add_arguments(read)
+        if name in OPTIONS:
+            OPTIONS[name](read)
     for name, summary in FLUSHES.items():
         flush.add_arguments(what.add_parser(name, help=summary), name)
     report.add_arguments(
@@ -47,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         "targets": _targets,
         "status": status.run,
         "doctor": doctor.run,
+        "audit": audit.run,
         "report": report.run,
         **dict.fromkeys(FLUSHES, flush.run),
     }

@@ -12,7 +12,7 @@ import re
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -23,7 +23,7 @@ from urllib.parse import urlencode, urlsplit
 import yaml
 
 from gpumond.agent.transport import trusted_uids
-from gpumond.cli.arguments import duration
+from gpumond.cli.arguments import duration, value
 from gpumond.config.expectations import yaml_problem
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.features.fleet.connection import (
@@ -396,6 +396,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only machines whose name matches, such as 'gpu-*'; repeatable",
     )
     parser.add_argument(
+        "--label",
+        action="append",
+        type=value(_label_pattern),
+        metavar="NAME=PATTERN",
+        help="only machines whose label in the list matches, such as zone=eu-*; repeatable, all must match",
+    )
+    parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="file with your token for the daemons (default: $GPUMOND_TOKEN)"
     )
     parser.add_argument("--tokens", type=Path, metavar="FILE", help="per-machine tokens (YAML); override --token-file")
@@ -414,6 +421,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _label_pattern(text: str) -> tuple[str, str]:
+    name, equals, pattern = text.partition("=")
+    if not (name and equals):
+        raise ValueError("expected NAME=PATTERN")
+    return name, pattern
+
+
 def add_prometheus(parser: argparse.ArgumentParser) -> None:
     """Add the options of the connection to Prometheus."""
     parser.add_argument(
@@ -422,6 +436,29 @@ def add_prometheus(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prometheus-token-file", type=Path, metavar="FILE", help="file with a token for Prometheus")
     parser.add_argument("--prometheus-ca-file", metavar="FILE", help="CA bundle for Prometheus (default: system CAs)")
     parser.add_argument("--job", metavar="NAME", help="only daemons in this Prometheus job (default: all jobs)")
+
+
+LISTING = (
+    "targets",
+    "http_sd",
+    "kubernetes",
+    "prometheus",
+    "prometheus_token_file",
+    "prometheus_ca_file",
+    "job",
+    "token_file",
+    "tokens",
+    "client_cert",
+    "client_key",
+)
+
+
+def options_of(arguments: argparse.Namespace) -> list[str]:
+    """Return the options with which another command lists the same machines with the same credentials."""
+    values = ((name, getattr(arguments, name)) for name in LISTING)
+    options = [text for name, own in values if own is not None for text in (f"--{name.replace('_', '-')}", str(own))]
+    slurm = ["--slurm"] if arguments.slurm else []
+    return [*options, *slurm, *([] if arguments.scheme == "http" else ["--scheme", arguments.scheme])]
 
 
 def make_client(arguments: argparse.Namespace) -> Client:
@@ -451,9 +488,17 @@ async def selected(arguments: argparse.Namespace) -> tuple[Client, list[Machine]
 
 
 def chosen(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:
-    """Return the machines that a pattern of --machine matches; all without one."""
-    patterns = arguments.machine
-    return [each for each in machines if not patterns or any(fnmatchcase(each.name, text) for text in patterns)]
+    """Return the machines whose name a pattern of --machine matches, and whose labels those of --label match.
+
+    All match without such an option. A label that a machine does not have is empty.
+    """
+    patterns, labels = arguments.machine or ["*"], arguments.label or []
+    return [
+        each
+        for each in machines
+        if any(fnmatchcase(each.name, pattern) for pattern in patterns)
+        and all(fnmatchcase(dict(each.labels).get(name, ""), pattern) for name, pattern in labels)
+    ]
 
 
 @contextmanager
@@ -477,6 +522,39 @@ def progress(count: int, action: str) -> Iterator[Callable[[], None]]:
 R = TypeVar("R")
 
 
+WITHOUT_ANSWER = (0, 502, 503, 504)
+"""Statuses after which a read is repeated."""
+
+
+async def read_each(
+    machines: Sequence[Machine],
+    read: Callable[[Machine], Awaitable[R]],
+    parallel: int,
+    done: Callable[[], None] = lambda: None,
+) -> list[R | DaemonError]:
+    """Return what ``read`` returns for each machine, in their order, or its DaemonError.
+
+    A machine that does not answer is read again once, after all others: this host may have been too busy.
+    """
+
+    async def attempt(machine: Machine) -> R | DaemonError:
+        try:
+            return await read(machine)
+        except DaemonError as error:
+            return error
+
+    answers = await run_each(machines, attempt, parallel, done)
+    silent = [
+        place
+        for place, answer in enumerate(answers)
+        if isinstance(answer, DaemonError) and answer.status in WITHOUT_ANSWER
+    ]
+    again = await run_each([machines[place] for place in silent], attempt, parallel)
+    for place, answer in zip(silent, again, strict=True):
+        answers[place] = answer
+    return answers
+
+
 async def read_frames(
     client: Client,
     machines: Sequence[Machine],
@@ -484,12 +562,9 @@ async def read_frames(
     parallel: int,
     done: Callable[[], None] = lambda: None,
 ) -> list[R | DaemonError]:
-    """Return what ``convert`` makes of the frame of each machine, in their order, or why there is none."""
+    """Return what ``convert`` makes of the frame of each machine, as `read_each` does."""
 
-    async def read(machine: Machine) -> R | DaemonError:
-        try:
-            return convert(machine, await client.frame(machine))
-        except DaemonError as error:
-            return error
+    async def read(machine: Machine) -> R:
+        return convert(machine, await client.frame(machine))
 
-    return await run_each(machines, read, parallel, done)
+    return await read_each(machines, read, parallel, done)

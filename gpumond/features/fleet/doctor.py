@@ -1,12 +1,11 @@
 """``gpumond fleet doctor``: print the problems of several machines, each once, with its remedy: machines that do not
-answer, faults, conditions and versions.
+answer, faults, conditions, and differences of versions, configurations and rules.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -16,13 +15,19 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import counted
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import progress, read_frames, selected
+from gpumond.features.fleet.drift import Build, differences, read_builds, usual
 from gpumond.features.fleet.status import MachineStatus, of_frame
 from gpumond.view.frame import CheckedFrame
 from gpumond.view.text import safe
 
 NO_ANSWER = "check that gpumond runs there (systemctl status gpumond), and its address, certificate and token"
 NO_AGENT = "start them with `gpumond run`, or set GPUMOND_AGENT=1 in their environment; only then can they be flushed"
-ANOTHER_VERSION = "install the same version of gpumond on all machines"
+DIFFERENCES = {
+    "version": ("another version of gpumond", "install the same version of gpumond on all machines"),
+    "config": ("another configuration", "compare the configuration files; `systemctl reload gpumond` loads a new one"),
+    "rules": ("other rules", "compare `gpumond rules list`, which also shows the rules that were created over the API"),
+}
+"""Subject and remedy of each aspect of `drift.Build`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +46,19 @@ async def examine(
 ) -> list[FleetFinding]:
     """Return the findings on all machines, in their order."""
 
-    def convert(machine: Machine, frame: CheckedFrame) -> tuple[MachineStatus, list[FleetFinding]]:
-        state = of_frame(machine, frame)
-        return state, [*_of_status(state), *_of_frame(machine, frame)]
+    def convert(machine: Machine, frame: CheckedFrame) -> list[FleetFinding]:
+        return [*_of_status(of_frame(machine, frame)), *_of_frame(machine, frame)]
 
     findings: list[FleetFinding] = []
-    states: list[MachineStatus] = []
+    answering: list[Machine] = []
     for machine, answer in zip(machines, await read_frames(client, machines, convert, parallel, done), strict=True):
         if isinstance(answer, DaemonError):
             findings.append(FleetFinding(machine.name, "bad", str(answer), machine.url, NO_ANSWER))
         else:
-            states.append(answer[0])
-            findings += answer[1]
-    return [*findings, *_of_versions(states)]
+            answering.append(machine)
+            findings += answer
+    builds = await read_builds(client, answering, parallel)
+    return [*findings, *_of_builds({machine.name: each for machine, each in zip(answering, builds, strict=True)})]
 
 
 def by_subject(findings: Iterable[FleetFinding]) -> list[tuple[FleetFinding, list[str]]]:
@@ -81,13 +86,15 @@ def _of_frame(machine: Machine, frame: Mapping[str, Any]) -> Iterator[FleetFindi
             yield FleetFinding(machine.name, state, str(entry["kind"]), about, str(entry["remedy"]))
 
 
-def _of_versions(states: Sequence[MachineStatus]) -> Iterator[FleetFinding]:
-    """Yield the machines whose version is not the most frequent one."""
-    usual = Counter(state.version for state in states).most_common(1)
-    for state in states:
-        if state.version != usual[0][0]:
-            detail = f"{state.version}; most machines have {usual[0][0]}"
-            yield FleetFinding(state.machine, "note", "another version of gpumond", detail, ANOTHER_VERSION)
+def _of_builds(builds: Mapping[str, Build | DaemonError]) -> Iterator[FleetFinding]:
+    """Yield the machines whose version, configuration or rules are not the most frequent ones."""
+    known = {name: each for name, each in builds.items() if isinstance(each, Build)}
+    most = usual(known.values())
+    for aspect, (subject, remedy) in DIFFERENCES.items():
+        for name, build in known.items():
+            if aspect in differences(build, most):
+                detail = f"{getattr(build, aspect) or 'unknown'}; most machines have {most[aspect]}"
+                yield FleetFinding(name, "note", subject, detail, remedy)
 
 
 MARKS = {"note": "note", "bad": "BAD "}

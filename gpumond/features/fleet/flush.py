@@ -7,22 +7,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import pwd
+import secrets
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from glob import escape
 from typing import Any, Literal, NamedTuple
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, value
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
+from gpumond.facts.flush import MAX_REASON, Operation
 from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
-from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.facts.units import byte_size, counted, human
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines
 from gpumond.features.fleet.discovery import (
+    PARALLEL,
     SCRAPES,
     Named,
     Prometheus,
@@ -35,236 +41,15 @@ from gpumond.features.fleet.discovery import (
     progress,
     read_frames,
 )
-from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
+from gpumond.features.fleet.plan import Criteria, PlannedFlush, awake, by_service, select
+from gpumond.features.fleet.waves import Limits, limited, unavailable, waves, with_canary
+from gpumond.host.machine import MACHINE_NAME
+from gpumond.view.frame import CheckedFrame, receipts_of
 from gpumond.view.text import safe, size, table
 
-Key = tuple[int, int | None]
-"""Pid and start of a process."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Criteria:
-    """A process must match each pattern, such as ``train-*``, that is not None. An engine is named by ``engine``, and
-    has the workload and the users of its processes; ``workload`` may also be its name.
-
-    With ``engines``, engines are selected instead of processes; with ``wake``, those to wake. What would release fewer
-    than ``min_reclaimable_bytes`` is not flushed.
-    """
-
-    workload: str | None = None
-    user: str | None = None
-    engine: str | None = None
-    engines: bool = False
-    wake: bool = False
-    min_reclaimable_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedFlush:
-    """One process, or one serving engine, and the bytes that a flush would release. With a ``refusal``, the reason, it
-    is not flushed.
-
-    ``start_ticks`` is None only with a refusal. ``engine`` is the name of an engine, which is also its ``workload``;
-    ``pid`` is then that of its first process, 0 without one.
-    """
-
-    machine: Machine = field(repr=False)
-    pid: int
-    start_ticks: int | None = None
-    workload: str = ""
-    user: str = ""
-    engine: str = ""
-    low_bytes: int = 0
-    likely_bytes: int = 0
-    high_bytes: int = 0
-    refusal: str = ""
-
-
-def select(
-    machine: Machine, answer: object, criteria: Criteria, named: Mapping[int, Named] | None
-) -> list[PlannedFlush]:
-    """Return what matches on a machine. Raises DaemonError if ``answer`` is not a frame.
-
-    ``named``: the processes that a query names; None without a query.
-    """
-    frame = frame_of(answer)
-    processes: dict[int, _Process] = {}
-    for each in _processes(frame):
-        if each.report or each.pid not in processes:
-            processes[each.pid] = each
-    if criteria.engines:
-        return [*_select_engines(machine, frame["snapshot"]["engines"], processes, criteria, named)]
-    return [*_select(machine, processes, criteria, named)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    """``used_bytes``: on all devices, as far as the driver counts it."""
-
-    pid: int
-    start_ticks: int | None
-    started_at: float | None
-    user: str
-    uuids: frozenset[str]
-    used_bytes: int
-    report: Mapping[str, Any] | None
-
-    @property
-    def workload(self) -> str:
-        return str(self.report["workload"]) if self.report else ""
-
-
-def _select(
-    machine: Machine, processes: Mapping[int, _Process], criteria: Criteria, named: Mapping[int, Named] | None
-) -> Iterator[PlannedFlush]:
-    for pid in sorted(processes if named is None else named):
-        process = processes.get(pid)
-        if process is None:
-            yield PlannedFlush(machine=machine, pid=pid, refusal="the process has ended")
-        elif named is None and not process.uuids:
-            continue  # a launcher, which uses no device
-        elif _matches((process.workload,), criteria.workload) and _matches((process.user,), criteria.user):
-            yield _planned(machine, process, criteria, named[pid] if named is not None else None)
-
-
-def _matches(texts: Iterable[str], pattern: str | None) -> bool:
-    return pattern is None or any(fnmatchcase(text, pattern) for text in texts)
-
-
-def _planned(machine: Machine, process: _Process, criteria: Criteria, named: Named | None) -> PlannedFlush:
-    pools = process.report["pools"] if process.report else []
-    low, likely, high = (sum(int(pool["reclaimable"][name]) for pool in pools) for name in ("low", "likely", "high"))
-    return PlannedFlush(
-        machine=machine,
-        pid=process.pid,
-        start_ticks=process.start_ticks,
-        workload=process.workload,
-        user=process.user,
-        low_bytes=low,
-        likely_bytes=likely,
-        high_bytes=high,
-        refusal=_refusal(process, likely, criteria, named),
-    )
-
-
-def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: Named | None) -> str:
-    """Return the reason for which a process is not flushed, or an empty string."""
-    if named is not None and (other := _other(process, named)):
-        return other
-    if process.report is None:
-        return "it has no agent"
-    if process.start_ticks is None:
-        return "its start is unknown"
-    if process.report["flush_policy"] == "never":
-        return "its agent allows no flush"
-    return _too_few(likely_bytes, criteria)
-
-
-def _too_few(likely_bytes: int, criteria: Criteria) -> str:
-    if likely_bytes >= criteria.min_reclaimable_bytes:
-        return ""
-    least = human(criteria.min_reclaimable_bytes)
-    return f"{human(likely_bytes)} is reclaimable, less than the {least} requested"
-
-
-def _other(process: _Process, named: Named) -> str:
-    """Return the reason why a process is, or may be, another one than the query names."""
-    if process.started_at is None:
-        return "its start is unknown, so that it may be another process than the query names"
-    if process.started_at > named.ran_at:
-        return "it started after the data that the query reads: the pid was reused"
-    if named.workloads and process.workload not in named.workloads:
-        return f"its workload is {process.workload or 'unknown'}, not {', '.join(sorted(named.workloads))}"
-    if named.uuids and not named.uuids & process.uuids:
-        return f"it does not use {', '.join(sorted(named.uuids))}"
-    return ""
-
-
-def _select_engines(
-    machine: Machine,
-    engines: Iterable[Mapping[str, Any]],
-    processes: Mapping[int, _Process],
-    criteria: Criteria,
-    named: Mapping[int, Named] | None,
-) -> Iterator[PlannedFlush]:
-    rest = set(named or ())
-    for engine in engines:
-        name = str(engine["name"])
-        keys = {(each["pid"], each["start_ticks"]) for each in engine["processes"]}
-        own = [processes[pid] for pid in sorted(processes) if (pid, processes[pid].start_ticks) in keys]
-        meant = own if named is None else [each for each in own if each.pid in named]
-        rest -= {each.pid for each in own}
-        workloads, users = (name, *(each.workload for each in own)), [each.user for each in own]
-        chosen = _matches((name,), criteria.engine) and _matches(workloads, criteria.workload)
-        if not chosen or not _matches(users, criteria.user) or (named is not None and not meant):
-            continue
-        others = [] if named is None else [_other(each, named[each.pid]) for each in meant]
-        used = 0 if criteria.wake else sum(each.used_bytes for each in own)
-        yield PlannedFlush(
-            machine=machine,
-            pid=own[0].pid if own else 0,
-            start_ticks=own[0].start_ticks if own else None,
-            workload=name,
-            user=own[0].user if own else "",
-            engine=name,
-            likely_bytes=used,
-            high_bytes=used,
-            refusal=next(filter(None, others), "") or _engine_refusal(engine, bool(own), used, criteria),
-        )
-    for pid in sorted(rest):
-        reason = "it belongs to no declared serving engine" if pid in processes else "the process has ended"
-        yield PlannedFlush(machine=machine, pid=pid, refusal=reason)
-
-
-def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: int, criteria: Criteria) -> str:
-    """Return the reason for which an engine is not flushed or woken, or an empty string. The daemon checks more."""
-    if not engine["up"]:
-        return f"it does not answer: {engine['problem']}"
-    if criteria.wake:
-        return "it does not sleep" if engine["asleep"] is False and not engine.get("paused") else ""
-    if not engine["methods"]:
-        return "its declaration does not allow it; add allow: [engine]"
-    if engine["asleep"]:
-        return "it is already asleep"
-    active = (engine["running"] or 0) + (engine["waiting"] or 0)
-    if active:
-        return f"it has {active} running or waiting requests"
-    if not has_processes:
-        return str(engine["processes_problem"]) or "no process of its server is on a device"
-    return _too_few(used_bytes, criteria)
-
-
-def _processes(frame: Mapping[str, Any]) -> Iterator[_Process]:
-    """Yield each process that uses a device or has an agent, once."""
-    snapshot = frame["snapshot"]
-    uptime = snapshot["uptime_seconds"]
-    boot = None if uptime is None else float(snapshot["taken_at"]) - float(uptime)
-    reports: dict[Key, Any] = {(report["pid"], report["start_ticks"]): report for report in snapshot["reports"]}
-    users: dict[Key, str] = {}
-    used: dict[Key, int] = {}
-    uuids: dict[Key, set[str]] = {key: set() for key in reports}
-    for each in frame["processes"]:
-        key = (int(each["pid"]), each["start_ticks"])
-        uuids.setdefault(key, set()).add(str(each["device_uuid"]))
-        users[key] = users.get(key) or str(each["user"] or ("" if each["uid"] is None else each["uid"]))
-        used[key] = used.get(key, 0) + (each["used_bytes"] or 0)
-    for key, report in reports.items():
-        uuids[key] |= {str(pool["device_uuid"]) for pool in report["pools"]}
-        users[key] = users.get(key) or str(report["uid"])
-    for key, own in uuids.items():
-        pid, start_ticks = key
-        yield _Process(
-            pid=pid,
-            start_ticks=start_ticks,
-            started_at=None if start_ticks is None or boot is None else boot + start_ticks / TICKS_PER_SECOND,
-            user=users[key],
-            uuids=frozenset(own),
-            used_bytes=used.get(key, 0),
-            report=reports.get(key),
-        )
-
-
 FLUSHES = "/api/v1/flushes"
+RELEASED = ("freed", "partial", "timeout", "failed")
+"""Outcomes of a serving engine that may sleep now."""
 MARGIN_SECONDS = 15.0
 """Time that a daemon takes for a flush in addition to the program's time limit: the driver's count settles."""
 ENGINE_SECONDS = 400.0
@@ -278,7 +63,8 @@ class FlushOptions:
     """``timeout_seconds`` is for each program. Without ``steps``, the daemon performs its default steps.
     ``wake``: serving engines are woken.
 
-    The flushes stop before the next wave after ``max_failures`` failures.
+    At most ``parallel`` requests are sent at a time, and none after ``max_failures`` failures. ``canary``: the first
+    wave must release what its receipts promise before the next one starts.
     """
 
     steps: tuple[str, ...] = ()
@@ -286,6 +72,9 @@ class FlushOptions:
     timeout_seconds: float = 30.0
     max_failures: int = 1
     wake: bool = False
+    parallel: int = PARALLEL
+    canary: bool = False
+    operation: Operation | None = None
 
 
 class Missing(NamedTuple):
@@ -324,50 +113,93 @@ async def plan(
     criteria: Criteria,
     parallel: int,
     done: Callable[[], None] = lambda: None,
-) -> tuple[list[PlannedFlush], list[Missing]]:
-    """Return the processes that match on the machines' present frames, and the machines that do not answer.
+) -> tuple[list[PlannedFlush], list[Missing], list[tuple[str, bool]]]:
+    """Return the processes that match on the machines' present frames, the machines that do not answer, and the
+    serving engines of the others, as `awake` does.
 
     Nothing is changed. With each machine: the processes that a query names on it, or None without a query.
     """
 
     named_on = dict(machines)
 
-    def convert(machine: Machine, frame: CheckedFrame) -> list[PlannedFlush]:
-        return select(machine, frame, criteria, named_on[machine])
+    def convert(machine: Machine, frame: CheckedFrame) -> tuple[list[PlannedFlush], list[tuple[str, bool]]]:
+        return select(machine, frame, criteria, named_on[machine]), awake(frame)
 
     answers = await read_frames(client, list(named_on), convert, parallel, done)
     planned: list[PlannedFlush] = []
     missing: list[Missing] = []
+    engines: list[tuple[str, bool]] = []
     for machine, answer in zip(named_on, answers, strict=True):
         if isinstance(answer, DaemonError):
             missing.append(Missing(machine.name, machine.url, str(answer)))
         else:
-            planned += answer
-    return planned, missing
+            planned += answer[0]
+            engines += answer[1]
+    return planned, missing, engines
 
 
 async def carry_out(
     client: Client,
-    waves: Sequence[Sequence[PlannedFlush]],
+    order: Sequence[Sequence[PlannedFlush]],
     options: FlushOptions,
     done: Callable[[], None] = lambda: None,
 ) -> list[ProcessResult]:
-    """Flush wave after wave and return a result for each process, in order. All processes of a wave are flushed at
-    the same time.
+    """Flush wave after wave and return a result for each process, in order.
+
+    With a canary, the first job of the next wave replaces one that was refused, since nothing was done.
     """
+    operation = _Operation(client, options, done)
     results: list[ProcessResult] = []
-    failures = 0
-    for number, wave in enumerate(waves, start=1):
-        if failures >= options.max_failures:
-            reason = f"the flushes stopped after {failures} failed"
-            results += [ProcessResult(planned=one, result="skipped", wave=number, reason=reason) for one in wave]
-            continue
-        on_machine = Counter(one.machine.url for one in wave)
-        calls = (_flush(client, one, number, options, on_machine[one.machine.url], done) for one in wave)
-        ended = await asyncio.gather(*calls)
-        failures += sum(one.result == "failed" for one in ended)
+    rest, number, proven = [*order], 0, not options.canary
+    while rest:
+        number += 1
+        ended = await operation.flush(rest.pop(0), number)
         results += ended
+        if not proven and not operation.stopped:
+            operation.stopped = _canary_problem(ended)
+            proven = any(one.result != "refused" for one in ended)
+            rest = rest if proven else with_canary(rest)
     return results
+
+
+def _canary_problem(ended: Sequence[ProcessResult]) -> str:
+    """Return why no more flushes follow the canary, or an empty string."""
+    for one in ended:
+        if one.result == "failed":
+            return "the flushes stopped after the first one failed"
+        for receipt in one.receipts:
+            promised = receipt["expected"]["low"] if receipt["expected"] else 0
+            useless = receipt["outcome"] == "partial" or (receipt["outcome"] == "nothing" and one.planned.engine)
+            if (useless or receipt["released_bytes"] < promised) and not receipt["raced"]:
+                short = f"it released {human(receipt['released_bytes'])} of the {human(promised)} expected"
+                return f"the flushes stopped after the first one: {receipt['reason'] or short}"
+    return ""
+
+
+class _Operation:
+    """The requests of one command. ``stopped``: the reason why no more are sent, or an empty string."""
+
+    def __init__(self, client: Client, options: FlushOptions, done: Callable[[], None]) -> None:
+        self._client, self._options, self._done = client, options, done
+        self._free = asyncio.Semaphore(options.parallel)
+        self._failures = 0
+        self.stopped = ""
+
+    async def flush(self, wave: Sequence[PlannedFlush], number: int) -> list[ProcessResult]:
+        """Flush the processes of a wave at the same time."""
+        on_machine = Counter(one.machine.url for one in wave)
+        return await asyncio.gather(*(self._one(one, number, on_machine[one.machine.url]) for one in wave))
+
+    async def _one(self, planned: PlannedFlush, wave: int, on_machine: int) -> ProcessResult:
+        async with self._free:
+            if self.stopped:
+                return ProcessResult(planned=planned, result="skipped", wave=wave, reason=self.stopped)
+            result = await _flush(self._client, planned, wave, self._options, on_machine)
+        self._done()
+        self._failures += result.result == "failed"
+        if self._failures >= self._options.max_failures:
+            self.stopped = f"the flushes stopped after {self._failures} failed"
+        return result
 
 
 async def _flush(
@@ -376,7 +208,6 @@ async def _flush(
     wave: int,
     options: FlushOptions,
     on_machine: int,
-    done: Callable[[], None],
 ) -> ProcessResult:
     """Flush one process, if it is still the one of the plan, or one serving engine. The daemon flushes what shares a
     device one after the other; ``on_machine`` is the number of the wave's flushes on its machine.
@@ -389,8 +220,6 @@ async def _flush(
         return result_of(planned, wave, receipts_of(answer))
     except DaemonError as error:
         return _rejected(planned, wave, error)
-    finally:
-        done()
 
 
 def request(planned: PlannedFlush, options: FlushOptions) -> dict[str, Any]:
@@ -405,6 +234,8 @@ def request(planned: PlannedFlush, options: FlushOptions) -> dict[str, Any]:
         body["steps"] = options.steps
     if options.force:
         body["force"] = True
+    if options.operation is not None:
+        body["operation"] = asdict(options.operation)
     return body
 
 
@@ -439,27 +270,6 @@ class ProcessResult:
         return sum(int(receipt["released_bytes"]) for receipt in self.receipts)
 
 
-def waves(planned: Iterable[PlannedFlush], max_parallel: int) -> list[list[PlannedFlush]]:
-    """Return the processes that are flushed in groups, one wave after the other.
-
-    The processes of one workload and user are in one wave, since the ranks of a job wait for each other; a wave with
-    more than ``max_parallel`` processes contains one workload only. Engines and processes without a workload are
-    independent.
-    """
-    groups: dict[tuple[object, ...], list[PlannedFlush]] = {}
-    for each in planned:
-        alone = (each.machine.url, each.pid, each.engine)
-        together = each.workload and not each.engine
-        groups.setdefault((each.workload, each.user) if together else alone, []).append(each)
-    result: list[list[PlannedFlush]] = []
-    for group in groups.values():
-        if result and len(result[-1]) + len(group) <= max_parallel:
-            result[-1] += group
-        else:
-            result.append([*group])
-    return result
-
-
 def result_of(
     planned: PlannedFlush, wave: int, receipts: Sequence[Mapping[str, Any]], reason: str = ""
 ) -> ProcessResult:
@@ -475,6 +285,8 @@ def result_of(
 
 MAX_PARALLEL = 8
 """Processes of a wave, by default."""
+KEEP = 1
+"""Replicas of a service that are not put to sleep, by default."""
 ENGINES = ("sleep", "wake")
 """Commands that select serving engines only."""
 
@@ -502,7 +314,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             help=f"flush step to run, repeatable: {', '.join(ALL_STEPS)}; {ENGINE_STEP} can't be combined",
         )
     if what == "wake":
-        parser.set_defaults(min_reclaimable=0)
+        parser.set_defaults(min_reclaimable=0, keep=None, max_unavailable=None)
     else:
         parser.add_argument(
             "--min-reclaimable",
@@ -510,6 +322,20 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             metavar="SIZE",
             default=0,
             help="skip processes that would release less than SIZE",
+        )
+        scope = "" if what in ENGINES else f"with --step {ENGINE_STEP}: "
+        parser.add_argument(
+            "--keep",
+            type=int,
+            metavar="N",
+            help=f"{scope}number of engines of each name that stay awake, on all listed machines (default: {KEEP})",
+        )
+        parser.add_argument(
+            "--max-unavailable",
+            type=value(unavailable),
+            metavar="N|P%",
+            help=f"{scope}maximum number or percentage of engines of each name that are not awake (default: all but "
+            "--keep)",
         )
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
     parser.add_argument("--dry-run", action="store_true", help="print what would be flushed, and flush nothing")
@@ -519,10 +345,18 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         type=int,
         default=MAX_PARALLEL,
         metavar="N",
-        help="maximum number of processes flushed at a time; ranks of one workload are never split "
-        f"(default: {MAX_PARALLEL})",
+        help=f"maximum number of processes in a wave; ranks of one job are never split (default: {MAX_PARALLEL})",
+    )
+    parser.add_argument(
+        "--max-machines", type=int, metavar="N", help="maximum number of machines with changes (default: all)"
+    )
+    parser.add_argument(
+        "--no-canary", dest="canary", action="store_false", help="don't wait for the first program's receipt"
     )
     parser.add_argument("--max-failures", type=int, default=1, metavar="N", help="stop after N failures (default: 1)")
+    parser.add_argument(
+        "--reason", metavar="TEXT", default="", help="reason or ticket, for the audit log of each machine"
+    )
     parser.add_argument(
         "--flush-timeout",
         type=duration,
@@ -534,7 +368,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    criteria, options = _criteria(arguments), _options(arguments)
+    criteria, options, limits = _criteria(arguments), _options(arguments), _limits(arguments)
     client = make_client(arguments)
     prometheus = make_prometheus(arguments)
     if arguments.query and prometheus is None:
@@ -550,10 +384,20 @@ async def run(arguments: argparse.Namespace) -> int:
         allowed = set(chosen(arguments, [machine for machine, _ in found]))
         selected = [(machine, own) for machine, own in found if machine in allowed]
     with progress(len(selected), "machines read") as done:
-        planned, unread = await plan(client, selected, criteria, arguments.parallel, done)
+        planned, unread, engines = await plan(client, selected, criteria, arguments.parallel, done)
     missing += unread
+    services = None
+    if criteria.engines and not criteria.wake:
+        own = {machine for machine, _ in selected}
+        others = [machine for machine in machines.all if machine not in own]
+        for answer in await read_frames(client, others, lambda _, frame: awake(frame), arguments.parallel):
+            engines += [] if isinstance(answer, DaemonError) else answer
+        services = by_service(engines)
+    planned = limited(planned, limits, services)
     due = [each for each in planned if not each.refusal]
-    flushes = _Flushes(planned, waves(due, arguments.max_parallel), missing, criteria)
+    operation = options.operation if due and not arguments.dry_run else None
+    order = waves(due, arguments.max_parallel, options.canary)
+    flushes = _Flushes(planned, order, missing, criteria, operation)
     if not arguments.json:
         print(flushes.plan_text(), flush=True)
     if due and not arguments.dry_run:
@@ -564,15 +408,18 @@ async def run(arguments: argparse.Namespace) -> int:
             flushes.results = await carry_out(client, flushes.order, options, done)
         if not arguments.json:
             print(f"\n{receipt_table(flushes.results)}")
+            for command in flushes.undo(discovery.options_of(arguments)):
+                print(f"undo with: {command}")
     if arguments.json:
         print(json.dumps(flushes.document(), indent=2))
     return flushes.exit_code(arguments.dry_run)
 
 
 def _criteria(arguments: argparse.Namespace) -> Criteria:
-    if not (arguments.query or arguments.workload or arguments.user or arguments.engine or arguments.machine):
+    names = ("query", "workload", "user", "engine", "machine", "label")
+    if not any(getattr(arguments, name) for name in names):
         engine = ", --engine" if arguments.what in ENGINES else ""
-        raise ConfigError(f"no processes selected: use --query, --workload, --user{engine} or --machine")
+        raise ConfigError(f"no processes selected: use --query, --workload, --user{engine}, --machine or --label")
     steps = arguments.step or ()
     if ENGINE_STEP in steps and set(steps) != {ENGINE_STEP}:
         raise ConfigError(f"--step {ENGINE_STEP} selects serving engines, and cannot be combined with other steps")
@@ -586,9 +433,24 @@ def _criteria(arguments: argparse.Namespace) -> Criteria:
     )
 
 
+def _limits(arguments: argparse.Namespace) -> Limits:
+    keep, max_unavailable = arguments.keep, arguments.max_unavailable
+    if arguments.max_machines is not None and arguments.max_machines < 1:
+        raise ConfigError("--max-machines must be positive")
+    if keep is not None and keep < 0:
+        raise ConfigError("--keep must not be negative")
+    if ENGINE_STEP not in (arguments.step or ()) and (keep is not None or max_unavailable is not None):
+        raise ConfigError("--keep and --max-unavailable are for serving engines; add --step engine")
+    return Limits(
+        max_machines=arguments.max_machines, keep=KEEP if keep is None else keep, max_unavailable=max_unavailable
+    )
+
+
 def _options(arguments: argparse.Namespace) -> FlushOptions:
     if arguments.max_parallel < 1 or arguments.max_failures < 1:
         raise ConfigError("--max-parallel and --max-failures must be positive")
+    if len(arguments.reason) > MAX_REASON:
+        raise ConfigError(f"--reason must have at most {MAX_REASON} characters")
     if not 0 < arguments.flush_timeout <= 600:
         raise ConfigError("--flush-timeout must be more than 0 and at most 600")
     if arguments.json and not (arguments.yes or arguments.dry_run):
@@ -599,7 +461,24 @@ def _options(arguments: argparse.Namespace) -> FlushOptions:
         timeout_seconds=arguments.flush_timeout,
         max_failures=arguments.max_failures,
         wake=arguments.what == "wake",
+        parallel=arguments.parallel,
+        canary=arguments.canary,
+        operation=Operation(_new_id(), arguments.reason, _own_name()),
     )
+
+
+def _new_id() -> str:
+    """Return the id of a new operation, which begins with the time (UTC)."""
+    return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def _own_name() -> str:
+    """Return the name of the user and the machine that this command runs on; the daemons cannot verify it."""
+    try:
+        user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = f"uid {os.getuid()}"
+    return f"{user}@{MACHINE_NAME}"[:MAX_REASON]
 
 
 def _confirmed(criteria: Criteria) -> bool:
@@ -619,6 +498,7 @@ class _Flushes:
     order: Sequence[Sequence[PlannedFlush]]
     missing: Sequence[Missing]
     criteria: Criteria
+    operation: Operation | None
     results: Sequence[ProcessResult] = ()
 
     def plan_text(self) -> str:
@@ -626,7 +506,8 @@ class _Flushes:
         nothing = f"no {noun} would be {'woken' if self.criteria.wake else 'flushed'}"
         missing = "\n".join(safe(f"missing {each.machine}: {each.problem}") for each in self.missing)
         table = plan_table(self.planned, self.order) if self.planned else ""
-        return "\n\n".join(filter(None, (table, missing, self._total(noun) if self.order else nothing)))
+        operation = f"operation {self.operation.id}" if self.operation else ""
+        return "\n\n".join(filter(None, (table, missing, self._total(noun) if self.order else nothing, operation)))
 
     def _total(self, noun: str) -> str:
         due = [each for wave in self.order for each in wave]
@@ -644,6 +525,7 @@ class _Flushes:
         result = ("wave", "result", "reason", "receipts", "released_bytes")
         return {
             "plan": [_fields(each, *SUBJECT, *sizes) | {"wave": numbers.get(id(each))} for each in self.planned],
+            "operation": self.operation.id if self.operation else None,
             "missing": [each._asdict() for each in self.missing],
             "results": [
                 _fields(each.planned, *SUBJECT) | {name: getattr(each, name) for name in result}
@@ -651,6 +533,18 @@ class _Flushes:
             ],
             "released_bytes": sum(each.released_bytes for each in self.results),
         }
+
+    def undo(self, options: Sequence[str]) -> Iterator[str]:
+        """Yield the commands that wake the engines which were put to sleep. ``options``: those that list machines."""
+        if self.criteria.wake or not self.criteria.engines:
+            return
+        slept: dict[str, list[str]] = {}
+        for each in self.results:
+            if each.result != "refused" and any(receipt["outcome"] in RELEASED for receipt in each.receipts):
+                slept.setdefault(each.planned.engine, []).append(each.planned.machine.name)
+        for engine, machines in slept.items():
+            names = [part for name in machines for part in ("--machine", escape(name))]
+            yield safe(shlex.join(("gpumond", "fleet", "wake", *options, "--engine", escape(engine), *names)))
 
     def exit_code(self, dry_run: bool) -> int:
         """Return FAILED after a failure, NOTHING_TO_DO if nothing was, or would be, released or woken."""
@@ -672,7 +566,22 @@ def plan_table(planned: Sequence[PlannedFlush], order: Sequence[Sequence[Planned
         sizes = (each.likely_bytes, each.low_bytes, each.high_bytes)
         shown = ["-" if each.refusal else size(value) for value in sizes]
         rows.append([*_names(each), each.user or "-", number, *shown, each.refusal])
-    return table(header, rows)
+    return _with_notes(header, rows)
+
+
+LONG_REASON = 60
+"""Characters of a reason that a table shows; a longer one is below it, once."""
+
+
+def _with_notes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose last column is a reason."""
+    notes: dict[str, str] = {}
+    shown = []
+    for *cells, reason in rows:
+        if len(reason) > LONG_REASON:
+            reason = notes.setdefault(reason, f"[{len(notes) + 1}]")
+        shown.append([*cells, reason])
+    return "\n".join([table(header, shown), *(safe(f"{mark} {reason}") for reason, mark in notes.items())])
 
 
 def _names(planned: PlannedFlush) -> list[str]:
@@ -686,7 +595,7 @@ def receipt_table(results: Sequence[ProcessResult]) -> str:
     rows = [row for each in results for row in _receipt_rows(each)]
     number = {name: sum(each.result == name for each in results) for name in ("refused", "failed", "skipped")}
     rest = "".join(f", {count} {name}" for name, count in number.items() if count)
-    return f"{table(header, rows)}\n\n{size(sum(each.released_bytes for each in results))} released{rest}"
+    return f"{_with_notes(header, rows)}\n\n{size(sum(each.released_bytes for each in results))} released{rest}"
 
 
 def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
@@ -708,7 +617,7 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
         ]
 
 
-SUBJECT = ("pid", "start_ticks", "workload", "user", "engine")
+SUBJECT = ("pid", "start_ticks", "workload", "user", "engine", "job")
 
 
 def _fields(planned: PlannedFlush, *names: str) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
-from gpumond.facts.errors import DaemonError
+from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.units import counted
+from gpumond.features.fleet import drift
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import progress, read_frames, selected
 from gpumond.view.frame import frame_of
@@ -41,8 +43,46 @@ class MachineStatus:
     alerts: Mapping[str, int] | None = None
 
 
+KEYS: Mapping[str, Callable[[MachineStatus], Any]] = {
+    "name": lambda state: state.machine,
+    "version": lambda state: state.version or "",
+    "gpus": lambda state: -(state.devices or 0),
+    "size": lambda state: -(state.size_bytes or 0),
+    "used": lambda state: -(state.used_bytes or 0),
+    "free": lambda state: (state.used_bytes or 0) - (state.size_bytes or 0),
+    "reclaimable": lambda state: -(state.reclaimable_bytes or 0),
+    "programs": lambda state: -(state.programs or 0),
+    "faults": lambda state: -sum((state.faults or {}).values()),
+    "alerts": lambda state: -sum((state.alerts or {}).values()),
+}
+"""Orders of the machines, each with its key; numbers in descending order."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--problems",
+        action="store_true",
+        help="show only machines with a fault, a firing alert or a device that is not up",
+    )
+    parser.add_argument(
+        "--sort", choices=tuple(KEYS), metavar="|".join(KEYS), help="order of the machines (default: that of the list)"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="show at most N machines")
+    parser.add_argument(
+        "--drift",
+        action="store_true",
+        help="show the machines whose version, configuration or rules differ from those of most machines",
+    )
+
+
 async def run(arguments: argparse.Namespace) -> int:
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ConfigError("--limit must be positive")
+    if arguments.drift and (arguments.problems or arguments.sort or arguments.limit):
+        raise ConfigError("--drift can't be combined with --problems, --sort or --limit")
     client, machines = await selected(arguments)
+    if arguments.drift:
+        return await drift.show(client, machines, arguments.parallel, arguments.json)
     with progress(len(machines), "machines read") as done:
         answers = await read_frames(client, machines, of_frame, arguments.parallel, done)
     states = [
@@ -51,13 +91,36 @@ async def run(arguments: argparse.Namespace) -> int:
         else answer
         for machine, answer in zip(machines, answers, strict=True)
     ]
+    shown = shown_of(states, arguments.problems, arguments.sort, arguments.limit)
     if arguments.json:
-        print(json.dumps([asdict(state) for state in states], indent=2))
+        print(json.dumps([asdict(state) for state in shown], indent=2))
     else:
-        print("\n\n".join(filter(None, (status_table(states), missing(states), summary(states)))))
+        parts = (status_table(shown), left_out(states, shown), missing(states), summary(states))
+        print("\n\n".join(filter(None, parts)))
     if not states:
         return NOTHING_TO_DO
     return FAILED if any(state.problem for state in states) else DONE
+
+
+def shown_of(
+    states: Sequence[MachineStatus], problems: bool = False, sort: str | None = None, limit: int | None = None
+) -> list[MachineStatus]:
+    """Return the machines that are shown: at most ``limit`` of those that answer, and all others."""
+    answering = [state for state in states if not state.problem and (not problems or has_problem(state))]
+    if sort is None:
+        kept = {(state.machine, state.url) for state in answering[:limit]}
+        return [state for state in states if state.problem or (state.machine, state.url) in kept]
+    return [*sorted(answering, key=KEYS[sort])[:limit], *(state for state in states if state.problem)]
+
+
+def has_problem(state: MachineStatus) -> bool:
+    return bool(state.problem or state.faults or state.alerts or state.devices != state.devices_up)
+
+
+def left_out(states: Sequence[MachineStatus], shown: Sequence[MachineStatus]) -> str:
+    """Return a sentence about the machines that are not shown; empty if all are."""
+    rest = len(states) - len(shown)
+    return f"{counted(rest, 'machine')} not shown" if rest else ""
 
 
 def of_frame(machine: Machine, answer: object) -> MachineStatus:
@@ -78,7 +141,7 @@ def of_frame(machine: Machine, answer: object) -> MachineStatus:
     return MachineStatus(
         machine=machine.name,
         url=machine.url,
-        version=_version(str(frame["version"]), frame.get("revision")),
+        version=drift.version_of(str(frame["version"]), frame.get("revision")),
         driver_version=source["driver_version"],
         devices=len(devices),
         devices_up=sum(bool(device["up"]) for device in devices),
@@ -90,14 +153,6 @@ def of_frame(machine: Machine, answer: object) -> MachineStatus:
         faults=dict(faults),
         alerts=dict(Counter(str(alert["rule"]) for alert in frame["alerts"] if alert["phase"] == "firing")),
     )
-
-
-def _version(version: str, revision: object) -> str:
-    """Return the version with the beginning of the commit, if the daemon knows it."""
-    if not isinstance(revision, str) or not revision:
-        return version
-    commit, *modified = revision.split("-", 1)
-    return f"{version}+{'-'.join([commit[:9], *modified])}"
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:
@@ -119,15 +174,24 @@ def missing(states: Sequence[MachineStatus]) -> str:
 
 
 def summary(states: Sequence[MachineStatus]) -> str:
-    """Return totals: the machines that answer, the programs with an agent, and the versions."""
+    """Return totals: the machines that answer, their devices and memory, programs with an agent, alerts, versions."""
     known = [state for state in states if not state.problem]
     if not states:
         return "no machine is listed"
     programs, agents = (sum(getattr(state, name) or 0 for state in known) for name in ("programs", "agents"))
     versions = Counter(state.version for state in known).most_common()
     parts = [f"{len(known)} of {counted(len(states), 'machine')} answer"]
+    if known:
+        up, devices = (sum(getattr(state, name) or 0 for state in known) for name in ("devices_up", "devices"))
+        used, whole, reclaimable = (
+            _sum(getattr(state, f"{name}_bytes") for state in known) for name in ("used", "size", "reclaimable")
+        )
+        parts.append(f"{up} of {counted(devices, 'GPU')} up, {size(used)} of {size(whole)} used")
+        parts.append(f"{size(reclaimable)} reclaimable")
     if programs:
         parts.append(f"{agents} of {counted(programs, 'program')} have an agent")
+    if alerts := Counter(name for state in known for name in (state.alerts or {})):
+        parts.append("machines with alerts: " + ", ".join(f"{name} ({count})" for name, count in alerts.most_common()))
     if len(versions) > 1:
         parts.append("versions " + ", ".join(f"{version} ({number})" for version, number in versions))
     return safe("; ".join(parts))

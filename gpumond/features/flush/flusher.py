@@ -576,26 +576,26 @@ class FlushPart(Part, Flushes):
         kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
         description = f"{kind} of {request.target}, steps {','.join(request.steps)}, by {requested_by}"
         note = self._kernel.note if not request.dry_run else _nothing
+        own = {"operation": request.operation.id} if request.operation else {}
         if not request.dry_run:
-            detail = {"target": str(request.target), "steps": request.steps}
-            forced = {"force": True} if request.force else {}
-            await self._store.audit(requested_by, "flush.request", detail | forced)
+            detail = {"target": str(request.target), "steps": request.steps, **_flags(request)}
+            await self._store.audit(requested_by, "flush.request", detail | _stated(request))
         try:
             outcome = await self.flusher.flush(request, requested_by)
         except FlushError as error:
             log.info("%s: refused: %s", description, error)
-            await note(requested_by, "flush.refused", str(error))
+            await note(requested_by, "flush.refused", {"problem": str(error), **own})
             raise
         except asyncio.CancelledError:
             log.info("%s: interrupted: the daemon stops", description)
             reason = f"the daemon stopped before the flush of {request.target} ended"
-            await note(requested_by, "flush.interrupted", reason)
+            await note(requested_by, "flush.interrupted", {"problem": reason, **own})
             raise
         counts = Counter(receipt.outcome for receipt in outcome.receipts)
         results = ", ".join(f"{count} {name}" for name, count in counts.items())
         returned = "" if request.dry_run else f"; {human(outcome.released_bytes)} released"
         log.info("%s: %s%s", description, results, returned)
-        await note(requested_by, "flush.receipts", _proof(outcome), outcome.receipts)
+        await note(requested_by, "flush.receipts", _proof(outcome) | own, outcome.receipts)
         self._kernel.dependencies.wake.set()  # the next frame shows the effect of the flush
         return outcome
 
@@ -609,6 +609,19 @@ class FlushPart(Part, Flushes):
 
 async def _nothing(actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
     """Note nothing about a plan, which changes nothing."""
+
+
+def _flags(request: FlushRequest) -> dict[str, bool]:
+    return {name: True for name in ("force", "wake") if getattr(request, name)}
+
+
+def _stated(request: FlushRequest) -> dict[str, str]:
+    """Return the id of the request's operation, and the reason and the requester that the caller states."""
+    operation = request.operation
+    if operation is None:
+        return {}
+    stated = {"operation": operation.id, "reason": operation.reason, "by": operation.by}
+    return {name: text for name, text in stated.items() if text}
 
 
 def _proof(outcome: FlushOutcome) -> dict[str, Any]:

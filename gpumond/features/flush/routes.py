@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from gpumond.config.models import Encodable
-from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
+from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushOutcome, FlushRequest, Operation, Target
 from gpumond.facts.frame import device_named
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
@@ -57,6 +57,17 @@ class TargetBody(Encodable):
         return self
 
 
+class OperationBody(Encodable):
+    """The operation on several machines that this request belongs to. The audit log records it as the caller states
+    it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str = Field(pattern=OPERATION_ID, description="The same on all machines.")
+    reason: str = Field(default="", max_length=MAX_REASON)
+    by: str = Field(default="", max_length=MAX_REASON, description="Who requests it.")
+
+
 class FlushBody(Encodable):
     model_config = ConfigDict(
         extra="forbid",
@@ -73,6 +84,8 @@ class FlushBody(Encodable):
     wake: bool = Field(
         default=False, strict=True, description="Undo the last release of the step `engine`, the only one in `steps`."
     )
+
+    operation: OperationBody | None = None
 
     @model_validator(mode="after")
     def _of_engines(self) -> FlushBody:
@@ -112,8 +125,9 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     uuid = None if device is None else device_named(device, kernel.frame, caller.uid)
     target = Target(**body.target.model_dump() | {"device": uuid, "uid": caller.uid})
     timeout = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
-    fields = body.model_dump(exclude={"target", "timeout_seconds"})
-    flush = FlushRequest(target=target, timeout_seconds=timeout, **fields)
+    fields = body.model_dump(exclude={"target", "timeout_seconds", "operation"})
+    operation = Operation(**body.operation.model_dump()) if body.operation else None
+    flush = FlushRequest(target=target, timeout_seconds=timeout, operation=operation, **fields)
     answer = await kernel.get(Flushes).flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:

@@ -1,0 +1,89 @@
+"""``gpumond fleet audit``: show the audit entries of several machines in one table, such as those of one operation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
+from gpumond.facts.errors import ConfigError, DaemonError
+from gpumond.features.fleet.connection import Machine
+from gpumond.features.fleet.discovery import progress, read_each, selected
+from gpumond.view.audit import sentence
+from gpumond.view.frame import checked_as
+from gpumond.view.text import moment, safe, table
+
+AUDIT = "/api/v1/audit"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """The fields of an entry whose types are known; its detail is any JSON value."""
+
+    seq: int
+    at: float
+    actor: str
+    action: str
+    hash: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--operation", metavar="ID", help="only entries of one operation, whose flush printed this id")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=100,
+        metavar="N",
+        help="number of entries of each machine, the most recent (default: 100)",
+    )
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    if arguments.limit < 1:
+        raise ConfigError("--limit must be positive")
+    client, machines = await selected(arguments)
+    query = {"limit": str(arguments.limit)} | ({"operation": arguments.operation} if arguments.operation else {})
+
+    async def read(machine: Machine) -> list[dict[str, Any]]:
+        return _entries(machine, await client.get(machine, f"{AUDIT}?{urlencode(query)}"))
+
+    with progress(len(machines), "machines read") as done:
+        answers = await read_each(machines, read, arguments.parallel, done)
+    missing = [
+        {"machine": machine.name, "url": machine.url, "problem": str(answer)}
+        for machine, answer in zip(machines, answers, strict=True)
+        if isinstance(answer, DaemonError)
+    ]
+    entries = sorted((entry for own in answers if isinstance(own, list) for entry in own), key=lambda each: each["at"])
+    if arguments.json:
+        print(json.dumps({"entries": entries, "missing": missing}, indent=2))
+    else:
+        print("\n\n".join(filter(None, (_table(entries), *map(_missing, missing)))))
+    if missing:
+        return FAILED
+    return DONE if entries else NOTHING_TO_DO
+
+
+def _entries(machine: Machine, answer: object) -> list[dict[str, Any]]:
+    """Return the entries of a machine with its name. Raises DaemonError if the answer is of another form."""
+    checked = checked_as(tuple[_Entry, ...], answer, "audit")
+    details = [each.get("detail") for each in answer] if isinstance(answer, list) else []
+    return [{"machine": machine.name, **own, "detail": detail} for own, detail in zip(checked, details, strict=True)]
+
+
+def _table(entries: Sequence[dict[str, Any]]) -> str:
+    if not entries:
+        return "no entry"
+    rows = [
+        (each["machine"], moment(each["at"]), each["actor"], sentence(each["action"], each["detail"]))
+        for each in entries
+    ]
+    return table(("MACHINE", "AT", "BY", "ENTRY"), rows)
+
+
+def _missing(each: dict[str, str]) -> str:
+    return safe(f"missing {each['machine']} ({each['url']}): {each['problem']}")

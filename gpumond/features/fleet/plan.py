@@ -1,0 +1,267 @@
+"""Programs and serving engines that a command of ``gpumond fleet`` selects on the frame of a machine, and the bytes
+that a flush would release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from gpumond.facts.program import TICKS_PER_SECOND
+from gpumond.facts.units import human
+from gpumond.features.fleet.connection import Machine
+from gpumond.features.fleet.discovery import Named
+from gpumond.view.frame import frame_of
+
+Key = tuple[int, int | None]
+"""Pid and start of a process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criteria:
+    """A process must match each pattern, such as ``train-*``, that is not None. An engine is named by ``engine``, and
+    has the workload and the users of its processes; ``workload`` may also be its name.
+
+    With ``engines``, engines are selected instead of processes; with ``wake``, those to wake. What would release fewer
+    than ``min_reclaimable_bytes`` is not flushed.
+    """
+
+    workload: str | None = None
+    user: str | None = None
+    engine: str | None = None
+    engines: bool = False
+    wake: bool = False
+    min_reclaimable_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFlush:
+    """One process, or one serving engine, and the bytes that a flush would release. With a ``refusal``, the reason, it
+    is not flushed.
+
+    ``start_ticks`` is None only with a refusal. ``engine`` is the name of an engine, which is also its ``workload``;
+    ``pid`` is then that of its first process, 0 without one. ``job`` and ``ranks``: those that the agent reports.
+    """
+
+    machine: Machine = field(repr=False)
+    pid: int
+    start_ticks: int | None = None
+    workload: str = ""
+    user: str = ""
+    engine: str = ""
+    job: str = ""
+    ranks: int = 1
+    low_bytes: int = 0
+    likely_bytes: int = 0
+    high_bytes: int = 0
+    refusal: str = ""
+
+
+def select(
+    machine: Machine, answer: object, criteria: Criteria, named: Mapping[int, Named] | None
+) -> list[PlannedFlush]:
+    """Return what matches on a machine. Raises DaemonError if ``answer`` is not a frame.
+
+    ``named``: the processes that a query names; None without a query.
+    """
+    frame = frame_of(answer)
+    processes: dict[int, _Process] = {}
+    for each in _processes(frame):
+        if each.report or each.pid not in processes:
+            processes[each.pid] = each
+    if criteria.engines:
+        return [*_select_engines(machine, frame["snapshot"]["engines"], processes, criteria, named)]
+    return [*_select(machine, processes, criteria, named)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    """``used_bytes``: on all devices, as far as the driver counts it."""
+
+    pid: int
+    start_ticks: int | None
+    started_at: float | None
+    user: str
+    uuids: frozenset[str]
+    used_bytes: int
+    report: Mapping[str, Any] | None
+
+    @property
+    def workload(self) -> str:
+        return str(self.report["workload"]) if self.report else ""
+
+
+def _select(
+    machine: Machine, processes: Mapping[int, _Process], criteria: Criteria, named: Mapping[int, Named] | None
+) -> Iterator[PlannedFlush]:
+    for pid in sorted(processes if named is None else named):
+        process = processes.get(pid)
+        if process is None:
+            yield PlannedFlush(machine=machine, pid=pid, refusal="the process has ended")
+        elif named is None and not process.uuids:
+            continue  # a launcher, which uses no device
+        elif _matches((process.workload,), criteria.workload) and _matches((process.user,), criteria.user):
+            yield _planned(machine, process, criteria, named[pid] if named is not None else None)
+
+
+def _matches(texts: Iterable[str], pattern: str | None) -> bool:
+    return pattern is None or any(fnmatchcase(text, pattern) for text in texts)
+
+
+def _planned(machine: Machine, process: _Process, criteria: Criteria, named: Named | None) -> PlannedFlush:
+    pools = process.report["pools"] if process.report else []
+    low, likely, high = (sum(int(pool["reclaimable"][name]) for pool in pools) for name in ("low", "likely", "high"))
+    return PlannedFlush(
+        machine=machine,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        workload=process.workload,
+        user=process.user,
+        job=str(process.report["job"]) if process.report else "",
+        ranks=(process.report["world_size"] or 1) if process.report else 1,
+        low_bytes=low,
+        likely_bytes=likely,
+        high_bytes=high,
+        refusal=_refusal(process, likely, criteria, named),
+    )
+
+
+def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: Named | None) -> str:
+    """Return the reason for which a process is not flushed, or an empty string."""
+    if named is not None and (other := _other(process, named)):
+        return other
+    if process.report is None:
+        return "it has no agent"
+    if process.start_ticks is None:
+        return "its start is unknown"
+    if process.report["flush_policy"] == "never":
+        return "its agent allows no flush"
+    return _too_few(likely_bytes, criteria)
+
+
+def _too_few(likely_bytes: int, criteria: Criteria) -> str:
+    if likely_bytes >= criteria.min_reclaimable_bytes:
+        return ""
+    least = human(criteria.min_reclaimable_bytes)
+    return f"{human(likely_bytes)} is reclaimable, less than the {least} requested"
+
+
+def _other(process: _Process, named: Named) -> str:
+    """Return the reason why a process is, or may be, another one than the query names."""
+    if process.started_at is None:
+        return "its start is unknown, so that it may be another process than the query names"
+    if process.started_at > named.ran_at:
+        return "it started after the data that the query reads: the pid was reused"
+    if named.workloads and process.workload not in named.workloads:
+        return f"its workload is {process.workload or 'unknown'}, not {', '.join(sorted(named.workloads))}"
+    if named.uuids and not named.uuids & process.uuids:
+        return f"it does not use {', '.join(sorted(named.uuids))}"
+    return ""
+
+
+def _select_engines(
+    machine: Machine,
+    engines: Iterable[Mapping[str, Any]],
+    processes: Mapping[int, _Process],
+    criteria: Criteria,
+    named: Mapping[int, Named] | None,
+) -> Iterator[PlannedFlush]:
+    rest = set(named or ())
+    for engine in engines:
+        name = str(engine["name"])
+        keys = {(each["pid"], each["start_ticks"]) for each in engine["processes"]}
+        own = [processes[pid] for pid in sorted(processes) if (pid, processes[pid].start_ticks) in keys]
+        meant = own if named is None else [each for each in own if each.pid in named]
+        rest -= {each.pid for each in own}
+        workloads, users = (name, *(each.workload for each in own)), [each.user for each in own]
+        chosen = _matches((name,), criteria.engine) and _matches(workloads, criteria.workload)
+        if not chosen or not _matches(users, criteria.user) or (named is not None and not meant):
+            continue
+        others = [] if named is None else [_other(each, named[each.pid]) for each in meant]
+        used = 0 if criteria.wake else sum(each.used_bytes for each in own)
+        yield PlannedFlush(
+            machine=machine,
+            pid=own[0].pid if own else 0,
+            start_ticks=own[0].start_ticks if own else None,
+            workload=name,
+            user=own[0].user if own else "",
+            engine=name,
+            likely_bytes=used,
+            high_bytes=used,
+            refusal=next(filter(None, others), "") or _engine_refusal(engine, bool(own), used, criteria),
+        )
+    for pid in sorted(rest):
+        reason = "it belongs to no declared serving engine" if pid in processes else "the process has ended"
+        yield PlannedFlush(machine=machine, pid=pid, refusal=reason)
+
+
+def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: int, criteria: Criteria) -> str:
+    """Return the reason for which an engine is not flushed or woken, or an empty string. The daemon checks more."""
+    if not engine["up"]:
+        return f"it does not answer: {engine['problem']}"
+    if criteria.wake:
+        return "it does not sleep" if engine["asleep"] is False and not engine.get("paused") else ""
+    if not engine["methods"]:
+        return "its declaration does not allow it; add allow: [engine]"
+    if engine["asleep"]:
+        return "it is already asleep"
+    active = (engine["running"] or 0) + (engine["waiting"] or 0)
+    if active:
+        return f"it has {active} running or waiting requests"
+    if not has_processes:
+        return str(engine["processes_problem"]) or "no process of its server is on a device"
+    return _too_few(used_bytes, criteria)
+
+
+class Replicas(NamedTuple):
+    """Engines of one name, on all machines that were read. ``awake``: those that answer and can serve a request."""
+
+    total: int
+    awake: int
+
+
+def awake(answer: object) -> list[tuple[str, bool]]:
+    """Return each serving engine of a machine by its name, and whether it can serve a request. Raises DaemonError."""
+    engines = frame_of(answer)["snapshot"]["engines"]
+    return [(str(each["name"]), bool(each["up"] and not each["asleep"] and not each["paused"])) for each in engines]
+
+
+def by_service(engines: Iterable[tuple[str, bool]]) -> Mapping[str, Replicas]:
+    """Return the replicas of each service. The engines with one name are replicas of one service."""
+    found: dict[str, Replicas] = {}
+    for name, serves in engines:
+        total, number = found.get(name, Replicas(0, 0))
+        found[name] = Replicas(total + 1, number + serves)
+    return found
+
+
+def _processes(frame: Mapping[str, Any]) -> Iterator[_Process]:
+    """Yield each process that uses a device or has an agent, once."""
+    snapshot = frame["snapshot"]
+    uptime = snapshot["uptime_seconds"]
+    boot = None if uptime is None else float(snapshot["taken_at"]) - float(uptime)
+    reports: dict[Key, Any] = {(report["pid"], report["start_ticks"]): report for report in snapshot["reports"]}
+    users: dict[Key, str] = {}
+    used: dict[Key, int] = {}
+    uuids: dict[Key, set[str]] = {key: set() for key in reports}
+    for each in frame["processes"]:
+        key = (int(each["pid"]), each["start_ticks"])
+        uuids.setdefault(key, set()).add(str(each["device_uuid"]))
+        users[key] = users.get(key) or str(each["user"] or ("" if each["uid"] is None else each["uid"]))
+        used[key] = used.get(key, 0) + (each["used_bytes"] or 0)
+    for key, report in reports.items():
+        uuids[key] |= {str(pool["device_uuid"]) for pool in report["pools"]}
+        users[key] = users.get(key) or str(report["uid"])
+    for key, own in uuids.items():
+        pid, start_ticks = key
+        yield _Process(
+            pid=pid,
+            start_ticks=start_ticks,
+            started_at=None if start_ticks is None or boot is None else boot + start_ticks / TICKS_PER_SECOND,
+            user=users[key],
+            uuids=frozenset(own),
+            used_bytes=used.get(key, 0),
+            report=reports.get(key),
+        )

@@ -1,0 +1,88 @@
+"""`gpumond fleet status` of many machines: which are shown, in which order, and the totals."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.facts.frame import StatedFault
+from tests.helpers.agents import GIB
+from tests.helpers.frames import make_frame
+from tests.helpers.stubs import Answer, fleet, stub, write_targets
+from tests.helpers.values import make_device, make_pool, make_process, make_report
+
+LOST = StatedFault("nvml", "gpu_is_lost", "GPU-a", "", "replace it")
+USED = {"node-1": 10, "node-2": 40, "node-3": 20}
+ZONES = {"node-1": {"zone": "eu-1"}, "node-2": {"zone": "eu-2", "rack": "7"}, "node-3": {"zone": "us-1"}}
+
+
+def frame(used: int, **fields: Any) -> dict[str, Any]:
+    device = make_device(used_bytes=used * GIB, processes=(make_process(10, used * GIB),))
+    return make_frame(device, reports=(make_report(10, (make_pool(live=GIB, cached=GIB),)),), **fields)
+
+
+@pytest.fixture
+def targets(tmp_path: Path):
+    """Serve three machines, of which node-3 has a fault."""
+    with ExitStack() as stack:
+        frames = {name: frame(used, faults=(LOST,) if name == "node-3" else ()) for name, used in USED.items()}
+        served = {
+            name: stack.enter_context(stub(lambda path, body, own=own: (200, own))).address
+            for name, own in frames.items()
+        }
+        yield str(write_targets(tmp_path / "targets.json", served, **ZONES))
+
+
+def machines(targets: str, *options: str) -> list[str]:
+    shown = fleet("status", "--targets", targets, "--json", *options)
+    assert shown.returncode in (0, 3), shown.stderr
+    return [each["machine"] for each in json.loads(shown.stdout)]
+
+
+def test_machines_are_sorted_and_limited(targets: str):
+    assert machines(targets) == ["node-1", "node-2", "node-3"]
+    assert machines(targets, "--sort", "used") == ["node-2", "node-3", "node-1"]
+    assert machines(targets, "--sort", "free", "--limit", "2") == ["node-1", "node-3"]
+    assert machines(targets, "--problems") == ["node-3"]
+
+
+def test_machines_are_selected_by_their_labels(targets: str):
+    assert machines(targets, "--label", "zone=eu-*") == ["node-1", "node-2"]
+    assert machines(targets, "--label", "zone=eu-*", "--label", "rack=7") == ["node-2"]
+    assert machines(targets, "--label", "zone=eu-*", "--machine", "node-[13]") == ["node-1"]
+    assert machines(targets, "--label", "rack=") == ["node-1", "node-3"]
+    assert machines(targets, "--label", "zone=asia") == []
+
+
+def test_last_line_has_the_totals_of_all_machines(targets: str):
+    shown = fleet("status", "--targets", targets, "--limit", "1")
+    assert shown.stdout.splitlines()[-3:] == [
+        "2 machines not shown",
+        "",
+        "3 of 3 machines answer; 3 of 3 GPUs up, 70.0 GiB of 240.0 GiB used; 3.0 GiB reclaimable; "
+        "3 of 3 programs have an agent",
+    ]
+
+
+def test_machine_that_does_not_answer_is_read_again_once(tmp_path: Path):
+    failures = {"node-1": 1, "node-2": 2}
+    lock = threading.Lock()
+
+    def answering(name: str) -> Any:
+        def answer(path: str, body: str) -> Answer:
+            with lock:
+                failures[name] -= 1
+                return (503, {"detail": "busy"}) if failures[name] >= 0 else (200, frame(10))
+
+        return answer
+
+    with stub(answering("node-1")) as first, stub(answering("node-2")) as second:
+        file = write_targets(tmp_path / "targets.json", {"node-1": first.address, "node-2": second.address})
+        shown = json.loads(fleet("status", "--targets", str(file), "--json").stdout)
+    assert [each["problem"] for each in shown] == ["", "it answered 503: busy"]
+    assert failures == {"node-1": -1, "node-2": 0}
