@@ -40,11 +40,17 @@ class Prometheus:
         rules: Path | None = None,
         evaluation: str = "1s",
         others: Mapping[str, Any] | None = None,
+        external_labels: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         directory.mkdir()
         configs = [{"job_name": name, **job} for name, job in jobs.items()]
         config: dict[str, Any] = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": evaluation},
+            "global": {
+                "scrape_interval": "1s",
+                "evaluation_interval": evaluation,
+                "external_labels": dict(external_labels or {}),
+            },
             "scrape_configs": configs,
             **(others or {}),
         }
@@ -57,7 +63,7 @@ class Prometheus:
         self.url = f"http://{address}"
         self.since = time.time()
         command = ["prometheus", f"--config.file={directory / 'prometheus.yaml'}"]
-        command += [f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address={address}"]
+        command += [f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address={address}", *options]
         self._log = (directory / "log").open("wb")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
         try:

@@ -1,0 +1,101 @@
+"""The recipes of docs/how-to/scale-out.md, with real Prometheus servers and Alertmanager."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from contextlib import ExitStack
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helpers.alert_listener import Listener
+from tests.helpers.prometheus import Prometheus
+from tests.helpers.running import RunningDaemon, until
+from tests.integration.alertmanager import BINARY, Alertmanager
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/how-to/scale-out.md").read_text()
+BLOCKS = {title: yaml.safe_load(text) for title, text in re.findall(r'```yaml title="([^"]+)"\n(.*?)```', PAGE, re.DOTALL)}
+RULE = {"groups": [{"name": "up", "rules": [{"alert": "Present", "expr": "gpumond_device_up == 1"}]}]}
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("prometheus")]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("scale-out")
+    with RunningDaemon(directory / "demo", "--devices", "1", "--interval", "0.5", command="demo") as running:
+        until(lambda: running.request("/api/v1/agents")[0] == 200 and running.get("agents"))
+        yield running
+
+
+def scraping(daemon: RunningDaemon, **others: Any) -> dict[str, Any]:
+    address = daemon.url.removeprefix("http://")
+    return {"gpumond": {"static_configs": [{"targets": [address], "labels": {"instance": "gpu-01:9917"}}], **others}}
+
+
+def sent_alerts(server: Prometheus) -> bool:
+    """Return whether a server has sent alerts to its Alertmanager."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=5) as answer:
+        found = re.findall(r"^prometheus_notifications_sent_total\{.*\} (\d+)", answer.read().decode(), re.MULTILINE)
+    return any(int(each) for each in found)
+
+
+def test_remote_write_sends_what_fleets_read_and_no_series_of_programs(daemon: RunningDaemon, tmp_path: Path):
+    with Prometheus(tmp_path / "store", {}, options=["--web.enable-remote-write-receiver"]) as store:
+        (write,) = BLOCKS["prometheus.yaml: remote write"]["remote_write"]
+        others = {"remote_write": [{**write, "url": f"{store.url}/api/v1/write"}]}
+        with Prometheus(tmp_path / "prometheus", scraping(daemon), others=others) as prometheus:
+            until(lambda: prometheus.instant("gpumond_pool_live_bytes"))
+            until(lambda: store.instant("gpumond_owner_used_bytes"))
+            until(lambda: store.instant('gpumond_memory_bytes{share="cached"}'))
+            assert store.instant('{pid!=""}') == []
+
+
+@pytest.mark.skipif(BINARY is None, reason="needs prometheus-alertmanager (apt)")
+def test_a_pair_of_servers_notifies_once(daemon: RunningDaemon, tmp_path: Path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump(RULE))
+    block = BLOCKS["prometheus.yaml: one of a pair"]
+    with ExitStack() as stack:
+        listener = Listener()
+        stack.callback(listener.close)
+        manager = Alertmanager(tmp_path / "alertmanager", listener)
+        manager.start()
+        stack.callback(manager.stop)
+        managers = [{"static_configs": [{"targets": [manager.url.removeprefix("http://")]}]}]
+        servers = []
+        for replica in "ab":
+            labels = {**block["global"]["external_labels"], "replica": replica}
+            others = {"alerting": {**block["alerting"], "alertmanagers": managers}}
+            server = Prometheus(tmp_path / replica, scraping(daemon), rules, others=others, external_labels=labels)
+            servers.append(stack.enter_context(server))
+        for server in servers:
+            until(lambda one=server: sent_alerts(one))
+        (alert,) = manager.alerts() or ()
+        assert {"replica", "machine"} & set(alert["labels"]) == {"machine"}
+        assert (alert["labels"]["machine"], alert["labels"]["cluster"]) == ("gpu-01", "eu-1")
+        until(lambda: listener.requests)
+        assert len(listener.requests) == 1
+
+
+def test_queries_of_autoscalers_are_understood(daemon: RunningDaemon, tmp_path: Path):
+    trigger = BLOCKS["keda.yaml"]["spec"]["triggers"][0]["metadata"]
+    adapter = BLOCKS["adapter.yaml"]["externalRules"][0]["metricsQuery"].replace("<<.LabelMatchers>>", 'engine="chat"')
+    room = re.search(r"```promql\n(.*?)\n```", PAGE, re.DOTALL)
+    assert room is not None
+    with Prometheus(tmp_path / "prometheus", scraping(daemon)) as prometheus:
+        until(lambda: prometheus.instant(room[1]))
+        for query in (trigger["query"], adapter):
+            prometheus.instant(query)
+
+
+@pytest.mark.skipif(util.find_spec("kubernetes_validate") is None, reason="needs kubernetes-validate (pip)")
+def test_autoscaler_is_valid():
+    import kubernetes_validate
+
+    kubernetes_validate.validate(BLOCKS["hpa.yaml"], "1.36", strict=True)
