@@ -200,7 +200,9 @@ class Daemon(Operations):
         """Pass the frame to telemetry and events."""
         kernel = self.kernel
         now, owners = tick.frame.snapshot.elapsed_seconds, tick.frame.owners or {}
-        kernel.telemetry.workloads.connected(owner.workload for owner, seen in owners.items() if seen == now)
+        kernel.telemetry.workloads.connected(
+            owner.workload for owner, seen in owners.items() if seen == now and owner.workload
+        )
         events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, tick.departed)
         kernel.telemetry.count_events(events)
         kernel.telemetry.store_writable.set(kernel.store.writable)
