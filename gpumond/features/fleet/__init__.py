@@ -21,7 +21,7 @@ FEATURE = Feature(
                 "gpumond fleet flush --prometheus http://127.0.0.1:9090 --query 'gpumond_pool_reclaimable_bytes > 2e9'",
                 "gpumond fleet sleep --targets gpus.json --engine 'chat-*'",
                 "gpumond fleet wake --targets gpus.json --engine 'chat-*'",
-                "gpumond fleet report --prometheus http://127.0.0.1:9090 --by workload --for 1d --html report.html",
+                "gpumond fleet report --prometheus http://127.0.0.1:9090 --from 2026-11-01 --html report.html",
             ),
         ),
     ),
