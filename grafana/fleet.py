@@ -279,17 +279,21 @@ WASTE = [
     listing(
         "Machines",
         "One row for each machine. MIG instances are included in their device.",
-        (MACHINE,),
-        Query(f"sum by (instance) ({SIZE})", "Size", "bytes"),
-        Query(f"sum by (instance) ({USED})", "Used", "bytes"),
+        (Column("cluster", "Cluster"), MACHINE),
+        Query(f"sum by (cluster, instance) ({SIZE})", "Size", "bytes"),
+        Query(f"sum by (cluster, instance) ({USED})", "Used", "bytes"),
         *(
-            Query(f"sum by (instance) ({of_share(name, FLEET)})", name.capitalize(), "bytes")
+            Query(f"sum by (cluster, instance) ({of_share(name, FLEET)})", name.capitalize(), "bytes")
             for name in ("cached", "stranded", "unattributed")
         ),
-        Query(f"sum by (instance) ({of_machines('idle_and_reclaimable_bytes:sum')})", "Idle and reclaimable", "bytes"),
-        Query(f"sum by (instance) ({of_machines('agent_coverage:ratio')})", "Agents", "percentunit"),
-        Query(f"sum by (instance) ({LEAKS})", "Leaks"),
-        Query(f'sum by (instance) (gpumond_alerts{{{FLEET}, phase="firing"}})', "Firing"),
+        Query(
+            f"sum by (cluster, instance) ({of_machines('idle_and_reclaimable_bytes:sum')})",
+            "Idle and reclaimable",
+            "bytes",
+        ),
+        Query(f"sum by (cluster, instance) ({of_machines('agent_coverage:ratio')})", "Agents", "percentunit"),
+        Query(f"sum by (cluster, instance) ({LEAKS})", "Leaks"),
+        Query(f'sum by (cluster, instance) (gpumond_alerts{{{FLEET}, phase="firing"}})', "Firing"),
         sort="Used",
     ),
 ]

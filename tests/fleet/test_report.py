@@ -41,6 +41,8 @@ class Truth:
     | y/a | A100 | ada, vision, serve 10, all idle | 2 |
     | x/c | H100 | carol 30; half an hour is not scraped | 2 |
     | x/d | H100 | joins in the second hour; linus 8 | 1 |
+
+    Series of programs exist for the first two, with their jobs.
     """
 
     def __init__(self) -> None:
@@ -55,6 +57,8 @@ class Truth:
         self.owner("x", "c", H100, {"user": "carol"}, 30, gap=True, wasted=0)
         self.machine("x", "d", H100, 80, 8, begin=HOUR)
         self.owner("x", "d", H100, {"user": "linus"}, 8, begin=HOUR)
+        self.program("10", 40, {"user": "ada", "workload": "train", "job_id": "ray/7", "slurm_job": "6"})
+        self.program("11", 20, {"user": "grace", "slurm_job": "8"}, until=HOUR)
 
     def add(
         self,
@@ -104,6 +108,11 @@ class Truth:
         labels = {"cluster": cluster, "instance": instance, "model": model, **owner}
         for name, number in {"used": used, "idle_held": 0, **measures}.items():
             self.add(f"gpumond_owner_{name}_bytes", labels, number * GIB, begin, until, gap)
+
+    def program(self, pid: str, used: int, owner: Mapping[str, str], until: int = 2 * HOUR) -> None:
+        labels = {"cluster": "x", "instance": "a", "pid": pid}
+        self.add("gpumond_process_info", {**labels, **owner}, 1, until=until)
+        self.add("gpumond_process_memory_used_bytes", {**labels, "uuid": "GPU-x-a"}, used * GIB, until=until)
 
     def text(self) -> str:
         lines = []
@@ -175,7 +184,7 @@ def test_period_without_data_is_not_zero(url: str):
     assert "Values are known for" in whole.stdout
     nothing = fleet("report", "--prometheus", url, "--from", of(DAY - 22 * HOUR), "--to", of(DAY - 21 * HOUR))
     assert (nothing.returncode, nothing.stdout) == (3, "")
-    assert "no gpumond_owner_* series" in nothing.stderr
+    assert "no series of owners" in nothing.stderr
 
 
 @needs_prometheus
@@ -189,6 +198,14 @@ def test_groups_include_clusters_models_accounts_and_teams(url: str, tmp_path: P
     teams.write_text("vision: [namespace=vis*]\nothers: [user=carol, user=grace]\n")
     answer = report(url, "--by", "team", "--teams", str(teams))
     assert column(answer, "team", "used_gibibyte_hours") == {"vision": 100.0, "others": 65.0, "": 8.0, None: 4.0}
+
+
+@needs_prometheus
+def test_jobs_are_read_from_series_of_programs(url: str):
+    answer = report(url, "--by", "job,user")
+    used = {(row["job"], row["user"]): row["used_gibibyte_hours"] for row in answer["rows"]}
+    assert used == {("ray/7", "ada"): 80.0, ("slurm/8", "grace"): 20.0, (None, None): 4.0}
+    assert column(answer, "job", "wasted_gibibyte_hours") == {"ray/7": None, "slurm/8": None, None: 4.0}
 
 
 @needs_prometheus

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from gpumond.features.fleet.discovery import Point, Prometheus, Sample
 
 TARGET = ("cluster", "job", "instance")
-OWNER = ("workload", "user", "pod_namespace", "slurm_account", "model")
+OWNER = ("workload", "user", "pod_namespace", "slurm_account", "model", "job_id", "slurm_job")
+"""Labels of an owner. Only series of programs have the last two."""
 LABELS: Mapping[str, str] = {
     "namespace": "pod_namespace",
     "user": "user",
@@ -29,8 +30,9 @@ LABELS: Mapping[str, str] = {
     "machine": "instance",
     "cluster": "cluster",
 }
-"""Labels by which rows are grouped, by the word of ``--by``. ``TEAM`` is another one."""
-TEAM = "team"
+"""Labels by which rows are grouped, by the word of ``--by``. ``TEAM`` and ``JOB`` are derived."""
+TEAM, JOB = "team", "job"
+COLUMNS = (*LABELS, TEAM, JOB)
 MEASURES = ("used", "idle_held", "idle_and_reclaimable", "wasted")
 GIB = 2**30
 FINE_SECONDS, COARSE_SECONDS = 60, 300
@@ -108,9 +110,12 @@ def selected(metric: str, job: str | None, *matchers: str) -> str:
     return metric + (f"{{{', '.join(own)}}}" if own else "")
 
 
-def expressions(job: str | None) -> Mapping[str, str]:
-    """Return the PromQL expression of each value of ``collect``, at one time."""
-    target = ", ".join(TARGET)
+def expressions(job: str | None, of_programs: bool = False) -> Mapping[str, str]:
+    """Return the PromQL expression of each value of ``collect``, at one time.
+
+    ``of_programs``: used memory is that of programs, with their jobs, and the other measures are unknown.
+    """
+    target, owner = ", ".join(TARGET), ", ".join(OWNER)
 
     def of_devices(metric: str, *matchers: str) -> str:
         whole = selected("gpumond_device_info", job, 'parent_uuid=""')
@@ -124,11 +129,18 @@ def expressions(job: str | None) -> Mapping[str, str]:
     all_devices = f"sum by ({target}) (max by ({target}, state) ({selected('gpumond_devices', job)}))"
     down = f"max by ({target}) ({selected('gpumond_driver_up', job)}) < 1"
     unattributed = of_devices("gpumond_device_memory_share_bytes", 'share="unattributed"')
+    if of_programs:
+        names = ", ".join(name for name in OWNER if name not in ("model", "slurm_account"))
+        processes = of_devices("gpumond_process_memory_used_bytes").replace(", uuid)", ", uuid, pid)", 1)
+        infos = f"max by ({target}, pid, {names}) ({selected('gpumond_process_info', job)})"
+        joined = f"{processes} * on ({target}, pid) group_left ({names}) {infos}"
+        measures = {"used": f"sum by ({target}, {owner}) ({joined})"}
+    else:
+        measures = {
+            name: f"max by ({target}, {owner}) ({selected(f'gpumond_owner_{name}_bytes', job)})" for name in MEASURES
+        }
     return {
-        **{
-            name: f"max by ({target}, {', '.join(OWNER)}) ({selected(f'gpumond_owner_{name}_bytes', job)})"
-            for name in MEASURES
-        },
+        **measures,
         "unattributed": f"sum by ({target}, model) ({unattributed})",
         "size": f"sum by (model) ({size})",
         "devices": f"count by (model) ({size})",
@@ -146,7 +158,7 @@ def asked_at(part: Period) -> float:
     return part.end - part.step / 2
 
 
-async def collect(prometheus: Prometheus, job: str | None, period: Period) -> Accounts:
+async def collect(prometheus: Prometheus, job: str | None, period: Period, of_programs: bool = False) -> Accounts:
     """Read the values of a period. Raises DiscoveryError and ConfigError."""
     at_once = asyncio.Semaphore(AT_ONCE)
 
@@ -159,7 +171,7 @@ async def collect(prometheus: Prometheus, job: str | None, period: Period) -> Ac
         found = await asyncio.gather(*(asked(expression, part) for part in parts))
         return [(name, part, samples) for part, samples in zip(parts, found, strict=True)]
 
-    answers = await asyncio.gather(*(all_of(*each) for each in expressions(job).items()))
+    answers = await asyncio.gather(*(all_of(*each) for each in expressions(job, of_programs).items()))
     values = [answer for answers_of_one in answers for answer in answers_of_one]
     jobs = {sample.labels.get("job", "") for name, _, samples in values if name == "known" for sample in samples}
     up = f"max by ({', '.join(TARGET)}) (up{{job=~{json.dumps('|'.join(map(re.escape, sorted(jobs))))}}})"
@@ -269,7 +281,8 @@ def usages(
     groups: defaultdict[tuple[str | None, ...], list[tuple[Target, str, Mapping[str, float]]]] = defaultdict(list)
     for (target, owner), measures in accounts.use.items():
         labels: dict[str, str | None] = dict(zip((*OWNER, *TARGET), (*owner, *target), strict=True))
-        group = tuple(_team(labels, teams) if name == TEAM else labels[LABELS[name]] for name in by)
+        labels |= {TEAM: _team(labels, teams), JOB: _job(labels)}
+        group = tuple(labels[LABELS.get(name, name)] for name in by)
         groups[group].append((target, labels["model"] or "", measures))
     rows = [_usage(accounts, group, members, prices, extrapolate) for group, members in groups.items()]
     return sorted(rows, key=lambda row: (-row.used, tuple(each or "" for each in row.group)))
@@ -285,6 +298,11 @@ def _team(labels: Mapping[str, str | None], teams: Sequence[TeamRule]) -> str | 
     if labels["user"] is None:
         return None
     return next((rule.team for rule in teams if fnmatchcase(labels[LABELS[rule.label]] or "", rule.pattern)), "")
+
+
+def _job(labels: Mapping[str, str | None]) -> str | None:
+    """Return the job that the agent states, else that of Slurm's cgroup in the same form."""
+    return labels["job_id"] or (f"slurm/{labels['slurm_job']}" if labels["slurm_job"] else labels["job_id"])
 
 
 def _usage(

@@ -22,7 +22,9 @@ from gpumond.config.expectations import yaml_problem
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import duration as readable
 from gpumond.features.fleet.accounting import (
+    COLUMNS,
     GIB,
+    JOB,
     LABELS,
     MEASURES,
     TEAM,
@@ -64,8 +66,8 @@ def moment_of(text: str) -> float:
 def group_of(text: str) -> tuple[str, ...]:
     """Return the columns of ``--by``. Raises ValueError."""
     names = tuple(text.split(","))
-    if not set(names) <= {*LABELS, TEAM} or len(set(names)) != len(names):
-        raise ValueError(f"expected one or several, with commas, of {', '.join((*LABELS, TEAM))}")
+    if not set(names) <= set(COLUMNS) or len(set(names)) != len(names):
+        raise ValueError(f"expected one or several, with commas, of {', '.join(COLUMNS)}")
     return names
 
 
@@ -88,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=value(group_of),
         default="user",
         metavar="COLUMN[,COLUMN]",
-        help=f"group by these columns: {', '.join((*LABELS, TEAM))} (default: user)",
+        help=f"group by these columns: {', '.join(COLUMNS)} (default: user)",
     )
     parser.add_argument(
         "--teams", type=Path, metavar="FILE", help="teams and whom they consist of (YAML), for --by team"
@@ -137,12 +139,14 @@ async def run(arguments: argparse.Namespace) -> int:
     if prometheus is None:
         raise ConfigError("--prometheus is required: a report reads only its series")
     html_report.check(arguments.html)
-    accounts = await collect(prometheus, arguments.job, period)
+    of_programs = JOB in arguments.by
+    accounts = await collect(prometheus, arguments.job, period, of_programs)
     report = Report(accounts, arguments.by, arguments.price, teams, arguments.extrapolate, arguments.limit)
     if not report.rows:
+        subjects = "programs" if of_programs else "owners"
         print_error(
-            f"gpumond: Prometheus has no gpumond_owner_* series from {moment(period.begin)} to {moment(period.end)}; "
-            "check the period, --job, and that the scrape includes the group owner"
+            f"gpumond: Prometheus has no series of {subjects} from {moment(period.begin)} to {moment(period.end)}; "
+            "check the period, --job, and the groups of the scrape (collect[])"
         )
         return NOTHING_TO_DO
     {"table": _table, "csv": _csv, "markdown": _markdown, "json": _json}[arguments.format](report)
