@@ -244,6 +244,19 @@ def test_report_has_several_formats(url: str, tmp_path: Path):
     assert datetime.fromtimestamp(DAY).strftime("%m-%d %H:%M") in document.texts
 
 
+@needs_prometheus
+def test_report_states_the_change_since_the_period_before(url: str):
+    last = ("--from", of(DAY + HOUR), "--to", of(DAY + 2 * HOUR))
+    answer = json.loads(fleet("report", "--prometheus", url, *last, "--compare", "--format", "json").stdout)
+    assert (answer["total"]["mean_gibibytes"], answer["before"]["mean_gibibytes"]) == (90.0, 102.0)
+    assert answer["before"]["used_gibibyte_hours"] == 87.0
+    shown = fleet("report", "--prometheus", url, *last, "--compare").stdout
+    assert (
+        "Before: mean 102.0 GiB, 25% of used wasted, known for 83.3% of the time; the mean has changed by -12%."
+        in shown
+    )
+
+
 def sample(value: float, **labels: str) -> Sample:
     return Sample({"job": "gpumond", "instance": "a", "model": "H100", **labels}, 0.0, value)
 

@@ -62,6 +62,10 @@ class Period(NamedTuple):
     def seconds(self) -> int:
         return self.end - self.begin
 
+    def before(self) -> Period:
+        """Return the period of the same length that ends with this one's begin."""
+        return self._replace(begin=self.begin - self.seconds, end=self.begin)
+
     def parts(self) -> Iterator[Period]:
         steps = self.seconds // self.step
         length = self.step * min(MOST_STEPS, -(-steps // PARTS))

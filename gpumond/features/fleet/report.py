@@ -109,6 +109,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="length of the period instead of --from (default: 7d)",
     )
     parser.add_argument(
+        "--compare", action="store_true", help="also read the period of this length before, and state the change"
+    )
+    parser.add_argument(
         "--extrapolate", action="store_true", help="count the time without data like the rest (default: not at all)"
     )
     parser.add_argument(
@@ -142,6 +145,8 @@ async def run(arguments: argparse.Namespace) -> int:
     of_programs = JOB in arguments.by
     accounts = await collect(prometheus, arguments.job, period, of_programs)
     report = Report(accounts, arguments.by, arguments.price, teams, arguments.extrapolate, arguments.limit)
+    if arguments.compare:
+        report.before = total(await collect(prometheus, arguments.job, period.before(), of_programs))
     if not report.rows:
         subjects = "programs" if of_programs else "owners"
         print_error(
@@ -212,6 +217,7 @@ class Report:
         self.rows = rows[: limit or None]
         self.left_out = len(rows) - len(self.rows)
         self.total = total(accounts, prices, extrapolate)
+        self.before: Usage | None = None
         factor = 1 / (3600 * GIB)
         self.size = sum(accounts.size.values()) * factor
         self.gpu_hours = sum(accounts.devices.values()) / 3600
@@ -237,6 +243,7 @@ class Report:
     @property
     def notes(self) -> list[str]:
         rest = [f"{self.left_out} more rows: --limit 0"] if self.left_out else []
+        rest += [f"Before: {self.change}."] if self.before else []
         return [
             self.period,
             self.coverage,
@@ -244,6 +251,16 @@ class Report:
             f"{SCALED if self.extrapolate else COVERED}.",
             *rest,
         ]
+
+    @property
+    def change(self) -> str:
+        """Mean and waste of the period before, and the change of the mean."""
+        if self.before is None or not self.before.used:
+            return "no data"
+        change = self.total.mean_gibibytes / self.before.mean_gibibytes - 1
+        wasted = "" if self.before.wasted is None else f", {self.before.wasted / self.before.used:.0%} of used wasted"
+        known = f"known for {_percent(self.before.coverage)} of the time"
+        return f"mean {self.before.mean_gibibytes:.1f} GiB{wasted}, {known}; the mean has changed by {change:+.0%}"
 
     def lines(self) -> Iterator[list[str]]:
         """Yield the header, a line for each row, and the total."""
@@ -328,6 +345,7 @@ def _json(report: Report) -> None:
                 "size_gibibyte_hours": report.size,
                 "gpu_hours": report.gpu_hours,
                 "total": _object(report, report.total),
+                "before": report.before and _object(report, report.before),
                 "rows": [_object(report, row) for row in report.rows],
                 "gaps": [{"machine": name, "coverage_ratio": ratio} for name, ratio in gaps(report.accounts)],
             },
@@ -369,7 +387,7 @@ def _page(report: Report) -> str:
         html_report.heading(f"Used and wasted GiB-hours by {by}"),
         html_report.legend((("before", "used"), ("after", "wasted"))),
         html_report.bars(f"wasted part of the used GiB-hours by {by}", bars, overlaid=True),
-        html_report.table(_header(report, header), cells),
+        html_report.table(_header(report, _brief(header, header)), [_brief(header, line) for line in cells]),
         *map(html_report.paragraph, report.notes[2:]),
     ]
     step = next(report.accounts.period.parts()).seconds
@@ -387,17 +405,22 @@ def _page(report: Report) -> str:
     return html_report.page(f"Use of GPU memory by {by}", parts)
 
 
+def _brief(header: Sequence[str], line: Sequence[str]) -> list[str]:
+    """Return a line without the parts of wasted memory, as wide as the page."""
+    return [cell for name, cell in zip(header, line, strict=True) if not name.startswith("IDLE")]
+
+
 def _summary(report: Report) -> Iterator[tuple[str, str]]:
     """Yield names and values of the totals."""
     whole = report.total
-    yield "GPU-hours of the machines", f"{report.gpu_hours:.0f}"
-    yield "Memory of these", f"{report.size:.0f} GiB-hours"
-    yield "Used", f"{whole.used:.0f} GiB-hours" + (f" ({whole.used / report.size:.0%})" if report.size else "")
+    yield "GPU-hours of the machines", f"{report.gpu_hours:,.1f}"
+    yield "Memory of these", f"{report.size:,.1f} GiB-hours"
+    yield "Used", f"{whole.used:,.1f} GiB-hours" + (f" ({whole.used / report.size:.0%})" if report.size else "")
     if whole.wasted is not None:
-        yield (
-            "Wasted",
-            f"{whole.wasted:.0f} GiB-hours" + (f" ({whole.wasted / whole.used:.0%} of used)" if whole.used else ""),
-        )
+        share = f" ({whole.wasted / whole.used:.0%} of used)" if whole.used else ""
+        yield "Wasted", f"{whole.wasted:,.1f} GiB-hours{share}"
     for name, cost in (("Cost of use", whole.cost), ("Cost of waste", whole.wasted_cost)):
         if cost is not None:
-            yield name, f"{cost:.2f}"
+            yield name, f"{cost:,.2f}"
+    if report.before is not None:
+        yield "Period before", report.change
