@@ -277,6 +277,21 @@ def test_device_that_cannot_be_read_is_a_part_of_its_machine():
     assert total(found).coverage == 0.5
 
 
+def test_gap_lowers_no_curve():
+    first, second = Period(0, 600, 60), Period(600, 1200, 60)
+    found = accounts(
+        Period(0, 1200, 60),
+        [
+            *(("used", part, [sample(steps * GIB, user="ada")]) for part, steps in ((first, 10.0), (second, 4.0))),
+            *(("known", part, [sample(steps)]) for part, steps in ((first, 10.0), (second, 4.0))),
+            *(("listed", part, [sample(steps)]) for part, steps in ((first, 10.0), (second, 8.0))),
+            *(("any", part, [sample(steps)]) for part, steps in ((first, 10.0), (second, 8.0))),
+        ],
+    )
+    assert found.curves["used"] == [(300.0, GIB), (900.0, GIB)]
+    assert [(each.known, each.expected) for each in found.coverage.values()] == [(840.0, 1200.0)]
+
+
 def test_rows_without_data_have_unknown_measures():
     period = Period(0, 600, 60)
     (row,) = usages(accounts(period, [("used", period, [sample(60.0 * GIB, user="ada")])]), ("user",), (Price("", 1),))

@@ -101,7 +101,8 @@ class Accounts:
     devices: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Number of devices times seconds, by model."""
     curves: dict[str, list[Point]] = field(default_factory=dict)
-    """Mean bytes of all owners in each part of the period that has data, by measure: at its middle."""
+    """Bytes of all owners in each part of the period that has data, by measure, at its middle: the mean over the time
+    of its machines that is known."""
 
     def bytes_of_device(self, model: str) -> float | None:
         """Return the mean size of a device of this model."""
@@ -190,36 +191,41 @@ def accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[Sample
     result = Accounts(period)
     known: defaultdict[Target, float] = defaultdict(float)
     listed: defaultdict[Target, float] = defaultdict(float)
-    covered = 0.0
     totals: defaultdict[str, defaultdict[Period, float]] = defaultdict(lambda: defaultdict(float))
     for name, part, samples in values:
         for sample in samples:
             target = _target(sample)
             seconds = sample.value * period.step
+            totals[name][part] += seconds
             if name == "known":
                 known[target] += seconds
             elif name == "listed":
                 listed[target] += seconds
-            elif name == "any":
-                covered += seconds
             elif name in ("size", "devices"):
                 getattr(result, name)[sample.labels.get("model", "")] += seconds
-                totals[name][part] += seconds
-            else:
+            elif name != "any":
                 owner = _owner(sample, name)
                 measures = result.use.setdefault((target, owner), {})
                 for measure in ("used", "wasted") if name == "unattributed" else (name,):
                     measures[measure] = measures.get(measure, 0.0) + seconds
-                    totals[measure][part] += seconds
-    gap = period.seconds - covered
+                    if measure != name:
+                        totals[measure][part] += seconds
+    gap = period.seconds - sum(totals["any"].values())
     for target in {*known, *listed}:
         seconds = known[target]
         result.coverage[target] = Coverage(seconds, max(seconds, min(period.seconds, listed[target] + gap)))
     for measure in ("used", "wasted"):
         result.curves[measure] = [
-            ((part.begin + part.end) / 2, value / part.seconds) for part, value in sorted(totals[measure].items())
+            ((part.begin + part.end) / 2, value / part.seconds / (_known_part(totals, part, len(listed)) or 1.0))
+            for part, value in sorted(totals[measure].items())
         ]
     return result
+
+
+def _known_part(totals: Mapping[str, Mapping[Period, float]], part: Period, machines: int) -> float:
+    """Return the known part of the machines' time in a part of the period; 0 if nothing is known about it."""
+    gap = part.seconds - totals["any"][part]
+    return Coverage(totals["known"][part], totals["listed"][part] + gap * machines).ratio
 
 
 def _target(sample: Sample) -> Target:
