@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from operator import attrgetter
 
-from gpumond.facts.frame import Frame, Share
+from gpumond.facts.frame import Frame, Owner, Share, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.verdicts import SHAPES
 from gpumond.quantities.table import Quantity
@@ -118,22 +119,23 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
 
 def verdicts(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield the number of verdicts of each owner and kind, except shapes."""
-    owners = owners_of(frame.snapshot)
-    counts: Counter[tuple[str, ...]] = Counter()
-    for verdict in frame.verdicts:
-        if verdict.kind not in SHAPES:
-            owner = NOBODY if verdict.process is None else owners.get(verdict.process, NOBODY)
-            labels = (*shown(owner, frame.owners), verdict.kind)
-            counts[labels] += 1
+    found = [each for each in frame.verdicts if each.kind not in SHAPES]
+    counts = Counter((*owner, verdict.kind) for owner, verdict in _with_owners(frame, found))
     yield from counts.items()
 
 
 def time_to_oom(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield the lowest estimate of each owner."""
-    owners = owners_of(frame.snapshot)
+    found = [each for each in frame.verdicts if each.time_to_oom_seconds is not None]
     times: dict[tuple[str, ...], float] = {}
-    for verdict in frame.verdicts:
-        if (seconds := verdict.time_to_oom_seconds) is not None:
-            owner = shown(NOBODY if verdict.process is None else owners.get(verdict.process, NOBODY), frame.owners)
-            times[owner] = min(seconds, times.get(owner, seconds))
+    for owner, verdict in _with_owners(frame, found):
+        times[owner] = min(verdict.time_to_oom_seconds or 0.0, times.get(owner, inf))
     yield from times.items()
+
+
+def _with_owners(frame: Frame, verdicts: Sequence[Verdict]) -> Iterator[tuple[Owner, Verdict]]:
+    """Yield verdicts with the owners that are shown."""
+    owners = owners_of(frame.snapshot) if verdicts else {}
+    for verdict in verdicts:
+        owner = NOBODY if verdict.process is None else owners.get(verdict.process, NOBODY)
+        yield shown(owner, frame.owners), verdict
