@@ -330,7 +330,10 @@ class Kernel:
 
     def flushed(self, receipt: Receipt) -> None:
         """Note a receipt in counters, events and all parts."""
-        self.telemetry.flushed(receipt)
+        named = (
+            None if self.frame is None or self.frame.owners is None else {each.workload for each in self.frame.owners}
+        )
+        self.telemetry.flushed(receipt if named is None or receipt.workload in named else replace(receipt, workload=""))
         self.events.flushed(receipt)
         for part in self.parts:
             part.flushed(receipt)

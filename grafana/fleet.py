@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from gpumond.view.text import COLOURS
-from grafana.columns import DEVICE, GPU, MACHINE, PID, WORKLOAD
+from grafana.columns import MACHINE, WORKLOAD
 from grafana.frames import alerts, board, happened, machine, namespace
 from grafana.parts import (
     ANY,
     BAD,
     GOOD,
     WARNING,
-    YES,
     Column,
     Query,
     figure,
@@ -25,8 +24,8 @@ from grafana.queries import FLEET, TARGETS, happening, named, or_none
 
 USED = f"instance:gpumond_device_memory_used_bytes:sum{{{FLEET}}}"
 SIZE = f"instance:gpumond_device_memory_size_bytes:sum{{{FLEET}}}"
-VERDICTS = f"instance_pid_kind:gpumond_verdict:max{{{FLEET}}}"
-LEAKS = f'instance_pid_kind:gpumond_verdict:max{{{FLEET}, kind="leak"}}'
+VERDICTS = f"gpumond_owner_verdicts{{{FLEET}}}"
+LEAKS = f'gpumond_owner_verdicts{{{FLEET}, kind="leak"}}'
 
 TO_DEVICE = leads_to("device", machine="__field.labels.instance", device="__field.labels.uuid")
 TO_MACHINE = leads_to("device", machine="__field.labels.instance")
@@ -35,6 +34,7 @@ OWNER = (
     Column("pod_namespace", "Namespace"),
     Column("user", "User"),
     Column("workload", "Workload", leads_to("workload", workload="__value.raw")),
+    Column("slurm_account", "Account"),
 )
 
 
@@ -80,7 +80,7 @@ GLANCE = [
         "Agent coverage",
         "Programs with an agent, as a part of all programs on the devices. Only these can be flushed.",
         "percentunit",
-        f"sum({of_machines('agent_processes:count')}) / sum({of_machines('processes:count')})",
+        f"sum({of_machines('agent_programs:count')}) / sum({of_machines('programs:count')})",
         levels=((0.5, WARNING), (0.9, GOOD)),
         below=BAD,
     ),
@@ -146,8 +146,8 @@ OVER_TIME = [
         "Programs with an agent",
         "Programs on the devices, and those of them that have an agent.",
         "short",
-        Query(f"sum({of_machines('processes:count')})", "programs"),
-        Query(f"sum({of_machines('agent_processes:count')})", "with an agent"),
+        Query(f"sum({of_machines('programs:count')})", "programs"),
+        Query(f"sum({of_machines('agent_programs:count')})", "with an agent"),
     ),
 ]
 
@@ -225,11 +225,10 @@ RANKED = [
     ),
     ranking(
         "Largest workloads",
-        "The ten workloads that use most memory, on all machines; no agent: programs without an agent, and "
-        "unattributed memory.",
+        "The ten workloads that use most memory, on all machines; no agent: programs without an agent.",
         "bytes",
         Query(
-            named(f"topk(10, sum by (workload) (workload_share:gpumond_memory_bytes:sum{{{TARGETS}}}))"),
+            named(f"topk(10, sum by (workload) (owner:gpumond_used_bytes:sum{{{TARGETS}}}))"),
             "{{workload}}",
         ),
         link=TO_WORKLOAD,
@@ -247,23 +246,27 @@ RANKED = [
 ]
 
 
+OWNER_LABELS = "pod_namespace, user, workload, slurm_account"
+
+
 def _of_owners(name: str) -> str:
     owners = f'{TARGETS}, pod_namespace=~"$namespace"'
-    return f"sum by (pod_namespace, user, workload) (namespace_user_workload:gpumond_{name}{{{owners}}})"
+    return f"sum by ({OWNER_LABELS}) (owner:gpumond_{name}{{{owners}}})"
 
 
 def _most(name: str) -> str:
     """Return a value of the fifty owners that wasted most."""
     wasted = f"topk(50, {_of_owners('wasted_gibibyte_hours:sum1h')})"
-    return f"{_of_owners(name)} and on (pod_namespace, user, workload) {wasted}"
+    return f"{_of_owners(name)} and on ({OWNER_LABELS}) {wasted}"
 
 
 WASTE = [
     listing(
         "Owners",
-        "The fifty owners that wasted most memory in the last hour, on all machines: namespace, user and workload.",
+        "The fifty owners that wasted most memory in the last hour, on all machines: namespace, user, "
+        "workload and Slurm account.",
         OWNER,
-        Query(_most("process_memory_used_bytes:sum"), "Used", "bytes"),
+        Query(_most("used_bytes:sum"), "Used", "bytes"),
         Query(_most("live_bytes:sum"), "Live", "bytes"),
         Query(_most("cached_bytes:sum"), "Cached", "bytes"),
         Query(_most("stranded_bytes:sum"), "Stranded", "bytes"),
@@ -276,17 +279,21 @@ WASTE = [
     listing(
         "Machines",
         "One row for each machine. MIG instances are included in their device.",
-        (MACHINE,),
-        Query(f"sum by (instance) ({SIZE})", "Size", "bytes"),
-        Query(f"sum by (instance) ({USED})", "Used", "bytes"),
+        (Column("cluster", "Cluster"), MACHINE),
+        Query(f"sum by (cluster, instance) ({SIZE})", "Size", "bytes"),
+        Query(f"sum by (cluster, instance) ({USED})", "Used", "bytes"),
         *(
-            Query(f"sum by (instance) ({of_share(name, FLEET)})", name.capitalize(), "bytes")
+            Query(f"sum by (cluster, instance) ({of_share(name, FLEET)})", name.capitalize(), "bytes")
             for name in ("cached", "stranded", "unattributed")
         ),
-        Query(f"sum by (instance) ({of_machines('idle_and_reclaimable_bytes:sum')})", "Idle and reclaimable", "bytes"),
-        Query(f"sum by (instance) ({of_machines('agent_coverage:ratio')})", "Agents", "percentunit"),
-        Query(f"sum by (instance) ({LEAKS})", "Leaks"),
-        Query(f'sum by (instance) (gpumond_alerts{{{FLEET}, phase="firing"}})', "Firing"),
+        Query(
+            f"sum by (cluster, instance) ({of_machines('idle_and_reclaimable_bytes:sum')})",
+            "Idle and reclaimable",
+            "bytes",
+        ),
+        Query(f"sum by (cluster, instance) ({of_machines('agent_coverage:ratio')})", "Agents", "percentunit"),
+        Query(f"sum by (cluster, instance) ({LEAKS})", "Leaks"),
+        Query(f'sum by (cluster, instance) (gpumond_alerts{{{FLEET}, phase="firing"}})', "Firing"),
         sort="Used",
     ),
 ]
@@ -294,20 +301,16 @@ WASTE = [
 DIAGNOSED = [
     listing(
         "Verdicts",
-        "Active verdicts on programs and devices, except those for healthy patterns.",
-        (Column("kind", "Verdict", runbook_of("verdicts")), MACHINE, GPU, DEVICE, WORKLOAD, PID),
-        Query(f"max by (instance, gpu, uuid, workload, pid, kind) ({VERDICTS})", "Active", text=YES),
+        "Number of active verdicts on programs and devices, except those for healthy patterns.",
+        (Column("kind", "Verdict", runbook_of("verdicts")), MACHINE, Column("user", "User"), WORKLOAD),
+        Query(f"sum by (instance, user, workload, kind) ({VERDICTS})", "Active"),
         sort="Verdict",
     ),
     listing(
         "Full soon",
-        "Time until the device is full at the present rate of growth of the program.",
-        (MACHINE, GPU, DEVICE, WORKLOAD, PID),
-        Query(
-            f"min by (instance, gpu, uuid, workload, pid) (instance_pid:gpumond_time_to_oom_seconds:min{{{FLEET}}})",
-            "Time left",
-            "s",
-        ),
+        "Time until a device is full at the present rate of growth of the owner's programs.",
+        (MACHINE, Column("user", "User"), WORKLOAD),
+        Query(f"min by (instance, user, workload) (gpumond_owner_time_to_oom_seconds{{{FLEET}}})", "Time left", "s"),
         sort="Time left",
         ascending=True,
         width=14,

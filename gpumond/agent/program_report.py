@@ -146,6 +146,11 @@ def job_of(environ: Mapping[str, str] = os.environ) -> str:
     return next((_name(f"{system}/{name}") for system, name in names.items() if name), "")
 
 
+def account_of(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the account to which Slurm charges the job, or an empty text."""
+    return _name(environ.get("SLURM_JOB_ACCOUNT", ""))
+
+
 def _name(text: str) -> str:
     """Return a name as the protocol allows it."""
     return re.sub(r"[^A-Za-z0-9._/-]", "_", text)[:MAX_JOB]

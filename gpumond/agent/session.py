@@ -18,7 +18,7 @@ from gpumond import __version__
 from gpumond.agent.allocators import AllocatorAdapter, TensorTracking, capture_guards
 from gpumond.agent.measure.borrow import BORROWING
 from gpumond.agent.measure.oom import OOMS, causes, is_oom
-from gpumond.agent.program_report import components, is_rank, job_of, place_in_job, program_report, sample
+from gpumond.agent.program_report import account_of, components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY, collected
 from gpumond.agent.requests import STEP_SECONDS, CommandHandler, answers
 from gpumond.agent.settings import Settings
@@ -196,7 +196,7 @@ class Session:
             self._introduced = introduced
             admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
             python = sys.version.split()[0]
-            place = (*place_in_job(), job_of())
+            place = (*place_in_job(), job_of(), account_of())
             hello = Hello(self._settings.workload, __version__, python, allowed, admission, *place)
             self._transport.send(hello)
             self._report_at = now

@@ -34,6 +34,7 @@ from gpumond.store.history import Bounds, HistoryPersistence
 from gpumond.store.store import Store
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe
+from gpumond.tick.owners import admitted
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +160,9 @@ class Daemon(Operations):
             diagnose(kernel.diagnosis, snapshot)
             verdicts = with_retainers(kernel.diagnosis.verdicts, snapshot)
             self._window = remember(self._window, snapshot)
-            frame = Frame(snapshot, attribute(snapshot), tuple(verdicts))
+            before = kernel.frame.owners if kernel.frame else None
+            owners = admitted(before or {}, snapshot)
+            frame = Frame(snapshot, attribute(snapshot), tuple(verdicts), owners=owners)
             tick = Tick(frame=frame, window=self._window, departed=kernel.programs.departed())
             for part in kernel.parts:
                 tick = part.conclude(tick)
@@ -195,8 +198,11 @@ class Daemon(Operations):
 
     def _count(self, tick: Tick) -> None:
         """Pass the frame to telemetry and events."""
-        kernel, reports = self.kernel, tick.frame.snapshot.reports
-        kernel.telemetry.workloads.connected(report.workload for report in reports if report.uses_device)
+        kernel = self.kernel
+        now, owners = tick.frame.snapshot.elapsed_seconds, tick.frame.owners or {}
+        kernel.telemetry.workloads.connected(
+            owner.workload for owner, seen in owners.items() if seen == now and owner.workload
+        )
         events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, tick.departed)
         kernel.telemetry.count_events(events)
         kernel.telemetry.store_writable.set(kernel.store.writable)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.program import ProcessKey, process_key
@@ -141,6 +141,15 @@ class Alert:
         return process_key(self.pid, self.start_ticks)
 
 
+class Owner(NamedTuple):
+    """Whom a program belongs to; unknown parts are empty. The agent states workload and Slurm account."""
+
+    workload: str = ""
+    user: str = ""
+    pod_namespace: str = ""
+    slurm_account: str = ""
+
+
 @dataclass(frozen=True)  # without slots, for the cached property
 class Frame:
     """The result of one tick: its facts and the conclusions from them."""
@@ -153,6 +162,8 @@ class Frame:
     """Those that have not ended."""
     queue: tuple[QueuedRequest, ...] = ()
     """Requests for memory that wait, the next one of each device first."""
+    owners: Mapping[Owner, float] | None = None
+    """Owners with series of their own, and the elapsed seconds at which each last had a program; None: all have."""
 
     @cached_property
     def processes_by_size(self) -> Sequence[tuple[DeviceReading, Sequence[ProcessUsage]]]:

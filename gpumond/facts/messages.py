@@ -38,7 +38,7 @@ class Hello:
     ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
     ``admission``: the id with which `gpumond run --need` started the program, or empty.
     ``rank`` and ``world_size``: those of a job of several processes, else both are None. ``job``: its identity on all
-    machines, at most 128 characters of ``[A-Za-z0-9._/-]``, or empty.
+    machines, at most 128 characters of ``[A-Za-z0-9._/-]``, or empty. ``account``: its Slurm account, in the same form.
     """
 
     workload: str = ""
@@ -49,6 +49,7 @@ class Hello:
     rank: int | None = None
     world_size: int | None = None
     job: str = ""
+    account: str = ""
 
 
 @dataclass(frozen=True, slots=True)

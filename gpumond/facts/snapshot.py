@@ -292,8 +292,9 @@ class AgentReport(OfProcess):
     ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
     memory with which it was started, or empty.
     ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
-    its identity on all machines, such as ``slurm/4711``, or empty. ``suspended``: see Suspension. ``suspendable``: the
-    program allows the daemon to suspend it. ``continues``: signals SIGCONT that the agent has received for it.
+    its identity on all machines, such as ``slurm/4711``, or empty. ``account``: its Slurm account, or empty.
+    ``suspended``: see Suspension. ``suspendable``: the program allows the daemon to suspend it. ``continues``: signals
+    SIGCONT that the agent has received for it.
     ``may_suspend``: it is idle, and may be suspended when another program needs memory.
     ``components``: what the agent has seen in the program that takes memory outside of its pools.
     """
@@ -315,6 +316,7 @@ class AgentReport(OfProcess):
     rank: int | None = None
     world_size: int | None = None
     job: str = ""
+    account: str = ""
     suspended: bool = False
     components: tuple[str, ...] = ()
     suspendable: bool = False

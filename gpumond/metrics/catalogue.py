@@ -20,6 +20,7 @@ from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.shares import MEANINGS
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, SHAPES
+from gpumond.metrics import owners
 from gpumond.quantities.table import (
     DEVICE_IDLE,
     DEVICE_UP,
@@ -434,6 +435,14 @@ def _ledger(frame: Frame) -> Iterator[Row]:
     yield from sums.items()
 
 
+def _device_shares(frame: Frame) -> Iterator[Row]:
+    index = frame.snapshot.gpu_labels
+    sums: Counter[tuple[str, str, str]] = Counter()
+    for line in frame.ledger.lines:
+        sums[line.device_uuid, index[line.device_uuid], line.share] += line.used_bytes
+    yield from sums.items()
+
+
 def _overcount(frame: Frame) -> Iterator[Row]:
     index = frame.snapshot.gpu_labels
     for entry in frame.ledger.overcounts:
@@ -457,6 +466,11 @@ def _time_to_oom(frame: Frame) -> Iterator[Row]:
             labels = (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""))
             times[labels] = min(seconds, times.get(labels, seconds))
     yield from times.items()
+
+
+def _alerts(frame: Frame) -> Iterator[Row]:
+    alerts = ((alert.rule, dict(alert.labels).get("severity", ""), alert.phase) for alert in frame.alerts)
+    yield from Counter(alerts).items()
 
 
 def _engines(frame: Frame) -> Iterator[tuple[tuple[str, ...], EngineReading]]:
@@ -495,6 +509,26 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
         yield (source.name, *(version or "" for version in versions)), 1
 
 
+OF_OWNERS: tuple[Family, ...] = (
+    *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), owners.usages, owners.OWNER),
+    Family(
+        "gpumond_owner_verdicts",
+        "gauge",
+        "Number of active verdicts on the owner's programs by kind, except healthy patterns. Those on a device as a "
+        "whole have no owner.",
+        (*owners.OWNER_LABELS, "kind"),
+        owners.verdicts,
+    ),
+    Family(
+        "gpumond_owner_time_to_oom_seconds",
+        "gauge",
+        "Lowest gpumond_time_to_oom_seconds of the owner's programs.",
+        owners.OWNER_LABELS,
+        owners.time_to_oom,
+    ),
+)
+
+
 FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the series limit drops these first.
     *DEVICE_FAMILIES,
     Family(
@@ -507,12 +541,20 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         _ledger,
     ),
     Family(
+        "gpumond_device_memory_share_bytes",
+        "gauge",
+        f"Used memory of the device by share ({', '.join(SHARES)}): gpumond_memory_bytes, summed over workloads.",
+        (*DEVICE_LABELS, "share"),
+        _device_shares,
+    ),
+    Family(
         "gpumond_memory_overcount_bytes",
         "gauge",
         MEANINGS["overcount"],
         ("uuid", "gpu"),
         _overcount,
     ),
+    *OF_OWNERS,
     *OF_PROCESSES,
     Family(
         "gpumond_verdict",
@@ -532,9 +574,9 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_alerts",
         "gauge",
-        "Number of active alerts by rule and phase.",
-        ("rule", "phase"),
-        lambda frame: Counter((alert.rule, alert.phase) for alert in frame.alerts).items(),
+        "Number of active alerts by rule, severity and phase.",
+        ("rule", "severity", "phase"),
+        _alerts,
     ),
     Family(
         "gpumond_agents",

@@ -34,8 +34,8 @@ MAX_SERIES = 50_000
 families."""
 
 
-Group = Literal["device", "process", "daemon"]
-"""Families of devices; of processes and workloads; all others, with the daemon's own counters."""
+Group = Literal["device", "owner", "process", "daemon"]
+"""Families of devices; of owners; of processes and workloads; all others, with the daemon's own counters."""
 ALL_GROUPS: frozenset[Group] = frozenset(get_args(Group))
 
 
@@ -113,6 +113,8 @@ def families_of(groups: frozenset[Group]) -> tuple[Family, ...]:
 
 
 def group_of(family: Family) -> Group:
+    if family.name.startswith("gpumond_owner_"):
+        return "owner"
     if "pid" in family.labels or "workload" in family.labels:
         return "process"
     return "device" if "uuid" in family.labels else "daemon"

@@ -114,11 +114,12 @@ class AgentConnection:
 
 
 def check_hello(hello: Hello) -> None:
-    """Check the names of workload and job, and the rank. Raises ProtocolError."""
+    """Check the names of workload, job and account, and the rank. Raises ProtocolError."""
     if len(hello.workload) > MAX_WORKLOAD:
         raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} has more than {MAX_WORKLOAD} characters")
-    if not JOB.fullmatch(hello.job):
-        raise ProtocolError("value", f"hello.job: {hello.job!r:.80} is not [A-Za-z0-9._/-]{{0,128}}")
+    for name, text in (("job", hello.job), ("account", hello.account)):
+        if not JOB.fullmatch(text):
+            raise ProtocolError("value", f"hello.{name}: {text!r:.80} is not [A-Za-z0-9._/-]{{0,128}}")
     rank, size = hello.rank, hello.world_size
     if rank is None and size is None:
         return
@@ -154,6 +155,7 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
         rank=hello.rank,
         world_size=hello.world_size,
         job=hello.job,
+        account=hello.account,
         components=report.components[:MAX_COMPONENTS],
         suspendable=report.suspendable,
         continues=report.continues,

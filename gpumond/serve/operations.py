@@ -27,7 +27,7 @@ async def metrics(
     collect: Annotated[list[Group] | None, Query(alias="collect[]")] = None,
 ) -> Response:
     """Returns the metrics. ``compat=dcgm``: devices with the names, labels and units of the newest dcgm-exporter.
-    ``collect[]=device``: only the metrics of devices; repeatable, with ``process`` and ``daemon``.
+    ``collect[]=device``: only the metrics of devices; repeatable, with ``owner``, ``process`` and ``daemon``.
     """
     accept, accept_encoding = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))
     groups = frozenset(collect or ALL_GROUPS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -62,6 +63,16 @@ def heading(value: str) -> str:
     return f"<h2>{text(value)}</h2>"
 
 
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Return the names of colors: the class of each color, and its name."""
+    shapes = [
+        f'<rect class="{kind}" x="{180 + 120 * number}" y="4" width="10" height="10"/>'
+        f'<text x="{196 + 120 * number}" y="13">{text(name)}</text>'
+        for number, (kind, name) in enumerate(entries)
+    ]
+    return _svg(18, "legend", shapes)
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table. A column whose name begins with ``>`` has numbers."""
     numeric = [name.startswith(">") for name in header]
@@ -75,11 +86,24 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table>{row(names, 'th')}{''.join(row(cells, 'td') for cells in rows)}</table>"
 
 
-def curve(points: Sequence[Point], top: float | None, marks: Iterable[tuple[float, str]]) -> str:
-    """Return a chart of bytes over seconds, from 0 to ``top`` (or the maximum), with a line at each mark."""
+TICKS = 5
+
+
+def curve(
+    points: Sequence[Point],
+    top: float | None,
+    marks: Iterable[tuple[float, str]],
+    span: tuple[float, float] | None = None,
+    gap: float | None = None,
+) -> str:
+    """Return a chart of bytes over seconds, from 0 to ``top`` (or the maximum), with a line at each mark.
+
+    ``span``: the unix times of both ends of the axis, which then has dates; else it has the seconds since the first
+    point. ``gap``: distance in seconds of two points above which the line has a gap.
+    """
     if not points:
         return ""
-    begin, end = points[0][0], points[-1][0]
+    begin, end = span or (points[0][0], points[-1][0])
     highest = max(value for _, value in points)
     scale = 1.05 * max(top or 0.0, highest) or 1.0
 
@@ -95,13 +119,11 @@ def curve(points: Sequence[Point], top: float | None, marks: Iterable[tuple[floa
     for at, name in marks:
         place = f'x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"'
         shapes.append(f'<line class="mark" {place}><title>{text(name)}</title></line>')
-    for part in _parts(points):
+    for part in _parts(points, gap):
         drawn = part if len(part) > 1 else part * 2  # a single point is a dot
         path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in drawn)
         shapes.append(f'<polyline class="curve" points="{path}"/>')
-    bottom = HEIGHT - 5
-    shapes.append(f'<text x="{LEFT:g}" y="{bottom:g}">0 s</text>')
-    shapes.append(f'<text x="{WIDTH - RIGHT:g}" y="{bottom:g}" text-anchor="end">{text(duration(end - begin))}</text>')
+    shapes += _dates(begin, end, x) if span else _ends("0 s", duration(end - begin))
     return _svg(HEIGHT, f"memory over {duration(end - begin)}, at most {human(highest)}", shapes)
 
 
@@ -201,10 +223,26 @@ def _grid(scale: float, y: Callable[[float], float]) -> Iterator[str]:
         yield f'<text x="{LEFT - 6:g}" y="{at + 4:.1f}" text-anchor="end">{text(label)}</text>'
 
 
-def _parts(points: Sequence[Point]) -> Iterator[list[Point]]:
+def _ends(first: str, last: str) -> Iterator[str]:
+    bottom = HEIGHT - 5
+    yield f'<text x="{LEFT:g}" y="{bottom:g}">{text(first)}</text>'
+    yield f'<text x="{WIDTH - RIGHT:g}" y="{bottom:g}" text-anchor="end">{text(last)}</text>'
+
+
+def _dates(begin: float, end: float, x: Callable[[float], float]) -> Iterator[str]:
+    """Yield local times below the axis: with hours if the axis is shorter than a few days."""
+    form = "%Y-%m-%d" if end - begin > 4 * 86_400 else "%m-%d %H:%M"
+    for number in range(TICKS):
+        at = begin + (end - begin) * number / (TICKS - 1)
+        anchor = "start" if number == 0 else "end" if number == TICKS - 1 else "middle"
+        shown = datetime.fromtimestamp(at).strftime(form)
+        yield f'<text x="{x(at):.1f}" y="{HEIGHT - 5:g}" text-anchor="{anchor}">{shown}</text>'
+
+
+def _parts(points: Sequence[Point], gap: float | None) -> Iterator[list[Point]]:
     """Yield the parts of the line between gaps."""
     distances = sorted(after[0] - before[0] for before, after in pairwise(points))
-    widest = GAP_INTERVALS * distances[len(distances) // 2] if distances else 0.0
+    widest = gap or (GAP_INTERVALS * distances[len(distances) // 2] if distances else 0.0)
     part = [points[0]]
     for before, after in pairwise(points):
         if after[0] - before[0] > widest:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpumond.agent.program_report import is_rank, job_of, place_in_job
+from gpumond.agent.program_report import account_of, is_rank, job_of, place_in_job
 from gpumond.agent.transport import RateLimit
 
 
@@ -78,6 +78,14 @@ def test_place_is_that_of_the_launcher(environ: dict[str, str], expected: tuple[
 )
 def test_job_is_that_of_the_launcher(environ: dict[str, str], expected: str) -> None:
     assert job_of(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [({}, ""), ({"SLURM_JOB_ACCOUNT": "physics"}, "physics"), ({"SLURM_JOB_ACCOUNT": "a b"}, "a_b")],
+)
+def test_account_is_that_of_slurm(environ: dict[str, str], expected: str) -> None:
+    assert account_of(environ) == expected
 
 
 def test_rate_limit_allows_a_burst_and_then_one_call_per_period() -> None:

@@ -92,7 +92,7 @@ PROGRAM = Program(
 
 MESSAGES = [
     messages.Hello("train", "0.1.0", "3.11.7"),
-    messages.Hello("train", "0.1.0", "3.11.7", rank=3, world_size=8, job="ray/02000000"),
+    messages.Hello("train", "0.1.0", "3.11.7", rank=3, world_size=8, job="ray/02000000", account="physics"),
     messages.Report("step", ("torch 2.13.0",), (POOL,)),
     messages.FlushCommand("id", "torch", ("ipc", "cache"), True, 2.5),
     messages.Cancel("id"),

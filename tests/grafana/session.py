@@ -76,7 +76,7 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
 
         def start(daemon: RunningDaemon, workload: str, rank: int, *card: str) -> subprocess.Popen[bytes]:
             command = [sys.executable, "-m", "tests.grafana.program", workload, *card]
-            place = {"RANK": str(rank), "WORLD_SIZE": "2", "GPUMOND_JOB": "night/1"}
+            place = {"RANK": str(rank), "WORLD_SIZE": "2", "GPUMOND_JOB": "night/1", "SLURM_JOB_ACCOUNT": "physics"}
             program = running.enter_context(subprocess.Popen(command, env={**daemon.environ, **place}, cwd=ROOT))
             running.callback(program.kill)
             return program

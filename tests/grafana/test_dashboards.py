@@ -22,7 +22,7 @@ OWN = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
 SUFFIXES = re.compile(r"_(bucket|count|sum)$")
 RULES = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text())
 RECORDED = {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
-OF_ALL_MACHINES = {name for name in RECORDED if name.startswith(("workload", "namespace"))}
+OF_ALL_MACHINES = {name for name in RECORDED if name.startswith(("workload", "owner"))}
 """Recorded sums over all machines, without the label instance."""
 
 FEW_OF_A_MACHINE = {
@@ -31,6 +31,8 @@ FEW_OF_A_MACHINE = {
     "gpumond_events_total",
     "gpumond_flush_released_bytes_total",
     "gpumond_flushes_total",
+    "gpumond_owner_time_to_oom_seconds",
+    "gpumond_owner_verdicts",
 }
 """Metrics of which a machine has a few series, whatever number of devices and programs it has."""
 

@@ -94,6 +94,11 @@ def test_areas_of_the_ledger_sum_to_the_used_bytes(session: Session):
     assert checked >= 2
 
 
+def test_owner_has_the_account_that_the_agent_states(session: Session):
+    found = session.prometheus.instant('gpumond_owner_live_bytes{workload="blocks"}')
+    assert {each["metric"]["slurm_account"] for each in found} == {"physics"}
+
+
 def of_dashboard_12239() -> Callable[[], Iterator[tuple[str, str]]]:
     """Names of metrics, and the labels by which NVIDIA's dashboard (12239 on grafana.com) sums each of them."""
     by_gpu, by_instance = "Hostname, gpu", "Hostname, gpu, GPU_I_ID, GPU_I_PROFILE"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import time
 import urllib.error
@@ -30,7 +31,7 @@ class Prometheus:
     """Prometheus that scrapes each second and evaluates the rules of a file.
 
     ``jobs`` are scrape configurations, by name. ``evaluation``: the interval of the rules. ``others``: further keys of
-    its configuration.
+    its configuration. ``flags``: further options of its command. ``blocks``: a directory with data that it begins with.
     """
 
     def __init__(
@@ -41,9 +42,12 @@ class Prometheus:
         evaluation: str = "1s",
         others: Mapping[str, Any] | None = None,
         external_labels: Mapping[str, str] | None = None,
-        options: Sequence[str] = (),
+        flags: Sequence[str] = (),
+        blocks: Path | None = None,
     ) -> None:
         directory.mkdir()
+        if blocks is not None:
+            shutil.copytree(blocks, directory / "data")
         configs = [{"job_name": name, **job} for name, job in jobs.items()]
         config: dict[str, Any] = {
             "global": {
@@ -63,7 +67,8 @@ class Prometheus:
         self.url = f"http://{address}"
         self.since = time.time()
         command = ["prometheus", f"--config.file={directory / 'prometheus.yaml'}"]
-        command += [f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address={address}", *options]
+        command += [f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address={address}"]
+        command += flags
         self._log = (directory / "log").open("wb")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
         try:

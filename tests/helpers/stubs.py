@@ -95,23 +95,14 @@ def stub(
 
 
 @contextmanager
-def prometheus_stub(
-    vectors: Mapping[str, list[tuple[dict[str, str], float, float]]],
-    curves: Mapping[str, list[tuple[float, float]]] | None = None,
-) -> Iterator[str]:
-    """Serve results of queries: labels, time and value of each series. Yields the URL.
-
-    ``curves``: the only series of queries over time, as times and values.
-    """
+def prometheus_stub(vectors: Mapping[str, list[tuple[dict[str, str], float, float]]]) -> Iterator[str]:
+    """Serve results of queries: labels, time and value of each series. Yields the URL."""
 
     def answer(path: str, body: str) -> Answer:
-        if path not in ("/api/v1/query", "/api/v1/query_range"):
+        if path != "/api/v1/query":
             return 404, {"status": "error", "error": "not found"}
         (expression,) = parse_qs(body)["query"]
-        if path == "/api/v1/query_range" and expression in (curves or {}):
-            values = [[at, str(value)] for at, value in (curves or {})[expression]]
-            return 200, {"status": "success", "data": {"resultType": "matrix", "result": [{"values": values}]}}
-        if path == "/api/v1/query_range" or expression not in vectors:
+        if expression not in vectors:
             return 400, {"status": "error", "error": "parse error"}
         result = [{"metric": labels, "value": [at, str(value)]} for labels, at, value in vectors[expression]]
         return 200, {"status": "success", "data": {"resultType": "vector", "result": result}}

@@ -22,7 +22,9 @@ HASH = "$2y$10$" + "." * 53
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "pod monitor": {"podMonitor": {"enabled": True, "additionalLabels": {"release": "prometheus"}}},
-    "service monitor": {"serviceMonitor": {"enabled": True, "interval": "30s"}},
+    "service monitor": {
+        "serviceMonitor": {"enabled": True, "interval": "30s", "collect": ["device", "owner", "daemon"]}
+    },
     "rules": {"prometheusRule": {"enabled": True}},
     "dashboards": {"dashboards": {"enabled": True}},
     "open": {"networkPolicy": {"enabled": False}},

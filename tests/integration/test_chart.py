@@ -205,6 +205,11 @@ def test_values_of_community_charts_are_used():
     assert yaml.safe_load(config)["tokens_file"] == "/etc/gpumond-tokens/tokens.yaml"
 
 
+def test_monitor_scrapes_the_chosen_groups():
+    (endpoint,) = only(objects("service monitor"), "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["params"] == {"collect[]": ["device", "owner", "daemon"]}
+
+
 def test_monitor_has_the_fields_of_the_operator():
     monitor = only(objects("additions"), "PodMonitor")
     spec = monitor["spec"]

@@ -46,7 +46,7 @@ def sent_alerts(server: Prometheus) -> bool:
 
 
 def test_remote_write_sends_what_fleets_read_and_no_series_of_programs(daemon: RunningDaemon, tmp_path: Path):
-    with Prometheus(tmp_path / "store", {}, options=["--web.enable-remote-write-receiver"]) as store:
+    with Prometheus(tmp_path / "store", {}, flags=["--web.enable-remote-write-receiver"]) as store:
         (write,) = BLOCKS["prometheus.yaml: remote write"]["remote_write"]
         others = {"remote_write": [{**write, "url": f"{store.url}/api/v1/write"}]}
         with Prometheus(tmp_path / "prometheus", scraping(daemon), others=others) as prometheus:

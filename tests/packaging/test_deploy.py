@@ -39,6 +39,8 @@ FLEET_ONLY = {
     "many-daemons-down",
     "readings-stale",
 }
+PROGRAM_ALERT = "GpumondProgramAlert"
+"""Alert with the rules of programs whose series are not scraped; its label `rule` is that of the daemon's alert."""
 MISSED_SCRAPE_SECONDS = 180
 
 
@@ -69,7 +71,7 @@ def test_amtool_accepts_the_alertmanager():
 
 
 def test_both_sets_have_the_same_names():
-    assert ALERTS.keys() == {*map(alert_name, FLEET_ONLY), *(alert_name(rule.name) for rule in BUILT_IN)}
+    assert ALERTS.keys() == {PROGRAM_ALERT, *map(alert_name, FLEET_ONLY), *(alert_name(rule.name) for rule in BUILT_IN)}
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
@@ -131,8 +133,17 @@ def test_alerts_have_a_runbook():
     for name, rule in ALERTS.items():
         daemon, _, section = rule["annotations"]["runbook_url"].partition("/docs/runbooks/")
         assert daemon in ("http://{{ $labels.instance }}", "http://localhost:9917")
-        assert alert_name(section) == name
-        assert section in sections
+        if name == PROGRAM_ALERT:
+            assert section == "{{ $labels.rule }}"
+        else:
+            assert alert_name(section) == name
+            assert section in sections
+
+
+def test_alerts_on_programs_are_those_that_read_series_of_programs():
+    (names,) = re.findall(r'rule=~"(.+?)"', ALERTS[PROGRAM_ALERT]["expr"])
+    of_programs = {rule.name for rule in BUILT_IN if rule.scope in ("process", "pool", "program")}
+    assert set(names.split("|")) == of_programs
 
 
 def test_documentation_of_rules_is_current():

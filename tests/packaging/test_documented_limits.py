@@ -49,6 +49,7 @@ from gpumond.serve.token_reviews import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
 from gpumond.store.history import Bounds
 from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
 from gpumond.tick.history import MAX_PROCESSES
+from gpumond.tick.owners import KEPT_SECONDS, MAX_OWNERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,6 +100,7 @@ STATED = {
     "requests for memory (`gpumond run --need`)": f"{PER_OWNER} per user, {IN_TOTAL} in total",
     "rule previews": f"{MAX_PREVIEWS} in progress, one per user",
     "process series": f"{PROCESSES_PER_DEVICE} processes a device",
+    "owners with series": f"{MAX_OWNERS} with a workload, {MAX_OWNERS} without, each for {KEPT_SECONDS / 3600:g} h",
     "workloads with flush counters": f"{MAX_WORKLOADS}",
     "series in a scrape": f"{MAX_SERIES:,}",
     "processes with a history": f"{MAX_PROCESSES:,}",

@@ -39,6 +39,7 @@ from tests.helpers.values import make_pool
         (encode(Hello("train", rank=1, world_size=1 << 40)), "value"),
         (encode(Hello("train", job="no spaces please")), "value"),
         (encode(Hello("train", job="j" * 129)), "value"),
+        (encode(Hello("train", account="a b")), "value"),
         (HELLO + b'{"v":1,"type":"report","pools":[{}]}\n', "missing"),
         (HELLO + encode(FlushCommand("id", "torch", ())), "type"),
         (HELLO + encode(AgentRequest("id", "snapshot")), "type"),

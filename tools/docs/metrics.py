@@ -15,13 +15,14 @@ Generated from the catalogue by `make docs`; a test keeps it current. All metric
 absent series, never 0. Series of a device disappear after three readings without it; `gpumond_device_up` and
 `gpumond_device_info` stay. `uuid` identifies a device; `gpu` is its index.
 
-Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gpumond_pool_reclaimable_bytes` (the
-result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains five dashboards,
-`deploy/prometheus/` the alerting rules.
+Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gpumond_owner_used_bytes`,
+`gpumond_pool_reclaimable_bytes` (the result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`.
+`grafana/` contains five dashboards, `deploy/prometheus/` the alerting rules.
 
-`/metrics?collect[]=GROUP`, repeatable, exports a part: the group `device`, `process` (metrics with the label `pid` or
-`workload`) or `daemon` (all others). With `params: {"collect[]": [device, daemon]}`, Prometheus stores no series of
-programs, and rules and dashboards about programs have no data.
+`/metrics?collect[]=GROUP`, repeatable, exports a part: the group `device`, `owner` (`gpumond_owner_*`), `process`
+(other metrics with the label `pid` or `workload`) or `daemon` (all others). With `params: {"collect[]": [device, owner,
+daemon]}`, Prometheus stores no series of programs; sums, reports and alerts [keep their
+data](recorded-series.md#series-of-a-day).
 
 Sums over devices count a MIG device and its instances twice; exclude the instances with
 `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.

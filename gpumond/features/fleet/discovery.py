@@ -88,21 +88,6 @@ class Prometheus:
         except (KeyError, TypeError, ValueError, AttributeError):
             raise DiscoveryError(f"{self.url}: the result has not the format of Prometheus") from None
 
-    async def query_range(self, expression: str, begin: float, end: float, step: float) -> Sequence[Point]:
-        """Return unix times and values of the only series of an expression; none without a series.
-
-        Raises DiscoveryError and ConfigError.
-        """
-        times = {"start": f"{begin:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
-        data = await self._call("POST", "/api/v1/query_range", urlencode({"query": expression, **times}).encode())
-        try:
-            series = data["result"]
-            if data["resultType"] != "matrix" or len(series) > 1:
-                raise ValueError
-            return [(float(at), float(value)) for at, value in series[0]["values"]] if series else []
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise DiscoveryError(f"{self.url}: the result has not the format of Prometheus") from None
-
     async def _call(self, method: str, path: str, form: bytes | None) -> Any:
         headers = {"Content-Type": "application/x-www-form-urlencoded"} if form is not None else {}
         if self.token and not may_receive_token(self.url):

@@ -1,5 +1,5 @@
-"""``gpumond fleet report``: print the memory that namespaces, users, workloads or machines held without use,
-from series that Prometheus recorded over a day or a week.
+"""``gpumond fleet report``: print the memory that owners or machines used and wasted in a period, and its cost, from
+the metrics of owners that Prometheus has stored.
 """
 
 from __future__ import annotations
@@ -10,151 +10,120 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, above_zero, duration
+import yaml
+
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, print_error, value
+from gpumond.config.expectations import yaml_problem
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import byte_size, duration as readable
-from gpumond.features.fleet.discovery import Point, Prometheus, Sample, add_prometheus, make_prometheus
+from gpumond.facts.units import duration as readable
+from gpumond.features.fleet.accounting import (
+    COLUMNS,
+    GIB,
+    JOB,
+    LABELS,
+    MEASURES,
+    TEAM,
+    Accounts,
+    Period,
+    Price,
+    TeamRule,
+    Usage,
+    collect,
+    gaps,
+    total,
+    unpriced,
+    usages,
+)
+from gpumond.features.fleet.discovery import add_prometheus, make_prometheus
 from gpumond.view import html_report
 from gpumond.view.text import moment, safe, table
 
-
-class Level(NamedTuple):
-    """Level of the recorded series, their label, and the metric of the used memory."""
-
-    series: str
-    label: str
-    used: str
-
-
-_OWNERS, _OF_OWNERS = "namespace_user_workload", "gpumond_process_memory_used_bytes"
-LEVELS: Mapping[str, Level] = {
-    "namespace": Level(_OWNERS, "pod_namespace", _OF_OWNERS),
-    "user": Level(_OWNERS, "user", _OF_OWNERS),
-    "workload": Level(_OWNERS, "workload", _OF_OWNERS),
-    "machine": Level("instance", "instance", "gpumond_device_memory_used_bytes"),
-}
-"""Levels of a report; ``deploy/prometheus/gpumond.rules.yaml`` records their series."""
-
-MEASURES: Mapping[str, str] = {
-    "idle_held": "gpumond_idle_held_bytes",
-    "idle_and_reclaimable": "gpumond_idle_and_reclaimable_bytes",
-    "wasted": "gpumond_wasted_bytes",
-}
-CURVE_POINTS = 300
-RECORDED_PER_HOUR = 60
-"""Samples of a recorded series: the rules are evaluated once a minute."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """GiB-hours of one owner or machine. ``cost``: that of the wasted memory, None without a price."""
-
-    name: str
-    used: float
-    idle_held: float
-    idle_and_reclaimable: float
-    wasted: float
-    cost: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Price of an hour of one GPU, and its memory in bytes."""
-
-    per_hour: float
-    gpu_bytes: int
-
-    def of(self, gibibyte_hours: float) -> float:
-        return gibibyte_hours * 2**30 / self.gpu_bytes * self.per_hour
-
-
-def recorded(series: str, metric: str, job: str | None) -> str:
-    """Return the selector of a recorded series; without a job, of all jobs."""
-    return f"{series}:{metric}:sum" + (f"{{job={json.dumps(job)}}}" if job is not None else "")
-
-
-def expression(series: str, metric: str, label: str, job: str | None, length: float) -> str:
-    """Return the PromQL expression of the GiB-hours by a label."""
-    selected = f"{recorded(series, metric, job)}[{int(length)}s]"
-    return f"sum by ({label}) (sum_over_time({selected})) / {RECORDED_PER_HOUR} / 2 ^ 30"
-
-
-async def report(prometheus: Prometheus, by: str, job: str | None, length: float, price: Price | None) -> list[Usage]:
-    """Return the use in the last seconds, those who waste most first. Raises DiscoveryError."""
-    level = LEVELS[by]
-    metrics = {"used": level.used, **MEASURES}
-    columns = {
-        name: await prometheus.query(expression(level.series, metric, level.label, job, length))
-        for name, metric in metrics.items()
-    }
-    return usages(columns, level.label, price)
-
-
-async def curves(
-    prometheus: Prometheus, by: str, job: str | None, length: float, until: float
-) -> Mapping[str, Sequence[Point]]:
-    """Return the bytes of all owners or machines over the seconds until a unix time, by the fields of Usage.
-
-    Raises DiscoveryError.
-    """
-    level, step = LEVELS[by], max(60.0, length / CURVE_POINTS)
-    return {
-        name: await prometheus.query_range(f"sum({recorded(level.series, metric, job)})", until - length, until, step)
-        for name, metric in {"used": level.used, "wasted": MEASURES["wasted"]}.items()
-    }
-
-
-def usages(columns: Mapping[str, Sequence[Sample]], label: str, price: Price | None) -> list[Usage]:
-    """Return the rows of a report from the results of its queries, by the names of the fields of Usage."""
-    hours: dict[str, dict[str, float]] = {}
-    for column, samples in columns.items():
-        for sample in samples:
-            hours.setdefault(sample.labels.get(label, ""), {})[column] = sample.value
-    rows = [_usage(name, amounts, price) for name, amounts in hours.items()]
-    return sorted(rows, key=lambda row: (-row.wasted, row.name))
-
-
-def _usage(name: str, hours: Mapping[str, float], price: Price | None) -> Usage:
-    amounts = {field: hours.get(field, 0.0) for field in ("used", *MEASURES)}
-    return Usage(name=name, cost=None if price is None else price.of(amounts["wasted"]), **amounts)
-
-
-NO_NAME = "(none)"
-WASTED = "WASTED: memory of idle programs, reclaimable and stranded memory of the others"
+NO_NAME, UNATTRIBUTED = "(none)", "(unattributed)"
+WASTED = "WASTED: memory of idle programs, cached and stranded memory of the others, and unattributed memory"
+COVERED = "COVERED: part of the time for which the values are known; the rest is not counted"
+SCALED = "COVERED: part of the time for which the values are known; the rest is extrapolated from it"
+LISTED_GAPS = 5
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|&~@:]")
 """Characters that Markdown interprets, in links and mentions too."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of a formula in a spreadsheet."""
-FIELDS = ("used", "idle_held", "idle_and_reclaimable", "wasted", "cost")
+SECONDS_OF_A_DAY = 86_400.0
+
+
+def moment_of(text: str) -> float:
+    """Return the unix time of a date or a time, local unless it has an offset. Raises ValueError."""
+    try:
+        return datetime.fromisoformat(re.sub(r"Z$", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError("expected a date or a time such as 2026-11-01 or 2026-11-01T08:00") from None
+
+
+def group_of(text: str) -> tuple[str, ...]:
+    """Return the columns of ``--by``. Raises ValueError."""
+    names = tuple(text.split(","))
+    if not set(names) <= set(COLUMNS) or len(set(names)) != len(names):
+        raise ValueError(f"expected one or several, with commas, of {', '.join(COLUMNS)}")
+    return names
+
+
+def price(text: str) -> Price:
+    """Return the price of ``MODEL=AMOUNT`` or ``AMOUNT``. Raises ValueError."""
+    pattern, _, amount = text.rpartition("=")
+    try:
+        per_hour = float(amount)
+    except ValueError:
+        per_hour = -1.0
+    if not 0 <= per_hour < float("inf"):
+        raise ValueError("expected AMOUNT or MODEL=AMOUNT, such as H100=2.50")
+    return Price(pattern, per_hour)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prometheus(parser)
-    parser.add_argument("--by", choices=tuple(LEVELS), default="user", help="group by this label (default: user)")
+    parser.add_argument(
+        "--by",
+        type=value(group_of),
+        default="user",
+        metavar="COLUMN[,COLUMN]",
+        help=f"group by these columns: {', '.join(COLUMNS)} (default: user)",
+    )
+    parser.add_argument(
+        "--teams", type=Path, metavar="FILE", help="teams and whom they consist of (YAML), for --by team"
+    )
+    parser.add_argument(
+        "--from", dest="begin", type=value(moment_of), metavar="TIME", help="begin of the period, such as 2026-11-01"
+    )
+    parser.add_argument(
+        "--to", dest="end", type=value(moment_of), metavar="TIME", help="end of the period (default: now)"
+    )
     parser.add_argument(
         "--for",
         dest="duration",
         type=duration,
-        default="7d",
         metavar="DURATION",
-        help="period to report, up to now (default: 7d)",
+        help="length of the period instead of --from (default: 7d)",
+    )
+    parser.add_argument(
+        "--compare", action="store_true", help="also read the period of this length before, and state the change"
+    )
+    parser.add_argument(
+        "--extrapolate", action="store_true", help="count the time without data like the rest (default: not at all)"
     )
     parser.add_argument(
         "--limit", type=int, default=20, metavar="N", help="maximum number of rows; 0 for all (default: 20)"
     )
     parser.add_argument(
-        "--price", type=float, metavar="AMOUNT", help="price of one GPU hour, to add the cost; requires --gpu-memory"
-    )
-    parser.add_argument(
-        "--gpu-memory",
-        type=above_zero(byte_size),
-        metavar="SIZE",
-        help="memory of one GPU, such as 80GiB; requires --price",
+        "--price",
+        type=value(price),
+        action="append",
+        default=[],
+        metavar="[MODEL=]AMOUNT",
+        help="price of one GPU hour, of models whose name contains MODEL; repeatable",
     )
     parser.add_argument(
         "--format", choices=("table", "csv", "markdown", "json"), default="table", help="output format (default: table)"
@@ -163,51 +132,202 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    length = arguments.duration
-    if length < 1 or arguments.limit < 0:
-        raise ConfigError("--for must be at least one second, and --limit not negative")
-    price, prometheus = _price(arguments), make_prometheus(arguments)
+    if arguments.limit < 0:
+        raise ConfigError("--limit must not be negative")
+    period = _period(arguments, time.time())
+    if (TEAM in arguments.by) != (arguments.teams is not None):
+        raise ConfigError("--by team and --teams FILE require each other")
+    teams = [] if arguments.teams is None else read_teams(arguments.teams)
+    prometheus = make_prometheus(arguments)
     if prometheus is None:
-        raise ConfigError("--prometheus is required: a report reads only its recorded series")
+        raise ConfigError("--prometheus is required: a report reads only its series")
     html_report.check(arguments.html)
-    rows = await report(prometheus, arguments.by, arguments.job, length, price)
-    shown = rows[: arguments.limit or None]
-    {"table": _table, "csv": _csv, "markdown": _markdown, "json": _json}[arguments.format](arguments.by, shown)
-    if rows and arguments.html is not None:
-        now = time.time()
-        over_time = await curves(prometheus, arguments.by, arguments.job, length, now)
-        html_report.write(arguments.html, _page(arguments.by, shown, over_time, now - length, now))
-    if not rows:
-        print("gpumond: Prometheus has no recorded series; load deploy/prometheus/gpumond.rules.yaml", file=sys.stderr)
-    return DONE if rows else NOTHING_TO_DO
+    of_programs = JOB in arguments.by
+    accounts = await collect(prometheus, arguments.job, period, of_programs)
+    report = Report(accounts, arguments.by, arguments.price, teams, arguments.extrapolate, arguments.limit)
+    if arguments.compare:
+        report.before = total(await collect(prometheus, arguments.job, period.before(), of_programs))
+    if not report.rows:
+        subjects = "programs" if of_programs else "owners"
+        print_error(
+            f"gpumond: Prometheus has no series of {subjects} from {moment(period.begin)} to {moment(period.end)}; "
+            "check the period, --job, and the groups of the scrape (collect[])"
+        )
+        return NOTHING_TO_DO
+    {"table": _table, "csv": _csv, "markdown": _markdown, "json": _json}[arguments.format](report)
+    if arguments.html is not None:
+        html_report.write(arguments.html, _page(report))
+    if arguments.price and (models := unpriced(accounts, arguments.price)):
+        print_error(f"gpumond: no --price for {', '.join(models)}; rows with these models have no cost")
+    return DONE
 
 
-def _price(arguments: argparse.Namespace) -> Price | None:
-    if arguments.price is None and arguments.gpu_memory is None:
-        return None
-    if arguments.price is None or arguments.gpu_memory is None or not arguments.price >= 0:
-        raise ConfigError("--price and --gpu-memory must both be given, and be positive")
-    return Price(arguments.price, int(arguments.gpu_memory))
+def _period(arguments: argparse.Namespace, now: float) -> Period:
+    """Return the period of the options. Raises ConfigError."""
+    if arguments.begin is not None and arguments.duration is not None:
+        raise ConfigError("--from and --for exclude each other")
+    end = now if arguments.end is None else min(now, arguments.end)
+    length = 7 * SECONDS_OF_A_DAY if arguments.duration is None else arguments.duration
+    begin = end - length if arguments.begin is None else arguments.begin
+    if end - begin < 60:
+        raise ConfigError("the period must be at least one minute, and not in the future")
+    return Period.of(begin, end)
 
 
-def _table(by: str, rows: Sequence[Usage]) -> None:
-    header, *cells = _cells(by, rows)
-    print(table([header[0], *(f">{name}" for name in header[1:])], cells))
-    if rows:
-        print(f"\nGiB-hours. {WASTED}")
+def read_teams(path: Path) -> list[TeamRule]:
+    """Return the rules of a file with a list of ``COLUMN=PATTERN`` for each team. Raises ConfigError."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--teams {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        line, problem = yaml_problem(error)
+        raise ConfigError(f"--teams {path}{'' if line is None else f', line {line}'}: {problem}") from None
+    if not isinstance(content, dict) or not all(isinstance(each, list) for each in content.values()):
+        raise ConfigError(
+            f"--teams {path}: expected a list for each team, such as vision: [namespace=vision-*, user=ada]"
+        )
+    rules = []
+    for team, patterns in content.items():
+        for text in patterns:
+            label, separator, pattern = str(text).partition("=")
+            if not separator or label not in LABELS:
+                raise ConfigError(
+                    f"--teams {path}: {text!r:.80}: expected COLUMN=PATTERN, COLUMN of {', '.join(LABELS)}"
+                )
+            rules.append(TeamRule(str(team), label, pattern))
+    return rules
 
 
-def _markdown(by: str, rows: Sequence[Usage]) -> None:
-    header, *cells = ([_MARKUP.sub(r"\\\g<0>", safe(cell)) for cell in line] for line in _cells(by, rows))
-    for line in (header, ["---", *("---:" for _ in header[1:])], *cells):
+class Report:
+    """Rows and totals of the accounts as the options require them."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        by: Sequence[str],
+        prices: Sequence[Price] = (),
+        teams: Sequence[TeamRule] = (),
+        extrapolate: bool = False,
+        limit: int = 0,
+    ) -> None:
+        self.accounts, self.by, self.extrapolate = accounts, by, extrapolate
+        self.priced = bool(prices)
+        rows = usages(accounts, by, prices, teams, extrapolate)
+        self.rows = rows[: limit or None]
+        self.left_out = len(rows) - len(self.rows)
+        self.total = total(accounts, prices, extrapolate)
+        self.before: Usage | None = None
+        factor = 1 / (3600 * GIB)
+        self.size = sum(accounts.size.values()) * factor
+        self.gpu_hours = sum(accounts.devices.values()) / 3600
+
+    @property
+    def period(self) -> str:
+        begin, end, _ = self.accounts.period
+        return f"{moment(begin)} to {moment(end)} ({readable(end - begin)})"
+
+    @property
+    def coverage(self) -> str:
+        """Sentences about the known part of the period, and the machines with gaps."""
+        missing = gaps(self.accounts)
+        count = len(self.accounts.coverage)
+        machines = "one machine" if count == 1 else f"{count} machines"
+        text = f"Values are known for {_percent(self.total.coverage)} of the time of {machines}."
+        if missing:
+            listed = ", ".join(f"{name or NO_NAME} {_percent(ratio)}" for name, ratio in missing[:LISTED_GAPS])
+            more = f", and {len(missing) - LISTED_GAPS} more" if len(missing) > LISTED_GAPS else ""
+            text += f" Gaps: {listed}{more}."
+        return text
+
+    @property
+    def notes(self) -> list[str]:
+        rest = [f"{self.left_out} more rows: --limit 0"] if self.left_out else []
+        rest += [f"Before: {self.change}."] if self.before else []
+        return [
+            self.period,
+            self.coverage,
+            f"GiB-hours. {WASTED}.",
+            f"{SCALED if self.extrapolate else COVERED}.",
+            *rest,
+        ]
+
+    @property
+    def change(self) -> str:
+        """Mean and waste of the period before, and the change of the mean."""
+        if self.before is None or not self.before.used:
+            return "no data"
+        change = self.total.mean_gibibytes / self.before.mean_gibibytes - 1
+        wasted = "" if self.before.wasted is None else f", {self.before.wasted / self.before.used:.0%} of used wasted"
+        known = f"known for {_percent(self.before.coverage)} of the time"
+        return f"mean {self.before.mean_gibibytes:.1f} GiB{wasted}, {known}; the mean has changed by {change:+.0%}"
+
+    def lines(self) -> Iterator[list[str]]:
+        """Yield the header, a line for each row, and the total."""
+        costs = ["COST", "WASTED COST"] if self.priced else []
+        yield [
+            *map(str.upper, self.by),
+            *("USED", "MEAN GIB", "IDLE", "IDLE+RECLAIMABLE", "WASTED", "OF USED", "COVERED"),
+            *costs,
+        ]
+        for row in self.rows:
+            yield [*map(_name, row.group), *self._cells(row)]
+        yield ["TOTAL", *[""] * (len(self.by) - 1), *self._cells(self.total)]
+
+    def _cells(self, row: Usage) -> list[str]:
+        hours = (row.used, row.mean_gibibytes, row.idle_held, row.idle_and_reclaimable, row.wasted)
+        share = "-" if row.wasted is None or not row.used else f"{row.wasted / row.used:.0%}"
+        costs = ["-" if each is None else f"{each:.2f}" for each in (row.cost, row.wasted_cost)]
+        return [
+            *("-" if number is None else f"{number:.1f}" for number in hours),
+            *(share, _percent(row.coverage)),
+            *(costs if self.priced else []),
+        ]
+
+
+def _name(text: str | None) -> str:
+    return UNATTRIBUTED if text is None else text or NO_NAME
+
+
+def _percent(ratio: float) -> str:
+    """Return a percentage that is 100 only without a gap."""
+    return f"{int(ratio * 1000) / 10:g}%"
+
+
+def _header(report: Report, header: Sequence[str]) -> list[str]:
+    names = len(report.by)
+    return [*header[:names], *(f">{name}" for name in header[names:])]
+
+
+def _table(report: Report) -> None:
+    header, *cells = report.lines()
+    print(table(_header(report, header), cells))
+    print("\n" + "\n".join(report.notes))
+
+
+def _markdown(report: Report) -> None:
+    header, *cells = ([_MARKUP.sub(r"\\\g<0>", safe(cell)) for cell in line] for line in report.lines())
+    names = len(report.by)
+    for line in (header, [*["---"] * names, *("---:" for _ in header[names:])], *cells):
         print("| " + " | ".join(line) + " |")
+    print("\n" + "  \n".join(_MARKUP.sub(r"\\\g<0>", note) for note in report.notes))
 
 
-def _csv(by: str, rows: Sequence[Usage]) -> None:
+def _csv(report: Report) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    fields = [name for name in FIELDS if name != "cost" or any(row.cost is not None for row in rows)]
-    writer.writerow([by, *(f"{name}_gibibyte_hours" if name != "cost" else name for name in fields)])
-    writer.writerows([_cell(row.name), *(f"{getattr(row, name):.6g}" for name in fields)] for row in rows)
+    costs = ("cost", "wasted_cost") if report.priced else ()
+    fields = (*MEASURES, "mean_gibibytes", "coverage", *costs)
+    names = [f"{name}_gibibyte_hours" if name in MEASURES else name for name in fields]
+    period = [_iso(report.accounts.period.begin), _iso(report.accounts.period.end)]
+    writer.writerow(["from", "to", *report.by, *(name.replace("coverage", "coverage_ratio") for name in names)])
+    for row in report.rows:
+        numbers = [getattr(row, name) for name in fields]
+        group = [_cell(_name(None) if each is None else each) for each in row.group]
+        writer.writerow([*period, *group, *("" if number is None else f"{number:.6g}" for number in numbers)])
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _cell(name: str) -> str:
@@ -215,42 +335,92 @@ def _cell(name: str) -> str:
     return "'" * name.startswith(_FORMULA) + safe(name)
 
 
-def _json(by: str, rows: Sequence[Usage]) -> None:
-    print(json.dumps([asdict(row) for row in rows], indent=2))
+def _json(report: Report) -> None:
+    print(
+        json.dumps(
+            {
+                "from": report.accounts.period.begin,
+                "to": report.accounts.period.end,
+                "extrapolated": report.extrapolate,
+                "size_gibibyte_hours": report.size,
+                "gpu_hours": report.gpu_hours,
+                "total": _object(report, report.total),
+                "before": report.before and _object(report, report.before),
+                "rows": [_object(report, row) for row in report.rows],
+                "gaps": [{"machine": name, "coverage_ratio": ratio} for name, ratio in gaps(report.accounts)],
+            },
+            indent=2,
+        )
+    )
 
 
-def _page(by: str, rows: Sequence[Usage], over_time: Mapping[str, Sequence[Point]], begin: float, end: float) -> str:
-    """Return the report as HTML. ``over_time``: bytes by name of a field."""
-    header, *cells = _cells(by, rows)
-    used, wasted = sum(row.used for row in rows), sum(row.wasted for row in rows)
+def _object(report: Report, row: Usage) -> dict[str, Any]:
+    return {
+        **dict(zip(report.by, row.group, strict=False)),
+        **{f"{name}_gibibyte_hours": getattr(row, name) for name in MEASURES},
+        "mean_gibibytes": row.mean_gibibytes,
+        "coverage_ratio": row.coverage,
+        "cost": row.cost,
+        "wasted_cost": row.wasted_cost,
+    }
+
+
+def _page(report: Report) -> str:
+    """Return the report as HTML."""
+    header, *cells = report.lines()
+    whole = report.total
     bars = [
         (
-            row.name or NO_NAME,
+            " / ".join(map(_name, row.group)),
             (
-                html_report.Bar("before", row.used, f"{row.wasted:.1f} of {row.used:.1f} GiB-hours"),
-                html_report.Bar("after", row.wasted, ""),
+                html_report.Bar("before", row.used, f"{row.wasted or 0:.1f} of {row.used:.1f} GiB-hours"),
+                html_report.Bar("after", row.wasted or 0.0, ""),
             ),
         )
-        for row in rows
+        for row in report.rows
     ]
+    by = " and ".join(report.by)
     parts = [
-        html_report.paragraph(f"{moment(begin)} to {moment(end)} ({readable(end - begin)})"),
-        html_report.paragraph(f"{wasted:.1f} of {used:.1f} GiB-hours in these rows were wasted. {WASTED}"),
+        html_report.paragraph(report.period),
+        html_report.table(["", ">"], _summary(report)),
+        html_report.paragraph(report.coverage),
+        html_report.heading(f"Used and wasted GiB-hours by {by}"),
+        html_report.legend((("before", "used"), ("after", "wasted"))),
         html_report.bars(f"wasted part of the used GiB-hours by {by}", bars, overlaid=True),
-        html_report.table([header[0], *(f">{name}" for name in header[1:])], cells),
+        html_report.table(_header(report, _brief(header, header)), [_brief(header, line) for line in cells]),
+        *map(html_report.paragraph, report.notes[2:]),
     ]
-    for name, points in over_time.items():
+    step = next(report.accounts.period.parts()).seconds
+    for name, points in report.accounts.curves.items():
         if points:
-            parts += [html_report.heading(f"{name.capitalize()} memory of all"), html_report.curve(points, None, ())]
+            parts.append(html_report.heading(f"{name.capitalize()} memory of all"))
+            parts.append(html_report.curve(points, None, (), span=report.accounts.period[:2], gap=1.5 * step))
+    if whole.wasted:
+        parts.append(
+            html_report.paragraph(
+                "To return wasted memory: stop idle programs or suspend them, flush caches (gpumond fleet flush), and "
+                "restart programs with stranded memory."
+            )
+        )
     return html_report.page(f"Use of GPU memory by {by}", parts)
 
 
-def _cells(by: str, rows: Sequence[Usage]) -> Iterator[list[str]]:
-    """Yield the header, and a line for each row."""
-    priced = any(row.cost is not None for row in rows)
-    yield [by.upper(), "USED", "IDLE", "IDLE+RECLAIMABLE", "WASTED", "OF USED", *(["COST"] if priced else [])]
-    for row in rows:
-        hours = (row.used, row.idle_held, row.idle_and_reclaimable, row.wasted)
-        share = f"{row.wasted / row.used:.0%}" if row.used else "-"
-        cost = [] if row.cost is None else [f"{row.cost:.2f}"]
-        yield [row.name or NO_NAME, *(f"{number:.1f}" for number in hours), share, *cost]
+def _brief(header: Sequence[str], line: Sequence[str]) -> list[str]:
+    """Return a line without the parts of wasted memory, as wide as the page."""
+    return [cell for name, cell in zip(header, line, strict=True) if not name.startswith("IDLE")]
+
+
+def _summary(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield names and values of the totals."""
+    whole = report.total
+    yield "GPU-hours of the machines", f"{report.gpu_hours:,.1f}"
+    yield "Memory of these", f"{report.size:,.1f} GiB-hours"
+    yield "Used", f"{whole.used:,.1f} GiB-hours" + (f" ({whole.used / report.size:.0%})" if report.size else "")
+    if whole.wasted is not None:
+        share = f" ({whole.wasted / whole.used:.0%} of used)" if whole.used else ""
+        yield "Wasted", f"{whole.wasted:,.1f} GiB-hours{share}"
+    for name, cost in (("Cost of use", whole.cost), ("Cost of waste", whole.wasted_cost)):
+        if cost is not None:
+            yield name, f"{cost:,.2f}"
+    if report.before is not None:
+        yield "Period before", report.change

@@ -124,6 +124,9 @@ scrapeTimeout: {{ . }}
 {{- if .monitor.honorLabels }}
 honorLabels: true
 {{- end }}
+{{- with .monitor.collect }}
+params: {"collect[]": {{ toJson . }}}
+{{- end }}
 {{- with .root.Values.tls }}
 {{- if .existingSecret }}
 tlsConfig:

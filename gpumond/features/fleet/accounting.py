@@ -1,0 +1,367 @@
+"""Use of GPU memory in a period, from the owners' metrics in Prometheus: queries, gaps, groups and prices.
+
+A value at a step counts until the next step. Prometheus returns no value while a machine is not scraped, so that a gap
+is neither 0 nor the last value; ``Coverage`` counts it. Each expression takes the maximum over all labels but those of
+the target and the owner, so that the replicas of a Prometheus count once, whatever the name of their label.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from gpumond.features.fleet.discovery import Point, Prometheus, Sample
+
+TARGET = ("cluster", "job", "instance")
+OWNER = ("workload", "user", "pod_namespace", "slurm_account", "model", "job_id", "slurm_job")
+"""Labels of an owner. Only series of programs have the last two."""
+LABELS: Mapping[str, str] = {
+    "namespace": "pod_namespace",
+    "user": "user",
+    "workload": "workload",
+    "account": "slurm_account",
+    "model": "model",
+    "machine": "instance",
+    "cluster": "cluster",
+}
+"""Labels by which rows are grouped, by the word of ``--by``. ``TEAM`` and ``JOB`` are derived."""
+TEAM, JOB = "team", "job"
+COLUMNS = (*LABELS, TEAM, JOB)
+MEASURES = ("used", "idle_held", "idle_and_reclaimable", "wasted")
+GIB = 2**30
+FINE_SECONDS, COARSE_SECONDS = 60, 300
+"""Steps of a period of at most ``FINE_DAYS``, and of a longer one."""
+FINE_DAYS = 7
+PARTS, MOST_STEPS = 48, 360
+"""Number of parts of a period, if none has more than this number of steps."""
+AT_ONCE = 4
+
+Target = tuple[str, str, str]
+
+
+class Period(NamedTuple):
+    """Unix times of the begin and the end, multiples of ``step`` seconds, and the times between its parts."""
+
+    begin: int
+    end: int
+    step: int
+
+    @classmethod
+    def of(cls, begin: float, end: float) -> Period:
+        step = FINE_SECONDS if end - begin <= FINE_DAYS * 86_400 else COARSE_SECONDS
+        last = int(end // step) * step
+        return cls(min(int(begin // step) * step, last - step), last, step)
+
+    @property
+    def seconds(self) -> int:
+        return self.end - self.begin
+
+    def before(self) -> Period:
+        """Return the period of the same length that ends with this one's begin."""
+        return self._replace(begin=self.begin - self.seconds, end=self.begin)
+
+    def parts(self) -> Iterator[Period]:
+        steps = self.seconds // self.step
+        length = self.step * min(MOST_STEPS, -(-steps // PARTS))
+        for begin in range(self.begin, self.end, length):
+            yield Period(begin, min(self.end, begin + length), self.step)
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Seconds for which a machine's values are known, and those for which it was a target of Prometheus.
+
+    While Prometheus has no data of any machine, all count as its targets. A device that cannot be read is a part of its
+    machine that is not known.
+    """
+
+    known: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return min(1.0, self.known / self.expected) if self.expected else 0.0
+
+
+@dataclass(slots=True)
+class Accounts:
+    """Bytes times seconds of each owner on each machine by measure, and what is known about the machines."""
+
+    period: Period
+    use: dict[tuple[Target, tuple[str | None, ...]], dict[str, float]] = field(default_factory=dict)
+    coverage: dict[Target, Coverage] = field(default_factory=dict)
+    size: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Bytes of all devices times seconds, by model."""
+    devices: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Number of devices times seconds, by model."""
+    curves: dict[str, list[Point]] = field(default_factory=dict)
+    """Bytes of all owners in each part of the period that has data, by measure, at its middle: the mean over the time
+    of its machines that is known."""
+
+    def bytes_of_device(self, model: str) -> float | None:
+        """Return the mean size of a device of this model."""
+        return self.size[model] / self.devices[model] if self.devices.get(model) else None
+
+
+def selected(metric: str, job: str | None, *matchers: str) -> str:
+    """Return the selector of a metric; without a job, of all jobs."""
+    own = [*matchers, *([] if job is None else [f"job={json.dumps(job)}"])]
+    return metric + (f"{{{', '.join(own)}}}" if own else "")
+
+
+def expressions(job: str | None, of_programs: bool = False) -> Mapping[str, str]:
+    """Return the PromQL expression of each value of ``collect``, at one time.
+
+    ``of_programs``: used memory is that of programs, with their jobs, and the other measures are unknown.
+    """
+    target, owner = ", ".join(TARGET), ", ".join(OWNER)
+
+    def of_devices(metric: str, *matchers: str) -> str:
+        whole = selected("gpumond_device_info", job, 'parent_uuid=""')
+        return (
+            f"max by ({target}, uuid) ({selected(metric, job, *matchers)}) * on ({target}, uuid) group_left (model) "
+            f'label_replace(max by ({target}, uuid, name) ({whole}), "model", "$1", "name", "(.*)")'
+        )
+
+    size = of_devices("gpumond_device_memory_size_bytes")
+    read = f"count by ({target}) (max by ({target}, uuid) ({selected('gpumond_device_memory_used_bytes', job)}))"
+    all_devices = f"sum by ({target}) (max by ({target}, state) ({selected('gpumond_devices', job)}))"
+    down = f"max by ({target}) ({selected('gpumond_driver_up', job)}) < 1"
+    unattributed = of_devices("gpumond_device_memory_share_bytes", 'share="unattributed"')
+    if of_programs:
+        names = ", ".join(name for name in OWNER if name not in ("model", "slurm_account"))
+        processes = of_devices("gpumond_process_memory_used_bytes").replace(", uuid)", ", uuid, pid)", 1)
+        infos = f"max by ({target}, pid, {names}) ({selected('gpumond_process_info', job)})"
+        joined = f"{processes} * on ({target}, pid) group_left ({names}) {infos}"
+        measures = {"used": f"sum by ({target}, {owner}) ({joined})"}
+    else:
+        measures = {
+            name: f"max by ({target}, {owner}) ({selected(f'gpumond_owner_{name}_bytes', job)})" for name in MEASURES
+        }
+    return {
+        **measures,
+        "unattributed": f"sum by ({target}, model) ({unattributed})",
+        "size": f"sum by (model) ({size})",
+        "devices": f"count by (model) ({size})",
+        "known": f"clamp_max({read} / {all_devices}, 1) or (({all_devices} == 0) unless ({down})) + 1",
+    }
+
+
+def over(expression: str, part: Period) -> str:
+    """Return the expression of the sum of an expression's values at the steps of a part."""
+    return f"sum_over_time(({expression})[{part.seconds}s:{part.step}s])"
+
+
+def asked_at(part: Period) -> float:
+    """Return the time of a query with ``over``: its range includes the begin and excludes the end."""
+    return part.end - part.step / 2
+
+
+async def collect(prometheus: Prometheus, job: str | None, period: Period, of_programs: bool = False) -> Accounts:
+    """Read the values of a period. Raises DiscoveryError and ConfigError."""
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def asked(expression: str, part: Period) -> Sequence[Sample]:
+        async with at_once:
+            return await prometheus.query(over(expression, part), asked_at(part))
+
+    async def all_of(name: str, expression: str) -> list[tuple[str, Period, Sequence[Sample]]]:
+        parts = list(period.parts())
+        found = await asyncio.gather(*(asked(expression, part) for part in parts))
+        return [(name, part, samples) for part, samples in zip(parts, found, strict=True)]
+
+    answers = await asyncio.gather(*(all_of(*each) for each in expressions(job, of_programs).items()))
+    values = [answer for answers_of_one in answers for answer in answers_of_one]
+    jobs = {sample.labels.get("job", "") for name, _, samples in values if name == "known" for sample in samples}
+    up = f"max by ({', '.join(TARGET)}) (up{{job=~{json.dumps('|'.join(map(re.escape, sorted(jobs))))}}})"
+    if jobs:
+        for name, expression in {"listed": f"({up}) * 0 + 1", "any": f"count({up}) * 0 + 1"}.items():
+            values += await all_of(name, expression)
+    return accounts(period, values)
+
+
+def accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[Sample]]]) -> Accounts:
+    """Return the accounts from the results of ``collect``'s queries: name, part and samples of each."""
+    result = Accounts(period)
+    known: defaultdict[Target, float] = defaultdict(float)
+    listed: defaultdict[Target, float] = defaultdict(float)
+    totals: defaultdict[str, defaultdict[Period, float]] = defaultdict(lambda: defaultdict(float))
+    for name, part, samples in values:
+        for sample in samples:
+            target = _target(sample)
+            seconds = sample.value * period.step
+            totals[name][part] += seconds
+            if name == "known":
+                known[target] += seconds
+            elif name == "listed":
+                listed[target] += seconds
+            elif name in ("size", "devices"):
+                getattr(result, name)[sample.labels.get("model", "")] += seconds
+            elif name != "any":
+                owner = _owner(sample, name)
+                measures = result.use.setdefault((target, owner), {})
+                for measure in ("used", "wasted") if name == "unattributed" else (name,):
+                    measures[measure] = measures.get(measure, 0.0) + seconds
+                    if measure != name:
+                        totals[measure][part] += seconds
+    gap = period.seconds - sum(totals["any"].values())
+    for target in {*known, *listed}:
+        seconds = known[target]
+        result.coverage[target] = Coverage(seconds, max(seconds, min(period.seconds, listed[target] + gap)))
+    for measure in ("used", "wasted"):
+        result.curves[measure] = [
+            ((part.begin + part.end) / 2, value / part.seconds / (_known_part(totals, part, len(listed)) or 1.0))
+            for part, value in sorted(totals[measure].items())
+        ]
+    return result
+
+
+def _known_part(totals: Mapping[str, Mapping[Period, float]], part: Period, machines: int) -> float:
+    """Return the known part of the machines' time in a part of the period; 0 if nothing is known about it."""
+    gap = part.seconds - totals["any"][part]
+    return Coverage(totals["known"][part], totals["listed"][part] + gap * machines).ratio
+
+
+def _target(sample: Sample) -> Target:
+    cluster, job, instance = (sample.labels.get(name, "") for name in TARGET)
+    return cluster, job, instance
+
+
+def _owner(sample: Sample, name: str) -> tuple[str | None, ...]:
+    if name == "unattributed":
+        return tuple(sample.labels.get(label, "") if label == "model" else None for label in OWNER)
+    return tuple(sample.labels.get(label, "") for label in OWNER)
+
+
+class Price(NamedTuple):
+    """Price of an hour of one device whose model contains the pattern, without regard to case; all if it is empty."""
+
+    pattern: str
+    per_hour: float
+
+
+def price_of(model: str, prices: Sequence[Price]) -> float | None:
+    """Return the price of the longest pattern that matches."""
+    matching = [each for each in prices if fnmatchcase(model.lower(), f"*{each.pattern.lower()}*")]
+    return max(matching, key=lambda each: len(each.pattern)).per_hour if matching else None
+
+
+class TeamRule(NamedTuple):
+    """A team owns what matches: ``label`` is one of ``LABELS``, ``pattern`` a pattern of its value."""
+
+    team: str
+    label: str
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Use by one group. ``group``: its values in the order of the columns; None for unattributed memory.
+
+    Measures are GiB-hours for which values are known, None if they are not at all. ``mean_gibibytes``: mean over the
+    period, if each machine's gaps were like the rest. ``coverage``: known part of the time of the machines on which the
+    group was seen. Costs are None without the prices of all its models.
+    """
+
+    group: tuple[str | None, ...]
+    used: float
+    idle_held: float | None
+    idle_and_reclaimable: float | None
+    wasted: float | None
+    mean_gibibytes: float
+    coverage: float
+    cost: float | None = None
+    wasted_cost: float | None = None
+
+
+def usages(
+    accounts: Accounts,
+    by: Sequence[str],
+    prices: Sequence[Price] = (),
+    teams: Sequence[TeamRule] = (),
+    extrapolate: bool = False,
+) -> list[Usage]:
+    """Return a row for each group, those with the highest use first. ``extrapolate``: measures include the gaps."""
+    groups: defaultdict[tuple[str | None, ...], list[tuple[Target, str, Mapping[str, float]]]] = defaultdict(list)
+    for (target, owner), measures in accounts.use.items():
+        labels: dict[str, str | None] = dict(zip((*OWNER, *TARGET), (*owner, *target), strict=True))
+        labels |= {TEAM: _team(labels, teams), JOB: _job(labels)}
+        group = tuple(labels[LABELS.get(name, name)] for name in by)
+        groups[group].append((target, labels["model"] or "", measures))
+    rows = [_usage(accounts, group, members, prices, extrapolate) for group, members in groups.items()]
+    return sorted(rows, key=lambda row: (-row.used, tuple(each or "" for each in row.group)))
+
+
+def total(accounts: Accounts, prices: Sequence[Price] = (), extrapolate: bool = False) -> Usage:
+    """Return the use by all, whose coverage is that of all machines."""
+    members = [(target, owner[OWNER.index("model")] or "", each) for (target, owner), each in accounts.use.items()]
+    return _usage(accounts, (), members, prices, extrapolate, accounts.coverage)
+
+
+def _team(labels: Mapping[str, str | None], teams: Sequence[TeamRule]) -> str | None:
+    if labels["user"] is None:
+        return None
+    return next((rule.team for rule in teams if fnmatchcase(labels[LABELS[rule.label]] or "", rule.pattern)), "")
+
+
+def _job(labels: Mapping[str, str | None]) -> str | None:
+    """Return the job that the agent states, else that of Slurm's cgroup in the same form."""
+    return labels["job_id"] or (f"slurm/{labels['slurm_job']}" if labels["slurm_job"] else labels["job_id"])
+
+
+def _usage(
+    accounts: Accounts,
+    group: tuple[str | None, ...],
+    members: Sequence[tuple[Target, str, Mapping[str, float]]],
+    prices: Sequence[Price],
+    extrapolate: bool,
+    machines: Iterable[Target] | None = None,
+) -> Usage:
+    measures: dict[str, float] = {}
+    costs: dict[str, float | None] = {"used": 0.0, "wasted": 0.0}
+    whole = 0.0
+    for target, model, values in members:
+        ratio = accounts.coverage[target].ratio if target in accounts.coverage else 1.0
+        factor = 1 / ratio if ratio else 1.0
+        whole += values.get("used", 0.0) * factor
+        hourly, size = price_of(model, prices), accounts.bytes_of_device(model)
+        for name, seconds in values.items():
+            hours = seconds / 3600 * (factor if extrapolate else 1.0)
+            measures[name] = measures.get(name, 0.0) + hours / GIB
+            if name in costs:
+                before = costs[name]
+                costs[name] = None if before is None or hourly is None or not size else before + hours / size * hourly
+    own = {target for target, _, _ in members} if machines is None else {*machines}
+    coverages = [each for target, each in accounts.coverage.items() if target in own]
+    known, expected = sum(each.known for each in coverages), sum(each.expected for each in coverages)
+    return Usage(
+        group=group,
+        used=measures.get("used", 0.0),
+        idle_held=measures.get("idle_held"),
+        idle_and_reclaimable=measures.get("idle_and_reclaimable"),
+        wasted=measures.get("wasted"),
+        mean_gibibytes=whole / accounts.period.seconds / GIB,
+        coverage=Coverage(known, expected).ratio,
+        cost=costs["used"] if prices else None,
+        wasted_cost=costs["wasted"] if prices else None,
+    )
+
+
+def unpriced(accounts: Accounts, prices: Sequence[Price]) -> list[str]:
+    """Return the models without a price."""
+    models = {owner[OWNER.index("model")] or "" for _, owner in accounts.use}
+    return sorted(model for model in models if price_of(model, prices) is None)
+
+
+def gaps(accounts: Accounts) -> list[tuple[str, float]]:
+    """Return the machines with gaps and their coverage, the lowest first."""
+    return sorted(
+        ((instance, each.ratio) for (_, _, instance), each in accounts.coverage.items() if each.ratio < 1),
+        key=lambda gap: (gap[1], gap[0]),
+    )

@@ -1,0 +1,141 @@
+"""Memory by owner: workload, user, namespace and account, of each model of device. No series has a pid or a UUID."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from operator import attrgetter
+
+from gpumond.facts.frame import Frame, Owner, Share, Verdict
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.verdicts import SHAPES
+from gpumond.quantities.table import Quantity
+from gpumond.tick.owners import NOBODY, owners_of, shown
+
+OWNER_LABELS = ("workload", "user", "pod_namespace", "slurm_account")
+
+
+@dataclass(slots=True)
+class OwnerUsage:
+    """Bytes of an owner's programs on the devices of one model; None if no program's bytes are known."""
+
+    used: int = 0
+    idle_held: int = 0
+    live: int | None = None
+    cached: int | None = None
+    stranded: int | None = None
+    idle_and_reclaimable: int | None = None
+    wasted: int | None = None
+    programs: set[ProcessKey] = field(default_factory=set)
+    agents: set[ProcessKey] = field(default_factory=set)
+
+    def add(self, process: ProcessKey, shares: Counter[Share], idle: bool, has_agent: bool) -> None:
+        """Add one program on one device. ``shares``: its lines of the ledger."""
+        used = shares.total()
+        self.used += used
+        self.programs.add(process)
+        if has_agent:
+            self.agents.add(process)
+        known = "live" in shares
+        if known:
+            self.live = (self.live or 0) + shares["live"]
+            self.cached = (self.cached or 0) + shares["cached"]
+            self.stranded = (self.stranded or 0) + shares["stranded"]
+        if idle:
+            self.idle_held += used
+        if idle or known:
+            reclaimable = used if idle else shares["cached"]
+            self.idle_and_reclaimable = (self.idle_and_reclaimable or 0) + reclaimable
+            self.wasted = (self.wasted or 0) + reclaimable + (0 if idle else shares["stranded"])
+
+
+def usages(frame: Frame) -> Iterator[tuple[tuple[str, ...], OwnerUsage]]:
+    """Yield the use of each owner on each model. The lines of MIG instances are part of their device's."""
+    models = {device.uuid: device.name for device in frame.snapshot.devices if device.parent_uuid is None}
+    held: defaultdict[tuple[str, ProcessKey], Counter[Share]] = defaultdict(Counter)
+    for line in frame.ledger.lines:
+        if line.process is not None and line.device_uuid in models:
+            held[line.device_uuid, line.process][line.share] += line.used_bytes
+    idle = {(each.device_uuid, each.process) for each in frame.verdicts if each.kind == "idle-holder"}
+    owners, reports = owners_of(frame.snapshot), frame.snapshot.reports_by_process
+    found: defaultdict[tuple[str, ...], OwnerUsage] = defaultdict(OwnerUsage)
+    for (uuid, process), shares in held.items():
+        labels = (*shown(owners.get(process, NOBODY), frame.owners), models[uuid])
+        found[labels].add(process, shares, (uuid, process) in idle, process in reports)
+    yield from found.items()
+
+
+_LOWER = " Programs whose parts are unknown (those without an agent) are not included; absent if all are."
+OWNER: tuple[Quantity[OwnerUsage], ...] = (
+    Quantity(
+        "used_bytes",
+        "bytes",
+        "Memory of the owner's programs on the devices of a model, with or without an agent.",
+        attrgetter("used"),
+        note=" The sum over owners and unattributed memory is used memory + overcount. MIG instances are included in "
+        "their device. Owners beyond the limit of a machine are summed with an empty workload.",
+    ),
+    Quantity("live_bytes", "bytes", "Live part of it." + _LOWER, attrgetter("live")),
+    Quantity("cached_bytes", "bytes", "Part of it that a flush would release." + _LOWER, attrgetter("cached")),
+    Quantity(
+        "stranded_bytes",
+        "bytes",
+        "Free part of it that a flush would not release." + _LOWER,
+        attrgetter("stranded"),
+    ),
+    Quantity(
+        "idle_held_bytes",
+        "bytes",
+        "Part of it that programs with the verdict idle-holder hold, with or without an agent.",
+        attrgetter("idle_held"),
+    ),
+    Quantity(
+        "idle_and_reclaimable_bytes",
+        "bytes",
+        "Memory of idle programs, and cached memory of the others. Of programs without an agent, only idle ones are "
+        "included; absent if that leaves none.",
+        attrgetter("idle_and_reclaimable"),
+    ),
+    Quantity(
+        "wasted_bytes",
+        "bytes",
+        "Memory of idle programs, and cached and stranded memory of the others. Of programs without an agent, only "
+        "idle ones are included; absent if that leaves none.",
+        attrgetter("wasted"),
+    ),
+    Quantity(
+        "programs",
+        "count",
+        "Number of the owner's processes with memory on devices of a model.",
+        lambda usage: len(usage.programs),
+    ),
+    Quantity(
+        "agent_programs", "count", "Number of those processes that have an agent.", lambda usage: len(usage.agents)
+    ),
+)
+
+
+def verdicts(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the number of verdicts of each owner and kind, except shapes."""
+    found = [each for each in frame.verdicts if each.kind not in SHAPES]
+    counts = Counter((*owner, verdict.kind) for owner, verdict in _with_owners(frame, found))
+    yield from counts.items()
+
+
+def time_to_oom(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the lowest estimate of each owner."""
+    found = [each for each in frame.verdicts if each.time_to_oom_seconds is not None]
+    times: dict[tuple[str, ...], float] = {}
+    for owner, verdict in _with_owners(frame, found):
+        times[owner] = min(verdict.time_to_oom_seconds or 0.0, times.get(owner, inf))
+    yield from times.items()
+
+
+def _with_owners(frame: Frame, verdicts: Sequence[Verdict]) -> Iterator[tuple[Owner, Verdict]]:
+    """Yield verdicts with the owners that are shown."""
+    owners = owners_of(frame.snapshot) if verdicts else {}
+    for verdict in verdicts:
+        owner = NOBODY if verdict.process is None else owners.get(verdict.process, NOBODY)
+        yield shown(owner, frame.owners), verdict
