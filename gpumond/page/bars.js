@@ -65,7 +65,7 @@ export function gradient(sums, size) {
   let end = 0;
   const parts = SHARES.filter((share) => sums[share] > 0 && size > 0).map((share) => {
     end += (100 * sums[share]) / size;
-    return `var(--${share}) 0 ${end.toFixed(2)}%`;
+    return `var(--${share}) 0 ${Math.round(2 * end) / 2}%`; // finer steps would only be drawn more often
   });
   return parts.length ? `linear-gradient(to right, ${parts.join(", ")}, transparent 0)` : "none";
 }

@@ -34,6 +34,7 @@ function subjectOf({ uuid, process, alert }, row) {
 
 /** Shows the chart of the card's subject from the time before the problem began. */
 function showChart({ uuid, process, alert, verdict }) {
+  openView("");
   showSince((verdict?.since ?? alert.fired_at ?? alert.active_at) - MARGIN);
   const device = state.devices.get(uuid);
   const row = process && rowsOf(state.frame).find((each) => each.device_uuid === uuid && processKey(each) === processKey(process));
@@ -101,6 +102,13 @@ function update(node, card) {
   if (id) oomCase.href = `api/v1/oom/${encodeURIComponent(id)}/report`;
   showFit(node.lastChild, card.verdict ?? {}, now);
 }
+
+/** What the cards offer, as commands: pairs of a text and an action. */
+export const cardCommands = () =>
+  [...$("alerts").children].flatMap((node) => {
+    const own = Object.entries(ACTIONS).filter(([, { of }]) => of(node));
+    return own.map(([word, { act }]) => [`${word} ${node.card.kind} (${node.subject})`, () => act(node)]);
+  });
 
 function drawTrend(drawing, fit) {
   drawing.toggleAttribute("hidden", !fit);

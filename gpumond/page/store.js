@@ -21,6 +21,14 @@ export const state = {
 /** Calls of the functions that draw; page.js adds its own. */
 export const drawing = new EventTarget();
 export const changed = () => drawing.dispatchEvent(new Event("change"));
+let scheduled = 0;
+/** Draws with the next frame of the browser: what a message contains is read in a task of its own. */
+export const drawSoon = () => {
+  scheduled ||= requestAnimationFrame(() => {
+    scheduled = 0;
+    changed();
+  });
+};
 
 export function setFrame(frame) {
   state.frame = frame;
@@ -63,17 +71,18 @@ export const roots = () => state.frame.snapshot.devices.filter((device) => !stat
 /** Bytes that a flush of these ledger lines would release; programs that allow no flush are counted as refused. */
 export function reclaimable(lines) {
   const reports = state.frame.snapshot.reports;
-  const refusing = new Set(reports.filter((report) => report.flush_policy === "never").map(processKey));
-  const cached = lines.filter((line) => line.share === "cached");
-  return {
-    bytes: sum(cached.filter((line) => !refusing.has(processKey(line))).map((line) => line.used_bytes)),
-    refused: sum(cached.filter((line) => refusing.has(processKey(line))).map((line) => line.used_bytes)),
-    known: cached.length > 0,
-  };
+  const refusing = new Set(state.frame.snapshot.reports.filter((report) => report.flush_policy === "never").map(processKey));
+  const found = { bytes: 0, refused: 0, known: false };
+  for (const line of lines) {
+    if (line.share !== "cached") continue;
+    found.known = true;
+    found[refusing.size && refusing.has(processKey(line)) ? "refused" : "bytes"] += line.used_bytes;
+  }
+  return found;
 }
 
-export function estimate(lines, subject = "A flush") {
-  const { bytes, refused, known } = reclaimable(lines);
+/** What a flush would release, as a sentence. */
+export function estimate({ bytes, refused, known }, subject = "A flush") {
   if (!known) return "";
   const more = refused ? ` Programs that do not allow a flush hold ${human(refused)} more in their caches.` : "";
   return `${subject} would release ${bytes ? `about ${human(bytes)}` : "nothing"}.${more}`;

@@ -5,12 +5,14 @@ import { addChanges, createRanges, showsChanges } from "./changes.js";
 import { $, button, labeled, make, put, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, reuse, updateRow } from "./row.js";
-import { COLUMNS, GROUPS, barBytes, filled, find, groupKey, inOrderOf, kindOf, listed, rowsOf } from "./rows.js";
+import { COLUMNS, GROUPS, addressOf, barBytes, filled, find, groupKey, inOrderOf, isAt, kindOf, listed, rowsOf } from "./rows.js";
 import { state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const LONG = 25; // rows above which the table scrolls by itself
+const MANY = 1000; // rows above which every second frame is shown: to order them takes time
+const REST = 1500; // milliseconds after one that is shown
 const PAGE = 10; // rows that the keys PageUp and PageDown skip
 const HEIGHT = 28; // of a row, until one is measured
 
@@ -23,7 +25,8 @@ let opening = address.read("open"); // rows to open in the first frame
 
 const opened = new Set(); // keys of rows and groups
 const heights = new Map(); // of the details of open rows, by key
-let rows = []; // of the newest frame
+let rows = []; // of the newest frame that is shown
+let shownAt = -Infinity; // performance.now()
 let list = []; // rows and groups that the table lists
 let active = ""; // key of the row that Tab reaches
 let view = { top: 0, height: 0, row: HEIGHT }; // the part of the table that can be seen, and the height of a row
@@ -32,6 +35,8 @@ let view = { top: 0, height: 0, row: HEIGHT }; // the part of the table that can
 export const shownList = () => ({ list, order, filter, group, gpu, opened: [...opened] });
 
 export function showProcesses() {
+  if (rows.length > MANY && state.frame.processes.length > MANY && performance.now() - shownAt < REST) return;
+  shownAt = performance.now();
   rows = rowsOf(state.frame);
   addChanges(rows);
   const { devices, reports } = state.frame.snapshot;
@@ -44,6 +49,11 @@ export function showProcesses() {
   $("no-agents").hidden = reports.length > 0 || !known || !rows.length || !find(rows, filter, gpu).length;
   $("processes").className = filled(rows, devices.length).map((id) => `has-${id}`).join(" ");
   $("processes").classList.toggle("changes", showsChanges());
+}
+
+function showNow() {
+  shownAt = -Infinity;
+  showProcesses();
 }
 
 /** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places. */
@@ -98,7 +108,7 @@ function draw() {
   // Chromium computes the layout when the row with the focus moves, before the gap after it exists
   if (top !== null && scroller.scrollTop !== top) scroller.scrollTop = top;
   table.ariaRowCount = String(list.length + 1);
-  if (long) requestAnimationFrame(measure);
+  if (long) setTimeout(measure); // after the layout, which it reads
 }
 
 /** Places and heights of the details of open rows. */
@@ -120,16 +130,14 @@ function toggle(key) {
   heights.delete(key);
   active = key;
   const open = list.filter((item) => opened.has(item.key) && !item.rows);
-  address.write("open", open.map(addressOf).join(","));
+  address.write("open", open.map((row) => addressOf(row, rows)).join(","));
   arrange(true);
 }
 
-const addressOf = (row) => `${row.device?.index ?? ""}:${row.pid}`;
-
 function openByAddress() {
   if (!opening || !rows.length) return;
-  const wanted = new Set(opening.split(","));
-  for (const row of rows.filter((each) => wanted.has(addressOf(each)))) {
+  const wanted = opening.split(",");
+  for (const row of rows.filter((each) => wanted.some((one) => isAt(one, each)))) {
     opened.add(row.key);
     if (group) opened.add(groupKey(group, row));
   }
@@ -287,7 +295,7 @@ $("processes").parentNode.addEventListener("scroll", () => requestAnimationFrame
 addEventListener("resize", () => requestAnimationFrame(measure));
 $("filter").value = filter;
 $("filter").addEventListener("input", () => setFilter($("filter").value.trim(), gpu));
-$("group").parentNode.before(labeled("Change in", createRanges(showProcesses)));
+$("group").parentNode.before(labeled("Change in", createRanges(showNow)));
 for (const name of Object.keys(GROUPS)) $("group").append(Object.assign(make("option", name), { value: name }));
 $("group").value = group;
 $("group").addEventListener("change", () => groupBy($("group").value));
