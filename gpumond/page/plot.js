@@ -94,7 +94,7 @@ function drawMarks(list, { marks, from, to }, width) {
 
 /** Marks an unknown part. It ends with the daemon's start if the daemon started a moment before the first value. */
 function hatching(part, { from, to, started }) {
-  const near = Math.abs(part.to - started) < Math.max(5, NARROW * (to - from));
+  const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from));
   const label = near ? `daemon started ${clock(started)}` : "no data";
   const node = make("div.unknown", make("span", label));
   node.style.left = `${(100 * (part.from - from)) / (to - from)}%`;
