@@ -146,6 +146,7 @@ Devices
 Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
+z, Z | suspend the program under the cursor, which moves its device memory to the host; resume it
 k, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
