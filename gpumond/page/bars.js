@@ -4,13 +4,6 @@ import { make } from "./elements.js";
 import { human } from "./format.js";
 import { SHARES } from "./words.js";
 
-/** Bytes of each share, summed over ledger lines. */
-export function shares(lines) {
-  const sums = {};
-  for (const line of lines) sums[line.share] = (sums[line.share] ?? 0) + line.used_bytes;
-  return sums;
-}
-
 /** A bar with one element for each share, for `showBar`. */
 export function bar() {
   const node = make("div.bar", ...SHARES.map((share) => make(`span.${share}`)), make("span.reserved"));

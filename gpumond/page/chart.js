@@ -11,7 +11,7 @@ import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } from "./range.js";
 import { intervals } from "./intervals.js";
 import { columnAt, layersOf, pointOf } from "./stack.js";
-import { drawing, label, linesOf, processKey, roots, state } from "./store.js";
+import { drawing, label, linesOf, processKey, roots, sharesOfAll, state } from "./store.js";
 import { OF_PROCESSES, SHARES } from "./words.js";
 
 const PAUSE = 10_000; // between requests for the newest values
@@ -175,8 +175,11 @@ function follow(node) {
 function newestPoint({ uuid, pid, start_ticks: start }, at) {
   const devices = uuid ? [state.devices.get(uuid)] : roots();
   if (devices.some((device) => !device || device.used_bytes === null || device.missed)) return null;
+  if (pid === null) {
+    const used = sum(devices.map((device) => device.used_bytes));
+    return { at, low: used, high: used, used, ...sharesOfAll(devices) };
+  }
   const lines = devices.flatMap(linesOf);
-  if (pid === null) return pointOf(at, lines, sum(devices.map((device) => device.used_bytes)));
   const key = processKey({ pid, start_ticks: start });
   const own = lines.filter((line) => processKey(line) === key);
   const used = state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key)?.used_bytes;

@@ -62,6 +62,7 @@ const COLUMNS = [
 ];
 
 const charts = make("div.compared");
+const controls = make("div.controls");
 const says = control("p", { role: "status" });
 const moment = control("input", { type: "range", min: 0, max: 100, value: 0 });
 const table = createTable("Differences between two moments", COLUMNS);
@@ -75,7 +76,7 @@ function create() {
     histories = [];
     show();
   });
-  const controls = make("div.controls", make("label", "Compare now with ", moment), clear);
+  controls.append(make("label", "Compare now with ", moment), clear);
   return make("section", make("div.title", make("h2", "Compare"), says, controls), charts, table);
 }
 
@@ -98,6 +99,7 @@ function show() {
   const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
   const at = from + ((to - from) * moment.value) / 100;
   const top = points.reduce((most, { used }) => Math.max(most, used), 1);
+  controls.hidden = !histories.length;
   put(says, histories.length ? `All charts have the scale from 0 to ${human(top)}. Now is compared with ${clock(at)}.` : "Mark rows of processes (x) to compare them.");
   sync(
     charts,

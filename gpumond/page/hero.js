@@ -2,14 +2,14 @@
 // is its right edge, on the same scale.
 
 import * as address from "./address.js";
-import { edge, shares, showEdge } from "./bars.js";
+import { edge, showEdge } from "./bars.js";
 import { createChart, setTarget } from "./chart.js";
 import { $, button, make, name, put, sync } from "./elements.js";
 import { flush } from "./flush.js";
 import { clock, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
-import { estimate, label, linesOf, reclaimable, roots, state } from "./store.js";
+import { estimate, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
 import { showProcessesOf } from "./table.js";
 import { SHARES } from "./words.js";
 
@@ -166,9 +166,8 @@ function showConditions(devices) {
 export function showHero() {
   const devices = shown();
   const article = $("hero");
-  const lines = devices.flatMap(linesOf);
-  const sums = shares(lines);
-  const flushed = reclaimable(lines);
+  const sums = sharesOfAll(devices);
+  const flushed = reclaimableOf(devices);
   const known = devices.some((device) => device.used_bytes !== null);
   const [title, model] = titleOf(devices);
   article.hidden = !devices.length;

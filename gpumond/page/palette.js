@@ -9,7 +9,7 @@ import { choose, showDevice } from "./hero.js";
 import { cardCommands } from "./problems.js";
 import { RANGES } from "./range.js";
 import { COLUMNS, GROUPS, rowsOf } from "./rows.js";
-import { label, linesOf, reclaimable, state } from "./store.js";
+import { label, reclaimableOf, state } from "./store.js";
 import { filterBy, groupBy, showProcess, sortById } from "./table.js";
 import { setTheme, themes } from "./theme.js";
 import { TITLES, openView } from "./views.js";
@@ -38,7 +38,7 @@ function* commandsOf() {
   if (reports.length) yield ["Flush all programs", () => flush({ all: true }, "all programs")];
   for (const device of devices) {
     yield [`Show ${label(device)} ${device.name}`, () => visit(() => showDevice(device))];
-    if (reclaimable(linesOf(device)).bytes) yield [`Flush ${label(device)}`, () => flush({ device: device.uuid }, label(device))];
+    if (reclaimableOf([device]).bytes) yield [`Flush ${label(device)}`, () => flush({ device: device.uuid }, label(device))];
   }
   for (const row of rows) yield [`Show ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
   for (const row of rows.filter(({ agent, cached_bytes: bytes }) => agent && agent.flush_policy !== "never" && bytes))

@@ -10,7 +10,7 @@ import { clean, many } from "./format.js";
 import { showDevice } from "./hero.js";
 import { rowsOf } from "./rows.js";
 import { silence } from "./silences.js";
-import { label, linesOf, processKey, reclaimable, state } from "./store.js";
+import { label, processKey, reclaimableOf, state } from "./store.js";
 import { showProcess } from "./table.js";
 import { openView } from "./views.js";
 import { why } from "./why.js";
@@ -63,7 +63,7 @@ const agentOf = (row) => state.frame.snapshot.reports.find((report) => processKe
 
 function flushableDevice({ uuid, process }) {
   const device = !process && state.devices.get(uuid);
-  return device && reclaimable(linesOf(device)).bytes > 0;
+  return device && reclaimableOf([device]).bytes > 0;
 }
 
 function create() {

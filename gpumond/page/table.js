@@ -11,8 +11,6 @@ import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const LONG = 25; // rows above which the table scrolls by itself
-const MANY = 1000; // rows above which every second frame is shown: to order them takes time
-const REST = 1500; // milliseconds after one that is shown
 const PAGE = 10; // rows that the keys PageUp and PageDown skip
 const HEIGHT = 28; // of a row, until one is measured
 
@@ -25,8 +23,7 @@ let opening = address.read("open"); // rows to open in the first frame
 
 const opened = new Set(); // keys of rows and groups
 const heights = new Map(); // of the details of open rows, by key
-let rows = []; // of the newest frame that is shown
-let shownAt = -Infinity; // performance.now()
+let rows = []; // of the newest frame
 let list = []; // rows and groups that the table lists
 let active = ""; // key of the row that Tab reaches
 let view = { top: 0, height: 0, row: HEIGHT }; // the part of the table that can be seen, and the height of a row
@@ -35,8 +32,6 @@ let view = { top: 0, height: 0, row: HEIGHT }; // the part of the table that can
 export const shownList = () => ({ list, order, filter, group, gpu, opened: [...opened] });
 
 export function showProcesses() {
-  if (rows.length > MANY && state.frame.processes.length > MANY && performance.now() - shownAt < REST) return;
-  shownAt = performance.now();
   rows = rowsOf(state.frame);
   addChanges(rows);
   const { devices, reports } = state.frame.snapshot;
@@ -49,11 +44,6 @@ export function showProcesses() {
   $("no-agents").hidden = reports.length > 0 || !known || !rows.length || !find(rows, filter, gpu).length;
   $("processes").className = filled(rows, devices.length).map((id) => `has-${id}`).join(" ");
   $("processes").classList.toggle("changes", showsChanges());
-}
-
-function showNow() {
-  shownAt = -Infinity;
-  showProcesses();
 }
 
 /** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places. */
@@ -295,7 +285,7 @@ $("processes").parentNode.addEventListener("scroll", () => requestAnimationFrame
 addEventListener("resize", () => requestAnimationFrame(measure));
 $("filter").value = filter;
 $("filter").addEventListener("input", () => setFilter($("filter").value.trim(), gpu));
-$("group").parentNode.before(labeled("Change in", createRanges(showNow)));
+$("group").parentNode.before(labeled("Change in", createRanges(showProcesses)));
 for (const name of Object.keys(GROUPS)) $("group").append(Object.assign(make("option", name), { value: name }));
 $("group").value = group;
 $("group").addEventListener("change", () => groupBy($("group").value));
