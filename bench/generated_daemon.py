@@ -9,11 +9,13 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import uvicorn
 
 from bench.live import Machine
+from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
 from gpumond.features import routers
 from gpumond.host.event_loop import background
@@ -23,14 +25,26 @@ from gpumond.serve.auth import Tokens
 
 CHANGING = 0.1
 """Share of the processes whose memory changes in a second."""
+FRAMES = 8
+"""Frames that are generated before the start, and repeated with later times: their generation takes longer than a tick
+of a daemon."""
 
 
 class GeneratedView:
     """The attributes of the daemon that the page and its stream read."""
 
     def __init__(self, machine: Machine) -> None:
-        self._machine, self._published = machine, asyncio.Event()
-        self.frame, self.events = machine.frame(), EventLog(1.0)
+        self._frames, self._seq, self._published = [machine.frame() for _ in range(FRAMES)], 0, asyncio.Event()
+        self._diagnosis, self.events = Diagnosis(), EventLog(1.0)
+        self.history = self._diagnosis.history
+        self._take()
+
+    def _take(self) -> None:
+        self._seq += 1
+        frame, seconds = self._frames[self._seq % FRAMES], float(self._seq)
+        snapshot = replace(frame.snapshot, seq=self._seq, taken_at=1e9 + seconds, elapsed_seconds=seconds)
+        self.frame = replace(frame, snapshot=snapshot)
+        self._diagnosis.add(snapshot)
         self.answers: dict[str, bytes] = {}
 
     async def await_frame(self, seconds: float) -> bool:
@@ -43,7 +57,7 @@ class GeneratedView:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(1)
-            self.frame, self.answers = self._machine.frame(), {}
+            self._take()
             self._published.set()
             self._published = asyncio.Event()
 

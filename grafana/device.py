@@ -188,9 +188,9 @@ SHUTDOWN = of("temperature_limit_celsius", ', limit="shutdown"')
 THROTTLE = of("throttle", ', reason!="gpu_idle"')
 ECC = of("ecc_errors_total", ', scope="volatile"')
 
-ASLEEP = [
+UNMAPPED = [
     series(
-        "Asleep, by program",
+        "Unmapped, by program",
         "Memory that an allocator counts while its pages are released (sleep mode). It is not part of used memory.",
         "bytes",
         Query(
@@ -323,7 +323,7 @@ BOARD = board(
     ("Memory", LEDGER),
     ("Reclaimable memory", POOLS),
     ("Use by processes", HOLDERS),
-    ("Sleep mode", ASLEEP),
+    ("Unmapped memory", UNMAPPED),
     ("Sensors", SENSORS),
     ("Health", HEALTH),
     marks=[
@@ -333,6 +333,6 @@ BOARD = board(
         flushes(MACHINE, pools=DEVICE),
         alerts(DEVICE),
     ],
-    collapsed=("Sleep mode", "Sensors", "Health"),
+    collapsed=("Unmapped memory", "Sensors", "Health"),
     of_machine=True,
 )

@@ -305,6 +305,7 @@ DIAGNOSED = [
         (Column("kind", "Verdict", runbook_of("verdicts")), MACHINE, Column("user", "User"), WORKLOAD),
         Query(f"sum by (instance, user, workload, kind) ({VERDICTS})", "Active"),
         sort="Verdict",
+        width=10,
     ),
     listing(
         "Full soon",
@@ -313,7 +314,7 @@ DIAGNOSED = [
         Query(f"min by (instance, user, workload) (gpumond_owner_time_to_oom_seconds{{{FLEET}}})", "Time left", "s"),
         sort="Time left",
         ascending=True,
-        width=14,
+        width=8,
         runbooks=("leak",),
     ),
     listing(
@@ -323,7 +324,30 @@ DIAGNOSED = [
         Query(f"sum by (instance, rule, phase) (gpumond_alerts{{{FLEET}}})", "Alerts"),
         sort="Rule",
         ascending=True,
-        width=10,
+        width=6,
+    ),
+]
+
+FIRING = f'ALERTS{{{FLEET}, alertname=~"Gpumond.+", alertstate="firing"}}'
+AGES = f'(time() - ALERTS_FOR_STATE{{{FLEET}, alertname=~"Gpumond.+"}} and ignoring (alertstate) {FIRING})'
+
+RESPONSE = [
+    series(
+        "Age of firing alerts",
+        "Time since the condition of Prometheus' alerts began: of the oldest, and at the median.",
+        "s",
+        Query(f"max{AGES}", "oldest"),
+        Query(f"quantile(0.5, {AGES})", "median"),
+        width=12,
+    ),
+    series(
+        "Notifications",
+        "Notifications of the daemons to receivers in each interval, and those of them that failed.",
+        "short",
+        Query(f"sum(increase(gpumond_notifications_total{{{FLEET}}}[$__rate_interval]))", "sent"),
+        Query(f"sum(increase(gpumond_notifications_failed_total{{{FLEET}}}[$__rate_interval]))", "failed"),
+        bars=True,
+        width=12,
     ),
 ]
 
@@ -338,9 +362,11 @@ BOARD = board(
     ("Devices, machines and workloads", RANKED),
     ("Unused memory", WASTE),
     ("Verdicts and alerts", DIAGNOSED),
+    ("Response to alerts", RESPONSE),
     marks=[
         happened("Device lost", "red", "device-lost"),
         happened("Out of memory", "orange", "oom"),
         alerts(FLEET, ', severity="critical"'),
     ],
+    collapsed=("Released", "Response to alerts"),
 )

@@ -148,7 +148,7 @@ def board(
     values. ``of_machine``: it shows one machine, to whose page it links.
     """
     made = dashboard.Dashboard(f"gpumond: {title}").uid(f"gpumond-{name}").description(about).tags([TAG])
-    made = made.readonly().timezone("browser").time(since, "now").refresh("30s")
+    made = made.readonly().timezone("browser").time(since, "now").refresh("1m")
     made = made.tooltip(model.DashboardCursorSync.CROSSHAIR).link(_others())
     if of_machine:
         page = dashboard.DashboardLink("Page of the machine").type(model.DashboardLinkType.LINK)

@@ -251,6 +251,7 @@ BOARD = board(
     ("Flushes", FLUSHES),
     ("Growth and errors", GROWTH),
     ("Details", DETAIL),
+    collapsed=("Details",),
     marks=[
         flushes(WORKLOAD),
         ooms(WORKLOAD),

@@ -52,6 +52,14 @@ def above_zero(read: Callable[[str], float]) -> Callable[[str], float]:
     return value(positive)
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise ValueError("expected a whole number above 0")
+    return int(text)
+
+
+count = value(_count)
+"""A number of lines or entries, at least 1."""
 duration = value(units.seconds)
 """A duration such as ``90``, ``90s`` or ``1h30m``, in seconds."""
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from gpumond.cli import client
 from gpumond.cli.client import DEFAULT_URL
 from gpumond.commands.serve import add_common_arguments, flags, serve
+from gpumond.commands.story import captions
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import GpumondError
 from gpumond.facts.units import MIB, duration
 from gpumond.sim.device import Spec, create
 
-PROGRAMS = (("training", "serving", "leak", "fragmentation"), ("inference",))
+PROGRAMS = (("training", "serving", "leak", "fragmentation"), ("inference", "finetune"))
 """Programs on each device."""
 NEED, NEED_GIB = "bigjob", 20
 """A program that waits for memory of the second device, which `inference` holds."""
@@ -40,6 +41,9 @@ def device(index: int) -> Spec:
 
 
 QUOTAS = ({"name": "serving", "match": {"workload": "serving"}, "soft_limit": "5GiB", "limit": "8GiB"},)
+
+STORY_SECONDS = 2.0
+"""Interval between two looks at the daemon for captions."""
 
 RESTART_SECONDS = 5.0
 """Interval between checks for programs that have ended."""
@@ -87,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
             given = {name: value for name, value in flags(arguments).items() if value is not None}
             own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS}
             own = {} if arguments.config or arguments.device else own
+            if (runtime := os.environ.get("GPUMOND_RUNTIME_DIR")) and not os.environ.get("GPUMOND_SOCKET"):
+                own["socket"] = f"{runtime}/agent.sock"  # two demos share no socket
             return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
         settings = reload()
@@ -103,10 +109,24 @@ def run(arguments: argparse.Namespace) -> int:
                     print(f"open {address}\n\nA simulated device without programs: {devices / 'card0'}", flush=True)
                     return
                 print(_welcome(address, count), flush=True)
-                threading.Thread(target=_sign_in, args=(address,), daemon=True).start()
+                threading.Thread(target=_narrate, args=(address,), name="gpumond-story", daemon=True).start()
                 programs.enter_context(_programs(devices, count, settings, address))
 
             return serve(settings, "sim", reload, 1.0 if arguments.device else PACE, started)
+
+
+def _narrate(address: str) -> None:
+    """Print the address that signs a browser in, and then each caption when it becomes true."""
+    _sign_in(address)
+    told = set[str]()
+    while True:
+        time.sleep(STORY_SECONDS)
+        with suppress(GpumondError):
+            frame, receipts = client.get(address, "/api/v1/frame"), client.get(address, "/api/v1/receipts")
+            for subject, text in captions(frame, receipts):
+                if subject not in told:
+                    told.add(subject)
+                    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def _sign_in(address: str) -> None:
@@ -164,7 +184,7 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
                 program.wait()
 
 
-DEVICES = {1: "A simulated device with four programs", 2: "Two simulated devices with five programs"}
+DEVICES = {1: "A simulated device with four programs", 2: "Two simulated devices with six programs"}
 WAITS = {1: "", 2: f"; {NEED} waits for memory"}
 
 

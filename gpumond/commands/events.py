@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE
+from gpumond.cli.arguments import DONE, count
 from gpumond.view.text import moment, safe
 
 POLL_SECONDS = 1.0
@@ -18,14 +18,14 @@ POLL_SECONDS = 1.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="show new events as they occur, until Ctrl-C")
     parser.add_argument(
-        "--limit", type=int, default=100, metavar="N", help="number of past events, most recent last (default: 100)"
+        "--limit", type=count, default=100, metavar="N", help="number of past events, most recent last (default: 100)"
     )
     client.add_url(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    last = _print(_after(arguments.url, 0)[-arguments.limit :] if arguments.limit else [], arguments.json)
+    last = _print(_after(arguments.url, 0)[-arguments.limit :], arguments.json)
     while arguments.follow:
         time.sleep(POLL_SECONDS)
         last = _print(_after(arguments.url, last), arguments.json, last)

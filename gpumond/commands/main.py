@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of standard output has closed it
-        return FAILED
+        return 141  # as of a program that SIGPIPE ends
     except KeyboardInterrupt:
         return 130
 

@@ -63,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     if arguments.json:
         return _wrong_use("--json requires --once")
+    if os.environ.get("TERM") == "dumb":
+        return _wrong_use("a dumb terminal cannot be drawn on; run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _wrong_use("standard input or output is not a terminal; for scripts, run gpumond top --once")
     return _show([Daemon(url) for url in urls], device)

@@ -4,13 +4,6 @@ import { make } from "./elements.js";
 import { human } from "./format.js";
 import { SHARES } from "./words.js";
 
-/** Bytes of each share, summed over ledger lines. */
-export function shares(lines) {
-  const sums = {};
-  for (const line of lines) sums[line.share] = (sums[line.share] ?? 0) + line.used_bytes;
-  return sums;
-}
-
 /** A bar with one element for each share, for `showBar`. */
 export function bar() {
   const node = make("div.bar", ...SHARES.map((share) => make(`span.${share}`)), make("span.reserved"));
@@ -65,7 +58,7 @@ export function gradient(sums, size) {
   let end = 0;
   const parts = SHARES.filter((share) => sums[share] > 0 && size > 0).map((share) => {
     end += (100 * sums[share]) / size;
-    return `var(--${share}) 0 ${end.toFixed(2)}%`;
+    return `var(--${share}) 0 ${Math.round(2 * end) / 2}%`; // finer steps would only be drawn more often
   });
   return parts.length ? `linear-gradient(to right, ${parts.join(", ")}, transparent 0)` : "none";
 }

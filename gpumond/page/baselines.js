@@ -61,6 +61,7 @@ function showActs(cell, entry) {
   erase.setAttribute("aria-label", `Delete ${entry.name}`);
 }
 
+const ABOUT = "The memory use of programs over a time, with which a later one is compared: before and after a change.";
 const routeOf = ({ name }) => `baselines/${encodeURIComponent(name)}`;
 const refusal = control("p", { role: "alert", className: "refused" });
 const table = createTable("Baselines", COLUMNS);
@@ -169,7 +170,7 @@ function curveOf({ workload, top, before, after }) {
   return make("div", make("div.keys", named(workload, 80), ...keys), make("div.plot", drawing, make("span.top", human(top))));
 }
 
-const create = () => make("section", make("div.title", make("h2", "Baselines")), createForm(), refusal, table, panel);
+const create = () => make("section", make("div.title", make("h2", "Baselines"), make("p", ABOUT)), createForm(), refusal, table, panel);
 
 async function load() {
   const answer = await read("api/v1/baselines");

@@ -11,7 +11,7 @@ import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } from "./range.js";
 import { intervals } from "./intervals.js";
 import { columnAt, layersOf, pointOf } from "./stack.js";
-import { drawing, label, linesOf, processKey, roots, state } from "./store.js";
+import { drawing, label, linesOf, processKey, roots, sharesOfAll, state } from "./store.js";
 import { OF_PROCESSES, SHARES } from "./words.js";
 
 const PAUSE = 10_000; // between requests for the newest values
@@ -19,6 +19,9 @@ const YOUNG = 900; // seconds of the longest range that begins with the daemon, 
 const SHORTEST = 60; // seconds of such a range
 const FOLLOWED = 3600; // seconds of the longest range that each frame continues
 const LONGEST_PAUSE = 60_000;
+const MINUTE = 60;
+const AFTER = 3; // seconds after an event that are shown with the minute before it
+const REDRAWN = 900; // milliseconds between two drawings, which frames cause
 const DRAGGED = 5; // pixels below which a drag is a click
 const WRITTEN = 200; // milliseconds after which a range is in the address: browsers limit how often it may change
 const STEP = 0.02; // of the range, by which a key moves the crosshair
@@ -40,12 +43,12 @@ let cursor = null; // unix time of the crosshair, in all charts
 /** An element with the history of the machine (`uuid` is empty), a device (`pid` is null) or a process, and its `spans`,
 if it has any: intervals that are marked, and `bound`: a level in bytes. It is drawn until it leaves the page.
 
-`drawn(view)` is called after each drawing. */
-export function createChart(target, drawn = () => {}) {
+`drawn(view)` is called after each drawing. `hidden`: shares that are not drawn; call `redraw` after a change. */
+export function createChart(target, drawn = () => {}, hidden = new Set()) {
   const plot = createPlot(HELP);
   const node = make("div.history", make("div.head", legend(target), controls()), plot, make("p.summary"), make("p.readout"));
   node.lastChild.setAttribute("role", "status");
-  Object.assign(node, { target, plot, drawn, view: null, due: 0, range: null, past: null, fresh: [] });
+  Object.assign(node, { target, plot, drawn, left: hidden, redraw: () => show(node), view: null, due: 0, shownAt: 0, range: null, past: null, fresh: [] });
   node.querySelector(".save").addEventListener("click", () => save(node));
   listen(node);
   charts.add(node);
@@ -92,6 +95,12 @@ export const showRange = (seconds) => setRange(newest(seconds));
 /** Shows the time from `at` until now in all charts. */
 export const showSince = (at) => setRange(between(Math.min(at, now() - 60), now(), now()));
 
+/** Shows the minute before `at` in all charts, with the crosshair at its end. */
+export function showMinuteBefore(at) {
+  setRange({ seconds: MINUTE + AFTER, to: at + AFTER });
+  setCursor(at);
+}
+
 function writeRange() {
   address.write("range", range.to === null && range.seconds === newest().seconds ? "" : rangeText(range));
 }
@@ -105,6 +114,8 @@ function press() {
 }
 
 const now = () => state.frame.snapshot.taken_at;
+/** True while newer frames belong to the range, or values of it may not have been read yet. */
+const continues = () => range.to === null || range.to > now() - PAUSE / 1000;
 
 async function draw(node) {
   if (!state.frame || !node.isConnected) return;
@@ -126,6 +137,7 @@ async function draw(node) {
 function show(node) {
   const { target, past, range: own } = node;
   if (!past || !state.frame) return;
+  node.shownAt = performance.now();
   const started = now() - state.frame.snapshot.elapsed_seconds;
   const { to, ...whole } = limits(own, now());
   const from = own.to === null && own.seconds <= YOUNG ? Math.max(whole.from, Math.min(started, to - SHORTEST)) : whole.from;
@@ -135,7 +147,7 @@ function show(node) {
   const points = past.seconds === null ? [...past.points, ...node.fresh] : past.points;
   const within = points.filter(({ at }) => at < to);
   const columns = intervals(within, past.seconds, from, to, about.started);
-  for (const column of columns) column.layers = layersOf(column);
+  for (const column of columns) column.layers = layersOf(column, node.left);
   const size = sizeOf(target);
   const marks = marksOf([...state.events.values()], target, from, to);
   const view = { ...about, columns, blocks: past.seconds !== null, size, marks, whole: target.pid === null };
@@ -163,8 +175,11 @@ function follow(node) {
 function newestPoint({ uuid, pid, start_ticks: start }, at) {
   const devices = uuid ? [state.devices.get(uuid)] : roots();
   if (devices.some((device) => !device || device.used_bytes === null || device.missed)) return null;
+  if (pid === null) {
+    const used = sum(devices.map((device) => device.used_bytes));
+    return { at, low: used, high: used, used, ...sharesOfAll(devices) };
+  }
   const lines = devices.flatMap(linesOf);
-  if (pid === null) return pointOf(at, lines, sum(devices.map((device) => device.used_bytes)));
   const key = processKey({ pid, start_ticks: start });
   const own = lines.filter((line) => processKey(line) === key);
   const used = state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key)?.used_bytes;
@@ -261,15 +276,16 @@ function save({ view, target }) {
 }
 
 setInterval(() => {
-  if (document.hidden || state.paused) return;
+  if (document.hidden || state.paused || !state.frame) return;
   for (const node of charts) {
     if (!node.isConnected) charts.delete(node);
-    else if (range.to === null && node.offsetParent) {
-      if (performance.now() >= node.due) draw(node);
-      else if (range.seconds <= FOLLOWED) show(node);
-    }
+    else if (continues() && performance.now() >= node.due && node.offsetParent) draw(node);
   }
 }, 1000);
 drawing.addEventListener("change", () => {
-  if (state.frame && range.to === null) for (const node of charts) follow(node);
+  if (!state.frame || !continues()) return;
+  for (const node of charts) {
+    follow(node);
+    if (range.seconds <= FOLLOWED && performance.now() - node.shownAt >= REDRAWN && node.offsetParent) show(node);
+  }
 });

@@ -7,24 +7,36 @@ import { createTable, showTable } from "./lists.js";
 import { readPast } from "./past.js";
 import { layersOf, runsOf } from "./stack.js";
 import { intervals } from "./intervals.js";
-import { state } from "./store.js";
+import { addressOf, isAt, rowsOf } from "./rows.js";
+import { drawing, state } from "./store.js";
 import { addView, openView } from "./views.js";
 import { OF_PROCESSES, SHARES } from "./words.js";
 
 const MOST = 4; // programs that are compared at once
 const SECONDS = 900;
 
-const marked = new Map(address.read("compare").split(",").filter(Boolean).map((key) => [key, null])); // by uuid:pid
+const marked = new Map(); // addresses of rows, by their key
+let wanted = address.read("compare").split(",").filter(Boolean); // addresses of rows to mark in the first frame that has any
 const keyOf = ({ device_uuid: uuid, pid }) => `${uuid}:${pid}`;
 
 export const isMarked = (row) => marked.has(keyOf(row));
 
+/** Marks the rows that the address names. */
+function markWanted() {
+  if (!wanted.length || !state.frame?.processes.length) return;
+  const all = rowsOf(state.frame);
+  const found = all.filter((row) => wanted.some((each) => isAt(each, row))).slice(0, MOST);
+  for (const row of found) marked.set(keyOf(row), addressOf(row, all));
+  wanted = [];
+  showCount();
+}
+
 /** Marks a row for the comparison, at most four; returns whether it is marked. */
 export function setMarked(row, on) {
   marked.delete(keyOf(row));
-  if (on) marked.set(keyOf(row), null);
+  if (on) marked.set(keyOf(row), addressOf(row, rowsOf(state.frame)));
   while (marked.size > MOST) marked.delete(marked.keys().next().value);
-  address.write("compare", [...marked.keys()].join(","));
+  address.write("compare", [...marked.values()].join(","));
   showCount();
   return on;
 }
@@ -36,7 +48,10 @@ function showCount() {
 }
 
 /** Rows of the newest frame that are marked. */
-const rows = () => state.frame.processes.filter(isMarked);
+function rows() {
+  markWanted();
+  return state.frame.processes.filter(isMarked);
+}
 
 const COLUMNS = [
   { title: "Share", text: ({ share }) => share },
@@ -47,6 +62,7 @@ const COLUMNS = [
 ];
 
 const charts = make("div.compared");
+const controls = make("div.controls");
 const says = control("p", { role: "status" });
 const moment = control("input", { type: "range", min: 0, max: 100, value: 0 });
 const table = createTable("Differences between two moments", COLUMNS);
@@ -60,7 +76,7 @@ function create() {
     histories = [];
     show();
   });
-  const controls = make("div.controls", make("label", "Compare now with ", moment), clear);
+  controls.append(make("label", "Compare now with ", moment), clear);
   return make("section", make("div.title", make("h2", "Compare"), says, controls), charts, table);
 }
 
@@ -83,6 +99,7 @@ function show() {
   const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
   const at = from + ((to - from) * moment.value) / 100;
   const top = points.reduce((most, { used }) => Math.max(most, used), 1);
+  controls.hidden = !histories.length;
   put(says, histories.length ? `All charts have the scale from 0 to ${human(top)}. Now is compared with ${clock(at)}.` : "Mark rows of processes (x) to compare them.");
   sync(
     charts,
@@ -125,4 +142,5 @@ function differences(row, { points }, at) {
 
 $("compare-open").addEventListener("click", () => openView("compare"));
 showCount();
+drawing.addEventListener("change", markWanted);
 addView("compare", create, load);

@@ -59,9 +59,10 @@ function updateTile(node, row) {
   put(tile.children[0], String(device.index));
   put(tile.children[1], usedShare(device));
   showThinBar(tile.children[2], sums, device.size_bytes ?? 0);
-  tile.title = tileLabel(row);
-  tile.setAttribute("aria-label", tileLabel(row));
-  tile.setAttribute("aria-pressed", String(isChosen(device)));
+  const text = tileLabel(row);
+  if (tile.title !== text) tile.title = tile.ariaLabel = text;
+  const pressed = String(isChosen(device));
+  if (tile.ariaPressed !== pressed) tile.ariaPressed = pressed;
   tile.classList.toggle("notable", fault !== "" || verdict !== "");
 }
 

@@ -19,14 +19,17 @@ export function svg(kind, attributes) {
   return node;
 }
 
-/** Sets the text of `node`. Equal text is not set again, so that a screen reader does not repeat it. */
+/** Sets the text of `node`, which nothing else sets. Equal text is not set again: a screen reader would repeat it. */
 export function put(node, text, most = 1000) {
+  if (node.given === text) return;
+  node.given = text;
   const safe = clean(text, most);
   if (node.textContent !== safe) node.textContent = safe;
 }
 
 /** Sets a text that may be cut; the tooltip has more of it. */
 export function name(node, text, most = 300) {
+  if (node.given === text) return;
   put(node, text, most);
   node.title = clean(text, 1000);
 }

@@ -1,8 +1,10 @@
 // Events: what happened, the newest first.
 
 import * as address from "./address.js";
-import { $, make, named, sync } from "./elements.js";
+import { showMinuteBefore } from "./chart.js";
+import { $, button, make, named, sync } from "./elements.js";
 import { clean, clock, words } from "./format.js";
+import { showDevice } from "./hero.js";
 import { state } from "./store.js";
 
 const SHOWN = 60;
@@ -17,14 +19,34 @@ const CHOICES = {
 
 const choice = () => CHOICES[$("events-of").value];
 
-export function showEvents() {
+/** The events that are listed, the newest first. */
+export function newestEvents() {
   const own = [...state.events.values()].filter(({ kind }) => choice()(kind));
-  const newest = own.sort((one, other) => other.id - one.id).slice(0, SHOWN);
+  return own.sort((one, other) => other.id - one.id).slice(0, SHOWN);
+}
+
+/** Shows the minute before an event in the chart of its device. */
+export function showMinute({ at, device_uuid: uuid }) {
+  const device = state.devices.get(uuid);
+  if (device) showDevice(device);
+  else $("hero").scrollIntoView({ block: "nearest" });
+  showMinuteBefore(at);
+}
+
+function createEvent(event) {
+  const time = button(clock(event.at), () => showMinute(event), "button.plain");
+  time.title = "Show the minute before it";
+  time.tabIndex = -1; // the palette lists events, too
+  return make("li", time, make("b", clean(words(event.kind))), named(event.summary, 400));
+}
+
+export function showEvents() {
+  const newest = newestEvents();
   sync(
     $("events"),
     newest,
     (event) => event.id,
-    (event) => make("li", make("time", clock(event.at)), make("b", clean(words(event.kind))), named(event.summary, 400)),
+    createEvent,
     (node, event) => {
       node.className = clean(event.kind);
     },

@@ -2,18 +2,19 @@
 // is its right edge, on the same scale.
 
 import * as address from "./address.js";
-import { edge, shares, showEdge } from "./bars.js";
+import { edge, showEdge } from "./bars.js";
 import { createChart, setTarget } from "./chart.js";
 import { $, button, make, name, put, sync } from "./elements.js";
 import { flush } from "./flush.js";
 import { clock, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
-import { estimate, label, linesOf, reclaimable, roots, state } from "./store.js";
+import { estimate, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
 import { showProcessesOf } from "./table.js";
 import { SHARES } from "./words.js";
 
 let chosen = address.read("gpu").split(",")[0]; // index of the device that is shown; empty for all
+const hidden = new Set(address.read("hide").split(",").filter((share) => SHARES.includes(share))); // shares
 let chart = null;
 let present = { sums: {}, size: 0, reserved: 0 }; // of the newest frame
 
@@ -67,18 +68,34 @@ function entriesOf(devices, sums) {
   return [...more, ...free, ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
 }
 
+/** A button that hides a share in the picture, or shows it again. */
+function toggle(share, sign) {
+  const node = button("", () => {
+    if (!hidden.delete(share)) hidden.add(share);
+    address.write("hide", [...hidden].join(","));
+    chart.redraw();
+    showHero();
+  }, "button.plain");
+  node.append(...sign);
+  return node;
+}
+
 function showLegend(node, devices, sums) {
   sync(
     node,
     entriesOf(devices, sums),
     ([share]) => share,
     ([share]) => {
-      const entry = make("div", make("dt", make(`i.${share}`), share), make("dd"));
+      const sign = [make(`i.${share}`), share];
+      const term = make("dt", ...(SHARES.includes(share) ? [toggle(share, sign)] : sign));
+      const entry = make("div", term, make("dd"));
       entry.title = MEANINGS[share];
       return entry;
     },
-    (entry, [, bytes]) => {
+    (entry, [share, bytes]) => {
       put(entry.lastChild, human(bytes));
+      const opener = entry.querySelector("button");
+      if (opener) opener.ariaPressed = String(!hidden.has(share));
       entry.classList.toggle("none", !bytes);
     },
   );
@@ -149,8 +166,8 @@ function showConditions(devices) {
 export function showHero() {
   const devices = shown();
   const article = $("hero");
-  const lines = devices.flatMap(linesOf);
-  const sums = shares(lines);
+  const sums = sharesOfAll(devices);
+  const flushed = reclaimableOf(devices);
   const known = devices.some((device) => device.used_bytes !== null);
   const [title, model] = titleOf(devices);
   article.hidden = !devices.length;
@@ -161,9 +178,9 @@ export function showHero() {
   put(article.querySelector(".sensors"), known ? sensors(devices) : "");
   article.classList.toggle("lost", !known);
   showLegend(article.querySelector(".legend"), devices, sums);
-  put(article.querySelector(".estimate"), estimate(lines, devices.length > 1 ? "Flushing all programs" : "A flush"));
+  put(article.querySelector(".estimate"), estimate(flushed, devices.length > 1 ? "Flushing all programs" : "A flush"));
   $("hero-flush").hidden = !state.frame.snapshot.reports.length;
-  $("hero-flush").disabled = !reclaimable(lines).bytes;
+  $("hero-flush").disabled = !flushed.bytes;
   put($("hero-flush"), state.frame.snapshot.devices.length > 1 && devices.length === 1 ? `Flush ${title}…` : "Flush all…");
   showChoice(devices);
   showQueue(devices);
@@ -174,7 +191,7 @@ export function showHero() {
 
 function showChart(target) {
   if (!chart) {
-    chart = createChart(target, drawEdge);
+    chart = createChart(target, drawEdge, hidden);
     chart.plot.append(edge());
     $("hero").querySelector(".stage").prepend(chart);
   }
@@ -184,7 +201,8 @@ function showChart(target) {
 
 /** Draws the bar on the scale of the chart. */
 function drawEdge() {
-  showEdge(chart.plot.querySelector(".edge"), present.sums, chart.view?.top ?? present.size, present.reserved);
+  const sums = Object.fromEntries(Object.entries(present.sums).filter(([share]) => !hidden.has(share)));
+  showEdge(chart.plot.querySelector(".edge"), sums, chart.view?.top ?? present.size, present.reserved);
 }
 
 function flushShown() {

@@ -30,7 +30,7 @@ function chartOf(alert) {
   if (!device) return "";
   const range = rangeText(between(beginOf(alert) - MARGIN, endOf(alert) + MARGIN, now()));
   const found = { gpu: device.index, range };
-  return linkTo(alert.pid ? { ...found, open: `${device.index}:${alert.pid}` } : found);
+  return linkTo(alert.pid ? { ...found, open: `${device.index}:${alert.labels.workload || alert.pid}` } : found);
 }
 
 const COLUMNS = [

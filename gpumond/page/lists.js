@@ -71,7 +71,8 @@ export function createListing(title, columns, key, record) {
   };
   const draw = () => {
     const items = found();
-    put(count, `${items.length} of ${all.length}${items.length > MOST ? `, the latest ${MOST} are shown` : ""}`);
+    const more = items.length > MOST ? `, the latest ${MOST} are shown` : "";
+    put(count, all.length ? `${items.length} of ${all.length}${more}` : "None yet.");
     table.hidden = !items.length;
     showTable(table, items.slice(0, MOST), key);
   };

@@ -3,15 +3,17 @@
 /** Calls `receive(kind, content)` with each message, and `receive()` with each comment, until the stream ends. */
 export async function readMessages(body, receive) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
+  let parts = []; // of the next message: a complete frame arrives in a hundred
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    const messages = (text + value).split("\n\n");
-    text = messages.pop();
+    parts.push(value);
+    if (!value.includes("\n")) continue;
+    const messages = parts.join("").split("\n\n");
+    parts = [messages.pop()];
     for (const message of messages) {
-      const [, kind, data] = /^event: (\w+)\ndata: ([^\n]*)$/.exec(message) ?? [];
-      receive(kind, kind && JSON.parse(data));
+      const [head, kind] = /^event: (\w+)\ndata: /.exec(message) ?? [];
+      receive(kind, kind && JSON.parse(message.slice(head.length)));
     }
   }
 }

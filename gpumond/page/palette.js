@@ -2,13 +2,14 @@
 
 import { showRange } from "./chart.js";
 import { $, control, make, named, put } from "./elements.js";
+import { newestEvents, showMinute } from "./events.js";
 import { flush } from "./flush.js";
-import { clean } from "./format.js";
+import { clean, clock } from "./format.js";
 import { choose, showDevice } from "./hero.js";
+import { cardCommands } from "./problems.js";
 import { RANGES } from "./range.js";
 import { COLUMNS, GROUPS, rowsOf } from "./rows.js";
-import { silence } from "./silences.js";
-import { label, linesOf, reclaimable, state } from "./store.js";
+import { label, reclaimableOf, state } from "./store.js";
 import { filterBy, groupBy, showProcess, sortById } from "./table.js";
 import { setTheme, themes } from "./theme.js";
 import { TITLES, openView } from "./views.js";
@@ -30,16 +31,14 @@ function* commandsOf() {
   for (const [text, seconds] of RANGES) yield [`Range ${text}`, () => visit(() => showRange(seconds))];
   const { devices, reports } = state.frame.snapshot;
   const rows = rowsOf(state.frame);
-  for (const alert of state.frame.alerts) {
-    const labels = Object.fromEntries(alert.labels);
-    const subject = [labels.workload, labels.gpu && `GPU ${labels.gpu}`].filter(Boolean).join(" on ");
-    yield [`Silence ${alert.rule} ${subject}`, () => silence({ ...alert, labels })];
-  }
+  yield* cardCommands();
+  for (const event of newestEvents()) yield [`Minute before ${clock(event.at)} ${event.summary}`, () => visit(() => showMinute(event))];
+  for (const kind of ["csv", "json"]) yield [`Download processes as ${kind.toUpperCase()}`, () => $(kind).click()];
   if (devices.length > 1) yield ["Show all GPUs", () => visit(() => choose(null))];
   if (reports.length) yield ["Flush all programs", () => flush({ all: true }, "all programs")];
   for (const device of devices) {
     yield [`Show ${label(device)} ${device.name}`, () => visit(() => showDevice(device))];
-    if (reclaimable(linesOf(device)).bytes) yield [`Flush ${label(device)}`, () => flush({ device: device.uuid }, label(device))];
+    if (reclaimableOf([device]).bytes) yield [`Flush ${label(device)}`, () => flush({ device: device.uuid }, label(device))];
   }
   for (const row of rows) yield [`Show ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
   for (const row of rows.filter(({ agent, cached_bytes: bytes }) => agent && agent.flush_policy !== "never" && bytes))
@@ -56,7 +55,9 @@ function visit(show) {
 
 function search() {
   const terms = $("palette-text").value.toLowerCase().split(/\s+/).filter(Boolean);
-  found = commands.filter(([text]) => terms.every((term) => text.toLowerCase().includes(term))).slice(0, SHOWN);
+  const starts = ([text]) => text.toLowerCase().startsWith(terms[0] ?? "");
+  const matching = commands.filter(([text]) => terms.every((term) => text.toLowerCase().includes(term)));
+  found = matching.sort((one, other) => starts(other) - starts(one)).slice(0, SHOWN);
   const words = $("palette-text").value.trim();
   if (!found.length && state.frame) found = [[`Filter processes by ${words}`, () => visit(() => filterBy(words))]];
   $("palette-list").replaceChildren(

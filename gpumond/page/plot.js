@@ -13,6 +13,7 @@ const SPACE = 90; // pixels for the text of one
 const CLOSE = 14; // pixels between two signs
 const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
 let hatches = 0; // number of patterns
+const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no text
 const EDGE = 0.08; // of the range: lines closer to its ends have no text, which would not fit
 
 /** Draws `view` into the plot: its range, columns, used memory with its limits, size, marks and summary. Returns the bytes
@@ -20,6 +21,7 @@ at the upper edge. */
 export function drawPlot(plot, view) {
   const { from, to, columns, blocks, size } = view;
   const data = topOf(columns);
+  const wide = plot.wide ?? plot.clientWidth; // to ask for the width again would compute the layout
   const sized = size !== null && (view.whole || size <= 1.5 * data);
   const top = sized ? Math.max(size, data) : 1.05 * data;
   const x = (at) => ((1000 * (at - from)) / (to - from)).toFixed(2);
@@ -29,7 +31,7 @@ export function drawPlot(plot, view) {
   const area = (run) => `M${along(run, "high").slice(1)}${along(back(run), "low")}Z`;
   const line = (run) => `M${along(run, "used").slice(1)}`;
   const path = (kind, d) => svg("path", { class: kind, d });
-  const times = timeLines(from, to, Math.min(TIMES, Math.max(2, Math.floor(plot.clientWidth / SPACE))));
+  const times = timeLines(from, to, Math.min(TIMES, Math.max(2, Math.floor(wide / SPACE))));
   const inner = times.filter((at) => Math.min(at - from, to - at) >= EDGE * (to - from));
   const levels = byteLines(top);
   const grid = [...times.map((at) => `M${x(at)} 0V100`), ...levels.map((bytes) => `M0 ${y(bytes)}H1000`)];
@@ -49,11 +51,11 @@ export function drawPlot(plot, view) {
     drawing,
     ...unknown(columns, from, to).map((part) => hatching(part, view)),
     ...view.spans.filter((span) => span.to >= from && span.from <= to).map((span) => marking(span, view)),
-    ...levels.map((bytes) => tick("axis.level", human(bytes), { top: `${y(bytes)}%` })),
+    ...levels.filter((bytes) => !sized || Math.abs(bytes - size) > NEAR_SIZE * top).map((bytes) => tick("axis.level", human(bytes), { top: `${y(bytes)}%` })),
     ...inner.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
     ...(sized ? [tick("axis.sized", `size ${human(size)}`, { top: `${y(size)}%` })] : []),
   );
-  drawMarks(plot.querySelector(".marks"), view, plot.clientWidth);
+  drawMarks(plot.querySelector(".marks"), view, wide);
   return top;
 }
 
@@ -66,7 +68,7 @@ function tick(kind, text, place) {
 /** The area of stranded memory, hatched as in bars. The pattern is scaled back, because the drawing is stretched. */
 function hatched(plot, d) {
   plot.hatch ??= `hatch-${(hatches += 1)}`;
-  const scale = `scale(${1000 / Math.max(1, plot.clientWidth)} ${100 / Math.max(1, plot.clientHeight)}) rotate(45)`;
+  const scale = `scale(${1000 / Math.max(1, plot.wide ?? plot.clientWidth)} ${100 / Math.max(1, plot.high ?? plot.clientHeight)}) rotate(45)`;
   const pattern = svg("pattern", { id: plot.hatch, width: 4, height: 4, patternUnits: "userSpaceOnUse", patternTransform: scale });
   pattern.append(svg("path", { class: "stripe", d: "M0 0V4" }));
   return [pattern, svg("path", { class: "hatch", d, fill: `url(#${plot.hatch})` })];
@@ -92,7 +94,7 @@ function drawMarks(list, { marks, from, to }, width) {
 
 /** Marks an unknown part. It ends with the daemon's start if the daemon started a moment before the first value. */
 function hatching(part, { from, to, started }) {
-  const near = Math.abs(part.to - started) < Math.max(5, NARROW * (to - from));
+  const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from));
   const label = near ? `daemon started ${clock(started)}` : "no data";
   const node = make("div.unknown", make("span", label));
   node.style.left = `${(100 * (part.from - from)) / (to - from)}%`;
@@ -135,5 +137,6 @@ export function createPlot(label) {
   plot.tabIndex = 0;
   plot.setAttribute("role", "group");
   plot.setAttribute("aria-label", label);
+  new ResizeObserver(([{ contentRect }]) => Object.assign(plot, { wide: contentRect.width, high: contentRect.height })).observe(plot);
   return plot;
 }

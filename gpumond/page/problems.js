@@ -10,7 +10,7 @@ import { clean, many } from "./format.js";
 import { showDevice } from "./hero.js";
 import { rowsOf } from "./rows.js";
 import { silence } from "./silences.js";
-import { label, linesOf, processKey, reclaimable, state } from "./store.js";
+import { label, processKey, reclaimableOf, state } from "./store.js";
 import { showProcess } from "./table.js";
 import { openView } from "./views.js";
 import { why } from "./why.js";
@@ -34,6 +34,7 @@ function subjectOf({ uuid, process, alert }, row) {
 
 /** Shows the chart of the card's subject from the time before the problem began. */
 function showChart({ uuid, process, alert, verdict }) {
+  openView("");
   showSince((verdict?.since ?? alert.fired_at ?? alert.active_at) - MARGIN);
   const device = state.devices.get(uuid);
   const row = process && rowsOf(state.frame).find((each) => each.device_uuid === uuid && processKey(each) === processKey(process));
@@ -62,7 +63,7 @@ const agentOf = (row) => state.frame.snapshot.reports.find((report) => processKe
 
 function flushableDevice({ uuid, process }) {
   const device = !process && state.devices.get(uuid);
-  return device && reclaimable(linesOf(device)).bytes > 0;
+  return device && reclaimableOf([device]).bytes > 0;
 }
 
 function create() {
@@ -101,6 +102,13 @@ function update(node, card) {
   if (id) oomCase.href = `api/v1/oom/${encodeURIComponent(id)}/report`;
   showFit(node.lastChild, card.verdict ?? {}, now);
 }
+
+/** What the cards offer, as commands: pairs of a text and an action. */
+export const cardCommands = () =>
+  [...$("alerts").children].flatMap((node) => {
+    const own = Object.entries(ACTIONS).filter(([, { of }]) => of(node));
+    return own.map(([word, { act }]) => [`${word} ${node.card.kind} (${node.subject})`, () => act(node)]);
+  });
 
 function drawTrend(drawing, fit) {
   drawing.toggleAttribute("hidden", !fit);

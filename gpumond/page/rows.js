@@ -68,6 +68,7 @@ export function rowsOf(frame) {
     return {
       ...process,
       key,
+      rank: null, // by which rows are ordered
       device: devices.get(process.device_uuid),
       program: process.workload || process.comm || "?",
       owner: process.user ?? (process.uid === null ? "" : String(process.uid)),
@@ -79,6 +80,16 @@ export function rowsOf(frame) {
     };
   });
 }
+
+/** A row in an address: by its workload, which outlives a restart, unless another row of the device has the same. */
+export function addressOf(row, rows) {
+  const twin = (other) => other.key !== row.key && other.device_uuid === row.device_uuid && other.workload === row.workload;
+  return `${row.device?.index ?? ""}:${row.workload && !rows.some(twin) ? row.workload : row.pid}`;
+}
+
+/** True if an address names this row. */
+export const isAt = (address, { device, workload, pid }) =>
+  [workload, String(pid)].some((name) => name && address === `${device?.index ?? ""}:${name}`);
 
 const MAY_BE_EMPTY = ["gpu", "user", "waste", ...OF_PROCESSES, "verdict"];
 
@@ -111,9 +122,8 @@ export function find(rows, filter, gpu = "") {
 export function ordered(rows, { id, up }) {
   const column = COLUMNS.find((each) => each.id === id);
   const sign = up ? 1 : -1;
-  const keyed = rows.map((row) => [column.of(row), row]);
-  keyed.sort(([one, a], [other, b]) => (one < other ? -sign : one > other ? sign : a.pid - b.pid));
-  return keyed.map(([, row]) => row);
+  for (const row of rows) row.rank = column.of(row);
+  return [...rows].sort((a, b) => (a.rank < b.rank ? -sign : a.rank > b.rank ? sign : a.pid - b.pid));
 }
 
 /** Groups of rows with sums, in the order of a column. A sum is of the known values; `partial` names those in which

@@ -5,12 +5,12 @@ import { SHARES } from "./words.js";
 const NEAR = 0.4; // of the length of an interval
 const FIELDS = ["at", "low", "high", "used", ...SHARES];
 
-/** Lower and upper edge of each share that is known, in bytes. */
-export function layersOf(column) {
+/** Lower and upper edge of each share that is known and not hidden, in bytes. */
+export function layersOf(column, hidden = new Set()) {
   const found = {};
   let base = 0;
   for (const share of SHARES) {
-    if (column[share] === undefined) continue;
+    if (column[share] === undefined || hidden.has(share)) continue;
     found[share] = [base, base + column[share]];
     base += column[share];
   }

@@ -4,6 +4,8 @@ import { human, sum } from "./format.js";
 import { ORDINARY, UNDECIDED } from "./words.js";
 
 const EVENTS_SHOWN = 200;
+const MANY = 1000; // processes
+const REST = 1500; // milliseconds
 
 export const state = {
   frame: null,
@@ -15,17 +17,30 @@ export const state = {
   paused: false, // by the user: the frame stays
   devices: new Map(), // of the frame, by UUID
   lines: null, // of the frame's ledger, by UUID of the device; null until they are used
+  sums: null, // bytes of each share by UUID of the device; null until they are used
   events: new Map(), // by id
 };
 
 /** Calls of the functions that draw; page.js adds its own. */
 export const drawing = new EventTarget();
 export const changed = () => drawing.dispatchEvent(new Event("change"));
+let scheduled = 0;
+let drawnAt = -Infinity; // performance.now()
+/** Draws with the next frame of the browser: what a message contains is read in a task of its own. Of a machine with many
+processes, every second frame is drawn, unless the daemon does not answer. */
+export function drawSoon() {
+  const many = state.frame?.processes.length > MANY && !state.failures;
+  if (many && performance.now() - drawnAt < REST) return;
+  scheduled ||= requestAnimationFrame(() => {
+    [scheduled, drawnAt] = [0, performance.now()];
+    changed();
+  });
+}
 
 export function setFrame(frame) {
   state.frame = frame;
   state.receivedAt = performance.now();
-  state.lines = null;
+  state.lines = state.sums = null;
   state.devices = new Map((frame?.snapshot.devices ?? []).map((device) => [device.uuid, device]));
 }
 
@@ -60,20 +75,48 @@ export function linesOf(device) {
 /** Devices that are not a part of another device. */
 export const roots = () => state.frame.snapshot.devices.filter((device) => !state.devices.has(device.parent_uuid));
 
-/** Bytes that a flush of these ledger lines would release; programs that allow no flush are counted as refused. */
-export function reclaimable(lines) {
-  const reports = state.frame.snapshot.reports;
-  const refusing = new Set(reports.filter((report) => report.flush_policy === "never").map(processKey));
-  const cached = lines.filter((line) => line.share === "cached");
-  return {
-    bytes: sum(cached.filter((line) => !refusing.has(processKey(line))).map((line) => line.used_bytes)),
-    refused: sum(cached.filter((line) => refusing.has(processKey(line))).map((line) => line.used_bytes)),
-    known: cached.length > 0,
-  };
+/** Bytes of each share on a device. */
+export function sharesOf(device) {
+  if (!state.sums) {
+    state.sums = new Map(state.frame.snapshot.devices.map(({ uuid }) => [uuid, {}]));
+    for (const { device_uuid: uuid, share, used_bytes: bytes } of state.frame.ledger.lines) {
+      const sums = state.sums.get(uuid);
+      if (sums) sums[share] = (sums[share] ?? 0) + bytes;
+    }
+  }
+  return state.sums.get(device.uuid) ?? {};
 }
 
-export function estimate(lines, subject = "A flush") {
-  const { bytes, refused, known } = reclaimable(lines);
+/** Bytes of each share on several devices. */
+export function sharesOfAll(devices) {
+  const total = {};
+  for (const device of devices)
+    for (const [share, bytes] of Object.entries(sharesOf(device))) total[share] = (total[share] ?? 0) + bytes;
+  return total;
+}
+
+/** Bytes that a flush of these devices would release; programs that allow no flush are counted as refused. */
+export function reclaimableOf(devices) {
+  if (state.frame.snapshot.reports.some((report) => report.flush_policy === "never")) return reclaimable(devices.flatMap(linesOf));
+  const { cached } = sharesOfAll(devices);
+  return { bytes: cached ?? 0, refused: 0, known: cached !== undefined };
+}
+
+/** Bytes that a flush of these ledger lines would release; programs that allow no flush are counted as refused. */
+function reclaimable(lines) {
+  const reports = state.frame.snapshot.reports;
+  const refusing = new Set(state.frame.snapshot.reports.filter((report) => report.flush_policy === "never").map(processKey));
+  const found = { bytes: 0, refused: 0, known: false };
+  for (const line of lines) {
+    if (line.share !== "cached") continue;
+    found.known = true;
+    found[refusing.size && refusing.has(processKey(line)) ? "refused" : "bytes"] += line.used_bytes;
+  }
+  return found;
+}
+
+/** What a flush would release, as a sentence. */
+export function estimate({ bytes, refused, known }, subject = "A flush") {
   if (!known) return "";
   const more = refused ? ` Programs that do not allow a flush hold ${human(refused)} more in their caches.` : "";
   return `${subject} would release ${bytes ? `about ${human(bytes)}` : "nothing"}.${more}`;

@@ -4,7 +4,7 @@
 
 import { applyChanges, readMessages } from "./live.js";
 import { currentToken, setToken } from "./session.js";
-import { addEvents, changed, setFrame, state } from "./store.js";
+import { addEvents, drawSoon, setFrame, state } from "./store.js";
 
 const PAUSE = 1000;
 const TIMEOUT = 5000; // the daemon sends at least a comment every 2 s
@@ -17,6 +17,7 @@ let etag = null;
 let number = 0; // of the newest message of the stream; -1 if this window's frame is not from the stream
 let leaving = new AbortController(); // aborted when this window is hidden, or changes its part
 let leading = false;
+let followed = false; // true once another window has asked for messages: to copy a frame for nobody takes time
 let timer = 0;
 let watchdog = 0;
 
@@ -39,7 +40,7 @@ async function follow() {
     }
     if (signal.aborted) return;
     send();
-    changed();
+    drawSoon();
     if (state.closed) return join();
     await new Promise((resolve) => setTimeout(resolve, PAUSE));
   }
@@ -65,7 +66,7 @@ async function readStream(signal) {
       show({ [kind]: content });
       Object.assign(state, { failures: 0, cause: null, problem: null });
       send({ [kind]: content });
-      changed();
+      drawSoon();
     });
   } finally {
     clearTimeout(silence);
@@ -108,7 +109,7 @@ async function poll() {
   number = -1;
   await request();
   if (signal.aborted) return;
-  changed();
+  drawSoon();
   clearTimeout(timer);
   timer = setTimeout(poll, PAUSE);
 }
@@ -156,12 +157,18 @@ function reachable() {
 }
 
 function send(message = {}) {
+  if (!followed) return;
   const { failures, cause, problem, closed } = state;
   channel.postMessage({ ...(closed ? {} : message), number, state: { failures, cause, problem, closed } });
 }
 
 channel.addEventListener("message", ({ data }) => {
+  if (data === "who") {
+    channel.postMessage("hello");
+    return;
+  }
   if (data === "hello") {
+    followed = true;
     if (leading && state.frame) send({ frame: { ...state.frame, events: [...state.events.values()] } });
     return;
   }
@@ -181,7 +188,7 @@ channel.addEventListener("message", ({ data }) => {
     channel.postMessage("hello");
   }
   if (data.state.problem) setFrame(null);
-  changed();
+  drawSoon();
 });
 
 /** The leading window may be suspended: a window that receives no message requests frames itself. */
@@ -205,6 +212,7 @@ function join() {
     clearTimeout(watchdog);
     clearTimeout(timer);
     leading = true;
+    channel.postMessage("who");
     follow();
     return new Promise((resolve) => signal.addEventListener("abort", resolve));
   };

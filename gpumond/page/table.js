@@ -5,7 +5,7 @@ import { addChanges, createRanges, showsChanges } from "./changes.js";
 import { $, button, labeled, make, put, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, reuse, updateRow } from "./row.js";
-import { COLUMNS, GROUPS, barBytes, filled, find, groupKey, inOrderOf, kindOf, listed, rowsOf } from "./rows.js";
+import { COLUMNS, GROUPS, addressOf, barBytes, filled, find, groupKey, inOrderOf, isAt, kindOf, listed, rowsOf } from "./rows.js";
 import { state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
@@ -98,7 +98,7 @@ function draw() {
   // Chromium computes the layout when the row with the focus moves, before the gap after it exists
   if (top !== null && scroller.scrollTop !== top) scroller.scrollTop = top;
   table.ariaRowCount = String(list.length + 1);
-  if (long) requestAnimationFrame(measure);
+  if (long) setTimeout(measure); // after the layout, which it reads
 }
 
 /** Places and heights of the details of open rows. */
@@ -120,16 +120,14 @@ function toggle(key) {
   heights.delete(key);
   active = key;
   const open = list.filter((item) => opened.has(item.key) && !item.rows);
-  address.write("open", open.map(addressOf).join(","));
+  address.write("open", open.map((row) => addressOf(row, rows)).join(","));
   arrange(true);
 }
 
-const addressOf = (row) => `${row.device?.index ?? ""}:${row.pid}`;
-
 function openByAddress() {
   if (!opening || !rows.length) return;
-  const wanted = new Set(opening.split(","));
-  for (const row of rows.filter((each) => wanted.has(addressOf(each)))) {
+  const wanted = opening.split(",");
+  for (const row of rows.filter((each) => wanted.some((one) => isAt(one, each)))) {
     opened.add(row.key);
     if (group) opened.add(groupKey(group, row));
   }

@@ -87,7 +87,8 @@ KEPT = 32
 """Messages that a slow reader can still receive. One that needs older ones receives a complete frame."""
 EVENTS_SENT = 200
 """Newest events that a complete frame contains."""
-GZIP_LEVEL = 6
+GZIP_LEVEL, WHOLE_LEVEL = 6, 3
+"""Compression of changes, which are many, and of a complete frame, whose reader waits for it."""
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 WHOLE = TypeAdapter(FullFrame)
@@ -188,11 +189,12 @@ class LiveFrames:
 
 def encoded(number: int, kind: str, body: bytes, events: bytes) -> LiveMessage:
     """Return a message: an object's JSON with ``events`` added."""
-    return _packed(number, b"".join((f"event: {kind}\ndata: ".encode(), body[:-1], b',"events":', events, b"}\n\n")))
+    plain = b"".join((f"event: {kind}\ndata: ".encode(), body[:-1], b',"events":', events, b"}\n\n"))
+    return _packed(number, plain, WHOLE_LEVEL if kind == "frame" else GZIP_LEVEL)
 
 
-def _packed(number: int, plain: bytes) -> LiveMessage:
-    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+def _packed(number: int, plain: bytes, level: int = GZIP_LEVEL) -> LiveMessage:
+    packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
     return LiveMessage(number, plain, packer.compress(plain) + packer.flush(zlib.Z_SYNC_FLUSH))
 
 

@@ -1,10 +1,10 @@
 """The demo's programs, as processes that run the agent and share one simulated device.
 
-    python -m gpumond.sim.programs {training,serving,leak,fragmentation,inference} --card DIR
+    python -m gpumond.sim.programs {training,serving,leak,fragmentation,inference,finetune} --card DIR
 
 A program is a generator: it allocates and frees a little, then yields the seconds until it continues. It restarts when
-the device is full, and may end. Sizes are shares of the device, chosen for 24 GiB; the four together hold 50 to 78 % of
-it.
+the device is full, and may end. Sizes are shares of the device, chosen for 24 GiB; the first four together hold 50 to
+78 % of it, the last two run out of memory together.
 """
 
 from __future__ import annotations
@@ -108,6 +108,23 @@ def inference(memory: ProgramMemory, random: Random) -> Iterator[float]:
     yield from serving(memory, random)
 
 
+def finetune(memory: ProgramMemory, random: Random) -> Iterator[float]:
+    """Search for the largest batch that the device has room for: the last one does not fit beside `inference`."""
+    from gpumond import agent
+
+    memory.allocate(0.04, "parameters")
+    yield 10.0
+    for share in (0.02, 0.04, 0.08, 0.16, 0.32):
+        for _ in range(6):
+            memory.busy(random.uniform(0.2, 0.4))
+            batch = memory.allocate(share)
+            yield 2.0
+            memory.free(batch)
+            yield 0.5
+    with agent.scope("batch-64"):
+        memory.allocate(0.64)
+
+
 def leak(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Keep an unneeded tensor in each step; end before the device is full."""
     memory.allocate(0.03, "parameters")
@@ -167,6 +184,7 @@ PROGRAMS: Mapping[str, Program] = {
     "leak": leak,
     "fragmentation": fragmentation,
     "inference": inference,
+    "finetune": finetune,
 }
 
 

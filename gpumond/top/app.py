@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from gpumond.facts.errors import DaemonError
 from gpumond.top import screen
@@ -26,6 +27,7 @@ from gpumond.top.screen import (
     remarks,
     remarks_in_full,
 )
+from gpumond.top.suspend import SuspensionPanel
 from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
 from gpumond.view.notices import FrameNotice
@@ -86,6 +88,8 @@ class Top:
             "U": lambda: table.marks.clear(),
             "f": lambda: self._flush(self._targets()),
             "F": self._flush_device,
+            "z": lambda: self._move("suspend"),
+            "Z": lambda: self._move("resume"),
             "a": lambda: self._open(TextPanel(self._remarks_in_full, ("a", "enter"))),
             "p": self._pause,
             "escape": self._show_all,
@@ -400,6 +404,14 @@ class Top:
             self.message = "" if self.panel is panel else summary
 
         panel = self.panel = FlushPanel(self.requests, targets, name, done)
+
+    def _move(self, action: Literal["suspend", "resume"]) -> None:
+        """Suspend or resume one program: the marked one, or else the one under the cursor."""
+        rows = self._targets()
+        if len(rows) == 1:
+            (row,) = rows
+            daemon, name = self._place_of(row.key[0])[0].daemon, f"{row.program} (pid {row.pid})"
+            self.panel = SuspensionPanel(self.requests, daemon, row.pid, name, action)
 
     def _signal(self) -> None:
         if rows := self._targets():

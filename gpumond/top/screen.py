@@ -146,6 +146,7 @@ Devices
 Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
+z, Z | suspend the program under the cursor, which moves its device memory to the host; resume it
 k, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
@@ -306,15 +307,15 @@ def chart_rows(rows: int) -> int:
 def head_line(
     connections: Sequence[Connection], notices: Sequence[FrameNotice], view: View | None, paused: bool
 ) -> Line:
-    several = len(connections) > 1
-    address = ", ".join(each.name for each in connections) if several else plain(connections[0].daemon.url, 60)
+    address = (
+        ", ".join(each.name for each in connections) if len(connections) > 1 else plain(connections[0].daemon.url, 60)
+    )
     line = [Span(f"gpumond {address}")]
     line += [piece for notice in notices for piece in (Span("  "), Span(notice.title.upper(), STYLES[notice.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
     if view:
         clock = time.strftime("%H:%M:%S", time.localtime(view.taken_at))
-        frame = "" if several else f"  frame {view.seq}"
-        line.append(Span(f"  {view.source}{frame}  {clock}"))
+        line.append(Span(f"  {view.source}  {clock}"))
     return line
 
 

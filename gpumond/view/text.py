@@ -255,6 +255,7 @@ def wrapped(line: Line, width: int) -> list[Line]:
     for piece in line:
         for word in _words(piece.text, width):
             if used and used + cells(word.rstrip(" ")) > width:
+                lines[-1][-1] = lines[-1][-1]._replace(text=lines[-1][-1].text.rstrip(" "))  # or the line is too long
                 lines.append([])
                 used = 0
                 word = word.lstrip(" ")

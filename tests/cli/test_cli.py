@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import socket
 import subprocess
@@ -183,3 +184,12 @@ def test_help_describes_every_command_and_argument():
 
     _, parsers = make_parser(commands())
     assert [name for parser in parsers.values() for name in undescribed(parser)] == []
+
+
+def test_top_refuses_a_dumb_terminal():
+    environ = {**os.environ, "TERM": "dumb"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpumond", "top"], env=environ, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gpumond: a dumb terminal cannot be drawn on; run gpumond top --once\n"

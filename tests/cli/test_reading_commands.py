@@ -76,6 +76,26 @@ def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
     assert receipt["released_bytes"] == GIB
 
 
+@pytest.mark.parametrize("command", ["receipts", "events", "audit"])
+@pytest.mark.parametrize("limit", ["0", "-1", "x"])
+def test_limit_below_one_is_refused(command: str, limit: str):
+    done = subprocess.run(
+        [sys.executable, "-m", "gpumond", command, f"--limit={limit}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "expected a whole number above 0" in done.stderr
+
+
+def test_closed_output_ends_a_command_like_sigpipe(daemon: RunningDaemon):
+    command = [sys.executable, "-m", "gpumond", "status"]
+    with subprocess.Popen(command, env=daemon.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as status:
+        assert status.stdout is not None
+        assert status.stderr is not None
+        status.stdout.close()
+        assert status.stderr.read() == b""
+    assert status.returncode == 141
+
+
 def test_events_are_listed_and_followed(daemon: RunningDaemon):
     assert any("agent connected" in line for line in shown(daemon, "events"))
     last = json.loads(shown(daemon, "events", "--json")[-1])["id"]

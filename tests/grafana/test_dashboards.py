@@ -17,7 +17,7 @@ from tools.docs.metrics import document
 
 METRIC = re.compile(r"\bgpumond_\w+")
 SERIES = re.compile(r"[a-z_]+:gpumond_[\w:]+|gpumond:[\w:]+|gpumond_\w+")
-SELECTOR = re.compile(rf"(?:{SERIES.pattern}|\bup|\bscrape_\w+|\bALERTS)\{{([^}}]*)\}}")
+SELECTOR = re.compile(rf"(?:{SERIES.pattern}|\bup|\bscrape_\w+|\bALERTS(?:_FOR_STATE)?)\{{([^}}]*)\}}")
 OWN = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
 SUFFIXES = re.compile(r"_(bucket|count|sum)$")
 RULES = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text())
@@ -33,6 +33,8 @@ FEW_OF_A_MACHINE = {
     "gpumond_flushes_total",
     "gpumond_owner_time_to_oom_seconds",
     "gpumond_owner_verdicts",
+    "gpumond_notifications_failed_total",
+    "gpumond_notifications_total",
 }
 """Metrics of which a machine has a few series, whatever number of devices and programs it has."""
 
@@ -98,9 +100,12 @@ def test_all_values_of_a_variable_are_not_listed_in_queries(name: str):
 def test_rows_that_not_all_machines_fill_are_collapsed():
     rows = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"] if panel["type"] == "row"]
     assert [(name, row["title"]) for name, row in rows if row["collapsed"]] == [
-        ("device", "Sleep mode"),
+        ("fleet", "Released"),
+        ("fleet", "Response to alerts"),
+        ("device", "Unmapped memory"),
         ("device", "Sensors"),
         ("device", "Health"),
+        ("workload", "Details"),
     ]
     assert all(bool(row["panels"]) == row["collapsed"] for _, row in rows)
 

@@ -195,7 +195,7 @@ def test_worst_verdict_of_a_device_is_that_which_leaves_least_time():
 def test_bar_ends_each_share_at_its_part_of_the_size():
     expression = "[m.gradient(given[0], 8), m.gradient({}, 8), m.gradient(given[0], 0)]"
     full, empty, unknown = run_module("bars", expression, {"live": 4, "cached": 1, "stranded": 0})
-    assert full == "linear-gradient(to right, var(--live) 0 50.00%, var(--cached) 0 62.50%, transparent 0)"
+    assert full == "linear-gradient(to right, var(--live) 0 50%, var(--cached) 0 62.5%, transparent 0)"
     assert (empty, unknown) == ("none", "none")
 
 

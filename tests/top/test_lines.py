@@ -40,6 +40,12 @@ def test_wrapped_lines_contain_all_words(line: list[Span], width: int):
     assert text.replace(" ", "") == "".join(piece.text for piece in line).replace(" ", "")
 
 
+@given(st.lists(st.text("ab,", min_size=1, max_size=5), max_size=9), st.integers(5, 20))
+def test_wrapped_lines_fit_without_a_space_at_the_end(words: list[str], width: int):
+    lines = wrapped([Span(" ".join(words))], width)
+    assert all(width_of(each) <= width for each in lines)
+
+
 @given(st.text(st.sampled_from("ab漢é…"), max_size=12), st.integers(2, 20), st.booleans())
 def test_fitted_text_has_the_width(text: str, width: int, right: bool):
     assert cells(fitted(text, width, right)) == width

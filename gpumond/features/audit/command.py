@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, print_answer
+from gpumond.cli.arguments import DONE, FAILED, count, print_answer
 from gpumond.facts.errors import DaemonError
 from gpumond.view.audit import sentence
 from gpumond.view.text import moment, table
@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the entries (default), or verify the hash chain of the audit log on this machine",
     )
     parser.add_argument(
-        "--limit", type=int, default=100, metavar="N", help="number of entries to show, most recent last (default: 100)"
+        "--limit",
+        type=count,
+        default=100,
+        metavar="N",
+        help="number of entries to show, most recent last (default: 100)",
     )
     parser.add_argument(
         "--operation", metavar="ID", help="only entries of one operation of gpumond fleet, which printed this id"

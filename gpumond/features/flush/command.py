@@ -15,6 +15,7 @@ from gpumond.cli.arguments import (
     NOTHING_TO_DO,
     WRONG_USE,
     add_target,
+    count,
     duration,
     print_answer,
     print_error,
@@ -162,14 +163,14 @@ class Receipts:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--limit", type=int, default=100, metavar="N", help="number of receipts, most recent last (default: 100)"
+            "--limit", type=count, default=100, metavar="N", help="number of receipts, most recent last (default: 100)"
         )
         client.add_arguments(parser)
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
         receipts = checked_as(tuple[Receipt, ...], client.get(arguments.url, "/api/v1/receipts"), "receipts")
-        found = receipts[-arguments.limit :] if arguments.limit else []
+        found = receipts[-arguments.limit :]
         nothing = "no flush since the start of the daemon"
         print_answer(arguments, found, lambda: receipt_table(found) if found else nothing)
         return DONE

@@ -1,0 +1,178 @@
+"""Eight tasks of a user, each by mouse and by keyboard. Tests check their results, `bench.page` measures their time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tests.helpers.browser import PageSession
+from tests.helpers.running import RunningDaemon
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+Input = Literal["mouse", "keyboard"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """``mouse`` and ``keyboard`` act, each with this input only; ``result`` waits for what the user wants to see."""
+
+    name: str
+    mouse: Callable[[Page], None]
+    keyboard: Callable[[Page], None]
+    result: Callable[[PageSession], None]
+
+    def run(self, session: PageSession, by: Input) -> None:
+        (self.mouse if by == "mouse" else self.keyboard)(session.page)
+        self.result(session)
+
+
+def cached(daemon: RunningDaemon, workload: str) -> int:
+    return sum(each["cached_bytes"] or 0 for each in daemon.get("processes") if each["workload"] == workload)
+
+
+def command(page: Page, words: str) -> None:
+    """Run the first command of the palette that contains these words."""
+    page.keyboard.press("Control+k")
+    page.keyboard.type(words)
+    page.keyboard.press("Enter")
+
+
+def _button(page: Page | Locator, name: str | re.Pattern[str]) -> Locator:
+    return page.get_by_role("button", name=name, exact=isinstance(name, str)).first
+
+
+def _sort_by_waste(page: Page) -> None:
+    _button(page, "Waste").click()
+
+
+def _waste_is_sorted(session: PageSession) -> None:
+    session.page.locator(".of-waste[aria-sort=descending]").wait_for()
+
+
+def flushing(workload: str) -> Task:
+    """Return the task to flush a program, and to see the proof. Each flush needs its own: a cooldown follows it."""
+
+    def click(page: Page) -> None:
+        _button(page, f"Flush {workload}…").click()
+        _button(page.get_by_role("dialog", name="Flush"), "Flush now").click()
+
+    def press(page: Page) -> None:
+        command(page, f"flush {workload}")
+        page.locator("#flush-now:focus").wait_for()
+        page.keyboard.press("Enter")
+
+    def released(session: PageSession) -> None:
+        session.page.get_by_role("dialog", name="Flush").get_by_text("counted by the driver").wait_for()
+
+    return Task("flush a program", click, press, released)
+
+
+def silencing(rule: str) -> Task:
+    """Return the task to see the curve behind an alert, and to silence it for an hour with a reason."""
+
+    def click(page: Page) -> None:
+        _button(page, re.compile(f"^Chart {rule} ")).click()
+        _button(page, re.compile(f"^Silence {rule} ")).click()
+        dialog = page.get_by_role("dialog", name=f"Silence {rule}")
+        dialog.get_by_label("Reason").fill("maintenance")
+        _button(dialog, "Silence").click()
+
+    def press(page: Page) -> None:
+        command(page, f"chart {rule}")
+        command(page, f"silence {rule}")
+        page.keyboard.type("maintenance")
+        page.keyboard.press("Enter")
+
+    def silenced(session: PageSession) -> None:
+        session.page.locator(".card.quiet", has_text=rule).get_by_text("silenced").wait_for()
+        assert "range=" in session.address()
+
+    return Task("explain an alert, silence it", click, press, silenced)
+
+
+def _click_minute(page: Page) -> None:
+    page.locator("#events button").first.click()
+
+
+def _press_minute(page: Page) -> None:
+    command(page, "minute before")
+
+
+def _minute_is_shown(session: PageSession) -> None:
+    session.page.wait_for_function("() => /range=\\d+-\\d+/.test(location.hash)")
+    session.page.locator("#hero .readout", has_text="used (driver)").wait_for()
+
+
+def _click_compare(page: Page) -> None:
+    for mark in page.get_by_role("button", name=re.compile("^Compare [a-z]")).all()[:2]:
+        mark.click()
+    _button(page, "Compare 2").click()
+
+
+def _press_compare(page: Page) -> None:
+    for key in "jxjx":
+        page.keyboard.press(key)
+    command(page, "view compare")
+
+
+def _two_are_compared(session: PageSession) -> None:
+    session.page.locator(".compared .plot path.layer").nth(1).wait_for(state="attached")
+    session.page.get_by_role("table", name="Differences between two moments").get_by_role("row").nth(2).wait_for()
+
+
+def _click_link(page: Page) -> None:
+    _button(page, "Copy link").click()
+
+
+def _press_link(page: Page) -> None:
+    command(page, "copy link")
+
+
+def _link_is_copied(session: PageSession) -> None:
+    session.shows("Link copied")
+
+
+def finding(words: str) -> Task:
+    """Return the task to find the only process with these words."""
+
+    def click(page: Page) -> None:
+        page.get_by_label("Filter").click()
+        page.keyboard.type(words)
+
+    def press(page: Page) -> None:
+        page.keyboard.press("/")
+        page.keyboard.type(words)
+
+    def found(session: PageSession) -> None:
+        session.page.locator("#shown", has_text=re.compile("^1 of ")).wait_for()
+        assert session.page.locator("tbody.process").count() == 1
+
+    return Task("find a process", click, press, found)
+
+
+def _click_export(page: Page) -> None:
+    _button(page.get_by_role("group", name="Download processes"), "CSV").click()
+
+
+def _press_export(page: Page) -> None:
+    command(page, "download csv")
+
+
+def _exporting(act: Callable[[Page], None]) -> Callable[[Page], None]:
+    def exported(page: Page) -> None:
+        with page.expect_download() as saved:
+            act(page)
+        assert saved.value.path().read_text().startswith("gpu,")
+
+    return exported
+
+
+WASTE = Task("find the most waste", _sort_by_waste, lambda page: command(page, "sort waste"), _waste_is_sorted)
+MINUTE = Task("zoom into a minute", _click_minute, _press_minute, _minute_is_shown)
+COMPARE = Task("compare two programs", _click_compare, _press_compare, _two_are_compared)
+LINK = Task("share the view", _click_link, _press_link, _link_is_copied)
+EXPORT = Task("export", _exporting(_click_export), _exporting(_press_export), lambda session: None)

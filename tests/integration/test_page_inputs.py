@@ -1,0 +1,80 @@
+"""Eight tasks of a user, each by mouse and by keyboard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+
+from tests.helpers.agents import GIB
+from tests.helpers.browser import needs_chromium, open_page, put_rule, signed_in
+from tests.helpers.running import RunningDaemon, until
+from tests.integration.large_machine import machine, show
+from tests.integration.page_tasks import (
+    COMPARE,
+    EXPORT,
+    LINK,
+    MINUTE,
+    WASTE,
+    Input,
+    Task,
+    cached,
+    finding,
+    flushing,
+    silencing,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, pytest.mark.timeout(240), pytest.mark.parametrize("by", get_args(Input))]
+COOLDOWN_SECONDS = 5.0
+"""Pause after a user's flush of a program."""
+
+
+@pytest.mark.parametrize("task", [WASTE, COMPARE, LINK, EXPORT], ids=lambda task: str(task.name))
+def test_task_is_done(browser: Browser, demo: RunningDaemon, task: Task, by: Input):
+    with open_page(browser, demo) as session:
+        session.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        session.shows_content()
+        task.run(session, by)
+
+
+def test_minute_before_an_event_is_shown(browser: Browser, demo: RunningDaemon, by: Input):
+    put_rule(demo, name=f"minute-{by}")
+    with open_page(browser, demo) as session:
+        session.page.locator("#events .alert-fired", has_text=f"minute-{by}").wait_for()
+        MINUTE.run(session, by)
+
+
+def test_program_is_flushed_with_proof(browser: Browser, demo: RunningDaemon, by: Input):
+    with signed_in(browser, demo) as session:
+        session.shows_content()
+        until(lambda: _rested(demo) and cached(demo, "training") > GIB / 2, 120)
+        flushing("training").run(session, by)
+
+
+def _rested(daemon: RunningDaemon) -> bool:
+    newest = max((receipt["started_at"] for receipt in daemon.get("receipts")), default=0)
+    return bool(daemon.get("snapshot")["taken_at"] > newest + COOLDOWN_SECONDS + 1)
+
+
+def test_alert_is_explained_and_silenced(browser: Browser, demo: RunningDaemon, by: Input):
+    rule = f"noisy-{by}"
+    put_rule(demo, name=rule)
+    with signed_in(browser, demo) as session:
+        session.page.locator(".card", has_text=rule).wait_for()
+        silencing(rule).run(session, by)
+        (silence,) = (
+            each["silence"]
+            for each in demo.get("silences")
+            if {"name": "rule", "operator": "=", "value": rule} in each["silence"]["matchers"]
+        )
+        assert silence["ends_at"] - silence["starts_at"] == pytest.approx(3600)
+        assert silence["reason"] == "maintenance"
+
+
+def test_process_is_found_among_3200(browser: Browser, demo: RunningDaemon, by: Input):
+    with open_page(browser, demo) as session:
+        show(session, machine(64, 50))
+        finding("3077").run(session, by)
