@@ -185,7 +185,7 @@ def forecasts(growth: Whole) -> list[Course]:
     for earlier in EARLIER_RATIOS:
         age = growth.age * (1 + earlier)
         begin = growth.times[-1] - age
-        for exponent in EXPONENTS:
+        for exponent in (one for one in EXPONENTS if one >= 1):
             error, _, height = _fit([((one - begin) / age) ** exponent for one in at], level)
             if height > 0:
                 found.append((error + len(level) * FLOOR_BYTES**2, Course(age, height, exponent, exponent, exponent)))
