@@ -37,6 +37,14 @@ CONVEX_RATIO = 0.3
 """Maximum share of a growth in the first half of its age, if it began after a flat part that is not its lowest."""
 SKIPPED_RATIO = 0.25
 """Share of a growth from the start of a life that is skipped: memory that the program allocates at first."""
+EARLIER_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0, 1.5, 2.2)
+"""Time between the begin of a growth that accelerates and the begin of what is seen of it, as a share of its age."""
+REST_RATIO, RESTING_RATIO = 0.25, 0.6
+"""Maximum change of a point at rest, as a share of the mean, and minimum share of such points in a growth by steps."""
+FALLEN_RATIO = 0.25
+"""Maximum of all falls between the steps, as a share of the rises: more is a load that changes."""
+ACCELERATING_EXPONENT, ACCELERATING_RANGE, ACCELERATING_SECONDS = 1.2, 1.5, 1800.0
+"""Minimum of the lower limit, maximum ratio of the limits, and minimum age, from which growth accelerates."""
 
 
 class Course(NamedTuple):
@@ -48,9 +56,15 @@ class Course(NamedTuple):
     low: float
     high: float
 
-    def slope(self, exponent: float | None = None) -> float:
-        """Return the present slope."""
-        return (self.exponent if exponent is None else exponent) * self.height / self.age
+    @property
+    def slope(self) -> float:
+        """Present slope."""
+        return self.exponent * self.height / self.age
+
+    @property
+    def accelerates(self) -> bool:
+        narrow = self.high <= ACCELERATING_RANGE * self.low and self.high < EXPONENTS[-1]
+        return narrow and self.low > ACCELERATING_EXPONENT and self.age >= ACCELERATING_SECONDS
 
     def left(self, room: float, exponent: float) -> float:
         """Return the time until the growth has taken ``room`` bytes more."""
@@ -117,6 +131,28 @@ def _is_flat(times: Sequence[float], values: Sequence[float], growth: float, slo
     return max(level) - min(level) <= FLAT_RANGE_RATIO * growth and abs(sen(at, level)) <= FLAT_SLOPE_RATIO * slope
 
 
+def between_rests(growth: Whole) -> Whole | None:
+    """Return a growth as its points before each step, if it rests in between; None if it grows without rests.
+
+    With too many falls, or without growth that is left, it has no steps.
+    """
+    times, values = growth.times, growth.values
+    if len(values) < MIN_POINTS:
+        return None
+    changes = [after - before for before, after in itertools.pairwise(values)]
+    net = median(values[-3:]) - values[0]
+    limit = max(FLOOR_BYTES, REST_RATIO * net / len(changes))
+    moves = [abs(change) > limit for change in changes]
+    if net > 0 and sum(moves) > (1 - RESTING_RATIO) * len(moves):
+        return None
+    rises, falls = (sum(max(0.0, sign * change) for change in changes) for sign in (1, -1))
+    ends = [i for i, move in enumerate(moves) if move and not (i and moves[i - 1])]
+    if net <= 0 or falls > FALLEN_RATIO * rises:
+        ends = []
+    points = [*ends, len(values) - 1]
+    return growth._replace(times=[times[i] for i in points], values=[values[i] for i in points])
+
+
 def course(growth: Whole) -> Course | None:
     """Return the course of a growth; None if it has too few points."""
     begin, times, values = growth.begin, growth.times, growth.values
@@ -137,6 +173,25 @@ def course(growth: Whole) -> Course | None:
     limit = errors[best] * (1 + DOUBT * (1 + alike) / (1 - alike) / (len(level) - 3))
     within = [EXPONENTS[i] for i, error in enumerate(errors) if error <= limit]
     return Course(growth.age, growth.growth, EXPONENTS[best], min(within), max(within))
+
+
+def forecasts(growth: Whole) -> list[Course]:
+    """Return the courses of a growth that accelerates, the best first, and those that are hardly worse.
+
+    Such a growth is visible only some time after it began, so that earlier begins are tried as well.
+    """
+    at, level = reduced(growth.times, growth.values, POINTS)
+    found = []
+    for earlier in EARLIER_RATIOS:
+        age = growth.age * (1 + earlier)
+        begin = growth.times[-1] - age
+        for exponent in (one for one in EXPONENTS if one >= 1):
+            error, _, height = _fit([((one - begin) / age) ** exponent for one in at], level)
+            if height > 0:
+                found.append((error + len(level) * FLOOR_BYTES**2, Course(age, height, exponent, exponent, exponent)))
+    found.sort()
+    limit = found[0][0] * (1 + DOUBT / (len(level) - 4)) if found else 0.0
+    return [one for error, one in found if error <= limit]
 
 
 def reduced(times: Sequence[float], values: Sequence[float], most: int) -> tuple[Sequence[float], Sequence[float]]:

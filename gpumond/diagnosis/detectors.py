@@ -27,7 +27,7 @@ RAMP_YOUNG_SECONDS = 300.0
 """Age of a process up to which its growth is a start and no ramp."""
 RAMP_LAST_STEP = 1 / 3
 """Minimum of the newest rise, as a share of the mean: growth must not have ended."""
-RAMP_SLOWER = 0.9
+RAMP_SLOWER = 0.98
 """Ratio of successive rises below which growth slows down: the rises to come are then added up."""
 RAMP_LARGEST_STEP = 0.75
 """Maximum share of one step in the rise of a ramp: a program that loads its model rises once and stays there."""

@@ -207,10 +207,11 @@ class Diagnosis:
             return True
         own = [one for one in self._tracker.tracked_series.values() if one.uuid == uuid and one.pid is not None]
         largest = max(own, key=lambda one: one.used, default=None)
-        if largest is not None and largest.used <= largest.life.limit:
+        if largest is not None and largest.used <= largest.life.short_limit:
             return False
         young = sum(one.used for one in own if now - one.born < detectors.RAMP_YOUNG_SECONDS)
-        return young < detectors.RAMP_LARGEST_STEP * used if own else True
+        highs = self.history.device(uuid).column(0, USED, MAX, detectors.RAMP_BLOCKS)
+        return young < detectors.RAMP_LARGEST_STEP * (highs[-1] - highs[0]) if own else True
 
     def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
         if device.processes is None or tracked.leak is not None:

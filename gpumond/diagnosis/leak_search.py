@@ -14,7 +14,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from gpumond.diagnosis import leak, messages, serving
-from gpumond.diagnosis.course import Course, Whole, course, reduced, whole
+from gpumond.diagnosis.course import Course, Whole, between_rests, course, forecasts, reduced, whole
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick, rises, update
 from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, curve, load_rose
@@ -64,8 +64,10 @@ def search(
     return judge(tracked, main, found, known) if found is not None else None
 
 
-FLAT_SECONDS, LASTING_SECONDS = 1500.0, 2700.0
-"""Age from which growth is a leak: after a flat curve, and since the start of a life, when a data set may be cached."""
+FLAT_SECONDS, LASTING_SECONDS, UNCOUNTED_SECONDS = 1500.0, 3600.0, 5400.0
+"""Age from which growth is a leak: after a flat curve; since the start of a life, when a data set may be cached; and
+since then without an agent, which would tell what a step keeps from what it uses.
+"""
 URGENT_SECONDS, URGENT_RATIO = 720.0, 0.45
 """The same once it has used this share of the memory that was free at its beginning, or if the program's agent has
 found the lines that keep it.
@@ -76,8 +78,10 @@ LINE_EXPONENT, SURE_EXPONENT = 0.85, 0.6
 """Minimum exponent of a leak's course, and of its lower limit: growth that slows down is a cache that fills."""
 NOISY_EXPONENT = 0.3
 """Minimum exponent of a leak that load hides, whose upper limit is not that of a cache."""
-ACCELERATING_EXPONENT, ACCELERATING_SECONDS = 1.2, 3600.0
-"""Minimum of the lower limit, and minimum age, from which growth accelerates."""
+WINDOW_RATIO = 0.6
+"""Minimum age of a growth, as a share of the window in which it was found."""
+MIN_RESTS = 10
+"""Minimum number of steps of growth that rests in between."""
 FILLING_EXPONENT = 0.9
 """Maximum of the exponent's upper limit of growth that slows down, which ..."""
 FILLING_BYTES, FILLING_SECONDS = 512 * MIB, 900.0
@@ -131,16 +135,34 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> 
         return None
     whole_leak = replace(found, onset=growth.begin, base=growth.base)
     own = course(growth)
+    if growth.age < WINDOW_RATIO * found.window or not _goes_on_by_steps(case, found, growth):
+        return None
     if found.by_quartiles:
         slows = own is not None and (own.high < FILLING_EXPONENT or own.exponent < NOISY_EXPONENT)
         return None if slows else whole_leak
     if own is None or own.exponent < LINE_EXPONENT or own.low < SURE_EXPONENT:
         return None
     urgent = case.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + case.room)
-    needed = URGENT_SECONDS if urgent or tracked.retained else FLAT_SECONDS if growth.flat else LASTING_SECONDS
+    lasting = LASTING_SECONDS if tracked.counted else UNCOUNTED_SECONDS
+    needed = URGENT_SECONDS if urgent or tracked.retained else FLAT_SECONDS if growth.flat else lasting
     if growth.age < needed or load_rose(case.device, growth.age):
         return None
     return whole_leak
+
+
+def _goes_on_by_steps(case: LeakCase, found: Leak, growth: Whole) -> bool:
+    """Return False for growth by few steps, or ever rarer ones, between which the curve rests; True if it is older than
+    the known minutes.
+    """
+    minutes = curve(case.series, MINUTE, found.what, MIN)
+    begin = bisect_left(minutes.times, growth.begin)
+    if begin == 0:
+        return True
+    steps = between_rests(growth._replace(times=minutes.times[begin:], values=minutes.values[begin:]))
+    if steps is None:
+        return True
+    own = course(steps) if len(steps.values) > MIN_RESTS else None
+    return own is not None and own.exponent >= LINE_EXPONENT and own.low >= SURE_EXPONENT
 
 
 def filling(tracked: TrackedSeries, history: History) -> Filling | None:
@@ -266,7 +288,7 @@ def fit(
 
     The slope of growth that accelerates is that at its end, and its device is full when its course reaches the size.
     """
-    times, values, own = _points(leak, tracked, history, room)
+    times, values, courses = _points(leak, tracked, history, room)
     if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
         return None
     slope = _interval(times, values)
@@ -274,10 +296,12 @@ def fit(
     full, earliest, latest = (
         None if room is None else _left(room, one) for one in (slope.middle, slope.high, slope.low)
     )
-    if own is not None and own.low > ACCELERATING_EXPONENT and own.age >= ACCELERATING_SECONDS:
-        slope = _Slopes(own.slope(own.low), own.slope(), own.slope(own.high))
+    if courses:
+        own = [one.slope for one in courses]
+        slope = _Slopes(min(own), own[0], max(own))
         if room is not None:
-            full, earliest, latest = (own.left(room, one) for one in (own.exponent, own.high, own.low))
+            lefts = [one.left(room, one.exponent) for one in courses]
+            full, earliest, latest = lefts[0], min(lefts), max(lefts)
     rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
     if full is not None and earliest is not None:
         earliest, latest = min(earliest, full / MARGIN), None if latest is None else max(latest, full * MARGIN)
@@ -298,18 +322,20 @@ def fit(
 
 def _points(
     leak: Leak, tracked: TrackedSeries, history: History, room: float | None
-) -> tuple[Sequence[float], Sequence[float], Course | None]:
-    """Return the points of the last two thirds of a growth, and its course."""
+) -> tuple[Sequence[float], Sequence[float], Sequence[Course]]:
+    """Return the points of the last two thirds of a growth, and its courses if it accelerates."""
     if leak.pause:
         steps = tracked.levels.steps
-        return [step.at for step in steps], [step.after for step in steps], None
+        return [step.at for step in steps], [step.after for step in steps], ()
     case = _case(tracked, history, None, room)
     growth = whole_growth(tracked, case, leak)
     if growth is None:
         blocks = curve(tracked.series, leak.tier, leak.what, leak.kind, leak.blocks)
-        return blocks.times, blocks.values, None
+        return blocks.times, blocks.values, ()
     first = bisect_left(growth.times, growth.begin + FIRST_RATIO * growth.age)
-    return *reduced(growth.times[first:], growth.values[first:], POINTS), course(growth)
+    own = course(growth)
+    later = forecasts(growth) if own is not None and own.accelerates else ()
+    return *reduced(growth.times[first:], growth.values[first:], POINTS), later
 
 
 def _interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:

@@ -29,6 +29,11 @@ LOW_RATIO = 0.05
 TOLERANCE_RATIO, TOLERANCE_BYTES = 1.1, 256 * MIB
 """Growth is below a known level up to this multiple of it, and these bytes."""
 
+
+def _limit(known: float) -> float:
+    return TOLERANCE_RATIO * known + TOLERANCE_BYTES if known else 0.0
+
+
 Owner = tuple[str, int | None]
 """Workload or command, and user."""
 
@@ -48,8 +53,7 @@ class Past:
     @property
     def limit(self) -> float:
         """Bytes up to which growth is no leak."""
-        known = max(self.held_bytes, self.returned_bytes)
-        return TOLERANCE_RATIO * known + TOLERANCE_BYTES if known else 0.0
+        return _limit(max(self.held_bytes, self.returned_bytes))
 
 
 class Pasts:
@@ -86,19 +90,26 @@ class Pasts:
 
 
 class Life:
-    """The present tooth of a curve, and the level that it has held in this life; 0 while there is none."""
+    """The present tooth of a curve, the level that it has held in this life, and the highest from which a tooth, and
+    a long one, was returned; 0 while there is none.
+    """
 
-    __slots__ = ("_begin", "_high", "_high_at", "_low", "_low_at", "held", "returned")
+    __slots__ = ("_begin", "_high", "_high_at", "_low", "_low_at", "fell_from", "held", "returned")
 
     def __init__(self) -> None:
-        self.held = self.returned = 0.0
+        self.held = self.returned = self.fell_from = 0.0
         self._begin: tuple[float, float] | None = None
         self._low = self._high = self._low_at = self._high_at = 0.0
 
     @property
     def limit(self) -> float:
-        """Bytes up to which growth repeats a tooth of this life."""
-        return TOLERANCE_RATIO * self.returned + TOLERANCE_BYTES if self.returned else 0.0
+        """Bytes up to which growth repeats a long tooth of this life."""
+        return _limit(self.returned)
+
+    @property
+    def short_limit(self) -> float:
+        """Bytes up to which growth repeats any tooth of this life."""
+        return _limit(self.fell_from)
 
     def add(self, at: float, medians: Sequence[float], rises: bool) -> None:
         """Add a minute. ``medians``: those of the last minutes; ``rises``: a leak is active."""
@@ -112,6 +123,7 @@ class Life:
             self._high, self._high_at = level, at
         height = self._high - self._low
         if height >= TOOTH_BYTES and level < self._high - RETURNED_RATIO * height:
+            self.fell_from = max(self.fell_from, self._high)
             if self._high_at - self._low_at >= TOOTH_SECONDS:
                 self.returned = max(self.returned, self._high)
             self._restart(at, level)

@@ -30,9 +30,9 @@ RETURNED_RATIO = 0.5
 MEASURED_SECONDS = 1800.0
 """Time for which the live bytes at the end of a step are used instead of the sampled ones."""
 
-_Report = tuple[AgentReport, int | None, int, int | None, int]
-"""Report with live bytes, held bytes, the number of live allocations, and stranded bytes, summed over its pools on one
-device."""
+_Report = tuple[AgentReport, int | None, int, int | None, int, int]
+"""Report with live bytes, held bytes, the number of live allocations, and stranded and managed bytes, summed over its
+pools on one device."""
 _Reports = dict[ProcessKey, _Report]
 Evidence = tuple[tuple[str, float], ...]
 
@@ -228,12 +228,7 @@ class Tracker:
         all_stranded = sum(own[4] for own in counted.values()) if counted else nan
         opaque = sum(usage.used_bytes or 0 for key, usage in device.processes_by_key.items() if key not in counted)
         known = 0
-        managed = sum(
-            pool.held_bytes
-            for report, *_ in reports.values()
-            for pool in outermost(report.pools)
-            if pool.managed and pool.device_uuid == uuid
-        )
+        managed = sum(own[5] for own in reports.values())
         for process, usage in device.processes_by_key.items():
             known += self._process((uuid, process), usage, reports.pop(process, None) if reports else None, size)
         for process, report in reports.items():
@@ -290,7 +285,7 @@ class Tracker:
             tracked.used = used
             closed = tracked.series.add((now, used, nan, nan, nan, nan))
         else:
-            full, live, _, allocations, stranded = report
+            full, live, _, allocations, stranded, _ = report
             if not tracked.counted and tracked.born < now:
                 tracked.restart(now)  # another signal is used from now on
             tracked.counted, measured = True, tracked.steps.are_measured
@@ -357,7 +352,7 @@ class Tracker:
         self, tracked: TrackedSeries, before: float, used: float, size: float, lives_on: bool = False
     ) -> None:
         """Record a fall. ``lives_on``: the process is known to be the same, and has freed its memory."""
-        if before != before or not size:
+        if used >= before or before != before or not size:
             return
         far = before - used > FALL_RATIO * size and used < OWN_FALL_RATIO * before
         if far or used < EMPTY_RATIO * size <= before:
@@ -396,14 +391,14 @@ def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
         for pool in outermost(report.pools) if report.uses_device else ():
             own = table.setdefault(pool.device_uuid, {})
             before = own.get(process)
-            stranded = max(0, pool.held_bytes - (pool.live_bytes or 0) - pool.reclaimable.likely)
-            if before is None:
-                own[process] = (report, pool.live_bytes, pool.held_bytes, pool.live_allocations, stranded)
-            else:
-                number, more = before[3], pool.live_allocations
-                number = None if number is None or more is None else number + more
-                live = None if before[1] is None or pool.live_bytes is None else before[1] + pool.live_bytes
-                own[process] = (report, live, before[2] + pool.held_bytes, number, before[4] + stranded)
+            held, live, number = pool.held_bytes, pool.live_bytes, pool.live_allocations
+            stranded, managed = held - (live or 0) - pool.reclaimable.likely, held if pool.managed else 0
+            stranded = stranded if stranded > 0 else 0
+            if before is not None:
+                live = None if before[1] is None or live is None else before[1] + live
+                number = None if before[3] is None or number is None else before[3] + number
+                held, stranded, managed = held + before[2], stranded + before[4], managed + before[5]
+            own[process] = (report, live, held, number, stranded, managed)
     return table
 
 

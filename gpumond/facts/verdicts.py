@@ -97,8 +97,8 @@ KINDS = (
     VerdictKind(
         name="leak",
         meaning="grows without slowing down: for six minutes after a flat curve, if an agent shows an exact line, "
-        "else for 25 minutes, or for 45 minutes since the start of a program; `form` is `linear`, `stairs` or"
-        " `load-proportional`",
+        "else for 25 minutes, or for 60 minutes since the start of a program, or 90 without an agent; "
+        "`form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of the held bytes "
         "and of the number of live allocations",
         remedy="find it with gpumond why --pid PID: losses or outputs in a list (keep loss.item()), an "

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis.course import course, whole
+from gpumond.diagnosis.course import between_rests, course, forecasts, whole
 from tests.helpers.agents import GIB
 from tests.helpers.curves import HOUR, MIB, MINUTE, Curve
 
@@ -62,6 +62,41 @@ def test_growth_after_a_start_begins_at_the_last_flat_part():
 
 
 def test_time_to_full_of_accelerating_growth_follows_its_course():
-    _, found = course_of(lambda at: 20 * GIB * (at / (2 * HOUR)) ** 2)
+    growth, found = course_of(lambda at: 20 * GIB * (at / (2 * HOUR)) ** 2)
     assert found is not None
-    assert found.left(60 * GIB, found.exponent) == pytest.approx(2 * HOUR, rel=0.25)
+    assert found.accelerates
+    best = forecasts(growth)[0]
+    assert best.left(60 * GIB, best.exponent) == pytest.approx(2 * HOUR, rel=0.1)
+
+
+def test_exponential_growth_is_full_sooner_than_its_visible_part_says():
+    """Its visible part is a power law whose begin is later than that of the growth."""
+    growth, found = course_of(lambda at: GIB * math.exp(at / HOUR))
+    assert found is not None
+    room = 40 * GIB
+    left = HOUR * math.log(1 + room / (GIB * math.exp(2)))
+    best = forecasts(growth)[0]
+    assert left < best.left(room, best.exponent) < 1.25 * left
+    assert found.left(room, found.exponent) > 1.4 * left
+
+
+@pytest.mark.parametrize("curve", [lambda at: 300 * MIB * at / MINUTE, lambda at: 20 * GIB * (at / HOUR) ** 0.5])
+def test_growth_that_does_not_accelerate_has_its_line(curve: Curve):
+    _, found = course_of(curve, 8 * MIB)
+    assert found is not None
+    assert not found.accelerates
+
+
+@pytest.mark.parametrize(
+    ("curve", "count"),
+    [
+        (lambda at: 300 * MIB * at / MINUTE, None),
+        (lambda at: GIB * (at // (10 * MINUTE)), 12),
+        (lambda at: GIB * (at // (10 * MINUTE) + 6 * (at // (20 * MINUTE) % 2)), 1),
+    ],
+)
+def test_steps_of_a_growth_are_its_points_before_each(curve: Curve, count: int | None):
+    """A line has no rests, and a curve that falls as well has no steps."""
+    growth, _ = course_of(curve, 2 * MIB)
+    steps = between_rests(growth)
+    assert (None if steps is None else len(steps.values)) == count

@@ -569,8 +569,26 @@ def test_pressure_is_not_reported_for_a_start():
 
 
 def test_pressure_is_not_reported_for_growth_that_slows_down():
-    warm_up: Curve = lambda at: 0.86 * SIZE * (1 - exp(-at / 120))  # noqa: E731
-    assert "pressure" not in kinds(onsets(by_device(warm_up, steps_of(15))))
+    for seconds in (120, 240):
+        warm_up: Curve = lambda at, tau=seconds: 0.86 * SIZE * (1 - exp(-at / tau))  # noqa: E731
+        assert "pressure" not in kinds(onsets(by_device(warm_up, steps_of(25))))
+
+
+def test_pressure_is_not_reported_for_the_start_of_a_second_program():
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            own = [make_process(10, 30 * GIB)]
+            if moment > 400:
+                own.append(make_process(11, int(36 * GIB * min(1.0, (moment - 400) / 80)), start_ticks=7))
+            yield at_moment(moment, of_device(sum(one.used_bytes or 0 for one in own), tuple(own)))
+
+    assert "pressure" not in kinds(onsets(snapshots()))
+
+
+def test_pressure_is_reported_for_a_short_tooth_at_most_once():
+    tooth: Curve = lambda at: (0.5 + 0.34 * (at % 340) / 340) * SIZE  # noqa: E731
+    found = [at for at, verdict in onsets(by_process(tooth, steps_of(40))) if verdict.kind == "pressure"]
+    assert all(at < 2 * 340 for at in found)
 
 
 def test_pressure_is_not_reported_for_a_tooth_that_was_returned_before():

@@ -122,15 +122,15 @@ def test_epoch_that_allocates_in_parts_is_no_leak():
 
 
 @pytest.mark.parametrize("counts_steps", [True, False])
-def test_growth_from_the_start_is_a_leak_after_45_minutes(counts_steps: bool):
+def test_growth_from_the_start_is_a_leak_after_an_hour(counts_steps: bool):
     """Before, it may be a data set that is cached, or the first tooth of a collector."""
     steps: Curve | None = (lambda at: 2 * at) if counts_steps else None
-    found = onsets(seen(staircase(64 * MIB), steps_of(55, 1.5), steps))
+    found = onsets(seen(staircase(64 * MIB), steps_of(70, 1.5), steps))
     growing, leak = first(found, "growing"), first(found, "leak")
     assert growing is not None
     assert 60 < growing[0] <= 160
     assert leak is not None
-    assert 45 * MINUTE <= leak[0] <= 52 * MINUTE
+    assert 60 * MINUTE <= leak[0] <= 68 * MINUTE
 
 
 def test_growth_from_the_start_that_fills_the_device_soon_is_a_leak_before():

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 
 import pytest
@@ -188,9 +188,41 @@ def test_leak_in_large_steps_is_reported_once(heights: tuple[int, ...], leaks: i
     assert [verdict.kind for _, verdict in found].count("leak") == leaks
 
 
+@pytest.mark.parametrize(("counted", "after"), [(True, 60.0), (False, 90.0)])
+def test_growth_from_the_start_takes_longer_without_an_agent(counted: bool, after: float):
+    """An agent tells what a step keeps from what it uses; the driver does not."""
+    curve, times = leaking(100 * MIB), steps_of(105, 5.0)
+    snapshots = by_agent(curve, lambda at: curve(at) + GIB, times) if counted else by_process(curve, times)
+    found = first(each_onset(snapshots), "leak")
+    assert found is not None
+    assert after * MINUTE < found[0] < (after + 10) * MINUTE
+
+
+def layers(heights: Sequence[float], minutes: float) -> Curve:
+    """Rise by these GiB, one height after another, in pauses of so many minutes."""
+    totals = [20 + sum(heights[:number]) for number in range(len(heights) + 1)]
+    return lambda at: totals[min(len(heights), int(at / MINUTE / minutes))] * GIB
+
+
+def test_growth_by_few_steps_is_no_leak():
+    """A program that unfreezes its layers, one in each epoch."""
+    unfreezing = layers((1.2, 0.9, 2.0, 1.5, 0.7, 1.1, 1.8, 1.4), 6)
+    assert "leak" not in kinds(onsets(by_process(unfreezing, steps_of(150, 5.0))))
+
+
+def test_growth_by_ever_rarer_steps_is_no_leak():
+    """Shards of a table, of which the later ones are asked for less often."""
+    shards: Curve = lambda at: (20 + int(6 * math.log2(1 + at / (8 * MINUTE)))) * GIB  # noqa: E731
+    assert "leak" not in kinds(onsets(by_process(shards, steps_of(300, 5.0))))
+
+
+def test_growth_by_many_steps_is_a_leak():
+    assert "leak" in kinds(onsets(by_process(layers([0.6] * 40, 5), steps_of(150, 5.0))))
+
+
 def test_leak_in_stairs_has_that_form():
     curve: Curve = lambda at: 20 * GIB + at // (4 * MINUTE) * 400 * MIB  # noqa: E731
-    leak = next(verdict for verdict in last(by_process(curve, steps_of(90))) if verdict.kind == "leak")
+    leak = next(verdict for verdict in last(by_process(curve, steps_of(110))) if verdict.kind == "leak")
     assert leak.form == "stairs"
 
 

@@ -21,7 +21,7 @@ def lives(curve: Curve, length: float, count: int, then: Curve) -> Iterator[Snap
             yield at_moment(number * (length + 1) * MINUTE + at, of_device(used, (process,)))
 
 
-FILLS: Curve = lambda at: 10 * GIB + 200 * MIB * min(60.0, at / MINUTE)  # noqa: E731
+FILLS: Curve = lambda at: 10 * GIB + 200 * MIB * min(100.0, at / MINUTE)  # noqa: E731
 LEAKS: Curve = lambda at: 10 * GIB + 200 * MIB * at / MINUTE  # noqa: E731
 
 
@@ -30,10 +30,10 @@ def leaks(snapshots: Iterator[Snapshot]) -> list[float]:
 
 
 def test_growth_up_to_the_level_that_the_last_life_held_is_no_leak():
-    assert len(leaks(lives(FILLS, 150, 1, FILLS))) == 1, "nobody can tell in the first life"
-    after = leaks(lives(FILLS, 150, 1, LEAKS))
+    assert len(leaks(lives(FILLS, 210, 1, FILLS))) == 1, "nobody can tell in the first life"
+    after = leaks(lives(FILLS, 210, 1, LEAKS))
     assert len(after) == 2
-    assert after[1] > 151 + 60, "above the level"
+    assert after[1] > 211 + 100, "above the level"
 
 
 def test_level_that_a_leak_reaches_is_no_baseline():
@@ -76,8 +76,8 @@ def test_records_are_limited_to_the_newest_programs():
 
 def test_program_of_another_user_has_its_own_past():
     diagnosis = Diagnosis()
-    for snapshot in lives(FILLS, 150, 0, FILLS):
+    for snapshot in lives(FILLS, 210, 0, FILLS):
         diagnosis = diagnose(diagnosis, snapshot)
-    diagnose(diagnosis, at_moment(152 * MINUTE, of_device(0, ())))
+    diagnose(diagnosis, at_moment(212 * MINUTE, of_device(0, ())))
     assert diagnosis.pasts.limit(("serve", 1000)) > 20 * GIB
     assert diagnosis.pasts.limit(("serve", 1001)) == 0

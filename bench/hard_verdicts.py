@@ -1,0 +1,508 @@
+"""Ends, starts and memory without an owner that are hard to judge: each has a verdict that it deserves, or does not.
+
+A case is drawn from dice. `wrong` runs it in virtual time, with a sample a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf
+from random import Random
+
+from bench.hard_shapes import GIB, HOUR, MIB, MINUTE, SIZE, Curve
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
+from gpumond.facts.program import Ending, Program, StepUsage
+from gpumond.facts.snapshot import ProgramEnd, Sensors, Snapshot, XidErrors
+from gpumond.facts.verdicts import VerdictName
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actor:
+    """A process. Its functions take the seconds since its start.
+
+    ``live``: bytes in use by its pools, None without an agent. ``ooms`` and ``steps``: numbers of failed
+    allocations and of steps. ``ending``: what its agent announces.
+    """
+
+    used: Curve
+    begin: float = 0.0
+    end: float = inf
+    comm: str = "python"
+    uid: int = 1000
+    live: Curve | None = None
+    ooms: Callable[[float], int] = lambda at: 0
+    steps: Callable[[float], int] = int
+    ending: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """``deserves``: whether the verdict ``kind`` is right. ``rest``: bytes without an owner. ``xids``: by time."""
+
+    kind: VerdictName
+    deserves: bool
+    actors: Sequence[Actor]
+    minutes: float = 12.0
+    rest: Curve = lambda at: 300.0 * MIB
+    busy: Curve = lambda at: 0.7
+    xids: tuple[tuple[float, int], ...] = ()
+    private: bool = False
+    every: float = 1.0
+
+
+CaseMaker = Callable[[Random], Case]
+
+
+def wrong(maker: CaseMaker, seed: int) -> tuple[Case, bool]:
+    """Return a case, and whether its verdict is found although it is not deserved, or not found although it is."""
+    case = maker(Random(f"{maker.__name__}/{seed}"))
+    diagnosis, found = Diagnosis(), False
+    for snapshot in _snapshots(case, Random(seed)):
+        diagnosis = diagnose(diagnosis, snapshot)
+        found = found or any(verdict.kind == case.kind for verdict in diagnosis.verdicts)
+    return case, found != case.deserves
+
+
+def _snapshots(case: Case, dice: Random) -> Iterator[Snapshot]:
+    for number in range(int(case.minutes * MINUTE / case.every)):
+        at = number * case.every
+        processes, reports = [], []
+        for place, actor in enumerate(case.actors):
+            age = at - actor.begin
+            if age < 0 or at >= actor.end:
+                continue
+            used = int(min(actor.used(age), SIZE)) // MIB * MIB
+            pid, start = 10 + place, 100 + place
+            processes.append(make_process(pid, used, start_ticks=start, comm=actor.comm, uid=actor.uid))
+            if actor.live is not None:
+                live = int(actor.live(age))
+                pool = make_pool(live=live, stranded=max(0, used - 600 * MIB - live), ooms=actor.ooms(age))
+                program = Program(step=StepUsage(steps=actor.steps(age), live_bytes=live))
+                report = make_report(pid, (pool,), start_ticks=start, workload=actor.comm, program=program)
+                reports.append(report)
+        ends = tuple(
+            ProgramEnd(pid=10 + place, start_ticks=100 + place, ending=actor.ending)
+            for place, actor in enumerate(case.actors)
+            if actor.ending is not None and actor.end - case.every <= at < actor.end
+        )
+        used = sum(process.used_bytes or 0 for process in processes) + int(case.rest(at))
+        device = make_device(
+            used_bytes=min(SIZE, used),
+            size_bytes=SIZE,
+            vendor="nvidia",
+            processes=tuple(processes),
+            sensors=Sensors(gpu_utilization_ratio=case.busy(at)),
+        )
+        xids = tuple(XidErrors("GPU-a", xid, 1, 1e9 + when) for when, xid in case.xids if at >= when)
+        yield make_snapshot(
+            device,
+            seq=number + 1,
+            elapsed_seconds=at + 1,
+            taken_at=1e9 + at,
+            reports=tuple(reports),
+            ends=ends,
+            xids=xids,
+            private_pid_namespace=case.private,
+        )
+
+
+def _load(dice: Random, high: float, seconds: tuple[float, float] = (10, 60)) -> Curve:
+    length = dice.uniform(*seconds)
+    return lambda age: high * min(1.0, age / length)
+
+
+def _then(first: Curve, at: float, later: Curve) -> Curve:
+    return lambda age: first(age) if age < at else later(age - at)
+
+
+# Pressure: starts, teeth and warm-ups are none; a leak, and a device that is nearly full, are.
+
+
+def model_load(dice: Random) -> Case:
+    low, high = dice.uniform(10, 25) * GIB, dice.uniform(66, 74) * GIB
+    start, length = dice.uniform(30, 90), dice.uniform(20, 60)
+    return Case(
+        kind="pressure",
+        deserves=False,
+        actors=[Actor(used=lambda age: low + (high - low) * min(1.0, max(0.0, age - start) / length))],
+        minutes=6,
+    )
+
+
+def model_in_shards(dice: Random) -> Case:
+    count, pause, high = dice.randint(4, 9), dice.uniform(4, 12), dice.uniform(64, 74) * GIB
+    return Case(
+        kind="pressure",
+        deserves=False,
+        actors=[Actor(used=lambda age: high * min(count, age // pause) / count)],
+        minutes=6,
+    )
+
+
+def engine_start(dice: Random) -> Case:
+    high = dice.uniform(0.86, 0.94) * SIZE
+    return Case(kind="pressure", deserves=False, actors=[Actor(used=_load(dice, high, (30, 120)))], minutes=8)
+
+
+def second_program_starts(dice: Random) -> Case:
+    base, more = dice.uniform(20, 35) * GIB, dice.uniform(30, 38) * GIB
+    return Case(
+        kind="pressure",
+        deserves=False,
+        actors=[Actor(used=lambda age: base), Actor(used=_load(dice, more, (30, 100)), begin=400.0, comm="other")],
+        minutes=12,
+    )
+
+
+def saw_tooth(dice: Random) -> Case:
+    length, high = dice.uniform(3, 6) * MINUTE, dice.uniform(0.3, 0.36)
+    return Case(
+        kind="pressure",
+        deserves=False,
+        actors=[Actor(used=lambda age: (0.5 + high * (age % length) / length) * SIZE)],
+        minutes=30,
+    )
+
+
+def slow_warm_up(dice: Random) -> Case:
+    high, tau = dice.uniform(0.84, 0.88) * SIZE, dice.uniform(1, 4) * MINUTE
+    return Case(
+        kind="pressure", deserves=False, actors=[Actor(used=lambda age: high * (1 - exp(-age / tau)))], minutes=25
+    )
+
+
+def leak_fills(dice: Random) -> Case:
+    rate = dice.uniform(3.5, 7) * GIB / MINUTE
+    return Case(
+        kind="pressure",
+        deserves=True,
+        actors=[Actor(used=lambda age: 20 * GIB + rate * max(0.0, age - 400))],
+        minutes=24,
+    )
+
+
+def nearly_full(dice: Random) -> Case:
+    high = dice.uniform(0.955, 0.99) * SIZE
+    return Case(kind="pressure", deserves=True, actors=[Actor(used=_load(dice, high))], minutes=5)
+
+
+# Ends: a crash needs the process's own growth, its own failed allocation, or an error that ends programs.
+
+
+def _grows_to(dice: Random, share: float, seconds: float) -> Curve:
+    rate = (share * SIZE - 20 * GIB) / seconds
+    return lambda age: min(share * SIZE, 20 * GIB + rate * age)
+
+
+def leak_ends_full(dice: Random) -> Case:
+    seconds = dice.uniform(300, 900)
+    return Case(
+        kind="crash",
+        deserves=True,
+        actors=[Actor(used=_grows_to(dice, 0.994, seconds), end=seconds + dice.uniform(0, 15))],
+        minutes=18,
+    )
+
+
+def slow_leak_ends_full(dice: Random) -> Case:
+    """The last bytes of a slow leak are minutes old."""
+    rate = dice.uniform(3, 8) * MIB / MINUTE
+    begin = 0.985 * SIZE
+    length = (0.992 * SIZE - begin) / rate
+    return Case(
+        kind="crash",
+        deserves=True,
+        actors=[Actor(used=lambda age: begin + rate * age, end=length)],
+        minutes=length / MINUTE + 2,
+        every=5.0,
+    )
+
+
+def failed_allocation(dice: Random) -> Case:
+    fails = dice.uniform(200, 500)
+    return Case(
+        kind="crash",
+        deserves=True,
+        actors=[
+            Actor(
+                used=lambda age: 66 * GIB,
+                live=lambda age: 60 * GIB,
+                ooms=lambda age: int(age > fails),
+                steps=lambda age: int(min(age, fails)),
+                end=fails + 4,
+                ending=dice.choice((None, "error", "out-of-memory")),
+            )
+        ],
+    )
+
+
+def fatal_xid(dice: Random) -> Case:
+    at = dice.uniform(200, 500)
+    return Case(
+        kind="crash",
+        deserves=True,
+        actors=[Actor(used=lambda age: 40 * GIB, end=at + dice.uniform(2, 40))],
+        xids=((at, dice.choice((13, 31, 48, 74, 79, 94, 95))),),
+    )
+
+
+def batch_ends_full(dice: Random) -> Case:
+    """The agent announces an orderly end."""
+    seconds = dice.uniform(200, 400)
+    curve = _grows_to(dice, 0.985, seconds)
+    live: Curve = lambda age: curve(age) - GIB  # noqa: E731
+    return Case(kind="crash", deserves=False, actors=[Actor(used=curve, live=live, end=seconds + 20, ending="exit")])
+
+
+def batch_rests_full(dice: Random) -> Case:
+    """Without an agent: it reached its level some time before its end."""
+    seconds = dice.uniform(100, 200)
+    end = seconds + dice.uniform(240, 400)
+    return Case(kind="crash", deserves=False, actors=[Actor(used=_grows_to(dice, 0.98, seconds), end=end)])
+
+
+def engine_restarts(dice: Random) -> Case:
+    every, high = dice.uniform(90, 200), dice.uniform(0.9, 0.99) * SIZE
+    lives = [Actor(used=_load(dice, high), begin=i * every, end=(i + 1) * every - 4, comm="vllm") for i in range(4)]
+    return Case(kind="crash", deserves=False, actors=lives, minutes=4 * every / MINUTE)
+
+
+def neighbor_fills(dice: Random) -> Case:
+    end = dice.uniform(400, 600)
+    large: Curve = lambda age: min(75.6, 40 + age / 10) * GIB  # noqa: E731
+    return Case(
+        kind="crash",
+        deserves=False,
+        actors=[Actor(used=large), Actor(used=lambda age: 4 * GIB, end=end, comm="small")],
+    )
+
+
+def handled_error(dice: Random) -> Case:
+    fails = dice.uniform(200, 400)
+    return Case(
+        kind="crash",
+        deserves=False,
+        actors=[
+            Actor(
+                used=lambda age: 60 * GIB,
+                live=lambda age: (50 if age < fails else 40 + 6 * min(1.0, (age - fails) / 20)) * GIB,
+                ooms=lambda age: int(age > fails),
+                end=fails + dice.uniform(40, 150),
+                ending=dice.choice((None, "exit")),
+            )
+        ],
+    )
+
+
+def harmless_xid(dice: Random) -> Case:
+    at = dice.uniform(200, 500)
+    return Case(
+        kind="crash",
+        deserves=False,
+        actors=[Actor(used=lambda age: 40 * GIB, end=at + dice.uniform(2, 90))],
+        xids=((at, dice.choice((45, 63, 64, 92))),),
+    )
+
+
+def end_in_the_middle(dice: Random) -> Case:
+    end = dice.uniform(200, 600)
+    return Case(kind="crash", deserves=False, actors=[Actor(used=_load(dice, dice.uniform(20, 60) * GIB), end=end)])
+
+
+# Loops: crashes of one program; jobs that end alike are none.
+
+
+def loop(dice: Random) -> Case:
+    every = dice.uniform(300, 700)
+    lives = [
+        Actor(
+            used=_grows_to(dice, 0.994, every - 60), begin=i * every, end=(i + 1) * every - 50, comm="train", uid=1000
+        )
+        for i in range(4)
+    ]
+    return Case(kind="crash-loop", deserves=True, actors=lives, minutes=4 * every / MINUTE)
+
+
+def batch_jobs(dice: Random) -> Case:
+    every = dice.uniform(280, 400)
+    live: Curve = lambda age: 50 * GIB  # noqa: E731
+    lives = [
+        Actor(
+            used=_grows_to(dice, 0.99, every - 60),
+            live=live,
+            begin=i * every,
+            end=(i + 1) * every - 20,
+            comm="batch",
+            ending="exit",
+        )
+        for i in range(4)
+    ]
+    return Case(kind="crash-loop", deserves=False, actors=lives, minutes=4 * every / MINUTE)
+
+
+def inference_jobs(dice: Random) -> Case:
+    every, high = dice.uniform(110, 160), dice.uniform(0.96, 0.985) * SIZE
+    lives = [Actor(used=_load(dice, high, (5, 30)), begin=i * every, end=(i + 1) * every - 5) for i in range(6)]
+    return Case(kind="crash-loop", deserves=False, actors=lives, minutes=6 * every / MINUTE)
+
+
+def scripts_of_three_users(dice: Random) -> Case:
+    every = dice.uniform(400, 700)
+    lives = [
+        Actor(used=_grows_to(dice, 0.994, every - 60), begin=i * every, end=(i + 1) * every - 50, uid=1000 + i)
+        for i in range(3)
+    ]
+    return Case(kind="crash-loop", deserves=False, actors=lives, minutes=3 * every / MINUTE)
+
+
+# Memory without an owner, that is kept, or that was freed.
+
+
+def abandoned(dice: Random) -> Case:
+    end, size = dice.uniform(200, 400), dice.uniform(2, 40) * GIB
+    return Case(
+        kind="orphan",
+        deserves=True,
+        actors=[Actor(used=lambda age: size, end=end)],
+        rest=lambda at: 300 * MIB + (size if at >= end else 0),
+        busy=lambda at: 0.6 if at < end else 0.0,
+    )
+
+
+def abandoned_beside_a_busy_program(dice: Random) -> Case:
+    size = dice.uniform(2.4, 12) * GIB
+    return Case(
+        kind="orphan", deserves=True, actors=[Actor(used=lambda age: 20 * GIB)], rest=lambda at: size, minutes=15
+    )
+
+
+def memory_of_another_container(dice: Random) -> Case:
+    size = dice.uniform(10, 60) * GIB
+    return Case(
+        kind="orphan", deserves=False, actors=[], rest=lambda at: size, busy=lambda at: 0.0, private=True, minutes=15
+    )
+
+
+def memory_of_the_driver(dice: Random) -> Case:
+    size = dice.uniform(200, 480) * MIB
+    return Case(kind="orphan", deserves=False, actors=[], rest=lambda at: size, busy=lambda at: 0.0, minutes=15)
+
+
+def idle_notebook(dice: Random) -> Case:
+    return Case(
+        kind="idle-holder",
+        deserves=True,
+        actors=[Actor(used=_load(dice, dice.uniform(6, 40) * GIB), comm="jupyter")],
+        busy=lambda at: 0.6 if at < 300 else 0.0,
+        minutes=45,
+    )
+
+
+def notebook_that_works_at_times(dice: Random) -> Case:
+    every = dice.uniform(10, 20) * MINUTE
+    return Case(
+        kind="idle-holder",
+        deserves=False,
+        actors=[Actor(used=_load(dice, 20 * GIB), comm="jupyter")],
+        busy=lambda at: 0.5 if at % every < 60 else 0.0,
+        minutes=60,
+    )
+
+
+def engine_sleeps(dice: Random) -> Case:
+    at, awake = dice.uniform(300, 600), dice.uniform(40, 72) * GIB
+    return Case(
+        kind="memory-freed",
+        deserves=True,
+        actors=[Actor(used=_then(_load(dice, awake), at, lambda age: 1.2 * GIB), comm="vllm")],
+    )
+
+
+def program_frees_a_little(dice: Random) -> Case:
+    at = dice.uniform(300, 600)
+    return Case(
+        kind="memory-freed",
+        deserves=False,
+        actors=[Actor(used=_then(lambda age: 40 * GIB, at, lambda age: dice.uniform(30, 36) * GIB))],
+    )
+
+
+def splinters(dice: Random) -> Case:
+    hourly, hours = dice.uniform(1, 4) * GIB / HOUR, dice.uniform(5, 8)
+    return Case(
+        kind="fragmentation",
+        deserves=True,
+        actors=[Actor(used=lambda age: 31 * GIB + hourly * age, live=lambda age: 20 * GIB)],
+        minutes=60 * hours,
+        every=10.0,
+    )
+
+
+def constant_waste(dice: Random) -> Case:
+    waste = dice.uniform(8, 14) * GIB
+    return Case(
+        kind="fragmentation",
+        deserves=False,
+        actors=[Actor(used=_load(dice, 20 * GIB + waste), live=lambda age: min(20 * GIB, age * GIB))],
+        minutes=120,
+        every=5.0,
+    )
+
+
+def waste_between_evaluations(dice: Random) -> Case:
+    every = dice.uniform(10, 30) * MINUTE
+    return Case(
+        kind="fragmentation",
+        deserves=False,
+        actors=[
+            Actor(
+                used=lambda age: (22 if age < every else 37) * GIB,
+                live=lambda age: (35 if age >= every and age % every < 60 else 20) * GIB,
+            )
+        ],
+        minutes=150,
+        every=5.0,
+    )
+
+
+CASES: Mapping[str, CaseMaker] = {
+    one.__name__: one
+    for one in (
+        model_load,
+        model_in_shards,
+        engine_start,
+        second_program_starts,
+        saw_tooth,
+        slow_warm_up,
+        leak_fills,
+        nearly_full,
+        leak_ends_full,
+        slow_leak_ends_full,
+        failed_allocation,
+        fatal_xid,
+        batch_ends_full,
+        batch_rests_full,
+        engine_restarts,
+        neighbor_fills,
+        handled_error,
+        harmless_xid,
+        end_in_the_middle,
+        loop,
+        batch_jobs,
+        inference_jobs,
+        scripts_of_three_users,
+        abandoned,
+        abandoned_beside_a_busy_program,
+        memory_of_another_container,
+        memory_of_the_driver,
+        idle_notebook,
+        notebook_that_works_at_times,
+        engine_sleeps,
+        program_frees_a_little,
+        splinters,
+        constant_waste,
+        waste_between_evaluations,
+    )
+}
