@@ -101,11 +101,8 @@ KINDS = (
         "`form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of the held bytes "
         "and of the number of live allocations",
-        remedy="find it with gpumond why --pid PID: losses or outputs in a list (keep loss.item()), an "
-        "evaluation without torch.no_grad(), a cache without a limit (set one), a new compiled program for "
-        "each shape (pad the inputs, or call torch.compiler.reset() or jax.clear_caches()), longer inputs of "
-        "a curriculum (limit them); without an agent it may also be fragmentation; restart the program before"
-        " the device is full",
+        remedy="see what keeps the memory: gpumond why --pid PID (often a list of losses, an evaluation without "
+        "torch.no_grad(), or a cache without a limit), or restart the program before the device is full",
     ),
     VerdictKind(
         name="fragmentation",

@@ -25,6 +25,8 @@ NOT_HERE = {
     "Released by flushes, by workload": "nothing is flushed",
     "Receipts by outcome": "nothing is flushed",
     "Verdicts": "the programs are new",
+    "Age of firing alerts": "no alert is active",
+    "Notifications": "the daemon has no receiver",
 }
 """Panels without data here, with the reason."""
 

@@ -19,7 +19,9 @@ from tests.integration.alertmanager import BINARY, Alertmanager
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how-to/scale-out.md").read_text()
-BLOCKS = {title: yaml.safe_load(text) for title, text in re.findall(r'```yaml title="([^"]+)"\n(.*?)```', PAGE, re.DOTALL)}
+BLOCKS = {
+    title: yaml.safe_load(text) for title, text in re.findall(r'```yaml title="([^"]+)"\n(.*?)```', PAGE, re.DOTALL)
+}
 RULE = {"groups": [{"name": "up", "rules": [{"alert": "Present", "expr": "gpumond_device_up == 1"}]}]}
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("prometheus")]
