@@ -47,9 +47,9 @@ def shape(series: Series, what: int, born: float, levels: Plateaus, size: float 
     if not known:
         return None
     lows, highs = series.column(MINUTE, what, MIN, WINDOW_MINUTES), series.column(MINUTE, what, MAX, WINDOW_MINUTES)
-    medians, low, high = medians[known[0] :], min(lows[i] for i in known), max(highs[i] for i in known)
-    now = times[-1]
-    level, values = medians[-1], [medians[i - known[0]] for i in known]
+    low, high = min(lows[i] for i in known), max(highs[i] for i in known)
+    now, values = times[-1], [medians[i] for i in known]
+    level = values[-1]
     if _keeps_growing(values):
         return None
     if now < born + WARM_UP_SECONDS:
@@ -59,7 +59,7 @@ def shape(series: Series, what: int, born: float, levels: Plateaus, size: float 
     if last is not None and now - last.at < STEP_SECONDS:
         return Shape("step-change", last.at, (("step_bytes", last.height),))
     tolerance = max(MIN_TOLERANCE_BYTES, STEADY_RATIO * whole)
-    if high - low <= 2 * tolerance and max(medians) - min(medians) <= tolerance:
+    if high - low <= 2 * tolerance and max(values) - min(values) <= tolerance:
         return Shape("steady", times[known[0]], (("level_bytes", level), ("range_bytes", high - low)))
     found = _period(series, what, born)
     if found is not None:

@@ -126,13 +126,14 @@ def finetune(memory: ProgramMemory, random: Random) -> Iterator[float]:
 
 
 def leak(memory: ProgramMemory, random: Random) -> Iterator[float]:
-    """Keep an unneeded tensor in each step; end before the device is full."""
+    """Train, then keep an unneeded tensor in each step, as from an evaluation on; end before the device is full."""
     memory.allocate(0.03, "parameters")
-    for _ in range(290):
+    for step in range(290):
         memory.busy(random.uniform(0.02, 0.08))
         batch = memory.allocate(0.01)
         yield 0.5
-        memory.allocate(0.0006, "tensors")
+        if step >= 40:
+            memory.allocate(0.0006, "tensors")
         memory.free(batch)
         yield 0.5
 

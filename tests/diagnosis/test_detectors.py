@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import exp, inf
+from math import exp, inf, nan
 
 import pytest
 
 from gpumond.diagnosis.detectors import LiveAllocations, idle_seconds
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
+from gpumond.diagnosis.shapes import Plateaus, shape
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Ending, Program
 from gpumond.facts.snapshot import (
@@ -20,6 +21,7 @@ from gpumond.facts.snapshot import (
     SourceState,
     XidErrors,
 )
+from gpumond.tick.history import Series
 from gpumond.tick.observe import observe
 from tests.helpers.agents import GIB
 from tests.helpers.curves import (
@@ -665,3 +667,13 @@ def test_fragmentation_that_grows_for_hours_is_reported_and_that_of_the_start_is
 
     assert "fragmentation" in kinds(onsets(snapshots(1.0)))
     assert "fragmentation" not in kinds(onsets(snapshots(0.0)))
+
+
+def test_a_minute_without_a_value_does_not_make_the_level_unknown():
+    """A program of which no step ended in the last minute."""
+    series = Series(1, 0.0, 0.0)
+    for second in range(660):
+        series.add((float(second), nan if second >= 600 else 8.0 * GIB))
+    found = shape(series, 0, 0.0, Plateaus(), 80.0 * GIB)
+    assert found is not None
+    assert (found.kind, dict(found.evidence)["level_bytes"]) == ("steady", 8.0 * GIB)
