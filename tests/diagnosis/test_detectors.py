@@ -672,8 +672,8 @@ def test_fragmentation_that_grows_for_hours_is_reported_and_that_of_the_start_is
 def test_a_minute_without_a_value_does_not_make_the_level_unknown():
     """A program of which no step ended in the last minute."""
     series = Series(1, 0.0, 0.0)
-    for second in range(660):
-        series.add((float(second), nan if second >= 600 else 8.0 * GIB))
+    for second in range(700):
+        series.add((float(second), nan if second >= 590 else 8.0 * GIB))
     found = shape(series, 0, 0.0, Plateaus(), 80.0 * GIB)
     assert found is not None
     assert (found.kind, dict(found.evidence)["level_bytes"]) == ("steady", 8.0 * GIB)
