@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
@@ -31,9 +31,9 @@ class OwnerUsage:
     programs: set[ProcessKey] = field(default_factory=set)
     agents: set[ProcessKey] = field(default_factory=set)
 
-    def add(self, process: ProcessKey, shares: Counter[Share], idle: bool, has_agent: bool) -> None:
+    def add(self, process: ProcessKey, shares: Mapping[Share, int], idle: bool, has_agent: bool) -> None:
         """Add one program on one device. ``shares``: its lines of the ledger."""
-        used = shares.total()
+        used, cached, stranded = sum(shares.values()), shares.get("cached", 0), shares.get("stranded", 0)
         self.used += used
         self.programs.add(process)
         if has_agent:
@@ -41,23 +41,25 @@ class OwnerUsage:
         known = "live" in shares
         if known:
             self.live = (self.live or 0) + shares["live"]
-            self.cached = (self.cached or 0) + shares["cached"]
-            self.stranded = (self.stranded or 0) + shares["stranded"]
+            self.cached = (self.cached or 0) + cached
+            self.stranded = (self.stranded or 0) + stranded
         if idle:
             self.idle_held += used
         if idle or known:
-            reclaimable = used if idle else shares["cached"]
+            reclaimable = used if idle else cached
             self.idle_and_reclaimable = (self.idle_and_reclaimable or 0) + reclaimable
-            self.wasted = (self.wasted or 0) + reclaimable + (0 if idle else shares["stranded"])
+            self.wasted = (self.wasted or 0) + reclaimable + (0 if idle else stranded)
 
 
 def usages(frame: Frame) -> Iterator[tuple[tuple[str, ...], OwnerUsage]]:
     """Yield the use of each owner on each model. The lines of MIG instances are part of their device's."""
     models = {device.uuid: device.name for device in frame.snapshot.devices if device.parent_uuid is None}
-    held: defaultdict[tuple[str, ProcessKey], Counter[Share]] = defaultdict(Counter)
+    held: dict[tuple[str, ProcessKey], dict[Share, int]] = {}
     for line in frame.ledger.lines:
-        if line.process is not None and line.device_uuid in models:
-            held[line.device_uuid, line.process][line.share] += line.used_bytes
+        process = line.process
+        if process is not None and line.device_uuid in models:
+            own = held.setdefault((line.device_uuid, process), {})
+            own[line.share] = own.get(line.share, 0) + line.used_bytes
     idle = {(each.device_uuid, each.process) for each in frame.verdicts if each.kind == "idle-holder"}
     owners, reports = owners_of(frame.snapshot), frame.snapshot.reports_by_process
     found: defaultdict[tuple[str, ...], OwnerUsage] = defaultdict(OwnerUsage)
