@@ -167,5 +167,5 @@ def _steps(plan: Sequence[Mapping[str, Any]]) -> str:
     programs: dict[str, list[str]] = {}
     for each in plan:
         named = f"{safe(each['workload']) or 'pid'} (pid {each['pid']}, {human(each['reclaimable_bytes'])})"
-        programs.setdefault("suspending" if each["method"] == "suspend" else "flushing", []).append(named)
+        programs.setdefault("suspending" if each.get("method") == "suspend" else "flushing", []).append(named)
     return " and ".join(f"{verb} {', '.join(named)}" for verb, named in programs.items())
