@@ -105,7 +105,6 @@ def test_a_program_whose_agent_left_before_its_memory_has_no_case_of_its_end(dae
     with program(daemon, device, "train") as process, program(daemon, device, "notebook") as witness:
         run_in_program(process, "full = allocator.malloc(880 * MIB); agent.stop()")
         until(lambda: [each["pid"] for each in daemon.get("agents")] == [witness.pid])
-        run_in_program(witness, "import time; time.sleep(2)")
         finished(process)
         run_in_program(witness, "suppressed(lambda: agent.scope('forward')(allocator.malloc)(2000 * MIB))")
         assert case_of(daemon, witness.pid)
