@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ elif cause == "optimizer":
     n = int(total * 0.3 / 4 / 4096 ** 2)
     train(4096, n, 16, torch.optim.SGD if fixed else torch.optim.AdamW)
 elif cause == "limit":
+    torch.zeros(1, device="cuda")
     agent.limit(None if fixed else total // 4)
     tensor(0.3)
 elif cause == "leak":
@@ -103,69 +105,69 @@ elif cause == "earlier-peak":
 """
 CAUSES = ("batch", "data-set", "optimizer", "limit", "leak", "nothing", "neighbor-cache", "earlier-peak")
 TRAIN = """
-import json, sys, torch
+import json, os, sys, torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
-kind, optimizer, amp, checkpointed, batch = sys.argv[1:6]
-amp, checkpointed, batch = amp == "1", checkpointed == "1", int(batch)
-class Block(nn.Module):
-    def __init__(self, dim, heads):
+kind, optimizer, amp, checkpointed = sys.argv[1:5]
+amp, checkpointed = amp == "1", checkpointed == "1"
+def tokens(vocabulary, batch, length):
+    return lambda: {"input_ids": (ids := torch.randint(0, vocabulary, (batch, length), device="cuda")), "labels": ids}
+def language_model(name, batch, length, **sizes):
+    import transformers
+    model = getattr(transformers, name)(getattr(transformers, name.split("For")[0].split("LM")[0] + "Config")(**sizes))
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train(), tokens(model.config.vocab_size, batch, length)
+class Images(nn.Module):
+    def __init__(self, body): super().__init__(); self.body = body
+    def forward(self, pixels): return [self.body(pixels).float().square().mean()]
+def pixels(batch, side): return lambda: {"pixels": torch.randn(batch, 3, side, side, device="cuda")}
+def conv(i, o): return nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.GroupNorm(8, o), nn.SiLU())
+class UNet(nn.Module):
+    def __init__(self, widths=(64, 128, 256, 512)):
         super().__init__()
-        self.n1, self.n2, self.heads = nn.LayerNorm(dim), nn.LayerNorm(dim), heads
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim), nn.Dropout(0.1))
+        self.first = nn.Conv2d(3, widths[0], 3, padding=1)
+        pairs = list(zip(widths, widths[1:]))
+        self.down = nn.ModuleList(nn.Sequential(conv(i, i), conv(i, o)) for i, o in pairs)
+        self.up = nn.ModuleList(nn.Sequential(conv(2 * o, i), conv(i, i)) for i, o in reversed(pairs))
+        self.last = nn.Conv2d(widths[0], 3, 3, padding=1)
     def forward(self, x):
-        b, t, d = x.shape
-        q, k, v = (each.view(b, t, self.heads, -1).transpose(1, 2) for each in self.qkv(self.n1(x)).chunk(3, 2))
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d)
-        x = x + self.out(y)
-        return x + self.mlp(self.n2(x))
-class Transformer(nn.Module):
-    def __init__(self, dim, layers, heads, vocabulary):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(vocabulary, dim), nn.Linear(dim, vocabulary, bias=False)
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-    def forward(self, x):
-        x = self.embed(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if checkpointed else block(x)
-        return self.head(x)
-def conv(i, o, s=1):
-    return nn.Sequential(nn.Conv2d(i, o, 3, s, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True))
-class Residual(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.a, self.b = conv(width, width), conv(width, width)
-    def forward(self, x): return x + self.b(self.a(x))
-def images(width, layers):
-    parts = [conv(3, width, 2)]
-    for scale in (1, 2, 4):
-        parts += [Residual(width * scale) for _ in range(layers)] + [conv(width * scale, width * scale * 2, 2)]
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width * 8, 1000))
+        kept, x = [], self.first(x)
+        for each in self.down:
+            kept.append(each(x)); x = nn.functional.max_pool2d(kept[-1], 2)
+        for each in self.up:
+            x = each(torch.cat([nn.functional.interpolate(x, scale_factor=2), kept.pop()], 1))
+        return self.last(x)
+def resnet():
+    import torchvision
+    return Images(torchvision.models.resnet50()), pixels(64, 224)
 models = {
-    "gpt": (lambda: Transformer(768, 12, 12, 50257), lambda: torch.randint(0, 50257, (batch, 512))),
-    "bert": (lambda: Transformer(1024, 8, 16, 30522), lambda: torch.randint(0, 30522, (batch, 256))),
-    "resnet": (lambda: images(64, 4), lambda: torch.randn(batch, 3, 224, 224)),
-    "mlp": (lambda: nn.Sequential(*(nn.Sequential(nn.Linear(4096, 4096), nn.GELU()) for _ in range(12))),
-            lambda: torch.randn(batch * 64, 4096)),
+    "gpt2": lambda: language_model("GPT2LMHeadModel", 8, 512),
+    "bert": lambda: language_model("BertForMaskedLM", 32, 128),
+    "llama": lambda: language_model("LlamaForCausalLM", 4, 512, hidden_size=1024, intermediate_size=2816,
+        num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4),
+    "resnet": resnet,
+    "unet": lambda: (Images(UNet()), pixels(16, 128)),
 }
-build, data = models[kind]
-model = build().to("cuda")
+model, data = models[kind.removeprefix("ddp-")]()
+model = model.to("cuda")
+if kind.startswith("ddp-"):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000))
+    torch.distributed.init_process_group("nccl", rank=0, world_size=1)
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
 own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-4)
 for _ in range(3):
-    x = data().to("cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=amp):
-        y = model(x)
-    y.float().square().mean().backward()
+        loss = model(**data())[0]
+    loss.backward()
     own.step()
     own.zero_grad()
 print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]))
 """
 CONFIGURATIONS = [
-    (kind, optimizer, amp, checkpointed, batch)
-    for kind, batch in (("gpt", "8"), ("bert", "16"), ("resnet", "64"), ("mlp", "16"))
+    (kind, optimizer, amp, checkpointed)
+    for kind in ("gpt2", "bert", "llama", "resnet", "unet", "ddp-gpt2", "ddp-resnet")
     for optimizer, amp in itertools.product(("SGD", "AdamW"), ("0", "1"))
-    for checkpointed in (("0", "1") if kind in ("gpt", "bert") else ("0",))
+    for checkpointed in (("0", "1") if kind in ("gpt2", "bert") else ("0",))
 ]
 
 
@@ -276,32 +278,32 @@ def cases(causes: Sequence[str] = CAUSES) -> dict[str, Any]:
     }
 
 
+def measured(configuration: tuple[str, ...], script: Path) -> list[Any]:
+    """Return allocated and held peak of a configuration, each as PyTorch counts it and as predicted, or a reason."""
+    command, name = [sys.executable, os.fspath(script), *configuration], " ".join(configuration)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    trace = traced(command, 80 << 30)
+    if run.returncode or trace["reason"]:
+        return [name, trace["reason"] or run.stderr[-200:]]
+    need, (allocated, reserved) = replay(trace), json.loads(run.stdout.splitlines()[-1])
+    return [name, allocated, need.live_bytes, reserved, need.held_bytes]
+
+
 def fits(configurations: Sequence[tuple[str, ...]] = CONFIGURATIONS) -> dict[str, Any]:
-    rows, errors, held_errors, low = [], [], [], 0
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(4) as pool:
         script = Path(directory) / "train.py"
         script.write_text(TRAIN)
-        for configuration in configurations:
-            run = subprocess.run([sys.executable, script, *configuration], capture_output=True, text=True, timeout=300)
-            trace = traced([sys.executable, str(script), *configuration], 80 << 30)
-            name = " ".join(configuration)
-            if run.returncode or trace["reason"]:
-                rows.append([name, trace["reason"] or run.stderr[-200:]])
-                continue
-            allocated, reserved = json.loads(run.stdout.splitlines()[-1])
-            need = replay(trace)
-            errors.append(need.live_bytes / allocated - 1)
-            held_errors.append(need.held_bytes / reserved - 1)
-            low += need.held_bytes * MARGIN < reserved
-            rows.append([name, allocated, need.live_bytes, reserved, need.held_bytes])
-    ordered = sorted(map(abs, errors))
+        rows = list(pool.map(lambda each: measured(each, script), configurations))
+    predicted = [row for row in rows if len(row) == 5]
+    errors = sorted(abs(live / allocated - 1) for _, allocated, live, _, _ in predicted)
+    held_errors = [abs(held / reserved - 1) for *_, reserved, held in predicted]
     return {
         "configurations": len(configurations),
-        "predicted": len(errors),
-        "median_error_percent": round(100 * statistics.median(ordered), 2) if ordered else None,
-        "p95_error_percent": round(100 * ordered[int(0.95 * (len(ordered) - 1))], 2) if ordered else None,
-        "median_held_error_percent": round(100 * statistics.median(map(abs, held_errors)), 2) if held_errors else None,
-        "too_low_with_margin": low,
+        "predicted": len(predicted),
+        "median_error_percent": round(100 * statistics.median(errors), 2) if errors else None,
+        "p95_error_percent": round(100 * errors[int(0.95 * (len(errors) - 1))], 2) if errors else None,
+        "median_held_error_percent": round(100 * statistics.median(held_errors), 2) if held_errors else None,
+        "too_low_with_margin": sum(held * MARGIN < reserved for *_, reserved, held in predicted),
         "rows": rows,
     }
 

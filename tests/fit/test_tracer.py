@@ -107,6 +107,42 @@ def test_checkpointing_needs_less_for_activations(tmp_path: Path):
     assert checkpointed < 0.6 * plain
 
 
+REPLICATED = """
+import torch
+torch.distributed.init_process_group("nccl", rank=0, world_size=1)
+model = torch.nn.Linear(1024, 1024, bias=False).to("cuda")
+model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=VIEW)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    with model.no_sync():
+        model(torch.randn(1, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+"""
+
+
+def test_buckets_of_data_parallel_training_are_counted(tmp_path: Path):
+    plain, view = (need(trace(tmp_path, REPLICATED.replace("VIEW", str(value)))) for value in (False, True))
+    assert plain.classes["gradients"] == 2 * LAYER
+    assert plain.live_bytes - view.live_bytes == view.classes["gradients"] == LAYER
+
+
+ATTENTION = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+q = torch.randn(1, 8, 1024, 64, device="cuda", requires_grad=True)
+k, v = (torch.randn(1, HEADS, 1024, 64, device="cuda", requires_grad=True) for _ in range(2))
+scaled_dot_product_attention(q, k, v, dropout_p=0.1, enable_gqa=HEADS < 8).sum().backward()
+"""
+
+
+def test_attention_has_the_memory_of_the_kernels_of_a_gpu(tmp_path: Path):
+    """The weights of each pair of positions take 32 MiB, and are kept only if keys belong to several queries."""
+    fused, shared = (need(trace(tmp_path, ATTENTION.replace("HEADS", heads))).live_bytes for heads in ("8", "2"))
+    assert fused < 16 * MIB
+    assert shared > 64 * MIB
+
+
 def test_inference_runs_to_its_end(tmp_path: Path):
     program = "import torch\nx = torch.zeros(1 << 20, device='cuda')\ny = (x + 1).cpu()\nassert x.numel()"
     result = need(trace(tmp_path, program))

@@ -43,6 +43,8 @@ REPORTED_SECONDS = 600.0
 SITES, SITE_CALLS = 5, 6
 """Number of sites in a record, and of their calls."""
 
+SEARCH_SECONDS = 0.025
+"""CPU time of a search for tensors outside modules at an error: a failing call is delayed by at most 50 ms."""
 MAX_RECORD_BYTES = 16 << 10
 """Longest record as JSON. A report contains one whole record, and has at most 64 KiB."""
 
@@ -304,7 +306,8 @@ def _details(error: BaseException | None) -> Details:
     from gpumond.agent.measure import stacks  # needed after an error only
 
     stack, omitted = stacks.of_caller() if error is None else stacks.of_error(error)
-    return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), live_classes(), _live_sites())
+    classes = live_classes(SEARCH_SECONDS)
+    return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), classes, _live_sites())
 
 
 def _bounded(record: Oom) -> Oom:

@@ -173,7 +173,7 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
     return EmulatedDevice()
 
 
-def emulate_choices(torch: Any) -> None:
+def emulate_choices(torch: Any, trace: Trace) -> None:
     """Make the choices that PyTorch makes for CUDA tensors: optimizers on lists of tensors, autocast to float16."""
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("torch.optim") and hasattr(module, DEFAULT_KERNELS):
@@ -185,6 +185,7 @@ def emulate_choices(torch: Any) -> None:
         return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
     torch.nn.functional.dropout = dropout  # on a CUDA device, its mask has one byte for each value
+    emulate_attention(torch)
     # Whether gradients overflow is a value on the device: they do not.
     torch.amp.GradScaler._maybe_opt_step = lambda self, optimizer, state, *args, **kwargs: optimizer.step(
         *args, **kwargs
@@ -192,10 +193,47 @@ def emulate_choices(torch: Any) -> None:
     original = torch.autocast.__init__
 
     def initialize(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        trace.assumptions.add("autocast changes types as on a CPU: run this on a machine with a GPU for the exact peak")
         half = torch.float16 if device_type == "cuda" and dtype is None else dtype
         original(self, "cpu" if device_type == "cuda" else device_type, half, *args, **kwargs)
 
     torch.autocast.__init__ = initialize
+
+
+def emulate_attention(torch: Any) -> None:
+    """Choose the attention kernels of a CUDA device. Only the last keeps a weight for each pair of positions: the one
+    for keys of several queries in 32 bits.
+    """
+    aten, original = torch.ops.aten, torch.nn.functional.scaled_dot_product_attention
+
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        if query.dim() != 4:
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
+            return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        if enable_gqa:
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
+            )[0]
+        if attn_mask is not None:
+            if attn_mask.dtype is torch.bool:
+                attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, float("-inf"))
+            attn_mask = attn_mask.expand(*query.shape[:-1], key.size(-2))
+        keeps = query.requires_grad or key.requires_grad or value.requires_grad
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale
+        )[0]
+
+    torch.nn.functional.scaled_dot_product_attention = attention
 
 
 DEFAULT_KERNELS = "_default_to_fused_or_foreach"
@@ -281,6 +319,37 @@ def pretend_distributed(torch: Any) -> None:
     distributed.init_process_group = init_process_group
 
 
+def replicate_locally(torch: Any, trace: Trace) -> None:
+    """Replace ``DistributedDataParallel``, whose reducer reads values, by a module with the memory of its buckets."""
+
+    class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self, module: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__()
+            self.module, self.require_backward_grad_sync = module, True
+            self.buckets: list[Any] = []
+            if not kwargs.get("gradient_as_bucket_view"):  # then the gradients are the buckets
+                self._allocate((kwargs.get("bucket_cap_mb") or 25) * 2**20)
+
+        def _allocate(self, limit_bytes: float) -> None:
+            parameters = [each for each in self.module.parameters() if each.requires_grad]
+            values = 0
+            for parameter, following in zip(reversed(parameters), [*reversed(parameters[:-1]), None], strict=True):
+                values += parameter.numel()
+                if following is None or values * parameter.element_size() >= limit_bytes:
+                    self.buckets.append(parameter.detach().new_empty(values))
+                    trace.mark(self.buckets[-1], "gradients")
+                    values = 0
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.module(*args, **kwargs)
+
+        def no_sync(self) -> Any:
+            return nullcontext()
+
+    torch.nn.parallel.DistributedDataParallel = DistributedDataParallel
+    torch.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
+
+
 def single_process_loaders(torch: Any) -> None:
     """Load batches in this process: a worker cannot return a fake tensor."""
     loader = torch.utils.data.DataLoader
@@ -305,8 +374,9 @@ def run(arguments: Sequence[str], size_bytes: int) -> dict[str, Any]:
     trace = Trace(emulated=not torch.cuda.is_available())
     pretend_cuda(torch, size_bytes)
     if trace.emulated:
-        emulate_choices(torch)
+        emulate_choices(torch, trace)
     pretend_distributed(torch)
+    replicate_locally(torch, trace)
     single_process_loaders(torch)
     replace_parameters(torch)
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: trace.step(optimizer))

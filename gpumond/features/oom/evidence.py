@@ -166,9 +166,23 @@ class Evidence:
     def activations(self) -> int:
         """Bytes of activations, with those of other tensors where these are not distinguished."""
         one = self.classes
-        return (
-            0 if one is None else (one.activations_bytes or 0) + (0 if one.buffers_bytes is None else one.unknown_bytes)
-        )
+        if one is None or one.buffers_bytes is None:
+            return 0
+        return one.unknown_bytes if one.activations_bytes is None else one.activations_bytes
+
+    @cached_property
+    def batch_dependent(self) -> int:
+        """Activations; for inference also the results of a model, which are tensors outside the graph."""
+        results = 0 if self.classes is None or not self.inference else self.classes.tensors_bytes or 0
+        return self.activations + results
+
+    @property
+    def inference(self) -> bool:
+        """Return whether a model runs without a graph; in a first forward pass of training, there are activations."""
+        one = self.classes
+        if one is None or self.training or not one.parameters_bytes or one.activations_bytes is None:
+            return False
+        return one.activations_bytes < one.live_bytes / 20  # the allocator's rounding and workspaces
 
     @property
     def training(self) -> bool:

@@ -208,7 +208,7 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
 
 
 def _dataset(e: Evidence) -> Iterator[Remedy]:
-    size = 0 if e.classes is None else e.classes.tensors_bytes or 0
+    size = 0 if e.classes is None or e.inference else e.classes.tensors_bytes or 0
     if size and size >= LARGE * e.live:
         text = (
             "keep the data set on the host and move each batch (DataLoader with pin_memory=True): "
@@ -255,14 +255,16 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
 
 
 def _batch(e: Evidence) -> Iterator[Remedy]:
-    depends = e.activations + (e.request or 0)
-    if e.activations < LARGE / 2 * e.live or not e.activations:
+    depends = e.batch_dependent + (e.request or 0)
+    if e.batch_dependent < LARGE / 2 * e.live or not e.batch_dependent:
         return
     enough = (parts for parts in HALVINGS if e.missing is None or depends * (1 - 1 / parts) >= e.missing)
     parts = next(enough, HALVINGS[-1])
     name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[parts]
     also = ", with gradient accumulation" if e.training else ""
-    text = f"use {name}{also}: {human(e.activations)} of the live bytes are activations"
+    exact = e.classes is not None and e.classes.activations_bytes is not None and not e.inference
+    kind = "activations" if exact else "activations or other tensors"
+    text = f"use {name}{also}: {human(e.batch_dependent)} of the live bytes are {kind}"
     yield _remedy(
         e, "batch", text, int(depends * (1 - 1 / parts)), "estimate", "activations in proportion to the batch"
     )
