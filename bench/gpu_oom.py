@@ -151,8 +151,8 @@ models = {
 model, data = models[kind.removeprefix("ddp-")]()
 model = model.to("cuda")
 if kind.startswith("ddp-"):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000))
-    torch.distributed.init_process_group("nccl", rank=0, world_size=1)
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("nccl", rank=0, world_size=1, store=store)
     model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
 own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-4)
 for _ in range(3):

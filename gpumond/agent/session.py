@@ -161,6 +161,8 @@ class Session:
         self._handler.cancel_recording()
         self._report_at, self._closing = 0.0, True
         try:
+            if exiting and OOMS.occurred:
+                self._connect()  # of a program that has just begun
             self._report()
         except Exception:  # the program and its libraries are about to end
             pass

@@ -28,6 +28,7 @@ WARNS = sys.version_info >= (3, 12)
 """Whether Python warns of a fork with threads."""
 GRACE_SECONDS = 0.2
 IMPORT_SECONDS = 1.0
+POLL_SECONDS = 0.01
 FORK_SECONDS = 0.05
 EXIT_SECONDS = 0.1
 OOM_EXIT_SECONDS = 3.0
@@ -78,12 +79,23 @@ class AgentThread:
     def _at_exit(self) -> None:
         self._exiting, seconds = True, EXIT_SECONDS
         try:
+            if self._enabled and mentions_memory(getattr(sys, "last_value", None)):
+                self._await_session()
             if self._session is not None and self._session.record_ending():
                 seconds = OOM_EXIT_SECONDS
         except Exception:  # the program and its libraries are about to end
             self._log()
         self._enabled = False
         self._finish(seconds)
+
+    def _await_session(self) -> None:
+        """Wait until the thread can record the error that ends the program, a short time after its start."""
+        deadline = time.monotonic() + GRACE_SECONDS + IMPORT_SECONDS
+        while self._session is None and self._alive() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+    def _alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _launch(self) -> None:
         self._end = threading.Event()
@@ -171,6 +183,12 @@ class AgentThread:
             self._session = None
         if self._enabled:
             self._launch()
+
+
+def mentions_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it was raised from, may be an out-of-memory error; needs no import."""
+    chain = [] if error is None else [error, error.__cause__, error.__context__]
+    return any("memory" in f"{type(each).__name__} {each}".lower() for each in chain)
 
 
 def in_main_interpreter() -> bool:

@@ -77,6 +77,13 @@ def test_record_of_an_unhandled_error_is_complete(daemon: FakeDaemon, tmp_path: 
     assert {"wrapped", "step"} & {call.function for call in oom.stack}
 
 
+def test_error_right_after_the_start_is_recorded(daemon: FakeDaemon, tmp_path: Path) -> None:
+    with host(program(tmp_path), environment(daemon.path)) as process:
+        process.communicate(f"{OOM}\n", timeout=SECONDS)
+        assert daemon.wait_message(Goodbye, process.pid).ending == "out-of-memory"
+    assert daemon.wait_message(Report, process.pid).program.ooms
+
+
 def test_ending_of_a_multiprocessing_child_is_unknown(daemon: FakeDaemon, tmp_path: Path) -> None:
     """It handles the error of its target itself and exits with its own status."""
     (tmp_path / "work.py").write_text(

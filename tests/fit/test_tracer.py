@@ -143,6 +143,37 @@ def test_attention_has_the_memory_of_the_kernels_of_a_gpu(tmp_path: Path):
     assert shared > 64 * MIB
 
 
+CONVOLUTION = """
+import torch
+x = torch.zeros(4, 64, 128, 128, device="cuda").to(memory_format=torch.FORMAT)
+y = torch.nn.functional.conv2d(x, torch.zeros(64, 64, 3, 3, device="cuda"), padding=1)
+"""
+
+
+def test_convolution_needs_copies_of_images_whose_channels_are_not_last(tmp_path: Path):
+    """Input and output have 16 MiB each, the weights 144 KiB."""
+    copied, plain = (
+        need(trace(tmp_path, CONVOLUTION.replace("FORMAT", name))).live_bytes
+        for name in ("contiguous_format", "channels_last")
+    )
+    assert copied == 2 * (32 * MIB + 144 * 1024)
+    assert plain < 50 * MIB
+
+
+NORMALIZED = """
+import torch
+x = torch.zeros(1 << 20, 8, device="cuda", dtype=torch.bfloat16)
+with torch.autocast("cuda", dtype=torch.bfloat16, enabled=AMP):
+    y = torch.nn.functional.layer_norm(x, (8,))
+del x
+"""
+
+
+def test_autocast_normalizes_in_32_bits(tmp_path: Path):
+    plain, cast = (need(trace(tmp_path, NORMALIZED.replace("AMP", str(amp)))).live_bytes for amp in (False, True))
+    assert cast - plain >= 16 * MIB
+
+
 def test_inference_runs_to_its_end(tmp_path: Path):
     program = "import torch\nx = torch.zeros(1 << 20, device='cuda')\ny = (x + 1).cpu()\nassert x.numel()"
     result = need(trace(tmp_path, program))

@@ -43,8 +43,10 @@ REPORTED_SECONDS = 600.0
 SITES, SITE_CALLS = 5, 6
 """Number of sites in a record, and of their calls."""
 
-SEARCH_SECONDS = 0.025
-"""CPU time of a search for tensors outside modules at an error: a failing call is delayed by at most 50 ms."""
+SEARCH_SECONDS, LAST_SEARCH_SECONDS = 0.025, 1.0
+"""CPU time of a search for tensors outside modules: at an error, whose call is delayed by at most 50 ms, and at the end
+of a program that did not handle it.
+"""
 MAX_RECORD_BYTES = 16 << 10
 """Longest record as JSON. A report contains one whole record, and has at most 64 KiB."""
 
@@ -157,7 +159,8 @@ class Ooms:
                 return
             pools = REGISTRY.read(READ_SECONDS) or ()
             devices = self._increased(pools, first_counts=True)
-            request, details = request_bytes(error), _details(error)
+            request = request_bytes(error)
+            details = _details(error, LAST_SEARCH_SECONDS if seen == "unhandled" else SEARCH_SECONDS)
             record = self._record(pools, devices, seen, request, self.scope(), details)
             self._publish(replace(record, free_bytes=free_bytes(error), allocator=allocator_of(error)))
         except Exception:  # the program must receive its own error
@@ -301,12 +304,12 @@ class Ooms:
 OOMS = Ooms()
 
 
-def _details(error: BaseException | None) -> Details:
+def _details(error: BaseException | None, search_seconds: float = SEARCH_SECONDS) -> Details:
     """Return the details for an error that this thread handles, or, without it, is about to raise."""
     from gpumond.agent.measure import stacks  # needed after an error only
 
     stack, omitted = stacks.of_caller() if error is None else stacks.of_error(error)
-    classes = live_classes(SEARCH_SECONDS)
+    classes = live_classes(search_seconds)
     return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), classes, _live_sites())
 
 

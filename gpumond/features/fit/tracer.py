@@ -66,6 +66,11 @@ class Trace:
         self.entries.append((ALLOCATE, number, size))
         weakref.finalize(storage, self.entries.append, (FREE, number, size))
 
+    def borrow(self, size_bytes: int) -> None:
+        """Note memory that a kernel uses for itself."""
+        number = len(self.entries)
+        self.entries += [(ALLOCATE, number, size_bytes), (FREE, number, size_bytes)]
+
     def mark(self, tensor: Any, name: str) -> None:
         if tensor is not None:
             number = self._numbers.get(tensor.untyped_storage())
@@ -109,6 +114,9 @@ def tracked(torch: Any, trace: Trace) -> Any:
     scalar = torch.ops.aten._local_scalar_dense.default
     products = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm}
 
+    convolution = torch.ops.aten.convolution
+    convolutions = {convolution, torch.ops.aten.convolution_backward}
+
     class Tracked(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is scalar:
@@ -122,9 +130,28 @@ def tracked(torch: Any, trace: Trace) -> Any:
             for leaf in tree_leaves(result):
                 if isinstance(leaf, torch.Tensor):
                     trace.add(leaf, placed)
+            if func.overloadpacket in convolutions:
+                trace.borrow(convolution_workspace(torch, func.overloadpacket is convolution, result, args))
             return result
 
     return Tracked()
+
+
+def convolution_workspace(torch: Any, forward: bool, result: Any, args: Sequence[Any]) -> int:
+    """Return the workspace of cuDNN: its kernels for tensor cores read and write copies with the channels last.
+
+    Measured on an H100 with PyTorch 2.11 for 13 shapes: 1.0 to 1.1 times this in backward passes, 0 to 1.1 in forward
+    passes. A convolution of single pixels needs no copies.
+    """
+    if forward:
+        image, weight, *_, groups = args
+        output = result
+    else:
+        output, image, weight, *_, groups, _ = args
+    pixels = all(size == 1 for size in weight.shape[2:])
+    if image.dim() != 4 or pixels or groups != 1 or image.is_contiguous(memory_format=torch.channels_last):
+        return 0
+    return sum(each.numel() * each.element_size() for each in (image, weight, output))
 
 
 def emulated_device(torch: Any, trace: Trace) -> Any:
@@ -133,7 +160,11 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
 
     cpu, first = torch.device("cpu"), torch.device("cuda", 0)
     device_of, is_cuda = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__
+    float32 = frozenset(FLOAT32_OPERATORS.split())
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
+
+    def is_half(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
     def named(value: Any) -> str:
         """Return the kind of device that an argument names, empty for another argument."""
@@ -151,6 +182,8 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
                 gradient = kwargs.pop("gradient", None)
                 with self:  # checkpointed functions run again in the backward pass
                     return torch.autograd.backward(args[0], *(args[1:] or (gradient,)), **kwargs)
+            if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "").strip("_") in float32:
+                args = [value.float() if is_half(value) else value for value in args]
             kinds = {*map(named, args[1:] if func in moves else args), named(kwargs.get("device"))} - {""}
             if func is torch.Tensor.cuda:
                 kinds, func, args = {"cuda"}, torch.Tensor.to, (args[0], cpu)
@@ -193,7 +226,7 @@ def emulate_choices(torch: Any, trace: Trace) -> None:
     original = torch.autocast.__init__
 
     def initialize(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        trace.assumptions.add("autocast changes types as on a CPU: run this on a machine with a GPU for the exact peak")
+        trace.assumptions.add("autocast is emulated without a GPU: with mixed precision the peak can be 10 % too high")
         half = torch.float16 if device_type == "cuda" and dtype is None else dtype
         original(self, "cpu" if device_type == "cuda" else device_type, half, *args, **kwargs)
 
@@ -218,6 +251,8 @@ def emulate_attention(torch: Any) -> None:
     ) -> Any:
         if query.dim() != 4:
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if torch.is_autocast_enabled("cpu"):
+            query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
         if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
             return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
         if enable_gqa:
@@ -236,6 +271,12 @@ def emulate_attention(torch: Any) -> None:
     torch.nn.functional.scaled_dot_product_attention = attention
 
 
+FLOAT32_OPERATORS = """
+binary_cross_entropy_with_logits cosine_similarity cross_entropy cumprod cumsum exp group_norm kl_div l1_loss layer_norm
+log log10 log1p log2 log_softmax mse_loss nll_loss norm normalize pow prod reciprocal rsqrt smooth_l1_loss softmax
+softplus sum
+"""
+"""Operators that autocast computes in 32 bits on CUDA devices, from PyTorch's list."""
 DEFAULT_KERNELS = "_default_to_fused_or_foreach"
 """The function of torch.optim that chooses between an optimizer's implementations."""
 
@@ -322,25 +363,30 @@ def pretend_distributed(torch: Any) -> None:
 def replicate_locally(torch: Any, trace: Trace) -> None:
     """Replace ``DistributedDataParallel``, whose reducer reads values, by a module with the memory of its buckets."""
 
+    def flat(tensors: Sequence[Any], limit_bytes: float) -> list[Any]:
+        """Return flat tensors that hold these, each of at least the limit except the last."""
+        found, values = [], 0
+        for number, tensor in enumerate(tensors, 1):
+            values += tensor.numel()
+            if number == len(tensors) or values * tensor.element_size() >= limit_bytes:
+                found.append(tensor.new_empty(values))
+                values = 0
+        return found
+
     class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         def __init__(self, module: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__()
             self.module, self.require_backward_grad_sync = module, True
-            self.buckets: list[Any] = []
-            if not kwargs.get("gradient_as_bucket_view"):  # then the gradients are the buckets
-                self._allocate((kwargs.get("bucket_cap_mb") or 25) * 2**20)
-
-        def _allocate(self, limit_bytes: float) -> None:
-            parameters = [each for each in self.module.parameters() if each.requires_grad]
-            values = 0
-            for parameter, following in zip(reversed(parameters), [*reversed(parameters[:-1]), None], strict=True):
-                values += parameter.numel()
-                if following is None or values * parameter.element_size() >= limit_bytes:
-                    self.buckets.append(parameter.detach().new_empty(values))
-                    trace.mark(self.buckets[-1], "gradients")
-                    values = 0
+            parameters = [each.detach() for each in module.parameters() if each.requires_grad]
+            self.sent = flat(parameters, 250 * 2**20)  # the collective keeps what it has sent until a later one
+            view = kwargs.get("gradient_as_bucket_view")  # then the gradients are the buckets
+            self.buckets = [] if view else flat(parameters[::-1], (kwargs.get("bucket_cap_mb") or 25) * 2**20)
+            for each in self.buckets:
+                trace.mark(each, "gradients")
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if trace.steps:
+                self.sent = []
             return self.module(*args, **kwargs)
 
         def no_sync(self) -> Any:
