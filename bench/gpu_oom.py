@@ -303,7 +303,8 @@ def fits(configurations: Sequence[tuple[str, ...]] = CONFIGURATIONS) -> dict[str
         "median_error_percent": round(100 * statistics.median(errors), 2) if errors else None,
         "p95_error_percent": round(100 * errors[int(0.95 * (len(errors) - 1))], 2) if errors else None,
         "median_held_error_percent": round(100 * statistics.median(held_errors), 2) if held_errors else None,
-        "too_low_with_margin": sum(held * MARGIN < reserved for *_, reserved, held in predicted),
+        "too_low_with_margin": sum(live * MARGIN < allocated for _, allocated, live, _, _ in predicted),
+        "held_too_low_with_margin": sum(held * MARGIN < reserved for *_, reserved, held in predicted),
         "rows": rows,
     }
 
