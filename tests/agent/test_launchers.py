@@ -233,9 +233,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize(
-    "program", [POOL, pytest.param(LOADER, marks=needs_torch)], ids=["multiprocessing", "DataLoader"]
+    ("program", "method"),
+    [
+        *((POOL, method) for method in ("fork", "spawn", "forkserver")),
+        *(pytest.param(LOADER, method, marks=needs_torch) for method in ("fork", "spawn")),
+    ],
+    ids=["pool-fork", "pool-spawn", "pool-forkserver", "DataLoader-fork", "DataLoader-spawn"],
 )
 def test_workers_of_a_pool_each_have_the_agent(daemon: FakeDaemon, tmp_path: Path, program: str, method: str) -> None:
     (tmp_path / "train.py").write_text(STAY + program.replace("METHOD", method))
