@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import publish
-from gpumond.features.fit.command import MARGIN, traced
-from gpumond.features.fit.replay import replay
+from gpumond.features.fit.command import MARGIN, replay, traced
 from tests.helpers.running import RunningDaemon, until
 
 A = """

@@ -15,9 +15,9 @@ from dataclasses import replace
 from bench.result import publish
 from gpumond.facts.frame import Frame, Owner
 from gpumond.metrics.exposition import Encoding, Exposition, Group
+from gpumond.metrics.owners import admitted
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.tick.ledger import attribute
-from gpumond.tick.owners import admitted
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 

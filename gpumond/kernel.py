@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from gpumond.config import fingerprint
-from gpumond.config.settings import Settings
+from gpumond.config.settings import Settings, hash_of_rules, hash_of_settings
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
@@ -33,7 +32,7 @@ from gpumond.host.event_loop import Signal
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Page
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.programs.commands import AgentCommands
+from gpumond.programs.requests import AgentRequests
 from gpumond.programs.server import AgentServer
 from gpumond.quantities.window import RuleWindow
 from gpumond.store.store import Store
@@ -252,7 +251,7 @@ class Kernel:
         self.store_file = dependencies.store.path.absolute()
         self.diagnosis = Diagnosis(pace)
         self.events = EventLog(self.started_at)
-        self.commands = AgentCommands(self.programs, self.store.audit, self.note)
+        self.requests = AgentRequests(self.programs, self.store.audit, self.note)
         self.exposition = Exposition(dependencies.telemetry, settings.compat)
         self.frame: Frame | None = None
         self.answers: dict[str, bytes] = {}
@@ -304,7 +303,7 @@ class Kernel:
         settings, rules = self.settings, registry.rules if registry else ()
         known = self._fingerprints
         if known is None or known[0] is not settings or known[1] is not rules:
-            known = settings, rules, Fingerprints(fingerprint.of_settings(settings), fingerprint.of_rules(rules))
+            known = settings, rules, Fingerprints(hash_of_settings(settings), hash_of_rules(rules))
             self._fingerprints = known
         return known[2]
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import gpumond.agent
 from gpumond.features import FEATURES
 
@@ -101,7 +99,6 @@ def module_name(path: Path) -> str:
 
 
 FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-EACH_MODULE = pytest.mark.parametrize("module", FILES, ids=[name or "gpumond" for name in FILES])
 
 
 @cache
@@ -154,14 +151,11 @@ def test_layers_name_every_package():
     assert {layer(module) for module in FILES} - {""} == set(LAYERS)
 
 
-@EACH_MODULE
-def test_imports_point_down_the_layers(module: str):
-    if module == "":
-        assert not own_imports(module)
-        return
-    below = LAYERS[: LAYERS.index(layer(module)) + 1]
-    above = [name for name in own_imports(module) if layer(name) not in below]
-    assert module in SETTINGS_OF_FEATURES or not above
+def test_imports_point_down_the_layers():
+    assert not own_imports("")
+    for module in FILES.keys() - {"", *SETTINGS_OF_FEATURES}:
+        below = LAYERS[: LAYERS.index(layer(module)) + 1]
+        assert [name for name in own_imports(module) if layer(name) not in below] == [], module
 
 
 def test_features_are_independent_of_each_other():
@@ -179,15 +173,14 @@ def test_features_are_independent_of_each_other():
     assert found == INSIDE_OF_ANOTHER_FEATURE
 
 
-@pytest.mark.parametrize("module", [name for name in FILES if not within(name, ("features", "daemon", "commands"))])
-def test_spine_knows_no_feature(module: str):
-    known = [name for name in own_imports(module) if within(name, ("features",))]
-    assert module in SETTINGS_OF_FEATURES or not known
+def test_spine_knows_no_feature():
+    for module in FILES.keys() - set(SETTINGS_OF_FEATURES):
+        if not within(module, ("features", "daemon", "commands")):
+            assert [name for name in own_imports(module) if within(name, ("features",))] == [], module
 
 
-@EACH_MODULE
-def test_third_party_libraries_are_imported_only_where_listed(module: str):
-    for name in imports(module):
+def test_third_party_libraries_are_imported_only_where_listed():
+    for module, name in ((each, name) for each in FILES for name in imports(each)):
         library = name.partition(".")[0]
         if library in LIBRARIES:
             assert within(module, LIBRARIES[library]), f"{module} imports {library}"
@@ -196,26 +189,25 @@ def test_third_party_libraries_are_imported_only_where_listed(module: str):
         assert library not in FORBIDDEN or (library, module) in PICKLES, f"{module} imports {library}"
 
 
-@pytest.mark.parametrize("module", [name for name in FILES if within(name, ("agent",))])
-def test_agent_imports_the_standard_library_and_facts_only(module: str):
+def test_agent_imports_the_standard_library_and_facts_only():
     allowed = ("agent", "facts.pools", "facts.program", "facts.messages", "facts.errors", "facts.units")
-    at_run_time = own_imports(module, types=False)
-    assert not [name for name in at_run_time if not within(name, allowed) and name != "facts"]
+    for module in (name for name in FILES if within(name, ("agent",))):
+        at_run_time = own_imports(module, types=False) - {"facts"}
+        assert [name for name in at_run_time if not within(name, allowed)] == [], module
 
 
-@pytest.mark.parametrize("module", [name for name in FILES if within(name, WITHOUT_IO)])
-def test_conclusions_are_drawn_without_io(module: str):
-    assert not IO_MODULES & {name.partition(".")[0] for name in imports(module)}
+def test_conclusions_are_drawn_without_io():
+    for module in (name for name in FILES if within(name, WITHOUT_IO)):
+        assert not IO_MODULES & {name.partition(".")[0] for name in imports(module)}, module
 
 
-@pytest.mark.parametrize("module", [name for name in FILES if within(name, ("features.loadgen",))])
-def test_random_numbers_come_from_a_seeded_generator(module: str):
-    tree = parsed(module)
-    drawn = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "random"]
-    assert {alias.name for node in drawn for alias in node.names} <= {"Random"}
-    assert "random" not in {
-        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
-    }
+def test_random_numbers_come_from_a_seeded_generator():
+    for module in (name for name in FILES if within(name, ("features.loadgen",))):
+        nodes = list(ast.walk(parsed(module)))
+        drawn = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "random"]
+        assert {alias.name for node in drawn for alias in node.names} <= {"Random"}, module
+        plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        assert "random" not in plain, module
 
 
 def test_imports_have_no_cycle():

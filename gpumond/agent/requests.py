@@ -58,7 +58,7 @@ class Recording(NamedTuple):
     end: float
 
 
-class CommandHandler:
+class RequestHandler:
     """Carries out requests. Its methods never raise."""
 
     def __init__(self, settings: Settings) -> None:

@@ -20,7 +20,7 @@ from gpumond.agent.measure.borrow import BORROWING
 from gpumond.agent.measure.oom import OOMS, causes, is_oom
 from gpumond.agent.program_report import account_of, components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY, collected
-from gpumond.agent.requests import STEP_SECONDS, CommandHandler, answers
+from gpumond.agent.requests import STEP_SECONDS, RequestHandler, answers
 from gpumond.agent.settings import Settings
 from gpumond.agent.transport import Transport
 from gpumond.agent.wakeup import WakeupPipe
@@ -95,7 +95,7 @@ class Session:
         """Commands that wait for `step`, each with its deadline."""
         self._step_results: deque[FlushResult | AgentResponse] = deque()
         self._requests: deque[AgentRequest] = deque(maxlen=MAX_REQUESTS)
-        self._handler = CommandHandler(settings)
+        self._handler = RequestHandler(settings)
         self._continues = Continues(settings.suspendable)
         self._facts: AllocatorFacts | None = None
         self._closing = False

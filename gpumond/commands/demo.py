@@ -1,4 +1,4 @@
-"""``gpumond demo``: the daemon on a simulated device that real agent processes use."""
+"""``gpumond demo``: the daemon on a simulated device that real agent processes use, with captions of what happens."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.client import DEFAULT_URL
 from gpumond.commands.serve import add_common_arguments, flags, serve
-from gpumond.commands.story import captions
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import GpumondError
-from gpumond.facts.units import MIB, duration
+from gpumond.facts.units import GIB, MIB, duration, human
 from gpumond.sim.device import Spec, create
 
 PROGRAMS = (("training", "serving", "leak", "fragmentation"), ("inference", "finetune"))
@@ -206,3 +206,35 @@ open {address}
 The demo evaluates memory curves {PACE:.0f} times as fast as usual: the alerts for the fragmented program and for the
 leak fire within three minutes. Press Ctrl-C to stop.
 """
+
+
+LARGE_CACHE = 2 * GIB
+"""Cached bytes from which a program's cache is worth a caption."""
+
+
+def captions(frame: Mapping[str, Any], receipts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the subject of each caption that is true now, and its text.
+
+    Args:
+        frame: The response of `/api/v1/frame`.
+        receipts: That of `/api/v1/receipts`.
+    """
+    for wait in frame["queue"]:
+        yield "queue", f"A program waits for {human(wait['need_bytes'])} of a GPU. See: gpumond queue"
+    for process in frame["processes"]:
+        name, cached, live = process["workload"], process["cached_bytes"] or 0, process["live_bytes"] or 0
+        if name == "training" and cached >= LARGE_CACHE:
+            text = f"{name} uses {human(live)}, and keeps {human(cached)} that a flush would release"
+            yield "cache", f"{text}. Try: gpumond flush {name}"
+    for verdict in frame["verdicts"]:
+        if verdict["kind"] in ("leak", "fragmentation"):
+            yield verdict["kind"], f"{verdict['summary']}. Try: gpumond why {verdict['kind']}"
+    for receipt in receipts:
+        if receipt["outcome"] == "freed" and receipt["released_bytes"]:
+            released, by = human(receipt["released_bytes"]), receipt["requested_by"].replace(":", " ")
+            yield "flush", f"A flush of {receipt['workload']} released {released} ({by}). See: gpumond receipts"
+    for alert in frame["alerts"]:
+        if case := dict(alert["annotations"]).get("case"):
+            labels = dict(alert["labels"])
+            name = labels.get("workload", "A program")
+            yield "oom", f"{name} ran out of memory on GPU {labels.get('gpu')}. See: gpumond oom show {case}"

@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from gpumond.config.web_file import Web, read_web
 from gpumond.facts.alerts import Overrides, Rule, overridden
@@ -151,3 +157,24 @@ class Settings:
 def host_of(listen: str) -> str:
     """Return the host of HOST:PORT, an IPv6 address without brackets."""
     return listen.rpartition(":")[0].strip("[]")
+
+
+OF_ONE_MACHINE = ("listen", "hosts", "socket", "runtime_dir", "state_dir")
+"""Settings that differ between machines with the same configuration: addresses and directories."""
+DIGITS = 12
+ANY: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+def hash_of_settings(settings: Settings) -> str:
+    """Return a hash by which the settings of several machines are compared, without those of one machine."""
+    values = ANY.dump_python(settings, mode="json")
+    return _hash({name: value for name, value in values.items() if name not in OF_ONE_MACHINE})
+
+
+def hash_of_rules(rules: Iterable[Rule]) -> str:
+    """Return a hash by which the rules of several machines are compared, in whatever order."""
+    return _hash(sorted((ANY.dump_python(rule, mode="json") for rule in rules), key=lambda rule: str(rule["name"])))
+
+
+def _hash(value: object) -> str:
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:DIGITS]

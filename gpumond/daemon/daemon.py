@@ -26,15 +26,15 @@ from gpumond.host.machine import in_private_pid_namespace, kept_from_agents
 from gpumond.host.peer import person_of
 from gpumond.host.runtime_directory import AgentSocket
 from gpumond.kernel import Dependencies, Kernel, Operations, Part, Tick
+from gpumond.metrics.owners import admitted
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.connection import Limits
 from gpumond.programs.server import AgentServer
 from gpumond.quantities.window import RuleWindow, remember
-from gpumond.store.history import Bounds, HistoryPersistence
-from gpumond.store.store import Store
+from gpumond.store.history import HistoryPersistence
+from gpumond.store.store import Bounds, Store
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe
-from gpumond.tick.owners import admitted
 
 log = logging.getLogger(__name__)
 

@@ -74,10 +74,6 @@ class QuotaTable:
         self._conditions = [(_conditions(quota), quota) for quota in self.quotas]
         self._known: dict[Owner, EffectiveQuota] = {}
 
-    def knows(self, owner: Owner) -> bool:
-        """Return True if `of` takes no time: it compares no pattern."""
-        return not self.quotas or owner in self._known
-
     def of(self, owner: Owner) -> EffectiveQuota:
         """Return the limits of one process, which are ``NO_QUOTA`` if no quota matches."""
         if not self.quotas:

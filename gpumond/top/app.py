@@ -10,8 +10,8 @@ from typing import Literal
 
 from gpumond.facts.errors import DaemonError
 from gpumond.top import screen
+from gpumond.top.actions import FlushPanel, FlushTarget, SuspensionPanel
 from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
-from gpumond.top.flush import FlushPanel, FlushTarget
 from gpumond.top.processes import TREE, Lineages, Table, Vitals, column_at, laid_out
 from gpumond.top.screen import (
     HelpPanel,
@@ -27,7 +27,6 @@ from gpumond.top.screen import (
     remarks,
     remarks_in_full,
 )
-from gpumond.top.suspend import SuspensionPanel
 from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
 from gpumond.view.notices import FrameNotice

@@ -18,9 +18,10 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
+from gpumond.facts.units import duration, human
 from gpumond.view.notices import FrameNotice, alerts, notices, once, stuck, verdicts
-from gpumond.view.queue import waiting
 from gpumond.view.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, reclaimable
+from gpumond.view.text import safe
 
 FRAME = "/api/v1/frame"
 MALFORMED = "the server is not gpumond, or has an incompatible version"
@@ -270,9 +271,16 @@ def view(answer: object) -> View:
 
 
 def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
+    """Yield a notice about each request for memory that waits."""
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
-    for uuid, sentence in waiting(frame):
-        yield FrameNotice("note", f"waiting on {index.get(uuid, uuid)}", sentence, "waiting")
+    for request in frame["queue"]:
+        who = request["user"] if request["pid"] is None else f"pid {request['pid']} ({request['user']})"
+        behind = f", behind {request['ahead']}" if request["ahead"] else ""
+        missing = f", {human(request['missing_bytes'])} missing" if request["missing_bytes"] else ""
+        lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
+        sentence = safe(f"{human(request['need_bytes'])} for {who}{missing}{behind}, for {lasted}")
+        device = index.get(request["device_uuid"], request["device_uuid"])
+        yield FrameNotice("note", f"waiting on {device}", sentence, "waiting")
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:

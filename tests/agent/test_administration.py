@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.requests import ENCODED_BYTES, CommandHandler, answers
+from gpumond.agent.requests import ENCODED_BYTES, RequestHandler, answers
 from gpumond.agent.settings import Settings
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, encode
 from gpumond.facts.pools import FlushPolicy
@@ -25,12 +25,12 @@ SETTINGS = Settings([], [])
 
 
 @pytest.fixture
-def handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandHandler:
+def handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RequestHandler:
     monkeypatch.setenv("XDG_STATE_HOME", os.fspath(tmp_path))
-    return CommandHandler(SETTINGS)
+    return RequestHandler(SETTINGS)
 
 
-def whole(handler: CommandHandler, number: int) -> bytes:
+def whole(handler: RequestHandler, number: int) -> bytes:
     """Return a file from its parts."""
     content = b""
     while True:
@@ -44,7 +44,7 @@ def whole(handler: CommandHandler, number: int) -> bytes:
         assert part
 
 
-def test_file_of_a_snapshot_is_sent_in_parts(allocator: CachingAllocator, handler: CommandHandler):
+def test_file_of_a_snapshot_is_sent_in_parts(allocator: CachingAllocator, handler: RequestHandler):
     for _ in range(20):
         allocator.malloc(2 * MIB)
     dump = handler.answer(AgentRequest("x", "snapshot")).dump
@@ -54,7 +54,7 @@ def test_file_of_a_snapshot_is_sent_in_parts(allocator: CachingAllocator, handle
     assert whole(handler, 1) == Path(dump.path).read_bytes()
 
 
-def test_parts_of_any_content_are_bounded(handler: CommandHandler):
+def test_parts_of_any_content_are_bounded(handler: RequestHandler):
     noise = os.urandom(700_000)
 
     def fill(path: str) -> None:
@@ -71,13 +71,13 @@ def test_parts_of_any_content_are_bounded(handler: CommandHandler):
 
 
 @pytest.mark.parametrize("number", [None, 0, 5])
-def test_unknown_snapshot_is_refused_with_those_that_are_kept(handler: CommandHandler, number: int | None):
+def test_unknown_snapshot_is_refused_with_those_that_are_kept(handler: RequestHandler, number: int | None):
     answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number))
     assert (answer.part, answer.file_bytes) == ((), None)
     assert "kept are: none" in answer.reason
 
 
-def test_only_files_of_snapshots_are_sent(handler: CommandHandler, tmp_path: Path):
+def test_only_files_of_snapshots_are_sent(handler: RequestHandler, tmp_path: Path):
     """A link that replaced a file is not followed."""
     dump = handler._snapshots.save("train", ".bin", "torch", lambda path: Path(path).write_bytes(b"1"))
     assert dump.path is not None
@@ -92,12 +92,12 @@ def test_all_requests_but_the_limit_are_answered_without_permission():
     assert answers(allow_limit=True, may_end=True) == ("limit", *kinds, "end")
 
 
-def test_answer_without_live_memory_says_so(allocator: CachingAllocator, handler: CommandHandler):
+def test_answer_without_live_memory_says_so(allocator: CachingAllocator, handler: RequestHandler):
     answer = handler.answer(AgentRequest("x", "classes"))
     assert (answer.classes, "has live memory" in answer.reason) == ((), True)
 
 
-def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAllocator, handler: CommandHandler):
+def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAllocator, handler: RequestHandler):
     first = handler.answer(AgentRequest("x", "classes"))
     again = handler.answer(AgentRequest("y", "classes"))
     assert (first.age_seconds, again.id, again.reason) == (0.0, "y", first.reason)
@@ -105,7 +105,7 @@ def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAl
 
 
 def test_recording_is_refused_without_a_library_that_records(
-    allocator: CachingAllocator, handler: CommandHandler, monkeypatch: pytest.MonkeyPatch
+    allocator: CachingAllocator, handler: RequestHandler, monkeypatch: pytest.MonkeyPatch
 ):
     request = AgentRequest("x", "classes", record_seconds=1.0)
     refused = handler.start_recording(request)
@@ -121,7 +121,7 @@ def test_recording_is_refused_without_a_library_that_records(
 
 RECORDING = """
 import json, pickle, time, torch
-from gpumond.agent.requests import CommandHandler
+from gpumond.agent.requests import RequestHandler
 from gpumond.agent.settings import Settings
 from gpumond.facts.messages import AgentRequest, encode
 from torch.world import ACTIVE, FREE, WORLD, Segment
@@ -136,7 +136,7 @@ def snapshot():
         block["frames"] = frames
     return segments
 WORLD.snapshot = snapshot
-handler = CommandHandler(Settings([], []))
+handler = RequestHandler(Settings([], []))
 request = AgentRequest("one", "snapshot", record_seconds=60.0)
 now = time.monotonic()
 print(handler.start_recording(request), torch._C._cuda_isHistoryEnabled())
@@ -212,7 +212,7 @@ def test_program_with_policy_step_is_interrupted_in_its_steps_only(daemon: FakeD
         finished(process)
 
 
-def test_failed_file_has_a_reason(handler: CommandHandler):
+def test_failed_file_has_a_reason(handler: RequestHandler):
     def fill(path: str) -> None:
         raise RuntimeError("of the\nlibrary")
 

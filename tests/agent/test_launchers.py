@@ -90,37 +90,29 @@ def ended(process: subprocess.Popen[str], directory: Path) -> tuple[int, str, st
 
 
 @pytest.mark.parametrize(
-    ("command", "begins", "ends", "ranks"),
+    ("command", "begins", "ends"),
     [
-        pytest.param(["torchrun", "--standalone", "--nproc-per-node=2"], TORCH, TORCH_ENDS, 2, marks=needs_torch),
-        pytest.param(
-            ["accelerate", "launch", "--cpu", "--num_processes=1", *QUIET],
-            ACCELERATE,
-            ACCELERATE_ENDS,
-            1,
-            marks=needs_accelerate,
-        ),
+        pytest.param(["torchrun", "--standalone", "--nproc-per-node=2"], TORCH, TORCH_ENDS, marks=needs_torch),
         pytest.param(
             ["accelerate", "launch", "--multi_gpu", "--num_processes=2", *QUIET],  # on processors, as there is no GPU
             ACCELERATE,
             ACCELERATE_ENDS,
-            2,
             marks=needs_accelerate,
         ),
     ],
-    ids=["torchrun", "accelerate, one process", "accelerate, two"],
+    ids=["torchrun", "accelerate"],
 )
 def test_ranks_of_a_launcher_each_have_the_agent(
-    daemon: FakeDaemon, tmp_path: Path, command: list[str], begins: str, ends: str, ranks: int
+    daemon: FakeDaemon, tmp_path: Path, command: list[str], begins: str, ends: str
 ) -> None:
     (tmp_path / "train.py").write_text(f"{STAY}import sys\n{begins}\nstay()\nif first: print(sys.argv[1:])\n{ends}\n")
     launcher, *options = command
     with launched(daemon, tmp_path, installed(launcher), *options, "train.py", "--epochs", "3") as process:
-        pids = started(tmp_path, ranks, process)
-        assert len(pids) == ranks
+        pids = started(tmp_path, 2, process)
+        assert len(pids) == 2
         assert {daemon.wait_message(Hello, pid).workload for pid in (process.pid, *pids)} == {"train/a"}
         programs = [daemon.wait_message(Report, pid).program for pid in pids]
-        assert [program.distributed for program in programs] == [ranks > 1] * ranks
+        assert [program.distributed for program in programs] == [True, True]
         assert ended(process, tmp_path) == (0, "['--epochs', '3']\n", "")
         for pid in (process.pid, *pids):
             daemon.wait_message(Goodbye, pid)
@@ -233,9 +225,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize(
-    "program", [POOL, pytest.param(LOADER, marks=needs_torch)], ids=["multiprocessing", "DataLoader"]
+    ("program", "method"),
+    [
+        *((POOL, method) for method in ("fork", "spawn", "forkserver")),
+        *(pytest.param(LOADER, method, marks=needs_torch) for method in ("fork", "spawn")),
+    ],
+    ids=["pool-fork", "pool-spawn", "pool-forkserver", "DataLoader-fork", "DataLoader-spawn"],
 )
 def test_workers_of_a_pool_each_have_the_agent(daemon: FakeDaemon, tmp_path: Path, program: str, method: str) -> None:
     (tmp_path / "train.py").write_text(STAY + program.replace("METHOD", method))

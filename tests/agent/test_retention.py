@@ -17,7 +17,7 @@ import pytest
 
 from gpumond.agent import retention as referrers
 from gpumond.agent.allocators import Tracked
-from gpumond.agent.requests import CommandHandler
+from gpumond.agent.requests import RequestHandler
 from gpumond.agent.retention import RetentionSearch
 from gpumond.agent.settings import Settings
 from gpumond.facts.messages import AgentRequest
@@ -161,7 +161,7 @@ def test_variables_of_running_functions_are_found_and_not_kept():
 
 def test_search_is_refused_by_a_program_that_does_not_allow_it(allocator: CachingAllocator):
     settings, request = Settings([], []), AgentRequest("x", "retainers")
-    handler = CommandHandler(settings)
+    handler = RequestHandler(settings)
     for settings.flush_policy in ("step", "never"):
         assert f"flush_policy is {settings.flush_policy}" in handler.start_search(request).reason
     settings.flush_policy = "allow"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumond.commands.story import captions
+from gpumond.commands.demo import captions
 from gpumond.facts.units import GIB
 
 EMPTY: dict[str, Any] = {"queue": [], "processes": [], "verdicts": [], "alerts": []}

@@ -1,42 +1,54 @@
-"""`alerts`, `verdicts`, `events`, `receipts` and `limit` on a running daemon with a program."""
+"""`alerts`, `verdicts`, `events`, `receipts` and `limit` on one running daemon with a program.
+
+The tests that change the device come last.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpumond.commands.main import main
 from tests.fakenvml import FakeDriver, Process, machine
 from tests.helpers.running import RunningDaemon, until
 
 GIB = 1 << 30
-RULES = """
+CONFIG = """
+flush_cooldown: 0s
 rules:
   - {name: hog, scope: process, value: used_bytes, above: 1GiB, annotations: {summary: "{pid} holds much"}}
 """
 
 
-@pytest.fixture
-def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver, tmp_path: Path) -> Iterator[RunningDaemon]:
+@pytest.fixture(scope="module")
+def module_driver(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
+    return FakeDriver(tmp_path_factory.mktemp("driver"), nvml_library)
+
+
+@pytest.fixture(scope="module")
+def daemon(module_driver: FakeDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     """Return a daemon with one program, whose agent returns 1 GiB at each flush."""
+    driver = module_driver
     driver.devices = machine(1)
     driver.write()
-    config = tmp_path / "gpumond.yaml"
-    config.write_text(RULES)
-    running = serve("--source", "nvml", "--config", str(config), "--interval", "0.2", environ=driver.env)
-    options = {"device_uuid": driver.devices[0].uuid, "workload": "train", "cached_bytes": 3 * GIB}
-    command = [sys.executable, "-m", "tests.helpers.agents", str(running.socket), json.dumps(options)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as agent:
-        driver.devices[0].processes = [Process(agent.pid, 4 * GIB)]
-        driver.devices[0].used_bytes = 5 * GIB
-        driver.write()
-        until(lambda: running.value("gpumond_alerts", rule="hog", phase="firing") and running.get("agents"))
-        yield running
-        agent.kill()
+    directory = tmp_path_factory.mktemp("daemon")
+    (directory / "gpumond.yaml").write_text(CONFIG)
+    options = ("--source", "nvml", "--config", str(directory / "gpumond.yaml"), "--interval", "0.2")
+    with RunningDaemon(directory / "daemon", *options, environ=driver.env) as running:
+        agent_options = {"device_uuid": driver.devices[0].uuid, "workload": "train", "cached_bytes": 3 * GIB}
+        command = [sys.executable, "-m", "tests.helpers.agents", str(running.socket), json.dumps(agent_options)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as agent:
+            driver.devices[0].processes = [Process(agent.pid, 4 * GIB)]
+            driver.devices[0].used_bytes = 5 * GIB
+            driver.write()
+            until(lambda: running.value("gpumond_alerts", rule="hog", phase="firing") and running.get("agents"))
+            yield running
+            agent.kill()
 
 
 def shown(daemon: RunningDaemon, *arguments: str, code: int = 0) -> list[str]:
@@ -44,26 +56,6 @@ def shown(daemon: RunningDaemon, *arguments: str, code: int = 0) -> list[str]:
     done = subprocess.run(command, env=daemon.environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
     return (done.stdout or done.stderr).splitlines()
-
-
-def test_alerts_are_listed_and_a_resolved_one_with_past(daemon: RunningDaemon, driver: FakeDriver):
-    pid = daemon.get("agents")[0]["pid"]
-    header, *rows = shown(daemon, "alerts")
-    assert header.split() == ["PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY"]
-    assert [row for row in rows if row.startswith("firing") and row.endswith(f"{pid} holds much")]
-    driver.devices[0].processes = []
-    driver.write()
-    until(lambda: [each for each in daemon.get("alerts/history") if each["rule"] == "hog"])
-    assert [row for row in shown(daemon, "alerts", "--past") if row.startswith("resolved") and " hog " in row]
-
-
-def test_alerts_of_built_in_rules_have_the_address_of_their_runbook(daemon: RunningDaemon, driver: FakeDriver):
-    driver.devices[0].used_bytes = 140 * GIB
-    driver.write()
-    until(lambda: daemon.value("gpumond_alerts", rule="device-nearly-full", phase="pending"))
-    found = [line for line in shown(daemon, "alerts") if line.startswith("runbook of ")]
-    assert f"runbook of device-nearly-full: {daemon.url}/docs/runbooks/device-nearly-full" in found
-    assert not [line for line in found if "hog" in line]
 
 
 def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
@@ -78,12 +70,11 @@ def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
 
 @pytest.mark.parametrize("command", ["receipts", "events", "audit"])
 @pytest.mark.parametrize("limit", ["0", "-1", "x"])
-def test_limit_below_one_is_refused(command: str, limit: str):
-    done = subprocess.run(
-        [sys.executable, "-m", "gpumond", command, f"--limit={limit}"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "expected a whole number above 0" in done.stderr
+def test_limit_below_one_is_refused(command: str, limit: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main([command, f"--limit={limit}"])
+    assert end.value.code == 2
+    assert "expected a whole number above 0" in capsys.readouterr().err
 
 
 def test_closed_output_ends_a_command_like_sigpipe(daemon: RunningDaemon):
@@ -122,3 +113,23 @@ def test_limit_of_a_program_that_does_not_allow_it_names_the_remedy(daemon: Runn
     (wrong,) = shown(daemon, "limit", "--pid", pid, "much", code=2)
     assert "'much'" in wrong
     shown(daemon, "limit", "--pid", "1", "none", code=3)
+
+
+def test_alerts_of_built_in_rules_have_the_address_of_their_runbook(daemon: RunningDaemon, module_driver: FakeDriver):
+    module_driver.devices[0].used_bytes = 140 * GIB
+    module_driver.write()
+    until(lambda: daemon.value("gpumond_alerts", rule="device-nearly-full", phase="pending"))
+    found = [line for line in shown(daemon, "alerts") if line.startswith("runbook of ")]
+    assert f"runbook of device-nearly-full: {daemon.url}/docs/runbooks/device-nearly-full" in found
+    assert not [line for line in found if "hog" in line]
+
+
+def test_alerts_are_listed_and_a_resolved_one_with_past(daemon: RunningDaemon, module_driver: FakeDriver):
+    pid = daemon.get("agents")[0]["pid"]
+    header, *rows = shown(daemon, "alerts")
+    assert header.split() == ["PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY"]
+    assert [row for row in rows if row.startswith("firing") and row.endswith(f"{pid} holds much")]
+    module_driver.devices[0].processes = []
+    module_driver.write()
+    until(lambda: [each for each in daemon.get("alerts/history") if each["rule"] == "hog"])
+    assert [row for row in shown(daemon, "alerts", "--past") if row.startswith("resolved") and " hog " in row]

@@ -94,31 +94,33 @@ def test_lasting_fault_counts_once(serve: Serve, driver: FakeDriver):
     assert daemon.value("gpumond_faults_total", source="nvml", kind="timeout") == 1
 
 
-CONDITIONS_OF = {"vgpu": {"virtualization": 2}, "coherent_memory": {"addressing": 2, "numa_node": 8}}
+CONDITIONS_OF = {
+    "vgpu": Device("GPU-0", virtualization=2),
+    "coherent_memory": Device("GPU-1", addressing=2, numa_node=8),
+    "mps": Device("GPU-2", used_bytes=GIB, processes=[Process(os.getpid(), GIB, ("mps",))]),
+}
 
 
-@pytest.mark.parametrize("condition", CONDITIONS_OF)
-def test_condition_is_in_metrics_status_and_doctor(serve: Serve, driver: FakeDriver, condition: str):
-    driver.devices = [Device("GPU-0", **CONDITIONS_OF[condition])]
+def test_conditions_are_in_metrics_status_and_doctor(serve: Serve, driver: FakeDriver):
+    driver.devices = [*CONDITIONS_OF.values()]
     driver.write()
     daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
-    until(lambda: daemon.value("gpumond_device_condition", uuid="GPU-0", gpu="0", condition=condition))
-    stated = {"device_uuid": "GPU-0", "kind": condition, "remedy": CONDITIONS[condition], "detail": ""}
-    assert stated in daemon.get("status")["conditions"]
-    for command, device in (("doctor", "GPU-0"), ("status", "GPU 0")):
-        output = daemon.run(command).stdout
-        assert f"{device}: {condition}" in output
-        assert CONDITIONS[condition] in output
-    if condition == "coherent_memory":
-        (device,) = daemon.get("devices")
-        assert (device["sensors"]["addressing_mode"], device["sensors"]["numa_node"]) == ("ats", 8)
-
-
-def test_mps_is_a_condition(serve: Serve, driver: FakeDriver):
-    driver.devices = [Device("GPU-0", used_bytes=GIB, processes=[Process(os.getpid(), GIB, ("mps",))])]
-    driver.write()
-    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
-    until(lambda: daemon.value("gpumond_device_condition", uuid="GPU-0", gpu="0", condition="mps"))
+    until(lambda: daemon.value("gpumond_device_condition", condition="mps"))
+    stated = daemon.get("status")["conditions"]
+    shown = {command: daemon.run(command).stdout for command in ("doctor", "status")}
+    for index, (condition, device) in enumerate(CONDITIONS_OF.items()):
+        assert daemon.value("gpumond_device_condition", uuid=device.uuid, gpu=str(index), condition=condition)
+        assert {
+            "device_uuid": device.uuid,
+            "kind": condition,
+            "remedy": CONDITIONS[condition],
+            "detail": "",
+        } in stated
+        for command, name in (("doctor", device.uuid), ("status", f"GPU {index}")):
+            assert f"{name}: {condition}" in shown[command]
+            assert CONDITIONS[condition] in shown[command]
+    sensors = daemon.get("devices")[1]["sensors"]
+    assert (sensors["addressing_mode"], sensors["numa_node"]) == ("ats", 8)
 
 
 def test_idle_process_is_distinguished_from_an_active_one(serve: Serve, driver: FakeDriver):

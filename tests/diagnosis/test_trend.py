@@ -3,9 +3,7 @@ from __future__ import annotations
 import math
 from random import Random
 
-import pymannkendall
 import pytest
-from scipy import stats
 
 from gpumond.diagnosis.trend import CONSISTENT, mann_kendall, median, sen, spread
 
@@ -13,6 +11,8 @@ from gpumond.diagnosis.trend import CONSISTENT, mann_kendall, median, sen, sprea
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(20))
 def test_mann_kendall_equals_pymannkendall(seed: int, ties: bool):
+    import pymannkendall  # not at the top: every worker would import scipy to collect these tests
+
     rng = Random(seed)
     values = [float(rng.randint(0, 3 if ties else 10**6) + seed % 3 * i) for i in range(8 + seed % 9)]
     assert mann_kendall(values) == pytest.approx(pymannkendall.original_test(values).z)
@@ -20,6 +20,8 @@ def test_mann_kendall_equals_pymannkendall(seed: int, ties: bool):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_sen_equals_scipy(seed: int):
+    from scipy import stats
+
     rng = Random(seed)
     times = sorted(rng.sample(range(1000), 5 + seed))
     values = [rng.gauss(0.1 * at, 5.0) for at in times]
@@ -28,6 +30,8 @@ def test_sen_equals_scipy(seed: int):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_spread_is_the_scaled_median_absolute_deviation(seed: int):
+    from scipy import stats
+
     rng = Random(seed)
     rest = [rng.gauss(0, 3) for _ in range(30)]
     values = [2.5 * i + value for i, value in enumerate(rest)]

@@ -335,7 +335,7 @@ def test_host_memory_must_fit(tmp_path: Path):
                 (tmp_path / "proc").mkdir()
                 (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 1048576 kB\n")
 
-        from gpumond.host.memory import available_bytes
+        from gpumond.host.machine import available_bytes
 
         world = Full()
         available = available_bytes([], str(tmp_path / "proc"))

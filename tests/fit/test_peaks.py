@@ -14,8 +14,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.snapshot import ProgramEnd, Snapshot
 from gpumond.facts.units import GIB
-from gpumond.features.fit.part import KEPT_RUNS, Peaks, PeaksPart
-from gpumond.features.fit.peaks import AutoNeed, RunPeak, upper_bound
+from gpumond.features.fit.part import KEPT_RUNS, AutoNeed, Peaks, PeaksPart, RunPeak, upper_bound
 from gpumond.features.quotas.need import auto_need
 from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.memory_store import MemoryStore

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import GIB, MIB
-from gpumond.features.fit.replay import DoesNotFit, Need, replay
+from gpumond.features.fit.command import DoesNotFit, Need, replay
 
 pytestmark = [
     pytest.mark.slow,

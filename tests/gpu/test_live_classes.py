@@ -81,10 +81,10 @@ show(duration=duration, classes=[dataclasses.asdict(one) for one in record.class
 
 RECORDING = """
 import torch._inductor.codecache  # PyTorch imports it before it names the frames of the first record
-from gpumond.agent.requests import CommandHandler
+from gpumond.agent.requests import RequestHandler
 from gpumond.agent.settings import Settings
 from gpumond.facts.messages import AgentRequest
-handler = CommandHandler(Settings([], []))
+handler = RequestHandler(Settings([], []))
 before = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
 REGISTRY.adapters()
 now = time.monotonic()

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Expected, Held, Receipt, StepResult
-from gpumond.store.history import Bounds
-from gpumond.store.store import Store
+from gpumond.store.store import Bounds, Store
 
 T = TypeVar("T")
 RECEIPT = Receipt(

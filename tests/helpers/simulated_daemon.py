@@ -31,8 +31,7 @@ from gpumond.host.peer import Identity
 from gpumond.kernel import Clock, Dependencies, Tick
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.server import AgentServer
-from gpumond.store.history import Bounds
-from gpumond.store.store import Store
+from gpumond.store.store import Bounds, Store
 from tests.helpers.world import TICK_SECONDS
 
 RULE_NAMES = 20

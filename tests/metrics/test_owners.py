@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from bench.series_of_a_day import BOUNDED, frame as frame_of_a_day, series_of_a_day
 from gpumond.facts.frame import Frame, Owner, Verdict
 from gpumond.metrics.exposition import Encoding, Exposition, Group
+from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS, admitted
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.tick.ledger import attribute
-from gpumond.tick.owners import KEPT_SECONDS, MAX_OWNERS, admitted
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 

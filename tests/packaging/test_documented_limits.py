@@ -28,6 +28,7 @@ from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
 from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
 from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
 from gpumond.metrics.exposition import MAX_SERIES
+from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
 from gpumond.programs.connection import Limits
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
@@ -46,10 +47,9 @@ from gpumond.serve.limits import (
 from gpumond.serve.listener import HEAD_SECONDS
 from gpumond.serve.live import MAX_STREAMS
 from gpumond.serve.token_reviews import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
-from gpumond.store.history import Bounds
+from gpumond.store.store import Bounds
 from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
 from gpumond.tick.history import MAX_PROCESSES
-from gpumond.tick.owners import KEPT_SECONDS, MAX_OWNERS
 
 ROOT = Path(__file__).parents[2]
 

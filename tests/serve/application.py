@@ -62,7 +62,7 @@ class View:
     ) -> None:
         self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
         self.history = history or History()
-        self.store, self.commands = AuditedStore(), self
+        self.store, self.requests = AuditedStore(), self
         self.rulebook = RuleRegistry(Settings(), self.store)
         self.quotas = QuotaRegistry((), self.store)
         self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0, self.store)

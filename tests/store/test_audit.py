@@ -9,8 +9,7 @@ import pytest
 
 from gpumond.store.audit import GENESIS, append, verify_audit
 from gpumond.store.database import STEPS
-from gpumond.store.history import Bounds, remove_excess
-from gpumond.store.store import Store
+from gpumond.store.store import Bounds, Store, remove_excess
 from tests.helpers.opened_store import with_store
 
 

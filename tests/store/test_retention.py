@@ -12,8 +12,7 @@ import pytest
 
 from gpumond.facts.alerts import Heartbeat
 from gpumond.store.audit import GENESIS, entry_hash, verify_audit
-from gpumond.store.history import Bounds, same_clock
-from gpumond.store.store import Store
+from gpumond.store.store import Bounds, Store, same_clock
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
 DAY = 86400.0

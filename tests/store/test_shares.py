@@ -13,8 +13,7 @@ import pytest
 
 from gpumond.facts.pools import Receipt
 from gpumond.store.audit import MAX_CHAINS, MAX_READ_BYTES, verify_audit
-from gpumond.store.history import Bounds
-from gpumond.store.store import Store
+from gpumond.store.store import Bounds, Store
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
 SMALL = Bounds(max_bytes=400_000, max_entries=500, max_entries_of_a_user=50, max_receipts=40, max_past_alerts=40)

@@ -737,4 +737,4 @@ class AlertsPart(Part):
         """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""
         if not self._kernel.settings.allow_end_requests:
             return "the configuration does not allow it (allow_end_requests)"
-        return await self._kernel.commands.request_end(report, requested_by)
+        return await self._kernel.requests.request_end(report, requested_by)

@@ -28,7 +28,7 @@ from gpumond.features.engines.spec import Address, Answer, Call, Dialogue, T
 from gpumond.host.event_loop import cancelled
 from gpumond.host.files import read_secret
 from gpumond.host.http import Connection, Request, exchange_async, trust
-from gpumond.host.memory import available_bytes
+from gpumond.host.machine import available_bytes
 
 MAX_ANSWER_BYTES = 2 << 20
 HINTS: Mapping[tuple[str, HttpFailure], str] = {

@@ -9,8 +9,7 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.facts.frame import device_named
-from gpumond.features.fit.part import Peaks
-from gpumond.features.fit.peaks import AutoNeed
+from gpumond.features.fit.part import AutoNeed, Peaks
 from gpumond.serve import examples
 from gpumond.serve.dependencies import kernel_of
 

@@ -189,7 +189,7 @@ async def snapshot_file(
 
     404: no agent has this pid. 409: the file does not exist; see `detail`. 504: the program did not answer.
     """
-    found = await kernel_of(request).commands.fetch(pid, snapshot_id, requested_by)
+    found = await kernel_of(request).requests.fetch(pid, snapshot_id, requested_by)
     if found is None:
         return problem(504, f"pid {pid} did not answer in time, or disconnected")
     if isinstance(found, AgentResponse):
@@ -239,7 +239,7 @@ async def _ask(
     record_seconds: float | None = None,
 ) -> AgentResponse | Response:
     """Return the program's answer, or a problem document."""
-    answer = await kernel_of(request).commands.ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
+    answer = await kernel_of(request).requests.ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
     if answer is None:
         return problem(504, f"pid {pid} did not answer in time, or disconnected; the outcome is unknown")
     if kind == "limit":

@@ -12,10 +12,7 @@ FEATURE = Feature(
             module="gpumond.features.loadgen.command",
             help="generate a known memory usage pattern on a real or simulated GPU",
             group="Analysis",
-            examples=(
-                "gpumond loadgen --list",
-                "gpumond loadgen leak-linear --seed 1 --duration 5m",
-            ),
+            examples=("gpumond loadgen --list", "gpumond loadgen leak-linear --seed 1 --duration 5m"),
         ),
     ),
 )

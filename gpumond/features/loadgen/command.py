@@ -40,23 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario: a name or alias from --list")
     parser.add_argument("--list", action="store_true", help="list all scenarios with their patterns and options")
     parser.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        default="sim",
-        help="what allocates the memory (default: sim, a simulated GPU)",
+        "--backend", choices=BACKENDS, default="sim", help="what allocates the memory (default: sim, a simulated GPU)"
     )
     parser.add_argument("--device", type=int, default=0, metavar="N", help="GPU index (default: 0)")
     parser.add_argument(
         "--sim-device", type=Path, metavar="DIR", help="backend sim: use the simulated GPU in this directory"
     )
     parser.add_argument("--duration", type=duration, metavar="DURATION", help="how long to run, such as 90s or 10m")
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="seed for random values (default: 0)",
-    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for random values (default: 0)")
     parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="run X times as fast (default: 1)")
     parser.add_argument(
         "--fill",

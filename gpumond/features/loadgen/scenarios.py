@@ -574,13 +574,7 @@ def fleet(script: Script) -> None:
             script.busy(at, 0.5 + about / (16 * GIB), program)
 
 
-@scenario(
-    "steady",
-    "",
-    "steady work, constant memory",
-    "",
-    shape=("            ", " .----------", "/           "),
-)
+@scenario("steady", "", "steady work, constant memory", "", shape=("            ", " .----------", "/           "))
 def steady(script: Script) -> None:
     script.last(2 * HOUR_SECONDS)
     host(script, (0.2, 0.8), noise(script))

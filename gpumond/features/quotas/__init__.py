@@ -18,14 +18,14 @@ FEATURE = Feature(
     commands=(
         Command(
             name="queue",
-            module="gpumond.features.quotas.queue_command",
+            module="gpumond.features.quotas.command:Queue",
             help="show the programs that wait for memory",
             group="Memory",
             examples=("gpumond queue", "gpumond queue --json"),
         ),
         Command(
             name="quota",
-            module="gpumond.features.quotas.quota_command",
+            module="gpumond.features.quotas.command",
             help="show quotas, and the processes that they limit",
             group="Memory",
             examples=("gpumond quota", "gpumond quota --json"),

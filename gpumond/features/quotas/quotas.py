@@ -268,7 +268,7 @@ class QuotasPart(Part):
     def __init__(self, kernel: Kernel) -> None:
         self.loaded = False
         self.registry = QuotaRegistry(kernel.settings.quotas, kernel.store)
-        self._limits = QuotaLimits(kernel.commands.set_limit)
+        self._limits = QuotaLimits(kernel.requests.set_limit)
         kernel.provide(QuotaRegistry, self.registry)
 
     async def load(self) -> Sequence[str]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gpumond.cli.arguments import DONE, above_zero, print_error
-from gpumond.cli.progress import progressing
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
@@ -305,3 +305,25 @@ def _rows(series: _Series) -> Iterator[tuple[str, str, str]]:
         yield day_and_time(change.at), change.verdict.kind, change.verdict.summary if change.onset else "ended"
     if series.left_out:
         yield "", "", f"and {series.left_out} more"
+
+
+T = TypeVar("T")
+QUIET_SECONDS = 2.0
+"""Time for which nothing is printed, and between two lines."""
+
+
+def progressing(items: Iterable[T], what: str = "snapshots") -> Iterator[T]:
+    """Yield the items. Their number is printed from two seconds on: in one line that is rewritten on a terminal, and
+    every half minute in a log.
+    """
+    terminal = sys.stderr.isatty()
+    due = time.monotonic() + QUIET_SECONDS
+    printed = False
+    for number, item in enumerate(items, 1):
+        if (now := time.monotonic()) >= due:
+            start, end = ("\r", "") if terminal else ("", "\n")
+            print(f"{start}gpumond: {number:,} {what} read", end=end, file=sys.stderr, flush=True)
+            due, printed = now + (QUIET_SECONDS if terminal else 15 * QUIET_SECONDS), True
+        yield item
+    if printed and terminal:
+        print(file=sys.stderr)

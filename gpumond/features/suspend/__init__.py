@@ -6,19 +6,19 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="suspend",
-    parts=("gpumond.features.suspend.part:SuspendPart",),
+    parts=("gpumond.features.suspend.suspender:SuspendPart",),
     routes=("gpumond.features.suspend.routes:router",),
     commands=(
         Command(
             name="suspend",
-            module="gpumond.features.suspend.suspend_command",
+            module="gpumond.features.suspend.command",
             help="move the device memory of idle programs to the host, and print receipts",
             group="Memory",
             examples=("gpumond suspend --workload notebook", "gpumond suspend --idle-for 1h --dry-run"),
         ),
         Command(
             name="resume",
-            module="gpumond.features.suspend.resume_command",
+            module="gpumond.features.suspend.command:Resume",
             help="move the memory of suspended programs back to the device",
             group="Memory",
             examples=("gpumond resume --workload notebook", "gpumond resume --pid 4242 --wait 10m"),

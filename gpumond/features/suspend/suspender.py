@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from gpumond.facts.errors import NoSuchAdmission, StoreUnavailable, TooManyAdmissions
@@ -30,8 +32,10 @@ from gpumond.features.suspend.decision import (
     settle,
 )
 from gpumond.features.suspend.helper import Answer, Order
-from gpumond.features.suspend.helpers import deadline_seconds
-from gpumond.kernel import Clock, Grants
+from gpumond.features.suspend.helper_processes import Helpers, deadline_seconds
+from gpumond.host.machine import available_bytes, descends, find_process, is_pending
+from gpumond.host.peer import Identity
+from gpumond.kernel import Clock, Grants, Kernel, Part, Suspends, Tick
 from gpumond.store.table import Table, Transactions
 from gpumond.tick.observe import unmapped
 
@@ -56,11 +60,6 @@ LISTED_SECONDS = 15.0
 NOT_STORED = "the store cannot be written, and a restarted daemon would not know it"
 
 
-class AsksHelpers(Protocol):
-    async def ask(self, order: Order, seconds: float) -> Answer | None: ...
-    def forget(self, order_id: str) -> None: ...
-
-
 def suspension_table(store: Transactions) -> Table[SuspendedProgram]:
     """Return the store's table of programs that are suspended."""
     return Table(store, "suspensions", SuspendedProgram, key="id", valid=lambda each: bool(each.memory))
@@ -80,7 +79,7 @@ class Suspender:
         snapshot: Callable[[], Snapshot | None],
         read_driver: Callable[[], Awaitable[Reading | None]],
         grants: Grants,
-        helpers: AsksHelpers,
+        helpers: Helpers,
         surroundings: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[Surroundings]],
         is_alive: Callable[[ProcessKey], bool],
         is_continued: Callable[[ProcessKey], bool],
@@ -615,3 +614,49 @@ def _counted(program: SuspendedProgram, devices: Sequence[DeviceReading]) -> int
     """Return what the driver counts for a program on its devices."""
     uuids = {each.device_uuid for each in program.memory}
     return sum(device.counts.get(program.key) or 0 for device in devices if device.uuid in uuids)
+
+
+class SuspendPart(Suspender, Part):
+    table = "suspensions"
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(
+            allowed=lambda: kernel.settings.allow_suspend,
+            idle_seconds=lambda: kernel.settings.suspend_idle,
+            snapshot=lambda: kernel.frame.snapshot if kernel.frame else None,
+            read_driver=kernel.read_driver,
+            grants=kernel.get(Grants),
+            helpers=Helpers(kernel.store_file.parent / "suspend"),
+            surroundings=surroundings,
+            is_alive=is_alive,
+            is_continued=lambda each: is_pending(each.pid, signal.SIGCONT),
+            flushing=lambda each: kernel.programs.flushing(Identity(each.pid, each.start_ticks, each.uid)),
+            store=kernel.store,
+            note=kernel.note,
+            wake=kernel.dependencies.wake.set,
+            clock=kernel.clock,
+        )
+        kernel.provide(Suspends, self)
+        kernel.provide(Suspender, self)
+
+    def act(self, tick: Tick) -> None:
+        self.execute(tick.frame.snapshot)
+
+
+def is_alive(process: ProcessKey) -> bool:
+    found = find_process(process.pid)
+    return found is not None and found[0] == process
+
+
+async def surroundings(process: ProcessKey, listed: Collection[ProcessKey]) -> Surroundings:
+    """Read what concerns a process among those that the driver lists."""
+    return await asyncio.to_thread(_read, process, listed)
+
+
+def _read(process: ProcessKey, listed: Collection[ProcessKey]) -> Surroundings:
+    others = sorted(each.pid for each in listed if each.pid != process.pid)
+    return Surroundings(
+        host_bytes=available_bytes([process.pid]),
+        children=tuple(pid for pid in others if descends(pid, {process.pid})),
+        uid=os.geteuid(),
+    )

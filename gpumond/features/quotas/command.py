@@ -1,4 +1,4 @@
-"""``gpumond quota``: quotas, and the processes that they limit."""
+"""``gpumond quota``: quotas, and the processes that they limit; ``gpumond queue``: programs that wait for memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE
+from gpumond.cli.arguments import DONE, print_answer
+from gpumond.facts.units import duration, human
 from gpumond.view.rows import quota_sentence
 from gpumond.view.text import size, table
 
@@ -50,3 +51,36 @@ def _process(process: Mapping[str, Any]) -> Iterator[str]:
     yield size(process["used_bytes"])
     yield size(process["reserve_shortage_bytes"])
     yield quota_sentence(process["quota"]) or ""
+
+
+class Queue:
+    """``gpumond queue``."""
+
+    add_arguments = staticmethod(client.add_arguments)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        frame = client.frame(arguments.url)
+        print_answer(arguments, frame["queue"], lambda: queue_table(frame) or "no program waits for memory")
+        return DONE
+
+
+def queue_table(frame: Mapping[str, Any]) -> str:
+    """Return a table of the requests; empty without one."""
+    indexes = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
+    header = ("GPU", ">NEED", ">AVAILABLE", ">MISSING", ">AHEAD", ">PID", "USER", ">WAITING")
+    now = frame["snapshot"]["taken_at"]
+    rows = [
+        [
+            indexes.get(request["device_uuid"], "?"),
+            human(request["need_bytes"]),
+            size(None if request["available_bytes"] is None else max(0, request["available_bytes"])),
+            human(request["missing_bytes"]),
+            str(request["ahead"]),
+            "-" if request["pid"] is None else str(request["pid"]),
+            request["user"],
+            duration(max(0.0, now - request["since"])),
+        ]
+        for request in frame["queue"]
+    ]
+    return table(header, rows) if rows else ""

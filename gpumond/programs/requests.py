@@ -1,4 +1,4 @@
-"""Commands to one program other than a flush: a limit, the framework's memory snapshot and its file, the classes of
+"""Requests to one program other than a flush: a limit, the framework's memory snapshot and its file, the classes of
 live bytes, and the request to end.
 """
 
@@ -8,16 +8,16 @@ import asyncio
 import base64
 import uuid
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.messages import AgentRequest, AgentResponse, Asked
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import Identity
+from gpumond.programs.server import ASK_SECONDS, AgentServer
 
-ASK_SECONDS = 30.0
 MAX_FILE_BYTES = 256 << 20
 MAX_PART_BYTES = 1 << 20
 AT_ONCE = 64
@@ -25,13 +25,6 @@ PART_SECONDS = 0.1
 """Number of parts of a file that are requested at once, then seconds for each further one. An agent disconnects from a
 daemon that sends more than 16 messages a second.
 """
-
-
-class AgentConnections(Protocol):
-    def reports(self) -> Sequence[AgentReport]: ...
-    async def ask(
-        self, identity: Identity, request: AgentRequest, seconds: float = ASK_SECONDS
-    ) -> AgentResponse | None: ...
 
 
 class PartMissing(Exception):
@@ -46,12 +39,12 @@ class SnapshotFile:
     parts: AsyncGenerator[bytes, None]
 
 
-class AgentCommands:
+class AgentRequests:
     """``audit`` records the requester before the request, and raises StoreUnavailable; ``note`` records the answer."""
 
     def __init__(
         self,
-        agents: AgentConnections,
+        agents: AgentServer,
         audit: Callable[[str, str, Any], Awaitable[None]],
         note: Callable[[str, str, Any], Awaitable[None]],
     ) -> None:

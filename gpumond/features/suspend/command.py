@@ -1,4 +1,4 @@
-"""``gpumond suspend``: move the device memory of idle programs to the host, and print receipts."""
+"""``gpumond suspend`` and ``gpumond resume``: move the device memory of programs to the host and back."""
 
 from __future__ import annotations
 
@@ -78,3 +78,28 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
         for each in receipts
     ]
     return table(header, rows)
+
+
+class Resume:
+    """``gpumond resume``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add_target(parser, "resume", device=False).add_argument(
+            "--all", action="store_true", help="resume every suspended program"
+        )
+        parser.add_argument(
+            "--wait",
+            type=duration,
+            default=0.0,
+            metavar="DURATION",
+            help="how long to wait for its memory, such as 10m (default: 0)",
+        )
+        client.add_arguments(parser)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        if arguments.pid is None and arguments.workload is None and not arguments.all:
+            raise ConfigError("resume: one of --pid, --workload and --all is required")
+        body = {"target": target(arguments), "wait_seconds": min(arguments.wait, 3600.0)}
+        return request(arguments, "/api/v1/resumptions", body)
