@@ -109,7 +109,7 @@ def _reload(detail: Detail) -> str:
 SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "flush.request": _flush,
     "flush.receipts": _receipts,
-    "flush.refused": "wasn't allowed to flush: {problem}",
+    "flush.refused": "couldn't flush: {problem}",
     "flush.interrupted": "was interrupted: {problem}",
     "action": _action,
     "hook.flush": lambda detail: f"flushed {_pids(detail)} for the Alertmanager alert {detail['alert']}",

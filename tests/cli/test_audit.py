@@ -28,7 +28,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
             {"pids": [7, 8], "released_bytes": 3 << 30, "outcomes": {"freed": 2}},
             "flushed pids 7, 8: 3.0 GiB released (2 freed)",
         ),
-        ("flush.refused", {"problem": "no agent"}, "wasn't allowed to flush: no agent"),
+        ("flush.refused", {"problem": "no agent"}, "couldn't flush: no agent"),
         (
             "action",
             {"labels": [["alertname", "idle"], ["gpu", "3"]], "pids": [*range(10)], "uid": None},

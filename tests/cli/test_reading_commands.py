@@ -67,7 +67,7 @@ def test_alerts_of_built_in_rules_have_the_address_of_their_runbook(daemon: Runn
 
 
 def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
-    assert shown(daemon, "receipts") == ["no flush since the start of the daemon"]
+    assert shown(daemon, "receipts") == ["no flush since the daemon started"]
     assert daemon.flush(target={"all": True})[0] == 200
     lines = shown(daemon, "receipts", "--limit", "1")
     assert len(lines) == 4

@@ -156,7 +156,7 @@ def test_token_is_not_sent_in_the_clear_to_another_machine():
         changed = gpumond("flush", "--all", "--url", url, GPUMOND_TOKEN="gpm_secret")
         assert served.requests == [("/api/v1/frame", None, "")]
     assert (read.returncode, changed.returncode) == (1, 1)
-    assert "the token was not sent, since the connection is without TLS" in read.stderr
+    assert "the token wasn't sent, because the connection doesn't use TLS" in read.stderr
     assert "the token is not sent without TLS" in changed.stderr
 
 

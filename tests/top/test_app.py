@@ -270,7 +270,7 @@ def test_hanging_daemon_blocks_neither_keys_nor_exit(fake: FakeDaemon):
 def test_frame_without_a_successor_is_stale(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("train", without="NO NEW FRAME")
-        session.shows("NO NEW FRAME FOR", "the daemon responds, but produces no new frame")
+        session.shows("NO UPDATE FOR", "the daemon responds, but has stopped taking readings")
 
 
 def test_pause_keeps_the_values(fake: FakeDaemon):

@@ -236,7 +236,7 @@ async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prom
         found = from_prometheus(await prometheus.targets(), [each.labels for each in daemons])
         proven = await prometheus.proven()
         return Machines(replace(each, proven=proven) for each in found)
-    raise ConfigError("no machines given: use --targets, --http-sd, --prometheus, --kubernetes or --slurm")
+    raise ConfigError("pass a list of machines: --targets, --http-sd, --prometheus, --kubernetes or --slurm")
 
 
 def from_file(path: Path, scheme: str) -> Iterator[Machine]:

@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--teams", type=Path, metavar="FILE", help="teams and whom they consist of (YAML), for --by team"
     )
     parser.add_argument(
-        "--from", dest="begin", type=value(moment_of), metavar="TIME", help="begin of the period, such as 2026-11-01"
+        "--from", dest="begin", type=value(moment_of), metavar="TIME", help="start of the period, such as 2026-11-01"
     )
     parser.add_argument(
         "--to", dest="end", type=value(moment_of), metavar="TIME", help="end of the period (default: now)"

@@ -67,4 +67,4 @@ def _decoded(answer: object) -> RankedCase:
     try:
         return TypeAdapter(RankedCase).validate_python(answer)
     except ValidationError as error:
-        raise DaemonError(f"the daemon's answer is no case file: {error.errors()[0]['msg']}") from None
+        raise DaemonError(f"the daemon's answer isn't a case file: {error.errors()[0]['msg']}") from None
