@@ -88,7 +88,7 @@ def add_url(parser: argparse.ArgumentParser) -> None:
         "--url",
         type=address,
         default=default_url(),
-        help=f"address of the daemon (default: $GPUMOND_URL, then {DEFAULT_URL})",
+        help=f"your daemon's address (default: $GPUMOND_URL, then {DEFAULT_URL})",
     )
 
 

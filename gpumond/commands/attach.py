@@ -64,18 +64,18 @@ class CannotAttach(GpumondError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "pid", type=int, help="pid of the program, which must run the same Python version as gpumond (3.14 or newer)"
+        "pid", type=int, help="your program's pid; it must run the same Python version as gpumond (3.14 or newer)"
     )
-    parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
+    parser.add_argument("--workload", metavar="NAME", help="name under which you see its memory")
     parser.add_argument(
-        "--flush-policy", choices=POLICIES, help="when the daemon may flush the program (default: allow)"
+        "--flush-policy", choices=POLICIES, help="when the daemon may flush your program (default: allow)"
     )
     parser.add_argument(
         "--timeout",
         type=duration,
         default=10.0,
         metavar="DURATION",
-        help="how long to wait for the program (default: 10s)",
+        help="how long to wait for your program (default: 10s)",
     )
 
 

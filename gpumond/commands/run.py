@@ -1,4 +1,4 @@
-"""``gpumond run``: start an unmodified program with the agent."""
+"""``gpumond run``: start your unmodified program with the agent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
+    parser.add_argument("--workload", metavar="NAME", help="name under which you see its memory")
     parser.add_argument(
-        "--flush-policy", choices=POLICIES, help="when the daemon may flush the program (default: allow)"
+        "--flush-policy", choices=POLICIES, help="when the daemon may flush your program (default: allow)"
     )
     parser.add_argument(
         "--borrow",
@@ -30,18 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suspendable",
         action="store_true",
-        help="let the daemon suspend the program while it is idle; SIGCONT or `gpumond resume` resumes it",
+        help="let the daemon suspend your program while it is idle; SIGCONT or `gpumond resume` resumes it",
     )
     parser.add_argument(
         "--need",
         metavar="SIZE",
-        help="start the program only once this much GPU memory is available; auto: what its earlier runs needed",
+        help="start your program only once this much GPU memory is available; auto: what its earlier runs needed",
     )
     parser.add_argument("--device", metavar="NAME", help="with --need: which GPU, if there are several")
     parser.add_argument("--wait", metavar="DURATION", help="with --need: how long to wait, such as 10m (default: 0)")
-    parser.add_argument("--url", metavar="URL", help="with --need: address of the daemon (default: $GPUMOND_URL)")
+    parser.add_argument("--url", metavar="URL", help="with --need: your daemon's address (default: $GPUMOND_URL)")
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="the program to start, with its arguments"
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="your program, with its arguments"
     )
 
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url",
         action="append",
         type=address,
-        help=f"address of the daemon; repeat it to show several (default: $GPUMOND_URL, then {client.DEFAULT_URL})",
+        help=f"your daemon's address; repeat it to show several (default: $GPUMOND_URL, then {client.DEFAULT_URL})",
     )
     parser.add_argument("--json", action="store_true", help="with --once: print JSON")
 

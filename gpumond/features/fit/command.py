@@ -40,7 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="with --batch: the device (default: the largest)")
     client.add_arguments(parser)
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- python SCRIPT...", help="PyTorch program, with its arguments"
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- python SCRIPT...",
+        help="your PyTorch program, with its arguments",
     )
 
 

@@ -21,11 +21,9 @@ ROUTE = "/api/v1/oom"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="default: list")
+    parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id (default: the newest)")
     parser.add_argument(
-        "id", nargs="?", default="last", metavar="ID", help="id of the case to show (default: the newest)"
-    )
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the case as an HTML document, and show nothing"
+        "--html", type=Path, metavar="FILE", help="write the case as an HTML document, and print nothing"
     )
     client.add_arguments(parser)
 
