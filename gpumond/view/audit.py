@@ -84,8 +84,8 @@ def _answer(detail: Detail) -> str:
 
 
 def _override(detail: Detail) -> str:
-    fields = ", ".join(f"{name}: {json.dumps(value).strip(QUOTE)}" for name, value in detail["body"].items())
-    return f"overrode fields of rule {detail['name']}: {fields}"
+    fields = ", ".join(f"{name} {json.dumps(value).strip(QUOTE)}" for name, value in detail["body"].items())
+    return f"overrode rule {detail['name']}: {fields}"
 
 
 def _matchers(detail: Detail) -> str:

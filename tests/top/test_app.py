@@ -138,7 +138,7 @@ def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
         fake.show(make_frame(make_device(), seq=2))
         session.shows("pid 10 no longer uses a device")
         session.press("escape")
-        session.shows("no process uses a device")
+        session.shows("no process uses a GPU")
 
 
 def test_flush_shows_the_plan_asks_for_confirmation_and_shows_the_receipt(fake: FakeDaemon):
