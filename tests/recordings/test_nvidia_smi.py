@@ -129,7 +129,7 @@ def test_log_of_processes_lists_them():
     ]
     snapshots, remarks = read_with_notices(log)
     assert used(snapshots, "GPU-a") == [150 * MIB, 110 * MIB, 180 * MIB]
-    assert remarks == ["the log has no used memory of a device: the sum of its processes is used"]
+    assert remarks == ["the log has no used memory for a device: the sum of its processes is used instead"]
 
 
 def test_program_name_with_a_comma_is_complete():

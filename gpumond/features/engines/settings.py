@@ -223,7 +223,7 @@ def address_of(url: str) -> Address:
     try:
         address = ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        raise ValueError(f"{expected}: an IP address, since the address of a name may change") from None
+        raise ValueError(f"{expected}: an IP address, because a name's address may change") from None
     is_private = address.is_private and not address.is_unspecified
     if address.is_loopback or (parts.scheme == "https" and is_private):
         scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"
