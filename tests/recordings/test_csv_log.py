@@ -63,7 +63,7 @@ def test_log_of_an_allocator_alone_is_the_memory_of_its_device():
     snapshots, notices = read_with_notices("step,mem_allocated_gb,mem_reserved_gb,timestamp\n0,1,2,0\n1,1,2,5\n")
     assert used(snapshots, "gpu") == [2 * GIB, 2 * GIB]
     assert [pool.live_bytes for report in snapshots[1].reports for pool in report.pools] == [GIB]
-    assert any("the memory of its allocator" in notice for notice in notices)
+    assert any("its allocators' memory" in notice for notice in notices)
 
 
 @pytest.mark.parametrize(
