@@ -52,7 +52,8 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
     runs, need = found["runs"], found["need_bytes"]
     where = f"runs of {safe(workload)} on {safe(found['device_name'])}"
     if need is None:
-        raise ConfigError(f"run: --need auto requires three {where}, but {runs} are known; pass a size")
+        known = f"{runs} {'is' if runs == 1 else 'are'} known"
+        raise ConfigError(f"run: --need auto requires three {where}, but {known}; pass a size")
     print_error(f"gpumond run: needs {human(need)}, from {runs} {where}")
     return int(need)
 
