@@ -54,7 +54,7 @@ class Notebook:
                 return
             began = time.monotonic()
             size = human(sum(each["used_bytes"] for each in own["memory"]))
-            print(f"gpumond: this notebook is {own['state']}; it gets its {size} back…", flush=True)
+            print(f"gpumond: this notebook is {own['state']}; moving its {size} back to the GPU…", flush=True)
             for wait in (0.0, WAIT_SECONDS):
                 receipt = self._resumed(wait)
                 if receipt["outcome"] != "refused":

@@ -91,7 +91,7 @@ def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = Tru
         target.add_argument(
             "--device",
             metavar="NAME",
-            help=f"{purpose} every process with an agent on one device: index, UUID or its prefix, or PCI address",
+            help=f"{purpose} every process with an agent on one GPU: index, UUID or its prefix, or PCI address",
         )
     target.add_argument("--workload", metavar="NAME", help=f"{purpose} every process of one workload")
     return target

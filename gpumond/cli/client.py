@@ -88,7 +88,7 @@ def add_url(parser: argparse.ArgumentParser) -> None:
         "--url",
         type=address,
         default=default_url(),
-        help=f"address of the daemon (default: $GPUMOND_URL, then {DEFAULT_URL})",
+        help=f"your daemon's address (default: $GPUMOND_URL, then {DEFAULT_URL})",
     )
 
 
@@ -122,7 +122,7 @@ def ask_programs(
     programs = _selected(arguments)
     if one_for is not None and len(programs) > 1:
         names = ", ".join(map(str, programs))
-        raise ConfigError(f"{one_for} is for one program, and {len(programs)} match: {names}; select one with --pid")
+        raise ConfigError(f"{one_for} needs one program, but {len(programs)} match: {names}; select one with --pid")
 
     def ask(program: Program) -> Any:
         try:
@@ -183,7 +183,7 @@ def get(url: str, path: str, headers: Mapping[str, str] = {}, seconds: float = R
         if proven or error.status not in (UNAUTHORIZED, FORBIDDEN) or not _token(url)[0]:
             raise
         if not is_local(url):
-            note = "the token was not sent, since the connection is without TLS"
+            note = "the token wasn't sent, because the connection doesn't use TLS; use an https:// address"
             raise DaemonError(f"{error}; {note}", error.status, error.problem) from None
     return _exchange("GET", url, path, seconds, True, headers=headers)
 
@@ -222,7 +222,7 @@ def download(url: str, path: str, file: BinaryIO) -> int:
                     raise GpumondError(f"can't write the response: {error.strerror}") from None
                 received += len(chunk)
     if received != size:
-        raise DaemonError(f"the download ended after {received} of {size} bytes")
+        raise DaemonError(f"the download stopped after {received} of {size} bytes; try again")
     return received
 
 

@@ -64,18 +64,18 @@ class CannotAttach(GpumondError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "pid", type=int, help="pid of the program, which must run the same Python version as gpumond (3.14 or newer)"
+        "pid", type=int, help="your program's pid; it must run the same Python version as gpumond (3.14 or newer)"
     )
-    parser.add_argument("--workload", metavar="NAME", help="name to show its memory under")
+    parser.add_argument("--workload", metavar="NAME", help="name under which you see its memory")
     parser.add_argument(
-        "--flush-policy", choices=POLICIES, help="when the daemon may flush the program (default: allow)"
+        "--flush-policy", choices=POLICIES, help="when the daemon may flush your program (default: allow)"
     )
     parser.add_argument(
         "--timeout",
         type=duration,
         default=10.0,
         metavar="DURATION",
-        help="how long to wait for the program (default: 10s)",
+        help="how long to wait for your program (default: 10s)",
     )
 
 
@@ -110,8 +110,8 @@ def attach(pid: int, started: dict[str, str | None], seconds: float, remote_exec
         raise
     if answer is None:  # the program may still read the script
         raise CannotAttach(
-            f"process {pid} did not answer in {seconds:g} s: its main thread is in a long call and starts the "
-            f"agent when it returns, or it was started with remote debugging disabled; then {OTHERWISE}. "
+            f"process {pid} didn't answer within {seconds:g} s. If its main thread is in a long call, the agent "
+            f"starts when that call returns. If remote debugging is disabled in it, {OTHERWISE}. "
             f"Remove {directory} when the program has ended"
         )
     shutil.rmtree(directory, ignore_errors=True)

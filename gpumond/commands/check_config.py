@@ -11,8 +11,7 @@ from gpumond.config.loading import read
 from gpumond.config.tokens import check_subjects, read_tokens
 
 FIRST_LISTENER = (
-    "the user who listens first at its address receives its secret; declare user:, the user of the server, so that no "
-    "other does"
+    "its secret goes to whichever user listens first at its address; to prevent this, set user: to the server's user"
 )
 
 

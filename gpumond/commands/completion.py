@@ -69,7 +69,7 @@ SECONDS = 0.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="the shell")
     parser.add_argument(
-        "--values", choices=tuple(READERS), metavar="KIND", help="print the values of options that exist"
+        "--values", choices=tuple(READERS), metavar="KIND", help="print the existing values for an option"
     )
     parser.add_argument("--url", type=address, default=None, help=argparse.SUPPRESS)
 

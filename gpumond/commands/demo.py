@@ -74,11 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         type=Path,
         metavar="DIRECTORY",
-        help="use the simulated device in DIRECTORY/card0, in real time and without the sample programs",
+        help="use the simulated GPU in DIRECTORY/card0, in real time and without the sample programs",
     )
-    parser.add_argument(
-        "--devices", type=int, choices=(1, 2), default=2, help="number of simulated devices (default: 2)"
-    )
+    parser.add_argument("--devices", type=int, choices=(1, 2), default=2, help="number of simulated GPUs (default: 2)")
     add_common_arguments(parser)
 
 
@@ -106,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
             def started(address: str) -> None:
                 if arguments.device:
-                    print(f"open {address}\n\nA simulated device without programs: {devices / 'card0'}", flush=True)
+                    print(f"open {address}\n\nA simulated GPU without programs: {devices / 'card0'}", flush=True)
                     return
                 print(_welcome(address, count), flush=True)
                 threading.Thread(target=_narrate, args=(address,), name="gpumond-story", daemon=True).start()
@@ -134,7 +132,7 @@ def _sign_in(address: str) -> None:
     with suppress(GpumondError):
         answer = client.post(address, "/api/v1/sessions/code", {}, 30.0)
         valid = duration(answer["valid_seconds"])
-        print(f"signed in, within {valid}: {address.rstrip('/')}/#code={answer['code']}", flush=True)
+        print(f"to sign in, open within {valid}: {address.rstrip('/')}/#code={answer['code']}", flush=True)
 
 
 @contextmanager
@@ -184,8 +182,8 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
                 program.wait()
 
 
-DEVICES = {1: "A simulated device with four programs", 2: "Two simulated devices with six programs"}
-WAITS = {1: "", 2: f"; {NEED} waits for memory"}
+DEVICES = {1: "A simulated GPU with four programs", 2: "Two simulated GPUs with six programs"}
+WAITS = {1: "", 2: f". A seventh, {NEED}, waits for memory"}
 
 
 def _welcome(address: str, count: int) -> str:

@@ -32,6 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": duration}, timeout=30)
     until = time.strftime("%H:%M:%S", time.localtime(answer["released_until"]))
     print(
-        json.dumps(answer) if arguments.json else f"the driver is released until {until}; gpumond then opens it again"
+        json.dumps(answer) if arguments.json else f"detached from the driver until {until}; gpumond then attaches again"
     )
     return DONE

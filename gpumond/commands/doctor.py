@@ -156,13 +156,13 @@ def access_remedy(mode: int, group: str, is_member: bool, user: str) -> str:
     """Return how a user gains access to device nodes of this mode and group."""
     if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and is_member):
         return (
-            "their mode allows access, so the device rules of the container or unit refuse it: create the container "
-            "again (`systemctl daemon-reload` removes its rules) or use CDI; restart the unit"
+            "their mode allows access, so the container's or unit's device rules deny it: recreate the container "
+            "(`systemctl daemon-reload` removes its rules, except with CDI), or restart the unit"
         )
     if mode & 0o060 == 0o060 and group not in ("root", "0"):
         return f"usermod -aG {group} {user}, then log in again or restart the service"
     return (
-        "set the option NVreg_DeviceFileMode=0666 of the module nvidia in /etc/modprobe.d, and load the module again; "
+        "set the nvidia module's option NVreg_DeviceFileMode=0666 in /etc/modprobe.d, and reload the module; "
         "or run this command as root"
     )
 
@@ -213,7 +213,7 @@ def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE
             return Finding("agent socket", "note", f"{path}: {error.strerror or error}", remedy)
         uid = peer_uid(probe)
     if uid not in trusted_uids(service):
-        detail = f"{path}: agents of this user do not trust uid {uid}; {_service_owner(service)}"
+        detail = f"{path}: this user's agents don't trust uid {uid}; {_service_owner(service)}"
         return Finding("agent socket", "bad", detail, f"as root: install -d -o {uid} -m 755 {service}")
     return Finding("agent socket", "good", f"{path} responds")
 
@@ -247,7 +247,7 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
         detail = f": {condition['detail']}" if condition.get("detail") else ""
         yield Finding("condition", "note", f"{where}: {condition['kind']}{detail}", condition["remedy"])
     connected = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
-    how = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
+    how = "" if agents else "start a program with the agent: gpumond run -- python YOUR_PROGRAM.py"
     yield Finding("agents", "good" if agents else "note", connected or "none connected", how)
     for engine in engines:
         yield _engine(engine)
@@ -261,13 +261,13 @@ def _engine(engine: Mapping[str, Any]) -> Finding:
         return Finding(subject, "note", engine["problem"])
     if problem := engine.get("processes_problem"):
         advice = WITH_PTRACE if problem.endswith(WITH_PTRACE) else ""
-        detail = f"it answers, but its memory is unknown and cannot be released: {problem.removesuffix(advice)}"
+        detail = f"it responds, but its memory is unknown and can't be released: {problem.removesuffix(advice)}"
         return Finding(subject, "note", detail.rstrip(": "), advice)
     if engine.get("returning_seconds") is not None:
         return Finding(subject, "bad", f"it hasn't resumed after a release: {engine['returning_problem']}")
     if (uid := engine.get("pinned_uid")) is not None:
         detail = f"{engine['kind']} responds; its secret is sent to uid {uid}, the first that listened at its address"
-        return Finding(subject, "note", detail, "declare user:, the user of the server")
+        return Finding(subject, "note", detail, "set user: to the server's user")
     return Finding(subject, "good", f"{engine['kind']} responds")
 
 
@@ -282,7 +282,7 @@ def frameworks() -> Iterator[Finding]:
         yield Finding(
             "frameworks",
             "note",
-            "none in this Python environment; run gpumond doctor in the environment of the programs",
+            "none in this Python environment; run gpumond doctor in your programs' environment",
         )
 
 

@@ -24,7 +24,7 @@ GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "S
 def overview(commands: Iterable[Command]) -> str:
     """Return the text of `gpumond --help`: the commands by group."""
     lines = ["usage: gpumond [-h] [--version] COMMAND ...", ""]
-    lines.append("See what GPU memory is used for, get alerts, and release the unused part.")
+    lines.append("See what GPU memory is used for, get alerts, and release cached memory.")
     for group, members in groupby(commands, key=lambda command: command.group):
         lines += ["", f"{group}:", *(f"  {command.name:13} {command.help}" for command in members)]
     lines += ["", "`gpumond COMMAND --help` shows options and examples."]
@@ -88,7 +88,7 @@ COMMANDS = (
     _command(
         "demo",
         "Daemon",
-        "run the daemon on a simulated device with sample programs; needs no GPU",
+        "run the daemon with simulated GPUs and sample programs",
         "gpumond demo",
         "gpumond demo --listen 127.0.0.1:9918",
         "gpumond demo --device simulated",
@@ -96,7 +96,7 @@ COMMANDS = (
     _command(
         "status",
         "Memory",
-        "show devices and processes, and what their memory is used for",
+        "show GPUs and processes, and what their memory is used for",
         "gpumond status",
         "gpumond status --wide",
         "gpumond status -v --url http://127.0.0.1:9917",
@@ -105,7 +105,7 @@ COMMANDS = (
     _command(
         "top",
         "Memory",
-        "show devices, processes, alerts and verdicts live in the terminal, and flush programs",
+        "show GPUs, processes, alerts and verdicts live in the terminal, and flush programs",
         "gpumond top",
         "gpumond top --device 0",
         "gpumond top --url http://node1:9917 --url http://node2:9917",
@@ -114,7 +114,7 @@ COMMANDS = (
     _command(
         "verdicts",
         "Problems",
-        "show leaks, fragmentation and other problems of devices and programs",
+        "show leaks, fragmentation and other problems that the memory curves reveal",
         "gpumond verdicts",
         "gpumond verdicts --all",
     ),
@@ -124,41 +124,41 @@ COMMANDS = (
     _command(
         "detach-driver",
         "Daemon",
-        "detach from the driver for maintenance",
+        "detach the daemon from the driver for maintenance, such as a GPU reset",
         "gpumond detach-driver --for 10m",
         module="detach_driver",
     ),
     _command(
         "run",
         "Programs",
-        "start an unmodified program with the agent",
+        "start your unmodified program with the agent",
         "gpumond run --workload train -- torchrun --nproc-per-node 8 train.py",
         "gpumond run --need 40GiB --wait 10m -- python train.py",
     ),
     _command(
         "attach",
         "Programs",
-        "start the agent in a running program (Python 3.14)",
+        "start the agent in your running program (Python 3.14)",
         "gpumond attach 4242 --workload train",
     ),
     _command(
         "doctor",
         "Daemon",
-        "check this machine, and show a remedy for each problem",
+        "check your machine, and show a remedy for each problem",
         "gpumond doctor",
         "gpumond doctor --json",
     ),
     _command(
         "check-config",
         "Daemon",
-        "check a configuration file",
+        "check your configuration file",
         "gpumond check-config /etc/gpumond/gpumond.yaml",
         module="check_config",
     ),
     _command(
         "completion",
         "Shell",
-        "print the completion script of a shell",
+        "print a shell's completion script",
         "source <(gpumond completion bash)",
         "gpumond completion fish | source",
     ),

@@ -1,4 +1,4 @@
-"""``gpumond run``: start an unmodified program with the agent."""
+"""``gpumond run``: start your unmodified program with the agent."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", metavar="NAME", help="name to show its memory under")
+    parser.add_argument("--workload", metavar="NAME", help="name under which you see its memory")
     parser.add_argument(
-        "--flush-policy", choices=POLICIES, help="when the daemon may flush the program (default: allow)"
+        "--flush-policy", choices=POLICIES, help="when the daemon may flush your program (default: allow)"
     )
     parser.add_argument(
         "--borrow",
         action="store_true",
-        help="after a failed allocation of RMM, ask the daemon for room, then try again",
+        help="after a failed RMM allocation, ask the daemon to flush other programs, then try again",
     )
     parser.add_argument(
         "--suspendable",
         action="store_true",
-        help="the daemon may suspend it while it is idle; it is resumed on request and on SIGCONT",
+        help="let the daemon suspend your program while it is idle; SIGCONT or `gpumond resume` resumes it",
     )
     parser.add_argument(
         "--need",
         metavar="SIZE",
-        help="start the program only once this much GPU memory is available; auto: what its earlier runs needed",
+        help="start your program only once this much GPU memory is available; auto: what its earlier runs needed",
     )
-    parser.add_argument("--device", metavar="NAME", help="with --need: which device, if there are several")
+    parser.add_argument("--device", metavar="NAME", help="with --need: which GPU, if there are several")
     parser.add_argument("--wait", metavar="DURATION", help="with --need: how long to wait, such as 10m (default: 0)")
-    parser.add_argument("--url", metavar="URL", help="with --need: address of the daemon (default: $GPUMOND_URL)")
+    parser.add_argument("--url", metavar="URL", help="with --need: your daemon's address (default: $GPUMOND_URL)")
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="the program to start, with its arguments"
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="your program, with its arguments"
     )
 
 

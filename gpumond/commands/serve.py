@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that ``serve`` and ``demo`` share."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="your configuration file (YAML)")
     parser.add_argument(
         "--listen",
         "--web.listen-address",
@@ -39,7 +39,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--socket", metavar="PATH", help="Unix socket for agents (default: in the runtime directory)")
     parser.add_argument(
-        "--runtime-dir", metavar="PATH", help="directory for api.sock and the token (default: that of the agent socket)"
+        "--runtime-dir", metavar="PATH", help="directory for api.sock and the token (default: the agent socket's)"
     )
     parser.add_argument("--state-dir", metavar="PATH", help="directory for persistent state")
     parser.add_argument("--interval", metavar="DURATION", help="time between ticks (default: 1s)")
@@ -52,9 +52,9 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         dest="web_config",
         type=Path,
         metavar="FILE",
-        help="TLS and user settings, in the format of Prometheus exporters",
+        help="your TLS and user settings, in the Prometheus exporters' format",
     )
-    parser.add_argument("--tokens-file", type=Path, metavar="FILE", help="file with tokens and their permissions")
+    parser.add_argument("--tokens-file", type=Path, metavar="FILE", help="file with your tokens and their scopes")
     parser.add_argument("--log-format", metavar="text|json", help="log format on standard error (default: text)")
     parser.add_argument(
         "--log-level",

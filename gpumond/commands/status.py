@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-v",
         "--verbose",
         action="store_true",
-        help="also show device UUIDs and PCI addresses, and what the overhead of programs consists of",
+        help="also show GPU UUIDs and PCI addresses, and what the programs' overhead consists of",
     )
     parser.add_argument(
         "-w", "--wide", action="store_true", help="show complete tables, even if they are wider than the terminal"

@@ -35,12 +35,12 @@ class Daemon:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print the tables once and exit (for scripts)")
-    parser.add_argument("--device", metavar="NAME", help="show one device: index, UUID or its prefix, or PCI address")
+    parser.add_argument("--device", metavar="NAME", help="show one GPU: index, UUID or its prefix, or PCI address")
     parser.add_argument(
         "--url",
         action="append",
         type=address,
-        help=f"address of the daemon; repeat it to show several (default: $GPUMOND_URL, then {client.DEFAULT_URL})",
+        help=f"your daemon's address; repeat it to show several (default: $GPUMOND_URL, then {client.DEFAULT_URL})",
     )
     parser.add_argument("--json", action="store_true", help="with --once: print JSON")
 

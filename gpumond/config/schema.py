@@ -60,13 +60,12 @@ class SettingsConfig(Strict):
         "`web_config` with TLS, or `insecure`",
     )
     socket: Path | None = Field(
-        None, description="Unix socket of the agents; the default depends on the [user](#sockets-and-directories)"
+        None, description="the agents' Unix socket; the default depends on the [user](#sockets-and-directories)"
     )
     socket_mode: str | None = Field(
         None,
         pattern=r"^0?[0-7]{3}$",
-        description="mode of the agents' socket in octal, in quotes; by default `0666` below `/run/gpumond`, "
-        "else `0600`",
+        description="the agents' socket mode in octal, in quotes; by default `0666` below `/run/gpumond`, else `0600`",
     )
     runtime_dir: Path | None = Field(
         None, description="directory of the token and `api.sock`; by default the directory of `socket`"
@@ -77,7 +76,7 @@ class SettingsConfig(Strict):
         "`gpumond` in `$XDG_STATE_HOME` (`~/.local/state`)",
     )
     interval: Seconds = Field(1.0, ge=0.1, le=60, description="time between two ticks (readings and evaluations)")
-    insecure: bool = Field(False, description="permits an address other than loopback without TLS and authentication")
+    insecure: bool = Field(False, description="allows an address other than loopback without TLS and authentication")
     hosts: tuple[str, ...] = Field(
         (), description="[host names](../how-to/access.md#host-names) that the daemon accepts in addition to its own"
     )
@@ -92,15 +91,16 @@ class SettingsConfig(Strict):
     token_review_audience: str | None = Field(
         None,
         pattern=r"^[!-~]{1,256}$",
-        description="audience of the [service-account tokens](../how-to/access.md#kubernetes-service-accounts) "
-        "of Kubernetes that the daemon accepts; the API server verifies them by TokenReview",
+        description="audience of the Kubernetes [service-account "
+        "tokens](../how-to/access.md#kubernetes-service-accounts) that the daemon accepts; the API server verifies "
+        "them by TokenReview",
     )
     token_review_directory: Path = Field(
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),
         description="directory with `token` and `ca.crt`, with which the daemon connects to the API server",
     )
-    log_format: LogFormat = Field("text", description="format of the log on standard error")
-    log_level: LogLevel = Field("info", description="least severe level of the log")
+    log_format: LogFormat = Field("text", description="log format on standard error")
+    log_level: LogLevel = Field("info", description="lowest level that is logged")
     compat: Compat | None = Field(
         None,
         description="adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; by default they are "
@@ -108,8 +108,8 @@ class SettingsConfig(Strict):
     )
     flush_cooldown: Seconds = Field(
         30.0,
-        description="minimum time between two flushes of a program by rules; for users it is 5 s, or this value "
-        "if it is less",
+        description="minimum time between two flushes of a program by rules; users wait 5 s, or this time if it is "
+        "shorter",
     )
     retention: Seconds = Field(
         90 * 86400.0, ge=86400, description="how long the audit log, receipts and resolved alerts are kept"
@@ -120,16 +120,16 @@ class SettingsConfig(Strict):
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},
         description="[overrides](../how-to/rules.md#override-a-built-in-rule) of single fields of built-in rules: "
-        "`threshold`, `for`, `severity`, `enabled`, by the name of the rule",
+        "`threshold`, `for`, `severity`, `enabled`, by rule name",
     )
     rules: tuple[RuleConfig, ...] = Field(
-        (), description="[rules](rules.md#write-a-rule); a rule with the name of a built-in rule replaces it"
+        (), description="[rules](rules.md#write-a-rule); one with a built-in rule's name replaces it"
     )
     receivers: tuple[Annotated[ReceiverConfig, Field(discriminator="type")], ...] = Field(
         (Log(name="log"),), description="[receivers](../how-to/notifications.md) of alerts"
     )
     engines: tuple[EngineConfig, ...] = Field(
-        (), description="[serving engines](../how-to/engines/index.md) whose state is read and that can be flushed"
+        (), description="[serving engines](../how-to/engines/index.md) that gpumond monitors and can flush"
     )
 
     quotas: tuple[QuotaConfig, ...] = Field((), description="[quotas](../how-to/quotas.md) of processes")
@@ -141,20 +141,20 @@ class SettingsConfig(Strict):
     )
     allow_end_requests: bool = Field(
         False,
-        description="permits the key `request_end` of [actions](../how-to/rules.md#end-idle-programs) to ask "
+        description="allows [actions](../how-to/rules.md#end-idle-programs) with the key `request_end` to ask "
         "programs to end",
     )
     allow_suspend: bool = Field(
-        False, description="permits [suspensions](../how-to/suspend.md) of programs that allow them (experimental)"
+        False, description="allows gpumond to [suspend](../how-to/suspend.md) programs that agree (experimental)"
     )
     suspend_idle: Seconds = Field(
         600.0,
-        description="how long a program that allows it must have been idle before it is suspended, by a rule or when "
-        "another one needs memory",
+        description="how long a program must have been idle before it is suspended by a rule, or because another "
+        "program needs memory",
     )
     hook_dry_run: bool = Field(
         False,
-        description="[alerts of Alertmanager](../how-to/flush-from-alertmanager.md) plan flushes and execute none",
+        description="[alerts from Alertmanager](../how-to/flush-from-alertmanager.md) only plan flushes",
     )
 
     @field_validator("listen")
@@ -190,7 +190,7 @@ class SettingsConfig(Strict):
         if host_of(self.listen) not in LOOPBACK and not self.insecure and self.web_config is None:
             raise ValueError(
                 f"listen: {self.listen} is reachable from other machines and requires TLS and authentication: "
-                "give a web_config, listen on 127.0.0.1, or set insecure (--insecure) if the network is trusted"
+                "set web_config, listen on 127.0.0.1, or set insecure (--insecure) if you trust the network"
             )
         names, receivers = [rule.name for rule in self.rules], [receiver.name for receiver in self.receivers]
         engines, quotas = [engine.name for engine in self.engines], [quota.name for quota in self.quotas]

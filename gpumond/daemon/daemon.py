@@ -56,7 +56,7 @@ def real_edges(settings: Settings, source: str, worker: Worker | None = None) ->
         if problem:
             faults["agents"] = Fault("agents", "socket_lost", None, problem)
         elif faults.pop("agents", None) or changed:
-            log.warning("%s had been removed; agents can connect again", path)
+            log.warning("%s was removed, and has been created again; agents reconnect to it", path)
         return agent_socket.listener if changed else None
 
     devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set, first=worker)
@@ -111,7 +111,7 @@ class Daemon(Operations):
         if kept is None:
             kernel.telemetry.configuration_loaded()
         else:
-            log.error("the configuration is invalid, its last valid content is in effect: %s", kept.error)
+            log.error("the configuration is invalid, so its last valid content stays in effect: %s", kept.error)
             kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, kept.place)
             kernel.telemetry.configuration_failed(kept.loaded_at)
         kernel.provide(Operations, self)
@@ -254,7 +254,7 @@ class Daemon(Operations):
                 raise ConfigError("this daemon was started without a configuration that could be read again")
             settings = await asyncio.to_thread(self._load)
         except ConfigError as error:
-            log.error("the configuration is invalid, the previous one remains in effect: %s", error)
+            log.error("the configuration is invalid, so the previous one stays in effect: %s", error)
             kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, error.place)
             kernel.telemetry.configuration_failed()
             raise
@@ -273,7 +273,7 @@ class Daemon(Operations):
         try:
             await kernel.store.audit(requested_by, "reload", {"rules": len(settings.rules), "needs_restart": later})
         except StoreUnavailable as error:
-            log.error("a reload could not be recorded in the audit: %s", error)
+            log.error("a reload couldn't be recorded in the audit log: %s", error)
         return effect
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
@@ -296,7 +296,7 @@ class Daemon(Operations):
             pass  # reload has logged it
 
     async def _release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
-        log.info("driver released for %g s by %s", seconds, requested_by)
+        log.info("detached from the driver for %g s, by %s", seconds, requested_by)
         until = self.kernel.clock.wall() + seconds
         return until, await self.kernel.devices.release(seconds)
 

@@ -102,9 +102,7 @@ async def serve(
         scheme = "http" if web().tls is None else "https"
         address = f"{scheme}://{settings.listen}/"
         if listener is None:
-            log.error(
-                "%s; it is tried again every %g s, and %s answers meanwhile", problem, PORT_SECONDS, own / API_SOCKET
-            )
+            log.error("%s; retrying every %g s, and %s responds meanwhile", problem, PORT_SECONDS, own / API_SOCKET)
             daemon.kernel.faults["http"] = Fault("http", "port_in_use", None, problem)
         else:
             listener.listen()
@@ -127,7 +125,7 @@ async def _await_port(settings: Settings, server: _Server, daemon: Daemon) -> No
         with suppress(PortInUse):
             server.http.add(_listen(settings))
             del daemon.kernel.faults["http"]
-            log.info("serving %s, which no other program uses any more", settings.listen)
+            log.info("serving %s, which is free now", settings.listen)
             return
 
 
@@ -251,7 +249,7 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         taken = error.errno == errno.EADDRINUSE
-        used = "another program uses the port; stop it or choose another one with --listen"
+        used = "another program uses the port; stop it, or choose another port with --listen"
         remedy = used if taken else "see --listen"
         kind = PortInUse if taken else ConfigError
         raise kind(f"cannot listen on {settings.listen}: {error.strerror}: {remedy}") from None

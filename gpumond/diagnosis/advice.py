@@ -208,7 +208,7 @@ def _preallocates(case: Case, allocator: str) -> bool:
 
 def _holders(case: Case, allocator: str) -> str:
     return ", ".join(
-        f"{report.workload or 'a program'} (pid {report.pid}), which holds {human(size)} without use"
+        f"{report.workload or 'a program'} (pid {report.pid}), which holds {human(size)} unused"
         for report, size in _unused(case, allocator)
     )
 
@@ -254,7 +254,7 @@ ADVICE = (
     ),
     Advice(
         "tensorflow-memory-growth",
-        "short of memory, and a TensorFlow program on the device holds a quarter of it without use",
+        "short of memory, and a TensorFlow program on the device holds a quarter of it but doesn't use it",
         lambda case: _preallocates(case, "tensorflow"),
         lambda case: (
             "set TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True) at the "
@@ -263,7 +263,7 @@ ADVICE = (
     ),
     Advice(
         "jax-preallocation",
-        "short of memory, and a JAX program on the device holds a quarter of it without use",
+        "short of memory, and a JAX program on the device holds a quarter of it but doesn't use it",
         lambda case: _preallocates(case, "jax"),
         lambda case: (
             "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION instead of "
@@ -273,7 +273,7 @@ ADVICE = (
     ),
     Advice(
         "rmm-pool-size",
-        "short of memory, and an RMM pool on the device holds a quarter of it without use",
+        "short of memory, and an RMM pool on the device holds a quarter of it but doesn't use it",
         lambda case: _preallocates(case, "rmm"),
         lambda case: (
             f"create RMM's pool with a smaller initial_pool_size and maximum_pool_size in {_holders(case, 'rmm')}"

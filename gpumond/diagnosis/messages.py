@@ -29,7 +29,7 @@ def leak(
     details = [f"since {clock(since)}", *FORMS.get(form, ()), *_number(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
-    end = f"; {device} will be full in {about(left)} at this rate, from its recent peak" if left is not None else ""
+    end = f"; at this rate, {device} will be full in {about(left)} (from its recent peak)" if left is not None else ""
     return f"{owner} is leaking {human(per_minute)}/min on {device} ({', '.join(details)}){end}"
 
 
@@ -48,7 +48,7 @@ def growing(
     more = f" ({', '.join(details)})" if details else ""
     return (
         f"{owner} has been growing by {human(per_minute)}/min since {clock(since)}{more}. Possible leak, unless"
-        " the growth slows down, as it does for startup, caching or evaluation"
+        " the growth slows down, as it does during startup, caching and evaluation"
     )
 
 
@@ -80,7 +80,7 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str, prog
     named = f"; {holder} has the device open" if holder else ""
     if programs:
         owner = "the program" if programs == 1 else f"one of the {programs} programs"
-        managed = f"managed memory (cudaMallocManaged) of {owner} on the device, or memory of an exited process"
+        managed = f"managed memory (cudaMallocManaged) of {owner} on the GPU, or memory of an exited process"
         return f"{device} holds {human(size)} that the driver counts for no process ({since}): {managed}{named}"
     return f"{device} holds {human(size)} that belongs to no visible process ({since}){named}"
 
@@ -114,7 +114,7 @@ def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float) -
         return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"
     if kind == "filling":
         left = evidence.get("full_seconds")
-        end = f"; the device will be full in {duration(left)}, if at all" if left is not None else ""
+        end = f"; the GPU will be full in {duration(left)}, unless growth stops" if left is not None else ""
         pace = human(60 * evidence["slope_bytes_per_second"])
         return f"{who} has been growing more and more slowly since {clock(since)}, now by {pace}/min{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
@@ -161,7 +161,7 @@ def retained_by(program: Program) -> str:
         if scope.entries > 1 and sum(device.last_retained_bytes for device in scope.devices) > 0  # not a set-up
     }
     name = max(kept, key=lambda name: kept[name], default="")
-    return f"the scope {name} retains {human(kept[name])}" if kept.get(name, 0) > 0 else ""
+    return f"the measured scope {name} retains {human(kept[name])}" if kept.get(name, 0) > 0 else ""
 
 
 def _line(retainer: Retainer) -> str:

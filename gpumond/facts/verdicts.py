@@ -64,7 +64,7 @@ KINDS = (
     VerdictKind(
         name="churn",
         meaning="has risen and fallen by more than 2 % of the device, six times each in ten minutes, without growing",
-        evidence="number of changes of direction, low, high",
+        evidence="direction changes, low, high",
         is_shape=True,
     ),
     VerdictKind(
@@ -75,49 +75,48 @@ KINDS = (
     ),
     VerdictKind(
         name="step-change",
-        meaning="has moved to a level that differs from the previous one by 5 % of the device or more; active for "
+        meaning="has moved to a level that differs from the previous one by at least 5 % of the device; active for "
         "15 minutes",
         evidence="size of the step",
         is_shape=True,
     ),
     VerdictKind(
         name="filling",
-        meaning="has grown by 512 MiB or more for a quarter of an hour, and slows down: a cache that fills; it may "
-        "stop before the device is full",
-        evidence="slope, growth, exponent of the course (1 is a line), seconds until the device is full",
+        meaning="has grown by 512 MiB or more within at least 15 minutes, and is slowing down: a cache that fills; it "
+        "may stop before the device is full",
+        evidence="slope, growth, exponent of the curve (1 is a line), seconds until the device is full",
         is_shape=True,
     ),
     VerdictKind(
         name="growing",
-        meaning="has grown linearly for two minutes and is higher than this process has ever used. A suspicion, which "
+        meaning="has grown linearly for two minutes, beyond all earlier use of the process. A suspicion, which "
         "clears within four minutes after the growth stops",
-        evidence="slope, growth, bytes retained per step, growth of the held bytes and of the number of live "
-        "allocations",
+        evidence="slope, growth, bytes retained per step, growth of held bytes and of the live allocation count",
     ),
     VerdictKind(
         name="leak",
-        meaning="grows without slowing down: for six minutes after a flat curve, if an agent shows an exact line, "
-        "else for 25 minutes, or for 60 minutes since the start of a program, or 90 without an agent; "
+        meaning="grows without slowing down: after a flat curve for 25 minutes, or for six if an agent reports an "
+        "exact line; from a program's start for 60 minutes, or for 90 without an agent; "
         "`form` is `linear`, `stairs` or `load-proportional`",
-        evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of the held bytes "
-        "and of the number of live allocations",
+        evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of held bytes and "
+        "of the live allocation count",
         remedy="see what keeps the memory: gpumond why --pid PID (often a list of losses, an evaluation without "
-        "torch.no_grad(), or a cache without a limit), or restart the program before the device is full",
+        "torch.no_grad(), or a cache without a limit), or restart the program before the GPU is full",
     ),
     VerdictKind(
         name="fragmentation",
         meaning="the pool holds much more than its peak of live memory, and the difference grows, or allocations "
         "had to be retried",
-        evidence="ratio, peak live, peak kept, growth of the kept memory",
+        evidence="ratio, peak live bytes, peak kept bytes, growth of kept bytes",
         remedy="for PyTorch without a sleep mode set PYTORCH_ALLOC_CONF=expandable_segments:True "
         "(PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11), for JAX XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async, for "
-        "TensorFlow TF_GPU_ALLOCATOR=cuda_malloc_async, for CuPy and RMM an asynchronous pool; else restart "
-        "the program",
+        "TensorFlow TF_GPU_ALLOCATOR=cuda_malloc_async, for CuPy and RMM an asynchronous pool; otherwise "
+        "restart the program",
     ),
     VerdictKind(
         name="pressure",
-        meaning="more than 95 % of the device is used (until less than 93 % is), or it is above 80 %, its growth goes"
-        " on, and it is full within ten minutes; a program's first five minutes are no such growth",
+        meaning="more than 95 % of the device is used (until less than 93 % is), or more than 80 % is used and growth "
+        "will fill it within ten minutes; growth in a program's first five minutes doesn't count",
         evidence="used ratio, free bytes",
         remedy="flush the GPU (gpumond flush --device UUID), reduce a batch size or an engine's share "
         "(--gpu-memory-utilization, --mem-fraction-static), or stop a program",
@@ -132,16 +131,17 @@ KINDS = (
     ),
     VerdictKind(
         name="idle-holder",
-        meaning="has held 5 % of a device or more for half an hour without GPU activity",
+        meaning="has held at least 5 % of a device for half an hour without GPU activity",
         evidence="bytes, seconds",
         remedy="stop the program, or flush it: gpumond flush --pid PID",
     ),
     VerdictKind(
         name="crash",
-        meaning="the process ended by an unhandled out-of-memory error, within three minutes of a failed allocation or "
-        "of an Xid error that ends programs, or while it filled a device that was 98.5 % full; active for 15 minutes",
+        meaning="the process ended with an unhandled out-of-memory error, within three minutes after a failed "
+        "allocation or an Xid error that ends programs, or while it was filling a device that was 98.5 % full; active "
+        "for 15 minutes",
         evidence="bytes",
-        remedy="read the program's log; look for Xid in dmesg",
+        remedy="read the program's log; look for Xid errors in dmesg",
     ),
     VerdictKind(
         name="memory-freed",
@@ -151,7 +151,7 @@ KINDS = (
     ),
     VerdictKind(
         name="crash-loop",
-        meaning="three crashes of one program on one device within an hour",
+        meaning="one program has crashed three times on one device within an hour",
         evidence="count",
         remedy="give the program less memory to use (a smaller batch or model), or stop what restarts it, and read its "
         "log",

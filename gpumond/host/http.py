@@ -148,7 +148,10 @@ def connection_to(
     if url.scheme == "https":
         return Connection(host, url.port, tls=tls(), seconds=seconds)
     if trusted is not None and not is_loopback(host):
-        raise HttpError("untrusted", "the token is not sent without TLS; give the daemon a web_config and use https")
+        raise HttpError(
+            "untrusted",
+            "the token is not sent without TLS; set web_config in the daemon's configuration, and use https",
+        )
     return Connection(host, url.port, seconds=seconds, trusted=trusted)
 
 

@@ -51,7 +51,7 @@ let table;
 let place; // of the editor
 
 function open(entry) {
-  edit(place, entry).catch(() => put(place, "The daemon does not answer."));
+  edit(place, entry).catch(() => put(place, "The daemon doesn't respond."));
 }
 
 function create() {

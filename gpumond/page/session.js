@@ -40,11 +40,11 @@ export async function change(method, path, body, own = {}) {
     const content = answer.status === 204 ? {} : await answer.json();
     if (answer.status !== 401) return { ok: answer.ok, ...content };
     setToken("");
-    refusal = "The daemon did not accept that token.";
+    refusal = "The daemon didn't accept that token.";
   }
 }
 
-const UNANSWERED = { ok: false, detail: "The daemon does not answer." };
+const UNANSWERED = { ok: false, detail: "The daemon doesn't respond." };
 
 /** A change whose failure is an answer, too. Null if cancelled. */
 export const attempt = (method, route, body, headers) =>

@@ -52,7 +52,7 @@ async function readStream(signal) {
   let silence = 0;
   const alive = () => {
     clearTimeout(silence);
-    silence = setTimeout(() => ending.abort(new DOMException("The daemon is silent.", "TimeoutError")), TIMEOUT);
+    silence = setTimeout(() => ending.abort(new DOMException("The daemon doesn't respond.", "TimeoutError")), TIMEOUT);
   };
   signal.addEventListener("abort", end);
   try {

@@ -13,7 +13,7 @@ export function createSuspension(itemOf) {
     const { pid, suspension } = itemOf();
     put(words, suspension ? "Resuming as soon as its memory is free…" : "Suspending…");
     const [route, more] = suspension ? ["resumptions", { wait_seconds: WAIT_SECONDS }] : ["suspensions", {}];
-    const answer = await attempt(route, { target: { pid }, ...more }, "The daemon does not answer.");
+    const answer = await attempt(route, { target: { pid }, ...more }, "The daemon doesn't respond.");
     put(words, answer ? wordsOf(answer) : "", 400);
   });
   return make("p.suspension", act, " ", words);

@@ -40,7 +40,7 @@ export function showProcesses() {
   arrange();
   const known = devices.some((device) => device.processes !== null && device.missed < MISSED_LIMIT);
   $("processes").hidden = !rows.length;
-  if (!rows.length) put($("shown"), known ? "No process uses a device." : "The processes are not known.");
+  if (!rows.length) put($("shown"), known ? "No process uses a GPU." : "The processes are unknown.");
   $("no-agents").hidden = reports.length > 0 || !known || !rows.length || !find(rows, filter, gpu).length;
   $("processes").className = filled(rows, devices.length).map((id) => `has-${id}`).join(" ");
   $("processes").classList.toggle("changes", showsChanges());

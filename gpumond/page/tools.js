@@ -14,7 +14,7 @@ async function copyLink() {
     else copySelected(location.href);
     put($("copied"), "Link copied");
   } catch {
-    put($("copied"), "The browser does not allow copying");
+    put($("copied"), "Your browser doesn't allow copying");
   }
   setTimeout(() => put($("copied"), ""), SHOWN);
 }

@@ -28,7 +28,7 @@ export async function why(pid, subject) {
   show("Waiting for the program, which may pause for up to 250 ms…");
   Object.assign($("why-snapshot"), { onclick: () => saveSnapshot(pid), disabled: true });
   dialog.showModal();
-  const answer = await attempt(`agents/${pid}/why`, {}, "The daemon does not answer.");
+  const answer = await attempt(`agents/${pid}/why`, {}, "The daemon doesn't respond.");
   if (own !== newest) return;
   $("why-snapshot").disabled = false;
   const entries = answer?.classes?.map((found) => entryOfClasses(found, answer.kv_cache_bytes));
@@ -46,12 +46,12 @@ async function saveSnapshot(pid) {
   const own = newest;
   const show = (text) => own === newest && put($("why-words"), text, 600);
   show("Writing the snapshot…");
-  const dump = await attempt(`agents/${pid}/snapshot`, {}, "The daemon does not answer.");
+  const dump = await attempt(`agents/${pid}/snapshot`, {}, "The daemon doesn't respond.");
   if (!dump?.ok) return show(dump?.detail ?? "");
   const name = clean(dump.path.split("/").pop(), 200);
   show(`Fetching ${name} (${human(dump.size_bytes)})…`);
   const refusal = await save(`api/v1/agents/${pid}/snapshots/${dump.id}`, name).catch(() => "The transfer was interrupted.");
-  show(refusal || `${name} is saved; pytorch.org/memory_viz shows a snapshot of PyTorch.`);
+  show(refusal || `${name} is saved; to view a PyTorch snapshot, open pytorch.org/memory_viz.`);
 }
 
 function entryOfClasses(found, kvCache) {

@@ -54,7 +54,7 @@ ENDS_KEPT = 8192
 SUSPENDED = "this program is suspended, and executes nothing until it is resumed"
 OLD_AGENT = "this program's agent is too old"
 UNASKED = {
-    "limit": "this program does not allow it, or its agent is too old; allow it with "
+    "limit": "this program doesn't allow limits, or its agent is too old; allow them with "
     "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
     "end": "this program has no function for requests to end, or its agent is too old; register one with "
     "gpumond.agent.on_end_request",

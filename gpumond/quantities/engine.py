@@ -78,11 +78,11 @@ ENGINE = ScopeSpec(
             "kv_cache_bytes", "held_bytes", "models", "state_age_seconds", "asleep", "paused", "returning_seconds"
         ),
     ),
-    labels={"engine": "name of the engine", "kind": "kind of the engine, such as vllm"},
+    labels={"engine": "the engine's name", "kind": "the engine's kind, such as vllm"},
     labels_of=lambda row: (("engine", row.engine.name), ("kind", row.engine.kind)),
     placeholders={
-        "engine": "name of the engine",
-        "kind": "kind of the engine",
+        "engine": "the engine's name",
+        "kind": "the engine's kind",
         "used": "the driver's count for its processes",
         "kv_cache": "part of its KV cache that requests use",
         "idle": "time without a request",

@@ -103,7 +103,7 @@ POOL = ScopeSpec(
         Quantity(
             "fragmentation_ratio",
             "ratio",
-            f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both "
+            f"1 - peak live bytes over the peak of what no flush releases (live and stranded bytes), both "
             f"{IN_WINDOW}; 0 for pools below 5 % of their device; unknown for the first minute",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
         ),
@@ -127,15 +127,15 @@ POOL = ScopeSpec(
     ),
     labels={
         **DEVICE_LABELS,
-        "pid": "pid of the process",
-        "workload": "workload of the process",
+        "pid": "the process's pid",
+        "workload": "the process's workload",
         "allocator": "allocator of the pool",
     },
     labels_of=_pool_labels,
     placeholders={
         **NAMED,
-        "pid": "pid of the process",
-        "workload": "workload of the process",
+        "pid": "the process's pid",
+        "workload": "the process's workload",
         "allocator": "allocator of the pool",
         "live": "allocated to the program",
         "held": "held by the pool",

@@ -68,14 +68,14 @@ class ReleaseBody(Encodable):
 
 
 class ReleaseAnswer(BaseModel):
-    """Time until which the driver is released."""
+    """Time until which gpumond is detached from the driver."""
 
     released_until: float = Field(examples=[1_790_000_120.0])
 
 
 @router.post(
     "/api/v1/release",
-    summary="Release the driver temporarily",
+    summary="Detach from the driver temporarily",
     dependencies=[Depends(bearer)],
     responses={
         200: {

@@ -174,7 +174,7 @@ def verify_audit(path: Path) -> list[str]:
         finally:
             db.close()
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-        problems.append(f"the audit cannot be read: {error}")
+        problems.append(f"the audit log can't be read: {error}")
     return problems
 
 

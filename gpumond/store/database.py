@@ -152,7 +152,7 @@ class Database:
             self._ends = audit.read_ends(self.path)
             with _decoded():
                 for problem in audit.note_missing(self._db, self._ends):
-                    log.error("the audit of the store %s is not complete: %s", self.path, problem)
+                    log.error("the audit log in the store %s is incomplete: %s", self.path, problem)
                 if aside:
                     audit.append(self._db, "gpumond", "store.set-aside", {"file": aside, "reason": str(reason)})
                 self._record_ends(self._db)

@@ -37,7 +37,7 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
             yield Condition(each.device_uuid, "suspended", _of_suspension(snapshot, each))
     for report in snapshot.reports:
         for uuid, size in _managed(report).items():
-            size_text = f"{human(size)} are allocated; the part on the device is unknown"
+            size_text = f"{human(size)} is allocated; the part on the GPU is unknown"
             detail = f"{_process(report.pid, report.workload)}: {size_text}"
             yield Condition(uuid, "managed_memory", detail)
         yield from _uncounted(report, snapshot)
@@ -51,8 +51,8 @@ def _uncounted(report: AgentReport, snapshot: Snapshot) -> Iterator[Condition]:
     process = _process(report.pid, report.workload)
     for pool in report.pools:
         if pool.live_bytes is None and pool.inside is None:
-            size = f"{human(pool.held_bytes)} of" if pool.held_known else "memory of unknown size of"
-            detail = f"{process}: {size} {pool.allocator} can't be split into live and free bytes"
+            size = human(pool.held_bytes) if pool.held_known else "an unknown amount of memory"
+            detail = f"{process}: {size} in {pool.allocator} can't be split into live and free bytes"
             yield Condition(pool.device_uuid, "live_unknown", detail)
     if not report.pools and any(framework.startswith("rmm ") for framework in report.frameworks):
         for device in snapshot.devices:
@@ -84,17 +84,19 @@ def _of_suspension(snapshot: Snapshot, suspension: Suspension) -> str:
     name = (report.workload if report else "") or suspension.usage.comm or "unnamed"
     unmapped = unmapped_by_device(report.pools).get(suspension.device_uuid, 0) if report else 0
     counted = human(suspension.usage.used_bytes or 0)
-    return f"pid {suspension.process.pid} ({name}): {human(unmapped)} of its allocators, {counted} of the driver before"
+    return (
+        f"pid {suspension.process.pid} ({name}): {human(unmapped)} in its allocators, {counted} for the driver before"
+    )
 
 
 def _of_excess(excess: Excess) -> Condition:
     process = _process(excess.pid, excess.workload)
     claimed, limit = human(excess.claimed_bytes), human(excess.limit_bytes)
     if excess.allocator:
-        detail = f"{process}: {excess.allocator} claims {claimed}, the device has {limit}: counted as {limit}"
+        detail = f"{process}: {excess.allocator} claims {claimed}, the GPU has {limit}: counted as {limit}"
         return Condition(excess.device_uuid, "claim_over_size", detail)
     detail = (
-        f"{process}: its allocators claim {claimed}, the driver counts {limit}: {human(excess.unmapped_bytes)} are "
+        f"{process}: its allocators claim {claimed}, the driver counts {limit}: {human(excess.unmapped_bytes)} is "
         "inferred to be unmapped"
     )
     return Condition(excess.device_uuid, "unmapped_inferred", detail)

@@ -109,7 +109,7 @@ class ConnectionState:
         stale = now - self.fresh_at
         if stale > max(STALE_SECONDS, STALE_INTERVALS * self.interval_seconds):
             return FrameNotice(
-                "bad", f"no new frame for {duration(stale)}", "the daemon responds, but produces no new frame"
+                "bad", f"no update for {duration(stale)}", "the daemon responds, but has stopped taking readings"
             )
         return None
 

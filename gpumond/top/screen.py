@@ -402,7 +402,7 @@ def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[F
     if view.processes and not view.agents:
         yield FrameNotice("note", "no program runs the agent", "start one with gpumond run -- python YOUR_PROGRAM.py")
     elif view.up and view.devices and not view.processes:
-        yield FrameNotice("note", "no process uses a device", "")
+        yield FrameNotice("note", "no process uses a GPU", "")
 
 
 def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:

@@ -84,8 +84,8 @@ def _answer(detail: Detail) -> str:
 
 
 def _override(detail: Detail) -> str:
-    fields = ", ".join(f"{name}: {json.dumps(value).strip(QUOTE)}" for name, value in detail["body"].items())
-    return f"overrode fields of rule {detail['name']}: {fields}"
+    fields = ", ".join(f"{name} {json.dumps(value).strip(QUOTE)}" for name, value in detail["body"].items())
+    return f"overrode rule {detail['name']}: {fields}"
 
 
 def _matchers(detail: Detail) -> str:
@@ -109,7 +109,7 @@ def _reload(detail: Detail) -> str:
 SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "flush.request": _flush,
     "flush.receipts": _receipts,
-    "flush.refused": "wasn't allowed to flush: {problem}",
+    "flush.refused": "couldn't flush: {problem}",
     "flush.interrupted": "was interrupted: {problem}",
     "action": _action,
     "hook.flush": lambda detail: f"flushed {_pids(detail)} for the Alertmanager alert {detail['alert']}",

@@ -92,7 +92,7 @@ def test_daemon_of_another_user_is_refused_and_doctor_explains_it(run: Path):
         assert link.refusals == 1
         found = agent_socket({"GPUMOND_SOCKET": f"{other_directory}/agent.sock"}, service)
     assert found.state == "bad"
-    assert f"do not trust uid {OTHER_USER}; {service} belongs to uid {SERVICE}" in found.detail
+    assert f"this user's agents don't trust uid {OTHER_USER}; {service} belongs to uid {SERVICE}" in found.detail
     assert found.remedy == f"as root: install -d -o {OTHER_USER} -m 755 {service}"
 
 

@@ -28,7 +28,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
             {"pids": [7, 8], "released_bytes": 3 << 30, "outcomes": {"freed": 2}},
             "flushed pids 7, 8: 3.0 GiB released (2 freed)",
         ),
-        ("flush.refused", {"problem": "no agent"}, "wasn't allowed to flush: no agent"),
+        ("flush.refused", {"problem": "no agent"}, "couldn't flush: no agent"),
         (
             "action",
             {"labels": [["alertname", "idle"], ["gpu", "3"]], "pids": [*range(10)], "uid": None},
@@ -41,7 +41,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         ),
         ("agent.limit.answer", {"pid": 7, "reason": "not allowed"}, "was refused by pid 7: not allowed"),
         ("agent.end.answer", {"pid": 7, "answer": None}, "got no response from pid 7 in time"),
-        ("rule.override", {"name": "leak", "body": {"for": "5m"}}, "overrode fields of rule leak: for: 5m"),
+        ("rule.override", {"name": "leak", "body": {"for": "5m"}}, "overrode rule leak: for 5m"),
         ("silence.expire", SILENCE, "ended the silence rule=leak"),
         ("release", {"for_seconds": 120.0}, "detached from the driver for 2 min"),
         ("reload", {"rules": 1, "needs_restart": ["listen"]}, "reloaded the configuration (1 rule defined);"

@@ -61,7 +61,7 @@ def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     assert found.detail.endswith("the daemon lacks CAP_SYS_PTRACE")
     assert "AmbientCapabilities=CAP_SYS_PTRACE" in found.remedy
     pinned = findings(engines=[own | {"pinned_uid": 7}])["engine chat"]
-    assert (pinned.state, pinned.remedy) == ("note", "declare user:, the user of the server")
+    assert (pinned.state, pinned.remedy) == ("note", "set user: to the server's user")
     out = own | {"returning_seconds": 12.0, "returning_problem": "it answered 500"}
     assert findings(engines=[out])["engine chat"] == Finding(
         "engine chat", "bad", "it hasn't resumed after a release: it answered 500"

@@ -145,7 +145,7 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("status",), "no machines given"),
+        (("status",), "pass a list of machines"),
         (("status", "--targets", "a.json", "--parallel", "0"), "must be positive"),
         (("status", "--targets", "missing.json"), "missing.json: No such file"),
         (("status", "--slurm", "--client-key", "x"), "requires --client-cert"),

@@ -165,7 +165,7 @@ def test_file_of_several_programs_is_refused_with_their_names(tmp_path: Path, co
         fake.answers["/api/v1/agents"] = (200, AGENTS)
         done = gpumond(fake, command, "--workload", "train", option, os.fspath(tmp_path / "file"))
     assert done.returncode == 2
-    assert f"{option} is for one program, and 2 match: train (pid 1), train (pid 3)" in done.stderr
+    assert f"{option} needs one program, but 2 match: train (pid 1), train (pid 3)" in done.stderr
 
 
 def test_program_that_refuses_does_not_hide_the_answers_of_others():

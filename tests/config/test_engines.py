@@ -46,7 +46,7 @@ def test_addresses_of_this_machine_are_accepted(tmp_path: Path, url: str, addres
     [
         ({"url": "http://10.1.2.3:8000"}, "10.1.2.3 is not loopback, so https:// is required"),
         ({"url": "https://8.8.8.8:443"}, "8.8.8.8 is not an address of this machine"),
-        ({"url": "http://engine.example.com:8000"}, "an IP address, since the address of a name may change"),
+        ({"url": "http://engine.example.com:8000"}, "an IP address, because a name's address may change"),
         ({"url": "http://user:secret@127.0.0.1:8000"}, "without user, password and query"),
         ({"url": "unix:engine.sock"}, "an absolute path"),
         ({"url": "127.0.0.1:11434"}, "expected http://127.0.0.1:PORT"),
@@ -64,7 +64,7 @@ def test_addresses_of_this_machine_are_accepted(tmp_path: Path, url: str, addres
         ({"auth": {"bearer_token_file": "a", "hmac_key_file": "b"}}, "exactly one of bearer_token_file"),
         ({"auth": {"password_file": "a"}}, "username and password_file belong together"),
         ({"auth": {"token": "a"}}, "engines[0].auth.token: unknown key; expected one of bearer_token_file"),
-        ({"auth": {"header": "X:\n", "header_file": "a"}}, "is not the name of a header"),
+        ({"auth": {"header": "X:\n", "header_file": "a"}}, "is not a header name"),
         ({"ca_file": "a"}, "ca_file and server_name require an https:// url"),
         (GENERIC, "kind generic requires state"),
         (GENERIC | {"state": {"get": "x"}}, "is not a path"),
@@ -136,4 +136,4 @@ def test_check_notes_a_secret_for_whoever_listens_first(
         yaml.safe_dump({"engines": [{"name": "e", "kind": "ollama", "url": "http://127.0.0.1:1"} | fields]})
     )
     assert main(["check-config", str(file)]) == 0
-    assert ("note: engines: e: the user who listens first" in capsys.readouterr().out) == noted
+    assert ("note: engines: e: its secret goes to whichever user" in capsys.readouterr().out) == noted

@@ -104,9 +104,7 @@ def test_managed_memory_is_that_of_the_program(daemon: RunningDaemon, driver: Fa
         assert shares == [CONTEXT, 3 * GIB, GIB, CONTEXT]
     assert unattributed(daemon) == 200 * MIB
     (condition,) = [each for each in daemon.get("status")["conditions"] if each["kind"] == "managed_memory"]
-    assert (
-        condition["detail"] == f"pid {process.pid} (managed): 4.0 GiB are allocated; the part on the device is unknown"
-    )
+    assert condition["detail"] == f"pid {process.pid} (managed): 4.0 GiB is allocated; the part on the GPU is unknown"
     driver.devices[0].used_bytes -= 3 * GIB  # pages move to the host
     driver.write()
     until(lambda: row(daemon, process.pid)["live_bytes"] < 2 * GIB)

@@ -139,14 +139,14 @@ def test_large_unused_pool_on_the_device_advises_its_program(allocator: str, nam
     assert names(replace(case, oom=None, reports=(case.report, much))) == []
     (clause,) = advice(replace(case, reports=(case.report, much)))
     assert text in clause
-    assert clause.endswith("server (pid 11), which holds 20.0 GiB without use")
+    assert clause.endswith("server (pid 11), which holds 20.0 GiB unused")
 
 
 def test_driver_counts_what_a_library_does_not_state():
     case = torch_case(oom=OOM)
     unknown = holder("tensorflow", 0, held_known=False)
     (clause,) = advice(replace(case, reports=(unknown,)))
-    assert clause.endswith("server (pid 11), which holds 39.0 GiB without use")
+    assert clause.endswith("server (pid 11), which holds 39.0 GiB unused")
     unlisted = replace(unknown, pid=12)
     assert advice(replace(case, reports=(unlisted,))) == []
 

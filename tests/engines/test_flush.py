@@ -220,7 +220,7 @@ def test_engine_whose_processes_use_the_device_is_refused(kind: str, tmp_path: P
         receipt = asyncio.run(World(card, allowed(engine), use=0.4).flush())
         assert (receipt.outcome, receipt.reason) == (
             "refused",
-            "its processes use the device (40%): a request may be running",
+            "its processes use the GPU (40%): a request may be running",
         )
 
 
@@ -317,7 +317,7 @@ def test_proxy_that_holds_no_memory_is_refused(tmp_path: Path):
         url = f"http://127.0.0.1:{int(proxy.stdout.readline())}"
         receipt = flush(card, allowed(engine, url=url))
         proxy.kill()
-        assert (receipt.outcome, "the address is a proxy's" in receipt.reason) == ("refused", True)
+        assert (receipt.outcome, "a proxy listens at the address" in receipt.reason) == ("refused", True)
         assert engine.record()["calls"] == []
 
 
@@ -347,7 +347,7 @@ def test_host_memory_must_fit(tmp_path: Path):
         world.engines.host_memory = little  # type: ignore[method-assign]
         receipt = asyncio.run(world.flush())
         assert receipt.outcome == "refused"
-        assert "up to 4.0 GiB move to the host, where 1.0 GiB are available" in receipt.reason
+        assert "up to 4.0 GiB moves to the host, where 1.0 GiB is available" in receipt.reason
 
 
 def test_engine_that_sleeps_already_is_nothing(tmp_path: Path):

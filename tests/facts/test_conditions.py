@@ -60,11 +60,11 @@ def test_agents_without_a_pid_are_one_condition_that_names_three_of_them():
 def test_pool_with_unknown_live_bytes_is_a_condition_of_its_device():
     unknown = make_pool(allocator="rmm", live_bytes=None, held_bytes=4 * GIB)
     snapshot = make_snapshot(make_device(), reports=(make_report(pools=(unknown,)),))
-    detail = "pid 10 (train): 4.0 GiB of rmm can't be split into live and free bytes"
+    detail = "pid 10 (train): 4.0 GiB in rmm can't be split into live and free bytes"
     assert list(conditions(snapshot)) == [("GPU-a", "live_unknown", detail)]
     unsized = make_pool(allocator="rmm", live_bytes=None, held_known=False)
     snapshot = make_snapshot(make_device(), reports=(make_report(pools=(unsized, make_pool(live=5))),))
-    detail = "pid 10 (train): memory of unknown size of rmm can't be split into live and free bytes"
+    detail = "pid 10 (train): an unknown amount of memory in rmm can't be split into live and free bytes"
     assert list(conditions(snapshot)) == [("GPU-a", "live_unknown", detail)]
 
 

@@ -88,7 +88,7 @@ def test_a_run_that_ended_out_of_memory_needed_more_and_is_not_stored():
 
 @pytest.mark.parametrize(
     ("need_bytes", "runs", "message"),
-    [(None, 2, "2 runs of train on H100 are known, and three are required"), (5, 4, "")],
+    [(None, 2, "requires three runs of train on H100, but 2 are known"), (5, 4, "")],
 )
 def test_auto_is_a_size_or_a_request_for_one(need_bytes: int | None, runs: int, message: str):
     answer = AutoNeed(

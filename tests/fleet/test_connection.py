@@ -100,7 +100,7 @@ def test_list_without_tls_decides_of_no_token(tmp_path: Path):
             for source in (("--http-sd", f"http://{remote}/sd"), ("--prometheus", f"http://{remote}")):
                 for tokens in ((), ("--tokens", str(tmp_path / "tokens.yaml"))):
                     failed = fleet("status", *source, *tokens, **environ)
-                    assert "the token was not sent, since the list of machines came without TLS" in failed.stdout
+                    assert "the token wasn't sent, because the list of machines came without TLS" in failed.stdout
             assert {token for _, token, _ in other.requests} == {None}
             other.requests.clear()
             (tmp_path / "tokens.yaml").write_text("127.0.0.1: secret-of-the-host\n")

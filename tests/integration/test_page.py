@@ -110,7 +110,7 @@ def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browse
         page.get_by_role("button", name="Flush training…").click(timeout=60_000)
         page.get_by_label("Token").fill("gpm_wrong")
         page.get_by_label("Token").press("Enter")
-        session.shows("The daemon did not accept that token.")
+        session.shows("The daemon didn't accept that token.")
         sign_in(session, demo)
         dialog = page.locator("dialog#flush")
         dialog.get_by_text("should release").wait_for()

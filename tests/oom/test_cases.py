@@ -71,7 +71,7 @@ def test_a_program_without_an_agent_on_a_full_device_has_a_case_with_what_the_ne
     device = frame.snapshot.devices[0]
     case = opaque_case(device.processes_by_key[make_process(20).key], device, frame, History())
     assert case is not None
-    assert "may have run out of memory. An agent in the program states the request" in case.summary
+    assert "may have run out of memory. Start it with gpumond run" in case.summary
     (remedy,) = case.remedies
     assert (remedy.size_bytes, remedy.enough, remedy.basis) == (30 * GIB, None, "reported")
 

@@ -129,7 +129,7 @@ def test_log_of_processes_lists_them():
     ]
     snapshots, remarks = read_with_notices(log)
     assert used(snapshots, "GPU-a") == [150 * MIB, 110 * MIB, 180 * MIB]
-    assert remarks == ["the log has no used memory of a device: the sum of its processes is used"]
+    assert remarks == ["the log has no used memory for a device: the sum of its processes is used instead"]
 
 
 def test_program_name_with_a_comma_is_complete():
@@ -156,8 +156,8 @@ def test_program_name_with_a_comma_is_complete():
         ("0, 5, 3\n0, 6, 3\n", r"line 1: no header, and the column memory\.used is ambiguous.*--query-gpu"),
         ("2024/05/01 12:00:00, 81559\n2024/05/01 12:00:01, 81559\n", r"the column memory\.used is ambiguous"),
         ("GPUId,TimeStampUs,Field,Values\n0,1,203,5\n", r"line 1: none of the columns GPUId.* is known"),
-        ("\x1b[?1049h, 1\x1b[22;0;0t\n", r"line 1: a screen of a terminal"),
-        ("[key] -> value\n", r"line 1: .* is no line of a log of nvidia-smi"),
+        ("\x1b[?1049h, 1\x1b[22;0;0t\n", r"line 1: terminal output"),
+        ("[key] -> value\n", r"line 1: .* isn't a line of an nvidia-smi log"),
         ("", "the log is empty"),
         (WITH_UNITS.splitlines()[0] + "\n", "contains no readings"),
     ],

@@ -163,7 +163,7 @@ def test_flushes_with_thrash_back_off_exponentially_with_a_note():
     flush_requests, tracks = decide([rule], [ALERT], [wasting()], {}, 0.0)
     tracks = conclude(tracks, flush_requests[0], [make_receipt(4 * GIB)])
     _, tracks = decide([rule], [ALERT], [wasting()], tracks, 100.0)
-    assert "allocated again" in tracks[flush_requests[0].key].note
+    assert "reallocated" in tracks[flush_requests[0].key].note
 
 
 def test_thrash_reported_by_an_agent_counts_after_the_memory_is_free_again():
@@ -176,7 +176,7 @@ def test_thrash_reported_by_an_agent_counts_after_the_memory_is_free_again():
     _, thrashed = decide([make_rule()], [ALERT], [reports_with_thrashes(4)], tracks, 100.0)
     assert without[flush_request.key].failures == 0
     assert thrashed[flush_request.key].failures == 1
-    assert "allocated again" in thrashed[flush_request.key].note
+    assert "reallocated" in thrashed[flush_request.key].note
 
 
 def test_flush_that_cannot_start_backs_off():

@@ -180,7 +180,7 @@ def test_reload_applies_rules_and_an_invalid_file_changes_nothing(
     reload(f"rules: [{json.dumps(NO_AGENTS)}]\ninterval: 5s\n")
     until(lambda: "no-agents" in firing(daemon))
     status, answer = reload("rules: [{name: no-agents, scope: daemon}]\n")
-    until(lambda: "the previous one remains" in daemon.log.read_text())
+    until(lambda: "the previous one stays" in daemon.log.read_text())
     assert "no-agents" in firing(daemon)
     if how == "POST":
         assert status == 422

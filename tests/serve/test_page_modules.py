@@ -89,7 +89,7 @@ FLUSHES: list[tuple[dict[str, Any], list[str]]] = [
     (flushed(4, 3, 3), ["released less than expected at the start."]),
     (flushed(4, 5, 5, raced=True), ["released more than expected at the start because the program allocated"]),
     (flushed(4, 4, 2, raced=True), ["The driver's figure differs because the program allocated"]),
-    (flushed(4, 4, None), ["The driver does not report this process's memory"]),
+    (flushed(4, 4, None), ["The driver doesn't report this process's memory"]),
 ]
 
 

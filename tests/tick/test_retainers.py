@@ -38,7 +38,10 @@ def test_leak_names_the_line_that_retains_its_memory():
 @pytest.mark.parametrize(
     ("scopes", "text"),
     [
-        ((scope("epoch", 5 * GIB, GIB), scope("load", GIB, GIB)), "train grows; the scope epoch retains 5.0 GiB"),
+        (
+            (scope("epoch", 5 * GIB, GIB), scope("load", GIB, GIB)),
+            "train grows; the measured scope epoch retains 5.0 GiB",
+        ),
         ((scope("set-up", 5 * GIB, GIB, entries=1),), "train grows"),
         ((scope("epoch", 5 * GIB, 0),), "train grows"),
         ((), "train grows"),

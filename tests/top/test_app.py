@@ -138,7 +138,7 @@ def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
         fake.show(make_frame(make_device(), seq=2))
         session.shows("pid 10 no longer uses a device")
         session.press("escape")
-        session.shows("no process uses a device")
+        session.shows("no process uses a GPU")
 
 
 def test_flush_shows_the_plan_asks_for_confirmation_and_shows_the_receipt(fake: FakeDaemon):
@@ -270,7 +270,7 @@ def test_hanging_daemon_blocks_neither_keys_nor_exit(fake: FakeDaemon):
 def test_frame_without_a_successor_is_stale(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("train", without="NO NEW FRAME")
-        session.shows("NO NEW FRAME FOR", "the daemon responds, but produces no new frame")
+        session.shows("NO UPDATE FOR", "the daemon responds, but has stopped taking readings")
 
 
 def test_pause_keeps_the_values(fake: FakeDaemon):

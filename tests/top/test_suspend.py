@@ -57,9 +57,9 @@ def test_refused_suspension_shows_the_reason_and_asks_nothing():
 
 def test_key_shift_z_resumes_after_a_confirmation():
     with fake_daemon(FRAME) as fake, top(fake.url) as session:
-        fake.answers["/api/v1/resumptions"] = (404, {"detail": "gpumond has suspended no program that matches"})
+        fake.answers["/api/v1/resumptions"] = (404, {"detail": "no matching program is suspended"})
         session.shows("notebook")
         session.press("Z")
         session.shows("Resume it? y: yes")
         session.press("y")
-        session.shows("gpumond has suspended no program")
+        session.shows("no matching program is suspended")

@@ -22,7 +22,7 @@ Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gp
 `/metrics?collect[]=GROUP`, repeatable, exports a part: the group `device`, `owner` (`gpumond_owner_*`), `process`
 (other metrics with the label `pid` or `workload`) or `daemon` (all others). With `params: {"collect[]": [device, owner,
 daemon]}`, Prometheus stores no series of programs; sums, reports and alerts [keep their
-data](recorded-series.md#series-of-a-day).
+data](recorded-series.md#new-series-per-day).
 
 Sums over devices count a MIG device and its instances twice; exclude the instances with
 `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.

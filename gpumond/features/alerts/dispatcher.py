@@ -261,8 +261,8 @@ def _with_effect(track: ActionTrack, action: Action, reports: Sequence[AgentRepo
     if sum(_taken(each, pools) for each in track.released) < THRASHED_RATIO * released:
         return replace(track, failures=0, released=())
     track = replace(track, failures=track.failures + 1, released=())
-    note = f"the programs allocated again the memory that the last flush released ({human(released)})"
-    return replace(track, note=f"{note}; next attempt in {_wait(track, action)}after that flush")
+    note = f"the programs reallocated the memory that the last flush released ({human(released)})"
+    return replace(track, note=f"{note}; next attempt {_wait(track, action)} after that flush")
 
 
 def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
@@ -638,7 +638,7 @@ async def send_test(receiver: ReceiverType, requested_by: str) -> ReceiverTest:
         rule=RULE,
         phase="firing",
         labels=(("alertname", RULE), ("severity", "info"), ("test", "true")),
-        annotations=(("summary", f"Test message of gpumond, requested by {requested_by}. No action is required."),),
+        annotations=(("summary", f"Test message from gpumond, requested by {requested_by}. No action is required."),),
         value=1.0,
         active_at=now,
         fired_at=now,

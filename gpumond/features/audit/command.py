@@ -31,16 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of entries to show, most recent last (default: 100)",
     )
     parser.add_argument(
-        "--operation", metavar="ID", help="only entries of one operation of gpumond fleet, which printed this id"
+        "--operation", metavar="ID", help="only entries of one gpumond fleet operation, which printed this id"
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="with verify: configuration file of a stopped daemon"
+        "--config", type=Path, metavar="FILE", help="with verify: a stopped daemon's configuration file"
     )
     parser.add_argument(
         "--state-dir",
         type=Path,
         metavar="PATH",
-        help="with verify: state directory (default: that of the daemon at --url)",
+        help="with verify: state directory (default: the daemon's, at --url)",
     )
     client.add_arguments(parser)
 

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     entries = what.add_parser("list", help="list the stored baselines")
     delete = what.add_parser("delete", help="delete a baseline")
     for parser in (record, compare, delete):
-        parser.add_argument("name", type=value(_name), metavar="NAME", help="name of the baseline")
+        parser.add_argument("name", type=value(_name), metavar="NAME", help="the baseline's name")
     length: dict[str, Any] = {"dest": "duration", "type": duration, "metavar": "DURATION"}
     record.add_argument("--for", required=True, help="how long to measure, such as 10m", **length)
     record.add_argument("--workload", metavar="NAME", help="measure only this workload")

@@ -104,11 +104,11 @@ def obstacle(method: ReleaseMethod, states: Sequence[EngineState], uses: Sequenc
     if any(before.work != after.work for before, after in pairwise(states)):
         return "it served a request during the check"
     if busiest := max((use for use in uses if use), default=0.0):
-        return f"its processes use the device ({busiest:.0%}): a request may be running"
+        return f"its processes use the GPU ({busiest:.0%}): a request may be running"
     if last.requests is None and None in uses and (method.stops_service or not method.waits):
         reason = f" ({last.without_counts})" if last.without_counts else ""
         return (
-            f"can't tell whether requests are running{reason}, and the driver doesn't report the use of its processes"
+            f"can't tell whether requests are running{reason}, and the driver doesn't report GPU use by its processes"
         )
     return ""
 
@@ -121,8 +121,8 @@ def host_obstacle(method: ReleaseMethod, most: int, available: int | None) -> st
         return "its memory would move to the host, whose free memory is unknown"
     if available < most + MARGIN_BYTES:
         return (
-            f"up to {human(most)} move to the host, where {human(available)} are available; "
-            f"{human(MARGIN_BYTES)} must remain"
+            f"up to {human(most)} moves to the host, where {human(available)} is available; "
+            f"{human(MARGIN_BYTES)} must remain free"
         )
     return ""
 
@@ -388,7 +388,9 @@ class EngineFlusher(EngineStep):
         engine, name = flush.engine, flush.engine.name
         # Is there something to release?
         if not flush.before.processes:
-            raise Refused("no process of its server is on a device: it has loaded nothing, or the address is a proxy's")
+            raise Refused(
+                "its server has no process on a GPU: it has loaded nothing, or a proxy listens at the address"
+            )
         state = await self.engines.read(name)
         if state.asleep and not method.ends_holder:  # a process that sleeps keeps its context
             raise Refused("it is already asleep", "nothing")

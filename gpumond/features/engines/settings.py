@@ -49,14 +49,14 @@ class AuthConfig(Strict):
         if sum(file is not None for file in files) != 1:
             raise ValueError(
                 "expected exactly one of bearer_token_file, password_file, header_file and hmac_key_file; "
-                "a secret is read from a file only"
+                "secrets are only read from files"
             )
         if (self.username is None) != (self.password_file is None):
             raise ValueError("username and password_file belong together")
         if (self.header is None) != (self.header_file is None):
             raise ValueError("header and header_file belong together")
         if self.header is not None and not HEADER.fullmatch(self.header):
-            raise ValueError(f"{self.header!r:.80} is not the name of a header, such as X-Api-Key")
+            raise ValueError(f"{self.header!r:.80} is not a header name such as X-Api-Key")
         return self
 
 
@@ -223,7 +223,7 @@ def address_of(url: str) -> Address:
     try:
         address = ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        raise ValueError(f"{expected}: an IP address, since the address of a name may change") from None
+        raise ValueError(f"{expected}: an IP address, because a name's address may change") from None
     is_private = address.is_private and not address.is_unspecified
     if address.is_loopback or (parts.scheme == "https" and is_private):
         scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"

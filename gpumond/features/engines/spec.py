@@ -45,7 +45,7 @@ class Metrics:
 
     def __init__(self, page: bytes) -> None:
         if page.count(b"\n") > MAX_LINES:
-            raise EngineError(f"its metrics have more than {MAX_LINES:,} lines: is the kind of the engine correct?")
+            raise EngineError(f"its metrics have more than {MAX_LINES:,} lines: is the engine's kind correct?")
         self._values: dict[str, list[tuple[bytes, float]]] = {}
         for line in page.split(b"\n"):
             if line.startswith(b"#") or len(line) > MAX_LINE_BYTES or not (match := _LINE.match(line)):
@@ -146,7 +146,7 @@ class Answer(NamedTuple):
         try:
             return json.loads(self.body, parse_float=_float, parse_int=_int, parse_constant=_float)
         except (ValueError, RecursionError):
-            raise EngineError("its answer is not JSON: is the kind of the engine correct?") from None
+            raise EngineError("its answer is not JSON: is the engine's kind correct?") from None
 
     def accepted(self) -> Answer:
         """Return the answer. Raises EngineRejected unless its status is 2xx."""

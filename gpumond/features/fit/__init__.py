@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             name="fit",
             module="gpumond.features.fit.command",
-            help="estimate the memory that a PyTorch program needs, without a device",
+            help="estimate how much memory your PyTorch program needs, without a GPU",
             group="Programs",
             examples=(
                 "gpumond fit -- python train.py",

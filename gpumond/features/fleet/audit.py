@@ -32,13 +32,13 @@ class _Entry:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--operation", metavar="ID", help="only entries of one operation, whose flush printed this id")
+    parser.add_argument("--operation", metavar="ID", help="only one operation's entries; its flush printed this id")
     parser.add_argument(
         "--limit",
         type=int,
         default=100,
         metavar="N",
-        help="number of entries of each machine, the most recent (default: 100)",
+        help="how many entries of each machine, the latest (default: 100)",
     )
 
 

@@ -14,15 +14,15 @@ from gpumond.view.text import table
 
 FLUSHES = {
     "flush": "flush programs on several machines, and print receipts",
-    "sleep": "release the memory of declared serving engines, and print receipts",
-    "wake": "undo the last release of declared serving engines",
+    "sleep": "release declared serving engines' memory, and print receipts",
+    "wake": "undo declared serving engines' last release",
 }
 READS = {
-    "targets": "print the addresses of the daemons; with --json, in file_sd format",
-    "status": "show the state of each machine, and which machines don't respond",
-    "top": "show the devices and processes of several machines live in one table",
+    "targets": "print the daemons' addresses; with --json, in file_sd format",
+    "status": "show each machine's state, and which machines don't respond",
+    "top": "show the GPUs and processes of several machines live in one table",
     "doctor": "list problems on all machines, each with a remedy",
-    "audit": "show the audit entries of several machines, such as those of one operation",
+    "audit": "show several machines' audit entries, such as those of one operation",
 }
 
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, summary in FLUSHES.items():
         flush.add_arguments(what.add_parser(name, help=summary), name)
     report.add_arguments(
-        what.add_parser("report", help="show how much memory was held without being used, from Prometheus")
+        what.add_parser("report", help="report how much memory was held but not used, from Prometheus")
     )
 
 

@@ -206,7 +206,7 @@ class Access:
         """Return why a machine receives no token; empty if there is none for it."""
         if (self.token or machine.name in self.tokens) and not machine.proven:
             return (
-                "the token was not sent, since the list of machines came without TLS; name the host of the machine in "
+                "the token wasn't sent, because the list of machines came without TLS; name the host of the machine in "
                 "--tokens, or list the machines over https or in a file"
             )
         return ""
@@ -260,9 +260,11 @@ class Client:
         if token and may_receive_token(machine.url):
             fields["Authorization"] = f"Bearer {token}"
         elif token:
-            withheld = "the token was not sent, since the connection is without TLS"
+            withheld = "the token wasn't sent, because the connection doesn't use TLS"
             if method != "GET":
-                raise DaemonError("the token is not sent without TLS; give the daemon a web_config and use https")
+                raise DaemonError(
+                    "the token is not sent without TLS; set web_config in the daemon's configuration, and use https"
+                )
         request = Request(method, path, fields, body)
         try:
             return await call(machine.url, request, self.access.trust, seconds, convert, limit)

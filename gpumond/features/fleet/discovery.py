@@ -236,7 +236,7 @@ async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prom
         found = from_prometheus(await prometheus.targets(), [each.labels for each in daemons])
         proven = await prometheus.proven()
         return Machines(replace(each, proven=proven) for each in found)
-    raise ConfigError("no machines given: use --targets, --http-sd, --prometheus, --kubernetes or --slurm")
+    raise ConfigError("pass a list of machines: --targets, --http-sd, --prometheus, --kubernetes or --slurm")
 
 
 def from_file(path: Path, scheme: str) -> Iterator[Machine]:
@@ -357,17 +357,17 @@ PARALLEL = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources = parser.add_mutually_exclusive_group()
     sources.add_argument(
-        "--targets", type=Path, metavar="FILE", help="file with the daemons, in Prometheus' file_sd format"
+        "--targets", type=Path, metavar="FILE", help="file that lists your daemons, in Prometheus' file_sd format"
     )
     sources.add_argument(
-        "--http-sd", metavar="URL", help="service that lists the daemons, in Prometheus' http_sd format"
+        "--http-sd", metavar="URL", help="service that lists your daemons, in Prometheus' http_sd format"
     )
     sources.add_argument(
         "--kubernetes",
         nargs="?",
         const=DEFAULT_SERVICE,
         metavar="NAMESPACE/SERVICE",
-        help=f"use the endpoints of this service, read with kubectl (default: {DEFAULT_SERVICE})",
+        help=f"use this service's endpoints, read with kubectl (default: {DEFAULT_SERVICE})",
     )
     sources.add_argument("--slurm", action="store_true", help="use the nodes that sinfo lists")
     add_prometheus(parser)
@@ -390,9 +390,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="file with your token for the daemons (default: $GPUMOND_TOKEN)"
     )
-    parser.add_argument("--tokens", type=Path, metavar="FILE", help="per-machine tokens (YAML); override --token-file")
-    parser.add_argument("--client-cert", type=Path, metavar="FILE", help="client certificate to present to the daemons")
-    parser.add_argument("--client-key", type=Path, metavar="FILE", help="private key for --client-cert")
+    parser.add_argument(
+        "--tokens", type=Path, metavar="FILE", help="your tokens by machine (YAML); override --token-file"
+    )
+    parser.add_argument("--client-cert", type=Path, metavar="FILE", help="your client certificate for the daemons")
+    parser.add_argument("--client-key", type=Path, metavar="FILE", help="your private key for --client-cert")
     parser.add_argument(
         "--timeout", type=duration, default=5.0, metavar="DURATION", help="time limit for each request (default: 5s)"
     )
@@ -401,7 +403,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=PARALLEL,
         metavar="N",
-        help=f"maximum number of requests at a time (default: {PARALLEL})",
+        help=f"maximum concurrent requests (default: {PARALLEL})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -416,9 +418,11 @@ def _label_pattern(text: str) -> tuple[str, str]:
 def add_prometheus(parser: argparse.ArgumentParser) -> None:
     """Add the options of the connection to Prometheus."""
     parser.add_argument(
-        "--prometheus", metavar="URL", help="Prometheus server that scrapes the daemons; also used to find them"
+        "--prometheus", metavar="URL", help="Prometheus server that scrapes your daemons; also used to find them"
     )
-    parser.add_argument("--prometheus-token-file", type=Path, metavar="FILE", help="file with a token for Prometheus")
+    parser.add_argument(
+        "--prometheus-token-file", type=Path, metavar="FILE", help="file with your token for Prometheus"
+    )
     parser.add_argument("--prometheus-ca-file", metavar="FILE", help="CA bundle for Prometheus (default: system CAs)")
     parser.add_argument("--job", metavar="NAME", help="only daemons in this Prometheus job (default: all jobs)")
 

@@ -328,13 +328,13 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             "--keep",
             type=int,
             metavar="N",
-            help=f"{scope}number of engines of each name that stay awake, on all listed machines (default: {KEEP})",
+            help=f"{scope}how many engines with the same name stay awake, on all listed machines (default: {KEEP})",
         )
         parser.add_argument(
             "--max-unavailable",
             type=value(unavailable),
             metavar="N|P%",
-            help=f"{scope}maximum number or percentage of engines of each name that are not awake (default: all but "
+            help=f"{scope}maximum number or percentage of engines with one name that aren't awake (default: all but "
             "--keep)",
         )
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
@@ -345,17 +345,15 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         type=int,
         default=MAX_PARALLEL,
         metavar="N",
-        help=f"maximum number of processes in a wave; ranks of one job are never split (default: {MAX_PARALLEL})",
+        help=f"at most N processes in a wave; a job's ranks are never split (default: {MAX_PARALLEL})",
     )
-    parser.add_argument(
-        "--max-machines", type=int, metavar="N", help="maximum number of machines with changes (default: all)"
-    )
+    parser.add_argument("--max-machines", type=int, metavar="N", help="change at most N machines (default: all)")
     parser.add_argument(
         "--no-canary", dest="canary", action="store_false", help="don't wait for the first program's receipt"
     )
     parser.add_argument("--max-failures", type=int, default=1, metavar="N", help="stop after N failures (default: 1)")
     parser.add_argument(
-        "--reason", metavar="TEXT", default="", help="reason or ticket, for the audit log of each machine"
+        "--reason", metavar="TEXT", default="", help="your reason or ticket, for each machine's audit log"
     )
     parser.add_argument(
         "--flush-timeout",

@@ -151,7 +151,7 @@ def _too_few(likely_bytes: int, criteria: Criteria) -> str:
 def _other(process: _Process, named: Named) -> str:
     """Return the reason why a process is, or may be, another one than the query names."""
     if process.started_at is None:
-        return "its start is unknown, so that it may be another process than the query names"
+        return "its start is unknown, so it may not be the process that the query names"
     if process.started_at > named.ran_at:
         return "it started after the data that the query reads: the pid was reused"
     if named.workloads and process.workload not in named.workloads:
@@ -211,7 +211,7 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
     if active:
         return f"it has {active} running or waiting requests"
     if not has_processes:
-        return str(engine["processes_problem"]) or "no process of its server is on a device"
+        return str(engine["processes_problem"]) or "its server has no process on a GPU"
     return _too_few(used_bytes, criteria)
 
 

@@ -92,11 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN[,COLUMN]",
         help=f"group by these columns: {', '.join(COLUMNS)} (default: user)",
     )
+    parser.add_argument("--teams", type=Path, metavar="FILE", help="your teams and their members (YAML), for --by team")
     parser.add_argument(
-        "--teams", type=Path, metavar="FILE", help="teams and whom they consist of (YAML), for --by team"
-    )
-    parser.add_argument(
-        "--from", dest="begin", type=value(moment_of), metavar="TIME", help="begin of the period, such as 2026-11-01"
+        "--from", dest="begin", type=value(moment_of), metavar="TIME", help="start of the period, such as 2026-11-01"
     )
     parser.add_argument(
         "--to", dest="end", type=value(moment_of), metavar="TIME", help="end of the period (default: now)"
@@ -106,11 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="duration",
         type=duration,
         metavar="DURATION",
-        help="length of the period instead of --from (default: 7d)",
+        help="the period's length, instead of --from (default: 7d)",
     )
-    parser.add_argument(
-        "--compare", action="store_true", help="also read the period of this length before, and state the change"
-    )
+    parser.add_argument("--compare", action="store_true", help="also read the period before, and show the change")
     parser.add_argument(
         "--extrapolate", action="store_true", help="count the time without data like the rest (default: not at all)"
     )
@@ -123,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[MODEL=]AMOUNT",
-        help="price of one GPU hour, of models whose name contains MODEL; repeatable",
+        help="your price for a GPU hour, for models whose name contains MODEL; repeatable",
     )
     parser.add_argument(
         "--format", choices=("table", "csv", "markdown", "json"), default="table", help="output format (default: table)"

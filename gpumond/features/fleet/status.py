@@ -62,10 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--problems",
         action="store_true",
-        help="show only machines with a fault, a firing alert or a device that is not up",
+        help="show only machines with a fault, a firing alert or a GPU that isn't up",
     )
     parser.add_argument(
-        "--sort", choices=tuple(KEYS), metavar="|".join(KEYS), help="order of the machines (default: that of the list)"
+        "--sort", choices=tuple(KEYS), metavar="|".join(KEYS), help="order of the machines (default: as listed)"
     )
     parser.add_argument("--limit", type=int, metavar="N", help="show at most N machines")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""``gpumond fleet top``: show the devices and processes of several machines live in one table, or one frame as text."""
+"""``gpumond fleet top``: show the GPUs and processes of several machines live in one table, or one frame as text."""
 
 from __future__ import annotations
 

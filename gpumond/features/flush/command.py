@@ -21,7 +21,7 @@ from gpumond.cli.arguments import (
     print_error,
 )
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP, Receipt
+from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt
 from gpumond.facts.units import typed_size
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.text import size, table
@@ -29,18 +29,16 @@ from gpumond.view.text import size, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = add_target(parser, "flush")
-    target.add_argument("--user", metavar="NAME", help="flush every process with an agent of one user")
+    target.add_argument("--user", metavar="NAME", help="flush every process of one user that has an agent")
     target.add_argument("--all", action="store_true", help="flush every process with an agent")
     parser.add_argument(
         "--step",
         action="append",
         choices=ALL_STEPS,
         metavar="STEP",
-        help=f"flush step to run, repeatable: {', '.join(ALL_STEPS)}",
+        help=f"flush step to run, repeatable: {', '.join(ALL_STEPS)} (default: {', '.join(DEFAULT_STEPS)})",
     )
-    parser.add_argument(
-        "--wake", action="store_true", help="with --step engine: give a serving engine its memory back, if it fits"
-    )
+    parser.add_argument("--wake", action="store_true", help="with --step engine: undo a serving engine's last release")
     parser.add_argument(
         "--min-reclaimable", metavar="SIZE", default="0", help="skip programs that would release less than SIZE"
     )
@@ -171,6 +169,6 @@ class Receipts:
     def run(arguments: argparse.Namespace) -> int:
         receipts = checked_as(tuple[Receipt, ...], client.get(arguments.url, "/api/v1/receipts"), "receipts")
         found = receipts[-arguments.limit :]
-        nothing = "no flush since the start of the daemon"
+        nothing = "no flush since the daemon started"
         print_answer(arguments, found, lambda: receipt_table(found) if found else nothing)
         return DONE

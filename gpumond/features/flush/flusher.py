@@ -159,14 +159,14 @@ def _possible(stated: int, driver_used: int | None, size: int | None) -> tuple[i
 
 
 def _impossible(stated: int, bound: str) -> str:
-    return f"the agent states that {human(stated)} were released, but {bound}; this does not count as released"
+    return f"the agent states that {human(stated)} was released, but {bound}; this doesn't count as released"
 
 
 def with_thrash(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
     """Return the receipt, with a note if the agent observed that the program allocated its memory again."""
     if before is None or after is None or _thrashes(receipt, after) <= _thrashes(receipt, before):
         return receipt
-    reasons = (receipt.reason, "thrash: the program allocated half of it or more again at once")
+    reasons = (receipt.reason, "thrash: the program immediately reallocated half of it or more")
     return replace(receipt, reason="; ".join(filter(None, reasons)))
 
 

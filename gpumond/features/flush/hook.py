@@ -130,7 +130,7 @@ class AlertmanagerHook:
         due: dict[int, tuple[AgentReport, ...]] = {}
         for number, alert in enumerate(alerts):
             if alert.firing and alert.start in handled and not dry_run:
-                results[number] = _result(alert, "repeated", "this start of the alert has been handled")
+                results[number] = _result(alert, "repeated", "this firing of the alert has already been handled")
             elif isinstance(found := programs_of(alert, snapshot, machine, uid), str):
                 results[number] = _result(alert, "skipped", found)
             else:
@@ -234,7 +234,7 @@ def _elsewhere(labels: Mapping[str, str], snapshot: Snapshot, machine: Collectio
             return ""
     if host_of(instance) in machine:
         return ""
-    return f"its label instance is {instance!r:.66}, which is no name of this machine; add it to `hosts` if it is one"
+    return f"its label instance is {instance!r:.66}, which isn't a name of this machine; add it to `hosts` if it is"
 
 
 def host_of(instance: str) -> str:

@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             name="limit",
             module="gpumond.features.instruments.limit",
-            help="limit how much memory a program's allocators may hold",
+            help="limit how much memory your program's allocators may hold",
             group="Memory",
             examples=(
                 "gpumond limit --pid 4242 40GiB",
@@ -22,7 +22,7 @@ FEATURE = Feature(
         Command(
             name="why",
             module="gpumond.features.instruments.why",
-            help="show what a program's live memory consists of",
+            help="show what your program's live memory consists of",
             group="Programs",
             examples=(
                 "gpumond why --workload train",
@@ -32,7 +32,7 @@ FEATURE = Feature(
         Command(
             name="snapshot",
             module="gpumond.features.instruments.snapshot",
-            help="make a program write its framework's memory snapshot, and download it",
+            help="make your program write its framework's memory snapshot, and download it",
             group="Programs",
             examples=("gpumond snapshot --pid 4242 --out memory.pickle",),
         ),

@@ -18,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="limit on one device (index, UUID or its prefix, or PCI address), without --pid and --workload every "
-        "process with an agent there",
+        help="limit on one GPU (index, UUID or its prefix, or PCI address); alone: every process with an agent there",
     )
     parser.add_argument(
         "limit", metavar="SIZE|none", help="most memory its pools may hold, such as 40GiB; none removes the limit"

@@ -21,11 +21,9 @@ ROUTE = "/api/v1/oom"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="default: list")
+    parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id (default: the newest)")
     parser.add_argument(
-        "id", nargs="?", default="last", metavar="ID", help="id of the case to show (default: the newest)"
-    )
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the case as an HTML document, and show nothing"
+        "--html", type=Path, metavar="FILE", help="write the case as an HTML document, and print nothing"
     )
     client.add_arguments(parser)
 
@@ -67,4 +65,4 @@ def _decoded(answer: object) -> RankedCase:
     try:
         return TypeAdapter(RankedCase).validate_python(answer)
     except ValidationError as error:
-        raise DaemonError(f"the daemon's answer is no case file: {error.errors()[0]['msg']}") from None
+        raise DaemonError(f"the daemon's answer isn't a case file: {error.errors()[0]['msg']}") from None

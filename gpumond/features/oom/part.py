@@ -213,7 +213,7 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
     name = f"{process.comm or 'a program'} (pid {process.pid})"
     summary = (
         f"{name} ended with {human(used)} on GPU {device.index}, of which only {human(free)} was free: it may have run "
-        "out of memory. An agent in the program states the request, the line and the remedies (gpumond run)"
+        "out of memory. Start it with gpumond run: next time you'll see the request, the line and the remedies"
     )
     return CaseFile(
         id=case_id(at, process.pid, 0),
@@ -243,7 +243,7 @@ def _caches(before: Frame, device: DeviceReading, own: ProcessKey) -> tuple[Reme
             size_bytes=size,
             enough=None,
             basis="reported",
-            source="agent of this program",
+            source="this program's agent",
         )
         for size, each in sorted(sizes, key=lambda pair: -pair[0])
         if size

@@ -49,7 +49,7 @@ def _remedy(e: Evidence, name: str, text: str, size: int | None, basis: Basis, s
 
 def _repeat(e: Evidence) -> Iterator[Remedy]:
     if e.missing == 0 and not e.limited_by and not _free_in_pool(e):
-        text = "repeat the call (gpumond.agent.retry_on_oom): the device has room for the request"
+        text = "repeat the call (gpumond.agent.retry_on_oom): the GPU has room for the request"
         yield _remedy(e, "repeat", text, e.free, "measured", "the driver's free bytes")
 
 
@@ -69,7 +69,7 @@ def _ranks(e: Evidence) -> Iterator[Remedy]:
         same = (report.uid, report.job, report.workload) == (own.uid, own.job, own.workload)
         if same and (report.program.distributed or report.rank is not None) and report.rank != own.rank:
             text = (
-                f"put each rank on its own device (torch.cuda.set_device(LOCAL_RANK)): ranks {own.rank} and "
+                f"put each rank on its own GPU (torch.cuda.set_device(LOCAL_RANK)): ranks {own.rank} and "
                 f"{report.rank} share this one"
             )
             yield _remedy(e, "ranks", text, other.held_bytes, "measured", "the driver's count of the other rank")
@@ -185,10 +185,10 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
     size = None if e.device is None else e.device.size_bytes
     for process in (e.device.processes or ()) if e.device else ():
         if process.orphaned and process.key != e.report.key and process.used_bytes:
-            text = f"end pid {process.pid} if nobody needs it: its parent has exited"
+            text = f"end pid {process.pid} if you don't need it: its parent has exited"
             yield _remedy(e, "orphan", text, process.used_bytes, "measured", "the driver's count of the process")
     if size is not None and unattributed >= ORPHAN * size:
-        text = "find out who holds the memory that belongs to no listed process (gpumond status)"
+        text = "find the owner of the memory that belongs to no listed process: gpumond status"
         yield _remedy(e, "unattributed", text, unattributed, "measured", "the driver's used bytes less its processes")
 
 
@@ -250,7 +250,8 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
         return
     extra = e.live + e.request - usual
     if extra > 0:
-        text = f"{change}: {who} needs {human(extra)} more than any of the {times} before it"
+        before = "the one before it" if times == 1 else f"any of the {times} before it"
+        text = f"{change}: {who} needs {human(extra)} more than {before}"
         yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
 
 
@@ -300,7 +301,7 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
         total += each.size_bytes or 0
         names.append(each.name)
         if total >= missing:
-            text = f"enough only together: {', '.join(names)}"
+            text = f"these remedies are enough only together: {', '.join(names)}"
             yield Remedy(
                 name="together", text=text, size_bytes=total, enough=True, basis="estimate", source="sum of these"
             )
@@ -308,8 +309,12 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
     size = None if e.device is None else e.device.size_bytes
     over = 0 if size is None else e.live + e.overhead + (e.request or 0) - size
     left = max(over, missing - total)
-    rest = "too large for this device" if over > 0 else "too large, even with all that is listed below"
-    text = f"nothing: {human(left)} {rest}"
+    if 0 < over == left:
+        text = f"no remedy is enough: the program needs {human(over)} more than this GPU has"
+    elif found:
+        text = f"no remedy is enough: {human(left)} is missing even after all those below"
+    else:
+        text = f"no remedy is known: {human(left)} is missing"
     yield Remedy(name="nothing", text=text, size_bytes=left, enough=False, basis="measured", source="sum of these")
 
 
@@ -348,7 +353,7 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     if best is None:
         end = "no remedy is known"
     elif best.enough:
-        end = f"enough alone: {best.text}" if best.name != "together" else best.text
+        end = f"one remedy is enough: {best.text}" if best.name != "together" else best.text
     else:
         end = best.text
     served = "the parachute served a request: " if e.oom.seen == "parachute" else ""

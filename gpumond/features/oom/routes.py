@@ -31,16 +31,17 @@ EXAMPLE = CaseFile(
     workload="train",
     device_uuid=examples.UUID,
     gpu="0",
-    summary="train (pid 4242) requested 10.0 GiB at train.py:31 step on GPU 0 with 1.0 GiB free; enough alone: flush "
-    "notebook (pid 17) (gpumond flush --pid 17); gpumond.agent.retry_on_oom(borrow=True) does it at the error",
+    summary="train (pid 4242) requested 10.0 GiB at train.py:31 step on GPU 0 with 1.0 GiB free; one remedy is enough: "
+    "flush notebook (pid 17) (gpumond flush --pid 17); gpumond.agent.retry_on_oom(borrow=True) does this when the "
+    "error occurs",
     request_bytes=10 * examples.GIB,
     free_bytes=examples.GIB,
     missing_bytes=9 * examples.GIB,
     remedies=(
         Remedy(
             name="neighbor-cache",
-            text="flush notebook (pid 17) (gpumond flush --pid 17); gpumond.agent.retry_on_oom(borrow=True) does it at "
-            "the error",
+            text="flush notebook (pid 17) (gpumond flush --pid 17); gpumond.agent.retry_on_oom(borrow=True) does this "
+            "when the error occurs",
             size_bytes=30 * examples.GIB,
             enough=True,
             basis="reported",
@@ -121,5 +122,5 @@ def _found(request: Request, id: str) -> RankedCase:
     known = kernel_of(request).get(Cases)
     found = known.find(id)
     if found is None:
-        raise HTTPException(404, f"there is no case {id}; `gpumond oom` lists them")
+        raise HTTPException(404, f"no case {id} exists; `gpumond oom` lists the cases")
     return RankedCase(case=found, ranks=known.ranks(found))

@@ -138,7 +138,7 @@ class Borrows:
         engines = idle_engines(snapshot, device.uuid, borrower, reclaim, found.missing_bytes)
         if found.missing_bytes and not engines:
             return Borrowed(
-                request.id, False, reason=f"{human(found.missing_bytes)} are missing even after the flushes allowed"
+                request.id, False, reason=f"{human(found.missing_bytes)} is missing even after the allowed flushes"
             )
         user = str(person_of(borrower.uid))
         if not (found.flushes or engines) or self._rate.wait(user, now) > 0:

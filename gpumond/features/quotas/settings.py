@@ -43,10 +43,10 @@ def _names(pattern: str | None) -> bool:
 class QuotaMatch(Strict):
     """Patterns with ``*``, ``?`` and ``[...]`` for the attributes of a process. All that are given must match."""
 
-    workload: Pattern | None = Field(None, description="workload of the agent, else the name of the command")
-    user: Pattern | None = Field(None, description="name or uid of the user")
-    container: Pattern | None = Field(None, description="name or ID of the container")
-    namespace: Pattern | None = Field(None, description="Kubernetes namespace of the pod")
+    workload: Pattern | None = Field(None, description="the agent's workload; without an agent, the command name")
+    user: Pattern | None = Field(None, description="user name or uid")
+    container: Pattern | None = Field(None, description="container name or ID")
+    namespace: Pattern | None = Field(None, description="the pod's Kubernetes namespace")
 
     @model_validator(mode="after")
     def _some(self) -> QuotaMatch:
@@ -62,7 +62,7 @@ class QuotaMatch(Strict):
 class QuotaConfig(Strict):
     """Limits of each process that matches, on each device. Sizes are texts such as `40GiB`, or integers of bytes."""
 
-    name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", description="name in alerts, `status` and the audit")
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", description="name in alerts, `status` and the audit log")
     match: QuotaMatch = Field(description="the processes that the quota applies to")
     soft_limit: Size | None = Field(None, description="memory above which the alert `quota-exceeded` is active")
     limit: Size | None = Field(None, description="limit that the daemon sets in programs that allow it")
@@ -79,7 +79,7 @@ class QuotaConfig(Strict):
             raise ValueError("soft_limit: expected at most the limit")
         if self.reserve is not None and not any(map(_names, (self.match.user, self.match.namespace))):
             raise ValueError(
-                "reserve: add match.user or match.namespace, and not *; any program can take the name of a workload"
+                "reserve: add match.user or match.namespace, and not *; any program can take a workload's name"
             )
         if self.reserve is not None and self.limit is not None and self.reserve > self.limit:
             raise ValueError("reserve: expected at most the limit")

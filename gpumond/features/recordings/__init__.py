@@ -10,7 +10,7 @@ FEATURE = Feature(
         Command(
             name="diagnose",
             module="gpumond.features.recordings.diagnose",
-            help="find leaks, fragmentation and crashes in a recorded log",
+            help="find leaks, fragmentation and crashes in your recorded log",
             group="Analysis",
             examples=(
                 "gpumond diagnose smi.csv",

@@ -33,22 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("auto", *sorted(each.name for each in FORMATS)),
         default="auto",
-        help="format of the log (auto: detected from its first line)",
+        help="your log's format (auto: detected from its first line)",
     )
     parser.add_argument(
         "--size",
         type=above_zero(byte_size),
         metavar="SIZE",
-        help="capacity of each device, for a log without it, such as 80GiB",
+        help="capacity of each GPU, if your log doesn't contain it, such as 80GiB",
     )
     parser.add_argument(
         "--interval",
         type=above_zero(seconds),
         metavar="DURATION",
-        help="time between readings, for a log without timestamps",
+        help="time between readings, if your log has no timestamps",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object per line for each start and end of a verdict"
+        "--json", action="store_true", help="print one JSON object per line, for each verdict that begins or ends"
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts to this HTML file")
 

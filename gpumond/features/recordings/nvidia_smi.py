@@ -105,9 +105,9 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
         if any(_START.match(line) for _, line in peeked[:BEFORE_TABLE]):
             return _table_rows(chain(peeked, numbered), remarks, interval)
         if _ESCAPE in first:
-            raise ConfigError(f"{lines.name}, line 1: a screen of a terminal, such as that of watch; {REMEDY}")
+            raise ConfigError(f"{lines.name}, line 1: terminal output, for example from watch; {REMEDY}")
         if "," not in first:
-            raise ConfigError(f"{lines.name}, line 1: {first[:60]!r} is no line of a log of nvidia-smi; {REMEDY}")
+            raise ConfigError(f"{lines.name}, line 1: {first[:60]!r} isn't a line of an nvidia-smi log; {REMEDY}")
         if _NAMES.fullmatch(first):
             raise ConfigError(f"{lines.name}, line 1: none of the columns {first[:120]} is known; {REMEDY}")
         log.use(infer(lines.name, [[cell.strip() for cell in line.split(",")] for _, line in peeked]))

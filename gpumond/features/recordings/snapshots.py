@@ -238,10 +238,14 @@ class SnapshotBuilder:
             used for _, series in processes if (used := series.row.used_bytes or series.row.held_bytes) is not None
         ]
         if not known and whole is not None and whole.row.live_bytes is not None:
-            self._remarks.note("pool", "the log has no used memory of a device: the memory of its allocator is used")
+            self._remarks.note(
+                "pool", "the log has no used memory for a device: its allocators' memory is used instead"
+            )
             return max(whole.row.live_bytes, whole.row.held_bytes or 0)
         if known:
-            self._remarks.note("sum", "the log has no used memory of a device: the sum of its processes is used")
+            self._remarks.note(
+                "sum", "the log has no used memory for a device: the sum of its processes is used instead"
+            )
         return sum(known) if known else None
 
     def _reports(self, uuid: str, device: _Device, reports: list[AgentReport]) -> None:

@@ -37,12 +37,12 @@ from gpumond.quantities.table import Unit, readable
 from gpumond.view.text import table
 
 COMMANDS = {
-    "check": "check the rules of a configuration file, and list the active rules",
-    "test": "run tests of rules: series, times, expected alerts (docs/reference/rules.md)",
+    "check": "check a configuration file's rules, and list the active rules",
+    "test": "test your rules with series, times and expected alerts (docs/reference/rules.md)",
     "list": "list the daemon's rules, with their origin and overrides",
-    "override": "replace fields of a built-in rule of the daemon",
-    "restore": "delete the override of a built-in rule",
-    "test-receiver": "make the daemon send a test message to a receiver",
+    "override": "replace fields of a built-in rule in the daemon",
+    "restore": "delete a built-in rule's override",
+    "test-receiver": "send a test message to one of your receivers",
 }
 ROUTE = "/api/v1/rules"
 HEADER = ("RULE", "ORIGIN", "FIRES WHEN", ">FOR", "SEVERITY", "OVERRIDDEN")
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     commands = {name: what.add_parser(name, help=summary) for name, summary in COMMANDS.items()}
     check, test, _, override, restore, receiver = commands.values()
-    check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file of rules")
+    check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file with rules")
     check.add_argument("--json", action="store_true", help="print the active rules as JSON")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file with tests")
     for each in (override, restore):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
@@ -138,7 +139,9 @@ class RuleConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> RuleConfig:
         if self.value not in VALUES[self.scope]:
-            raise ValueError(f"scope {self.scope} has no value {self.value!r}; it has {', '.join(VALUES[self.scope])}")
+            close = difflib.get_close_matches(self.value, VALUES[self.scope], n=1)
+            known = f"did you mean {close[0]}?" if close else f"it has {', '.join(VALUES[self.scope])}"
+            raise ValueError(f"scope {self.scope} has no value {self.value!r}; {known}")
         if (self.above is None) == (self.below is None):
             raise ValueError("expected exactly one of above and below")
         if self.value == "time_to_oom_seconds" and self.below is None:
@@ -147,7 +150,7 @@ class RuleConfig(Strict):
             bound = self.above if self.above is not None else self.below
             assert bound is not None
             if (self.clear > bound) if self.above is not None else (self.clear < bound):
-                raise ValueError("clear: expected at most the threshold of above, or at least the threshold of below")
+                raise ValueError("clear: expected at most the threshold in above, or at least the one in below")
         _check(self.match, matches(self.scope), f"scope {self.scope} has no label", "match")
         for name, text in self.annotations.items():
             used = PLACEHOLDER.findall(text)
@@ -158,9 +161,9 @@ class RuleConfig(Strict):
         if self.action is not None and self.scope == "daemon":
             raise ValueError("action: scope daemon has nothing to flush")
         if self.action is not None and self.action.request_end and self.scope != "process":
-            raise ValueError("action: request_end requires the scope process, so that it concerns one program")
+            raise ValueError("action: request_end requires the scope process: it acts on one program")
         if self.action is not None and self.action.suspend and self.scope != "process":
-            raise ValueError("action: suspend requires the scope process, so that it concerns one program")
+            raise ValueError("action: suspend requires the scope process: it acts on one program")
         return self
 
     def rule(self) -> Rule:

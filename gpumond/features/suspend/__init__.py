@@ -12,14 +12,14 @@ FEATURE = Feature(
         Command(
             name="suspend",
             module="gpumond.features.suspend.command",
-            help="move the device memory of idle programs to the host, and print receipts",
+            help="move idle programs' GPU memory to the host, and print receipts",
             group="Memory",
             examples=("gpumond suspend --workload notebook", "gpumond suspend --idle-for 1h --dry-run"),
         ),
         Command(
             name="resume",
             module="gpumond.features.suspend.command:Resume",
-            help="move the memory of suspended programs back to the device",
+            help="move suspended programs' memory back to the GPU",
             group="Memory",
             examples=("gpumond resume --workload notebook", "gpumond resume --pid 4242 --wait 10m"),
         ),

@@ -125,7 +125,7 @@ def _refusals(
 
 def _of_device(device: DeviceReading, process: ProcessUsage) -> Iterator[Refusal]:
     if device.parent_uuid is not None or device.gpu_instance_id is not None:
-        yield Refusal("it uses a MIG instance, which the driver cannot suspend", "use a whole device")
+        yield Refusal("it uses a MIG instance, which the driver cannot suspend", "use a whole GPU")
     if device.has_mps_server:
         yield Refusal("it is a client of MPS, which the driver cannot suspend", "run it without MPS")
     if process.used_bytes is None or device.missed:
@@ -147,7 +147,7 @@ def _of_driver(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> It
         yield Refusal(f"driver {version or 'of unknown version'} cannot suspend programs", remedy)
     if number < IPC_DRIVER and "ipc" in report.components:
         remedy = f"install driver {IPC_DRIVER} or newer, or free the shared tensors"
-        yield Refusal(f"it shares device memory with another process, which driver {version} cannot suspend", remedy)
+        yield Refusal(f"it shares GPU memory with another process, which driver {version} cannot suspend", remedy)
 
 
 def _of_machine(report: AgentReport, used: int, found: Surroundings, pending_bytes: int) -> Iterator[Refusal]:
@@ -155,14 +155,14 @@ def _of_machine(report: AgentReport, used: int, found: Surroundings, pending_byt
         yield Refusal(f"it belongs to uid {report.uid}, and the daemon is uid {found.uid}", "run the daemon as root")
     if found.children:
         pids = ", ".join(map(str, found.children))
-        yield Refusal(f"its children use the device too (pid {pids})", "end them first")
+        yield Refusal(f"its children use the GPU too (pid {pids})", "end them first")
     need = int(used * (1 + MARGIN_RATIO)) + pending_bytes
     if found.host_bytes is None:
         yield Refusal("the free host memory is unknown", "mount /proc and /sys/fs/cgroup")
     elif found.host_bytes < need:
         have = human(found.host_bytes)
         yield Refusal(
-            f"it needs {human(need)} of host memory, and {have} are free", "free host memory or raise its limit"
+            f"it needs {human(need)} of host memory, but only {have} is free", "free host memory or raise its limit"
         )
 
 

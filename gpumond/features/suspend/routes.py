@@ -114,7 +114,7 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
     suspender, frame = kernel.get(Suspender), kernel.frame
     keys = list(_targets(frame.snapshot, body, caller.uid)) if frame else []
     if not keys:
-        raise NoSuchTarget("no program matches that allows its suspension and has been idle for so long")
+        raise NoSuchTarget("no matching program allows suspension and has been idle for the requested time")
     receipts = [
         await suspender.suspend(
             SuspendRequest(process=key, uid=caller.uid, idle_seconds=body.idle_for_seconds), caller.name, body.dry_run
@@ -141,7 +141,7 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
         key for key, each in suspender.programs.items() if body.target.matches(each.pid, each.workload)
     ]
     if not keys:
-        raise NoSuchTarget("gpumond has suspended no program that matches")
+        raise NoSuchTarget("no matching program is suspended")
     if body.target.pid is None:
         keys = [key for key in keys if caller.uid in (None, suspender.programs[key].uid)]
     return _answer([await suspender.resume(key, caller.name, caller.uid, body.wait_seconds) for key in keys])

@@ -377,7 +377,7 @@ class Suspender:
         names = ", ".join(
             f"{each.workload or 'a process'} (pid {each.pid}, {human(each.used_bytes)})" for each in found
         )
-        reason = f"{human(lacks)} of {human(missing.need_bytes)} are missing on GPU {missing.device_index}"
+        reason = f"{human(lacks)} of {human(missing.need_bytes)} is missing on GPU {missing.device_index}"
         remedy = "gpumond resume --wait 10m waits for it"
         return replace(
             receipt,

@@ -47,8 +47,8 @@ class HttpReceiver(ReceiverType):
         "",
         max_length=256,
         pattern=r"^(https?://[!-~]+)?$",
-        description="beginning of the links to the runbooks of built-in rules (annotation `runbook_url`), followed by "
-        "the name of the rule, such as `https://gpu-1.example:9917/docs/runbooks/`",
+        description="address prefix of the built-in rules' runbooks (annotation `runbook_url`), followed by "
+        "the rule name, such as `https://gpu-1.example:9917/docs/runbooks/`",
     )
 
     @property

@@ -252,10 +252,10 @@ VERSION = 1
 
 class Webhook(HttpReceiver):
     type: Literal["webhook"] = "webhook"
-    secret_file: Path | None = Field(None, description="the key of the signature")
+    secret_file: Path | None = Field(None, description="file with the signature key")
     template: Template | None = Field(
         None,
-        description="format of the messages: `slack`, `teams`, `discord`, or `json` (title, text, fields, link); by "
+        description="message format: `slack`, `teams`, `discord`, or `json` (title, text, fields, link); by "
         "default the document of [the webhook](../how-to/notifications.md#the-webhook)",
     )
     page_url: str | None = Field(

@@ -22,7 +22,7 @@ SPEC = EngineSpec(
     kind="a1111",
     summary="Stable Diffusion web UI (AUTOMATIC1111), started with --api",
     read=read,
-    warning="its unload does not wait for a job that begins at the same moment",
+    warning="its unload doesn't wait for a job that begins at the same moment",
     methods=(
         ReleaseMethod(
             name="unload",

@@ -24,7 +24,7 @@ def read(engine: EngineConfig) -> Dialogue[EngineState]:
         history = None
     count = at(queue, "exec_info", "queue_remaining", kind=int)
     if count is None:
-        raise EngineError("its answer has no exec_info.queue_remaining: is the kind of the engine correct?")
+        raise EngineError("its answer has no exec_info.queue_remaining: is the engine's kind correct?")
     return EngineState(
         running=min(count, 1),
         waiting=max(count - 1, 0),

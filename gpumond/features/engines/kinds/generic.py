@@ -87,7 +87,7 @@ def mistake(engine: EngineConfig) -> str:
         return "allow requires release, the request that releases memory"
     if state and not (state.running or state.waiting or release.waits):
         return (
-            "allow requires state.running or state.waiting, so that a busy engine is not interrupted; or "
+            "allow requires state.running or state.waiting, because a busy engine must not be interrupted; or "
             "release.waits: true, if the engine completes running requests first"
         )
     return ""

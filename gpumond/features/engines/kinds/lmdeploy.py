@@ -28,7 +28,7 @@ SPEC = EngineSpec(
     kind="lmdeploy",
     summary="LMDeploy",
     read=read,
-    warning="its sleep ends all sessions, also one that begins at the same moment, and needs no key",
+    warning="its sleep ends all sessions, even one that begins at the same moment, and needs no key",
     methods=(
         ReleaseMethod(
             name="sleep",

@@ -24,7 +24,7 @@ def read(engine: EngineConfig) -> Dialogue[EngineState]:
     answer = (yield get("/memory_status")).accepted().json
     state = at(answer, "state", kind=str)
     if state not in STATES:
-        raise EngineError("its /memory_status has no known state: is the kind of the engine correct?")
+        raise EngineError("its /memory_status has no known state: is the engine's kind correct?")
     return EngineState(asleep=state == "parked", obstacle=OBSTACLES.get(state, ""))
 
 

@@ -56,7 +56,7 @@ def read(engine: EngineConfig) -> Dialogue[EngineState]:
         asleep=asleep,
         paused=paused,
         work=page.counters(*WORK),
-        obstacle="it falls asleep or wakes up at this moment" if busy else "",
+        obstacle="it is going to sleep or waking up" if busy else "",
     )
 
 
@@ -103,6 +103,6 @@ SPEC = EngineSpec(
     kind="vllm",
     summary="vLLM",
     read=read,
-    warning="it does not serve until it wakes up, and its development routes are open to all that reach its port",
+    warning="it doesn't serve until it wakes up, and its development routes are open to all who can reach its port",
     methods=(KV_CACHE_ALONE, SLEEP),
 )
