@@ -267,6 +267,7 @@ class Run:
     def case(self, error: OutOfMemory) -> CaseFile:
         """Return the case file that a daemon makes of the agent's next report."""
         sizes = self.sizes
+        results = 0 if self.plan.trains else sizes["activations"]  # without a graph, they are plain tensors
         classes = LiveClasses(
             allocator="torch",
             device_uuid="GPU-a",
@@ -275,8 +276,8 @@ class Run:
             gradients_bytes=sizes["gradients"],
             optimizer_bytes=sizes["optimizer"],
             buffers_bytes=0,
-            tensors_bytes=sizes["tensors"],
-            activations_bytes=sizes["activations"],
+            tensors_bytes=sizes["tensors"] + results,
+            activations_bytes=sizes["activations"] - results,
         )
         block = self.plan.ignored_block or self.stranded // 40
         pools = (
