@@ -101,20 +101,20 @@ def _tag(body: bytes) -> str:
 
 
 MARKS: dict[Kind, str] = {
-    "flush": "▼",
     "oom": "✕",
     "xid": "✕",
-    "alert-fired": "▲",
-    "alert-resolved": "△",
-    "verdict-began": "◆",
-    "verdict-ended": "◇",
-    "agent-connected": "●",
-    "agent-disconnected": "○",
-    "process-ended": "○",
     "device-lost": "○",
     "device-back": "●",
+    "flush": "▼",
+    "process-ended": "○",
+    "alert-fired": "▲",
+    "verdict-began": "◆",
+    "agent-connected": "●",
+    "agent-disconnected": "○",
+    "verdict-ended": "◇",
+    "alert-resolved": "△",
 }
-"""Signs of events on the time axis of a chart."""
+"""Signs of events on the time axis of a chart. Of several events with one cause, the first kind tells most."""
 
 
 def words() -> str:

@@ -8,7 +8,7 @@ import { facts } from "./facts.js";
 import { flush } from "./flush.js";
 import { clean, human, many } from "./format.js";
 import { COLUMNS, kindOf } from "./rows.js";
-import { ordinary } from "./store.js";
+import { ordinary, state } from "./store.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
 import { why } from "./why.js";
 import { OF_PROCESSES } from "./words.js";
@@ -110,7 +110,7 @@ function showDetails(body, row, open) {
   asks.setAttribute("aria-label", `Memory of ${clean(row.program, 80)}…`);
   sync(
     body.querySelector(".facts"),
-    [...facts(row)],
+    [...facts(row, state.frame.snapshot.taken_at)],
     ([term]) => term,
     ([term]) => make("div", make("dt", term), make("dd", make("bdi"))),
     (entry, [, value]) => name(entry.lastChild.firstChild, value, 200),
