@@ -16,12 +16,11 @@ import { OF_PROCESSES, SHARES } from "./words.js";
 
 const PAUSE = 10_000; // between requests for the newest values
 const YOUNG = 900; // seconds of the longest range that begins with the daemon, if it is younger
-const SHORTEST = 60; // seconds of such a range
+const SHORTEST = 20; // seconds of such a range
 const FOLLOWED = 3600; // seconds of the longest range that each frame continues
 const LONGEST_PAUSE = 60_000;
 const MINUTE = 60;
 const AFTER = 3; // seconds after an event that are shown with the minute before it
-const REDRAWN = 900; // milliseconds between two drawings, which frames cause
 const DRAGGED = 5; // pixels below which a drag is a click
 const WRITTEN = 200; // milliseconds after which a range is in the address: browsers limit how often it may change
 const STEP = 0.02; // of the range, by which a key moves the crosshair
@@ -48,7 +47,7 @@ export function createChart(target, drawn = () => {}, hidden = new Set()) {
   const plot = createPlot(HELP);
   const node = make("div.history", make("div.head", legend(target), controls()), plot, make("p.summary"), make("p.readout"));
   node.lastChild.setAttribute("role", "status");
-  Object.assign(node, { target, plot, drawn, left: hidden, redraw: () => show(node), view: null, due: 0, shownAt: 0, range: null, past: null, fresh: [] });
+  Object.assign(node, { target, plot, drawn, left: hidden, redraw: () => show(node), view: null, due: 0, range: null, past: null, fresh: [] });
   node.querySelector(".save").addEventListener("click", () => save(node));
   listen(node);
   charts.add(node);
@@ -137,7 +136,6 @@ async function draw(node) {
 function show(node) {
   const { target, past, range: own } = node;
   if (!past || !state.frame) return;
-  node.shownAt = performance.now();
   const started = now() - state.frame.snapshot.elapsed_seconds;
   const { to, ...whole } = limits(own, now());
   const from = own.to === null && own.seconds <= YOUNG ? Math.max(whole.from, Math.min(started, to - SHORTEST)) : whole.from;
@@ -286,6 +284,6 @@ drawing.addEventListener("change", () => {
   if (!state.frame || !continues()) return;
   for (const node of charts) {
     follow(node);
-    if (range.seconds <= FOLLOWED && performance.now() - node.shownAt >= REDRAWN && node.offsetParent) show(node);
+    if (range.seconds <= FOLLOWED && node.offsetParent) show(node);
   }
 });

@@ -127,6 +127,7 @@ def words() -> str:
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,
         "MARKS": MARKS,
+        "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())

@@ -1,5 +1,7 @@
 // Numbers, times and names as text.
 
+import { NAMES } from "./words.js";
+
 /** The text without characters that change how other text reads: controls, escapes and direction marks. */
 export function clean(text, most = 300) {
   const safe = String(text ?? "")
@@ -68,5 +70,5 @@ export function clock(at, now = at) {
 
 export const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
 /** A kind such as `alert-fired` or `coherent_memory` in words. */
-export const words = (kind) => String(kind).replace(/[-_]/g, " ");
+export const words = (kind) => NAMES[kind] ?? String(kind).replace(/[-_]/g, " ");
 export const sum = (values) => values.reduce((total, value) => total + value, 0);

@@ -68,6 +68,7 @@ const record = ({ notes, ...alert }) => ({
 });
 
 const keyOf = (alert) => JSON.stringify([alert.rule, alert.active_at, alert.pid, alert.labels]);
+const NONE = "No alert has fired yet. Rules state when one does.";
 let section;
 
 async function load() {
@@ -82,4 +83,4 @@ async function load() {
   section.show(entries.sort((one, other) => beginOf(other) - beginOf(one)));
 }
 
-addView("alerts", () => (section = createListing("Alert history", COLUMNS, keyOf, record)), load);
+addView("alerts", () => (section = createListing("Alert history", COLUMNS, keyOf, record, NONE)), load);

@@ -17,6 +17,7 @@ import "./quotas.js";
 import "./rules.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./store.js";
+import { captionAt, captionsOf } from "./story.js";
 import { setPaused, start } from "./stream.js";
 import { showProcesses } from "./table.js";
 import "./tools.js";
@@ -46,7 +47,18 @@ function show() {
   document.documentElement.dataset.seq = String(seq);
 }
 
+const told = new Map(); // kinds of the demo's captions
+let caption = "";
+
+function showStory() {
+  const found = captionsOf(state.frame, [...state.events.values()]);
+  caption = captionAt(found, caption, told, performance.now() / 1000);
+  $("story").hidden = !caption;
+  put($("story").lastElementChild, found.get(caption) ?? "");
+}
+
 function showPresent() {
+  showStory();
   showHero();
   showDevices();
   showEngines();

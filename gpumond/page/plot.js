@@ -49,7 +49,7 @@ export function drawPlot(plot, view) {
   plot.querySelectorAll("svg, .unknown, .axis, .span").forEach((old) => old.remove());
   plot.prepend(
     drawing,
-    ...unknown(columns, from, to).map((part) => hatching(part, view)),
+    ...unknown(columns, from, to).map((part) => hatching(part, view, wide)),
     ...view.spans.filter((span) => span.to >= from && span.from <= to).map((span) => marking(span, view)),
     ...levels.filter((bytes) => !sized || Math.abs(bytes - size) > NEAR_SIZE * top).map((bytes) => tick("axis.level", human(bytes), { top: `${y(bytes)}%` })),
     ...inner.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
@@ -93,10 +93,11 @@ function drawMarks(list, { marks, from, to }, width) {
 }
 
 /** Marks an unknown part. It ends with the daemon's start if the daemon started a moment before the first value. */
-function hatching(part, { from, to, started }) {
+function hatching(part, { from, to, started }, wide) {
   const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from));
   const label = near ? `daemon started ${clock(started)}` : "no data";
-  const node = make("div.unknown", make("span", label));
+  const fits = (wide * (part.to - part.from)) / (to - from) > SPACE;
+  const node = make("div.unknown", make("span", fits ? label : ""));
   node.style.left = `${(100 * (part.from - from)) / (to - from)}%`;
   node.style.width = `${(100 * (part.to - part.from)) / (to - from)}%`;
   node.title = label;

@@ -176,3 +176,44 @@ def test_events_with_one_cause_are_one():
     ]
     found = run_module("causes", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *ended)
     assert found == [[7], [6], [4, 2, 5], [3], [1]]
+
+
+CAPTIONS = """given.map(([frame, told, now]) => {
+    const known = new Map(told);
+    const found = m.captionsOf(frame, frame.events);
+    return [[...found.keys()], m.captionAt(found, told.at(-1)?.[0], known, now)];
+})"""
+
+
+def test_captions_of_the_demo_are_true_and_each_is_told():
+    def frame(cached: int = 0, flushed_at: float = 0.0, name: str = "sim", **more: Any) -> dict[str, Any]:
+        snapshot = {"source": {"name": name}, "taken_at": 100.0, "devices": []}
+        event = {"kind": "flush", "at": flushed_at, "workload": "training", "details": [["released_bytes", GIB]]}
+        processes = [
+            {"workload": "leak", "pid": 1},
+            {"workload": "training", "pid": 2, "live_bytes": GIB, "cached_bytes": cached},
+        ]
+        empty: dict[str, Any] = {"verdicts": [], "queue": []}
+        return {"snapshot": snapshot, "processes": processes, "events": [event]} | empty | more
+
+    leak = [{"kind": "leak", "pid": 1}]
+    scenes = [
+        (frame(name="nvml"), [], 0.0),
+        (frame(), [], 0.0),
+        (frame(cached=3 * GIB), [["start", 0.0]], 5.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0]], 10.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 19.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 20.0),
+        (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 20.0]], 21.0),
+        (frame(flushed_at=99.0), [["start", 0.0]], 21.0),
+    ]
+    assert run_module("story", CAPTIONS, *scenes) == [
+        [[], None],
+        [["start"], "start"],
+        [["cache", "start"], "start"],
+        [["leak", "cache", "start"], "leak"],
+        [["leak", "cache", "start"], "leak"],
+        [["leak", "cache", "start"], "cache"],
+        [["leak", "start"], "leak"],
+        [["flush", "start"], "flush"],
+    ]
