@@ -149,7 +149,7 @@ function show(node) {
   const size = sizeOf(target);
   const marks = marksOf([...state.events.values()], target, from, to);
   const view = { ...about, columns, blocks: past.seconds !== null, size, marks, whole: target.pid === null };
-  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: summary(columns, about, own) };
+  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: summary(columns, about, own, (past.seconds === null && within.at(-1)) || columns.at(-1)) };
   node.view.top = drawPlot(node.plot, node.view);
   node.plot.dataset.range = rangeText(own);
   put(node.querySelector(".summary"), node.view.summary);
@@ -184,12 +184,12 @@ function newestPoint({ uuid, pid, start_ticks: start }, at) {
   return own.length && used !== null && used !== undefined ? pointOf(at, own, used) : null;
 }
 
-function summary(used, { from, to }, { to: end }) {
+function summary(used, { from, to }, { to: end }, last) {
   if (!used.length) return "No data for this range.";
   const lowest = human(Math.min(...used.map((each) => each.low)));
   const highest = human(Math.max(...used.map((each) => each.high)));
   const when = end === null ? `in the last ${duration(to - used[0].at)}` : `from ${clock(from, to)} to ${clock(to)}`;
-  return `Used between ${lowest} and ${highest} ${when}; ${human(used.at(-1).used)} last.`;
+  return `Used between ${lowest} and ${highest} ${when}; ${human(last.used)} last.`;
 }
 
 /** The values at the crosshair, as a sentence. */

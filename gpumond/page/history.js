@@ -35,9 +35,9 @@ function chartOf(alert) {
 
 const COLUMNS = [
   { title: "Alert", text: ({ rule }) => rule },
-  { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
+  { title: "Subject", text: subjectOf },
   { title: "State", text: ({ phase, silenced_by: silences }) => (silences?.length ? `${phase}, silenced` : phase) },
-  { title: "Subject", text: subjectOf, wide: true },
+  { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
   { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
   { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },
   { title: "Summary", text: ({ notes }) => notes.summary ?? "", wide: true },
