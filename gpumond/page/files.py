@@ -124,6 +124,7 @@ def words() -> str:
         "OF_PROCESSES": [share for share in SHARES if share != "unattributed"],
         "ORDINARY": sorted(SHAPES),
         "UNDECIDED": sorted(kind.name for kind in KINDS if not kind.is_shape and not kind.remedy),
+        "VERDICTS": {kind.name: kind.meaning.replace("`", "") for kind in KINDS},
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,
         "MARKS": MARKS,

@@ -17,13 +17,13 @@ const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no t
 const EDGE = 0.08; // of the range: lines closer to its ends have no text, which would not fit
 
 /** Draws `view` into the plot: its range, columns, used memory with its limits, size, marks and summary. Returns the bytes
-at the upper edge. */
+at the upper edge, which `view.top` may state. */
 export function drawPlot(plot, view) {
   const { from, to, columns, blocks, size } = view;
   const data = topOf(columns);
   const wide = plot.wide ?? plot.clientWidth; // to ask for the width again would compute the layout
   const sized = size !== null && (view.whole || size <= 1.5 * data);
-  const top = sized ? Math.max(size, data) : 1.05 * data;
+  const top = view.top ?? (sized ? Math.max(size, data) : 1.05 * data);
   const x = (at) => ((1000 * (at - from)) / (to - from)).toFixed(2);
   const y = (bytes) => (100 - (100 * bytes) / top).toFixed(2);
   const along = (run, key) => run.map((range) => `L${x(range.at)} ${y(range[key])}L${x(range.end)} ${y(range[key])}`).join("");

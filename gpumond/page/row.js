@@ -11,7 +11,7 @@ import { COLUMNS, kindOf } from "./rows.js";
 import { ordinary, state } from "./store.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
 import { why } from "./why.js";
-import { OF_PROCESSES } from "./words.js";
+import { OF_PROCESSES, VERDICTS } from "./words.js";
 
 export const classesOf = ({ id, number, wide }) => [`of-${id}`, number && "number", wide && "wide"].filter(Boolean).join(" ");
 
@@ -81,6 +81,7 @@ function updateProcess(body, cells, opener, row, active) {
   const named = (id) => cells[COLUMNS.findIndex((column) => column.id === id)];
   name(named("user"), row.owner, 40);
   const verdict = named("verdict");
+  if (verdict.given !== row.verdict) verdict.title = VERDICTS[row.verdict] ?? "";
   put(verdict, row.verdict, 40);
   verdict.classList.toggle("notable", row.verdict !== "" && !ordinary({ kind: row.verdict }));
   const remarks = [
