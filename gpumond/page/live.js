@@ -2,13 +2,15 @@
 
 /** Calls `receive(kind, content)` with each message, and `receive()` with each comment, until the stream ends. */
 export async function readMessages(body, receive) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = body.getReader();
+  const decoder = new TextDecoder(); // a stream of texts would add a task for each part
   let parts = []; // of the next message: a complete frame arrives in a hundred
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    parts.push(value);
-    if (!value.includes("\n")) continue;
+    const text = decoder.decode(value, { stream: true });
+    parts.push(text);
+    if (!text.includes("\n")) continue;
     const messages = parts.join("").split("\n\n");
     parts = [messages.pop()];
     for (const message of messages) {

@@ -1,5 +1,8 @@
 // The web UI: draws the latest frame. Each number is from that frame, except in charts, events and receipts.
 
+// The stream is first: the browser answers while the other modules are evaluated.
+import { setPaused } from "./stream.js";
+
 import "./baselines.js";
 import { showDevices } from "./devices.js";
 import { $, name, put } from "./elements.js";
@@ -18,7 +21,6 @@ import "./rules.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./store.js";
 import { captionAt, captionsOf } from "./story.js";
-import { setPaused, start } from "./stream.js";
 import { showProcesses } from "./table.js";
 import "./tools.js";
 import { showViews } from "./views.js";
@@ -80,4 +82,3 @@ addEventListener("keydown", (event) => {
   pause();
 });
 drawing.addEventListener("change", show);
-start();

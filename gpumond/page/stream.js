@@ -241,9 +241,7 @@ export function refresh() {
   if (!state.paused && (state.closed || !navigator.locks)) poll();
 }
 
-export function start() {
-  document.addEventListener("visibilitychange", join);
-  addEventListener("pagehide", disconnect);
-  addEventListener("pageshow", (event) => event.persisted && join());
-  join();
-}
+document.addEventListener("visibilitychange", join);
+addEventListener("pagehide", disconnect);
+addEventListener("pageshow", (event) => event.persisted && join());
+join();

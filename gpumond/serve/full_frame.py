@@ -56,9 +56,9 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
     are suspended.
     """
     snapshot, reports = frame.snapshot, frame.snapshot.reports_by_process
-    sums: dict[tuple[str, ProcessKey | None], dict[str, int]] = {}
+    sums: dict[tuple[str, tuple[int | None, int | None]], dict[str, int]] = {}
     for line in frame.ledger.lines:
-        shares = sums.setdefault((line.device_uuid, line.process), {})
+        shares = sums.setdefault((line.device_uuid, (line.pid, line.start_ticks)), {})  # equal to a ProcessKey
         shares[line.share] = shares.get(line.share, 0) + line.used_bytes
     for device in snapshot.devices:
         for key, process in device.processes_by_key.items():
@@ -69,10 +69,10 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
             usage = replace(each.usage, used_bytes=0, state="suspended", utilization_ratio=None, idle_seconds=None)
             own = sums.pop((each.device_uuid, each.process), {})
             yield _holding(each.device_uuid, usage.key, usage, None, reports.get(each.process), own, snapshot)
-    for (uuid, unlisted), own in sums.items():
-        if unlisted is not None:
-            process = ProcessUsage(pid=unlisted.pid, start_ticks=unlisted.start_ticks, used_bytes=None)
-            yield _holding(uuid, unlisted, process, None, reports.get(unlisted), own, snapshot)
+    for (uuid, (pid, start_ticks)), own in sums.items():
+        if pid is not None:
+            process = ProcessUsage(pid=pid, start_ticks=start_ticks, used_bytes=None)
+            yield _holding(uuid, process.key, process, None, reports.get(process.key), own, snapshot)
 
 
 def _holding(
