@@ -6,7 +6,7 @@ const SECONDS = 5; // between the first event of a cause and its last
 const KINDS = Object.keys(MARKS);
 const rank = ({ kind }) => KINDS.indexOf(kind);
 
-/** Groups of events, the newest first: those of one process within seconds, the one that tells most first. */
+/** Groups of events: those of one process within seconds, the one that tells most first, by which groups are ordered. */
 export function causesOf(events) {
   const groups = [];
   for (const event of [...events].sort((one, other) => other.id - one.id)) {
@@ -15,5 +15,6 @@ export function causesOf(events) {
     if (group) group.push(event);
     else groups.push([event]);
   }
-  return groups.map((group) => group.sort((one, other) => rank(one) - rank(other)));
+  for (const group of groups) group.sort((one, other) => rank(one) - rank(other));
+  return groups.sort(([one], [other]) => other.id - one.id);
 }
