@@ -100,7 +100,7 @@ WORK = [
         "Duration of a tick",
         "Processing time of a tick: median and 99th percentile.",
         "s",
-        Query(quantile(0.5, "gpumond_tick_duration_seconds", FLEET), "{{instance}} half"),
+        Query(quantile(0.5, "gpumond_tick_duration_seconds", FLEET), "{{instance}} median"),
         Query(quantile(0.99, "gpumond_tick_duration_seconds", FLEET), "{{instance}} 99 %"),
     ),
     series(
@@ -118,7 +118,7 @@ WORK = [
         runbooks=("readings-stale",),
     ),
     series(
-        "Scrapes take",
+        "Scrape duration",
         "Duration of a scrape.",
         "s",
         Query(f"max by (instance) (scrape_duration_seconds and on ({TARGET}) {SCRAPED})", "{{instance}}"),

@@ -74,7 +74,7 @@ MEMORY = [
         "bytes",
         Query(BY_RANK, RANK),
         width=16,
-        height=9,
+        height=7,
         runbooks=("leak",),
     ),
     ranking(

@@ -265,13 +265,13 @@ def ranking(
     panel = panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
     panel = panel.orientation(options.VizOrientation.HORIZONTAL).display_mode(options.BarGaugeDisplayMode.BASIC)
     panel = panel.name_placement(options.BarGaugeNamePlacement.AUTO).show_unfilled(True)
-    panel = panel.sizing(options.BarGaugeSizing.MANUAL).max_viz_height(36)
+    panel = panel.sizing(options.BarGaugeSizing.MANUAL).max_viz_height(20)
     panel = panel.text(common.VizTextDisplayOptions().title_size(13))
     if most is not None:
         panel = panel.max(most)
     if link:
         panel = panel.data_links([dashboard.DashboardLink("Open").url(link)])
-    return _dressed(panel, title, about, 8, 9, runbooks)
+    return _dressed(panel, title, about, 8, 7, runbooks)
 
 
 def listing(

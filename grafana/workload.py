@@ -149,7 +149,7 @@ FLUSHES = [
         "Duration of flushes",
         "Time from the request to the receipt of one pool on these machines: median and 99th percentile.",
         "s",
-        Query(quantile(0.5, "gpumond_flush_duration_seconds", FLEET), "{{instance}} half"),
+        Query(quantile(0.5, "gpumond_flush_duration_seconds", FLEET), "{{instance}} median"),
         Query(quantile(0.99, "gpumond_flush_duration_seconds", FLEET), "{{instance}} 99 %"),
     ),
 ]
@@ -163,14 +163,29 @@ GROWTH = [
             f"min by (instance, gpu, pid) ({of_programs(f'gpumond_time_to_oom_seconds{{{FLEET}}}')})",
             "{{instance}} GPU {{gpu}} {{pid}}",
         ),
+        width=12,
         runbooks=("leak",),
     ),
     series(
-        "Kept per step",
+        "Out of memory and retries",
+        "Per minute: failed allocations, those that required emptying the cache, and retries by retry_on_oom.",
+        "short",
+        Query(f"sum(rate(gpumond_pool_ooms_total{{{WORKLOAD}}}[$__rate_interval])) * 60", "out of memory"),
+        Query(f"sum(rate(gpumond_pool_retries_total{{{WORKLOAD}}}[$__rate_interval])) * 60", "retries"),
+        Query(f"sum(rate(gpumond_oom_retries_total{{{WORKLOAD}}}[$__rate_interval])) * 60", "retry_on_oom"),
+        width=12,
+        runbooks=("out-of-memory", "allocation-retries"),
+    ),
+]
+
+STEPS = [
+    series(
+        "Retained per step",
         "Live memory that each step retains: the trend over the last steps. A value above zero for long is a leak.",
         "bytes",
         Query(f"max by (instance, pid) (gpumond_step_retained_bytes{{{WORKLOAD}}})", "{{instance}} {{pid}}"),
         least=None,
+        width=12,
         runbooks=("leak",),
     ),
     series(
@@ -181,6 +196,7 @@ GROWTH = [
             f"sum by (instance, pid) (rate(gpumond_steps_total{{{WORKLOAD}}}[$__rate_interval]))",
             "{{instance}} {{pid}}",
         ),
+        width=12,
     ),
     series(
         "Utilization",
@@ -191,16 +207,8 @@ GROWTH = [
             "{{instance}} GPU {{gpu}} {{pid}}",
         ),
         most=1,
+        width=12,
         runbooks=("idle-holder",),
-    ),
-    series(
-        "Out of memory and retries",
-        "Per minute: failed allocations, those that required emptying the cache, and retries by retry_on_oom.",
-        "short",
-        Query(f"sum(rate(gpumond_pool_ooms_total{{{WORKLOAD}}}[$__rate_interval])) * 60", "out of memory"),
-        Query(f"sum(rate(gpumond_pool_retries_total{{{WORKLOAD}}}[$__rate_interval])) * 60", "retries"),
-        Query(f"sum(rate(gpumond_oom_retries_total{{{WORKLOAD}}}[$__rate_interval])) * 60", "retry_on_oom"),
-        runbooks=("out-of-memory", "allocation-retries"),
     ),
     series(
         "Pinned host memory",
@@ -209,6 +217,7 @@ GROWTH = [
         Query(
             f"max by (instance, pid, allocator) (gpumond_host_pool_held_bytes{{{WORKLOAD}}})", "{{pid}} {{allocator}}"
         ),
+        width=12,
     ),
 ]
 
@@ -223,10 +232,10 @@ DETAIL = [
         "Scopes",
         "Live memory retained by named blocks of the programs, in total and per entry, and its peak.",
         (Column("scope", "Scope"), MACHINE, GPU, DEVICE, PID),
-        Query(KEPT, "Kept", "bytes"),
-        Query(f"{KEPT} / on (instance, pid, scope) group_left () {ENTRIES}", "Kept per entry", "bytes"),
+        Query(KEPT, "Retained", "bytes"),
+        Query(f"{KEPT} / on (instance, pid, scope) group_left () {ENTRIES}", "Retained per entry", "bytes"),
         Query(f"{SCOPE} (gpumond_scope_peak_bytes{{{WORKLOAD}}})", "Peak", "bytes"),
-        sort="Kept",
+        sort="Retained",
         width=16,
         runbooks=("leak",),
     ),
@@ -250,8 +259,9 @@ BOARD = board(
     ("Memory over time", LIFE),
     ("Flushes", FLUSHES),
     ("Growth and errors", GROWTH),
+    ("Steps, utilization and host memory", STEPS),
     ("Details", DETAIL),
-    collapsed=("Details",),
+    collapsed=("Steps, utilization and host memory", "Details"),
     marks=[
         flushes(WORKLOAD),
         ooms(WORKLOAD),

@@ -15,7 +15,7 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
@@ -110,6 +110,13 @@ def device(url: str, name: str) -> str:
     known = checked_as(tuple[DeviceReading, ...], get(url, "/api/v1/devices"), "devices")
     fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
     return device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
+
+
+def gpu_names(url: str) -> Mapping[str, str]:
+    """Return each device's name in a sentence, such as ``GPU 0``, by its UUID; none if the daemon does not answer."""
+    with suppress(DaemonError):
+        return {each["uuid"]: f"GPU {each['index']}" for each in get(url, "/api/v1/devices")}
+    return {}
 
 
 def ask_programs(

@@ -273,6 +273,7 @@ def device_named(name: str, frame: Frame | None, uid: int | None = None, others:
 class ProcessHolding:
     """One process on one device: the driver's values, and its shares. Unknown values are null.
 
+    `started_at` is the unix time of the start of the process.
     `unmapped_bytes` are counted by allocators while their pages are released (sleep mode); they are not part of
     `used_bytes`. `overhead_parts` are names and bytes of the parts of the overhead. `limit_bytes` is the limit of its
     allocators, `quota` what its quotas require. `reserve_shortage_bytes` is the part of its reserve that it does not
@@ -282,6 +283,7 @@ class ProcessHolding:
     device_uuid: str
     pid: int
     start_ticks: int | None
+    started_at: float | None
     comm: str | None
     uid: int | None
     user: str | None

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import socket
+import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
@@ -14,6 +15,11 @@ from gpumond.facts.program import ProcessKey
 MACHINE_NAME = os.environ.get("NODE_NAME") or socket.gethostname()
 """In a pod, the name of its node: there, the kernel returns the pod's name."""
 
+
+BOOTED_AT = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+"""Unix time from which the kernel counts the starts of processes."""
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 STAT_BYTES = 1024
 """Size that contains a stat line up to its 22nd field."""
@@ -55,6 +61,12 @@ def start_ticks(pid: int, proc: str = "/proc") -> int | None:
     """Return the start of a process, or None if it does not exist."""
     start = process_start(proc, pid)
     return None if start is None else start.start_ticks
+
+
+def started_at(process: ProcessKey) -> float | None:
+    """Return the unix time of the start of a process; None if it is unknown."""
+    ticks = process.start_ticks
+    return None if ticks is None else round(BOOTED_AT + ticks / TICKS_PER_SECOND, 2)
 
 
 def find_process(pid: int, proc: str = "/proc") -> tuple[ProcessKey, int] | None:

@@ -4,24 +4,6 @@ import { make } from "./elements.js";
 import { human } from "./format.js";
 import { SHARES } from "./words.js";
 
-/** A bar with one element for each share, for `showBar`. */
-export function bar() {
-  const node = make("div.bar", ...SHARES.map((share) => make(`span.${share}`)), make("span.reserved"));
-  node.setAttribute("role", "img");
-  return node;
-}
-
-export function showBar(node, sums, size, reserved = 0) {
-  [...SHARES, "reserved"].forEach((share, place) => {
-    const bytes = share === "reserved" ? reserved : sums[share];
-    const part = node.children[place];
-    part.hidden = !bytes || !size;
-    part.style.width = part.hidden ? "0" : `${(100 * bytes) / size}%`;
-    part.title = part.hidden ? "" : `${share} ${human(bytes)}`;
-  });
-  label(node, sums);
-}
-
 /** The bar as the right edge of a chart: upright, the first share at the bottom. */
 export function edge() {
   const node = make("div.edge", ...SHARES.map((share) => make(`div.${share}`)), make("div.reserved"));

@@ -61,7 +61,7 @@ function showActs(cell, entry) {
   erase.setAttribute("aria-label", `Delete ${entry.name}`);
 }
 
-const ABOUT = "The memory use of programs over a time, with which a later one is compared: before and after a change.";
+const ABOUT = "Record the memory use of programs, and compare it with their use after a change.";
 const routeOf = ({ name }) => `baselines/${encodeURIComponent(name)}`;
 const refusal = control("p", { role: "alert", className: "refused" });
 const table = createTable("Baselines", COLUMNS);

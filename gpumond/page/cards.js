@@ -76,12 +76,9 @@ export function leftOf({ verdict }) {
   return left === null || left === undefined ? "" : `${about(left)} left`;
 }
 
-/** How many verdicts of each kind are undecided or healthy, in words. */
+/** How many verdicts of each kind are undecided, in words. */
 export function restOf(verdicts) {
   const counts = new Map();
-  for (const { kind } of verdicts) {
-    const word = undecided.has(kind) ? kind : healthy.has(kind) ? "healthy" : "";
-    if (word) counts.set(word, (counts.get(word) ?? 0) + 1);
-  }
-  return [...counts].map(([word, count]) => `${count} ${word}`).join(", ");
+  for (const { kind } of verdicts) if (undecided.has(kind)) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+  return counts.size ? `undecided: ${[...counts].map(([word, count]) => `${count} ${word}`).join(", ")}` : "";
 }

@@ -16,12 +16,11 @@ import { OF_PROCESSES, SHARES } from "./words.js";
 
 const PAUSE = 10_000; // between requests for the newest values
 const YOUNG = 900; // seconds of the longest range that begins with the daemon, if it is younger
-const SHORTEST = 60; // seconds of such a range
+const SHORTEST = 20; // seconds of such a range
 const FOLLOWED = 3600; // seconds of the longest range that each frame continues
 const LONGEST_PAUSE = 60_000;
 const MINUTE = 60;
 const AFTER = 3; // seconds after an event that are shown with the minute before it
-const REDRAWN = 900; // milliseconds between two drawings, which frames cause
 const DRAGGED = 5; // pixels below which a drag is a click
 const WRITTEN = 200; // milliseconds after which a range is in the address: browsers limit how often it may change
 const STEP = 0.02; // of the range, by which a key moves the crosshair
@@ -48,7 +47,7 @@ export function createChart(target, drawn = () => {}, hidden = new Set()) {
   const plot = createPlot(HELP);
   const node = make("div.history", make("div.head", legend(target), controls()), plot, make("p.summary"), make("p.readout"));
   node.lastChild.setAttribute("role", "status");
-  Object.assign(node, { target, plot, drawn, left: hidden, redraw: () => show(node), view: null, due: 0, shownAt: 0, range: null, past: null, fresh: [] });
+  Object.assign(node, { target, plot, drawn, left: hidden, redraw: () => show(node), view: null, due: 0, range: null, past: null, fresh: [] });
   node.querySelector(".save").addEventListener("click", () => save(node));
   listen(node);
   charts.add(node);
@@ -137,7 +136,6 @@ async function draw(node) {
 function show(node) {
   const { target, past, range: own } = node;
   if (!past || !state.frame) return;
-  node.shownAt = performance.now();
   const started = now() - state.frame.snapshot.elapsed_seconds;
   const { to, ...whole } = limits(own, now());
   const from = own.to === null && own.seconds <= YOUNG ? Math.max(whole.from, Math.min(started, to - SHORTEST)) : whole.from;
@@ -151,7 +149,7 @@ function show(node) {
   const size = sizeOf(target);
   const marks = marksOf([...state.events.values()], target, from, to);
   const view = { ...about, columns, blocks: past.seconds !== null, size, marks, whole: target.pid === null };
-  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: summary(columns, about, own) };
+  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: summary(columns, about, own, (past.seconds === null && within.at(-1)) || columns.at(-1)) };
   node.view.top = drawPlot(node.plot, node.view);
   node.plot.dataset.range = rangeText(own);
   put(node.querySelector(".summary"), node.view.summary);
@@ -186,12 +184,12 @@ function newestPoint({ uuid, pid, start_ticks: start }, at) {
   return own.length && used !== null && used !== undefined ? pointOf(at, own, used) : null;
 }
 
-function summary(used, { from, to }, { to: end }) {
+function summary(used, { from, to }, { to: end }, last) {
   if (!used.length) return "No data for this range.";
   const lowest = human(Math.min(...used.map((each) => each.low)));
   const highest = human(Math.max(...used.map((each) => each.high)));
   const when = end === null ? `in the last ${duration(to - used[0].at)}` : `from ${clock(from, to)} to ${clock(to)}`;
-  return `Used between ${lowest} and ${highest} ${when}; ${human(used.at(-1).used)} last.`;
+  return `Used between ${lowest} and ${highest} ${when}; ${human(last.used)} last.`;
 }
 
 /** The values at the crosshair, as a sentence. */
@@ -286,6 +284,6 @@ drawing.addEventListener("change", () => {
   if (!state.frame || !continues()) return;
   for (const node of charts) {
     follow(node);
-    if (range.seconds <= FOLLOWED && performance.now() - node.shownAt >= REDRAWN && node.offsetParent) show(node);
+    if (range.seconds <= FOLLOWED && node.offsetParent) show(node);
   }
 });

@@ -1,16 +1,17 @@
 // The view that compares programs, or moments of one: their memory on one scale, and a table of differences.
 
 import * as address from "./address.js";
-import { $, button, control, make, named, put, svg, sync } from "./elements.js";
+import { $, button, control, make, named, put, sync } from "./elements.js";
 import { clock, human, signed } from "./format.js";
 import { createTable, showTable } from "./lists.js";
-import { readPast } from "./past.js";
-import { layersOf, runsOf } from "./stack.js";
 import { intervals } from "./intervals.js";
+import { readPast } from "./past.js";
+import { createPlot, drawCursor, drawPlot } from "./plot.js";
+import { layersOf } from "./stack.js";
 import { addressOf, isAt, rowsOf } from "./rows.js";
 import { drawing, state } from "./store.js";
 import { addView, openView } from "./views.js";
-import { OF_PROCESSES, SHARES } from "./words.js";
+import { OF_PROCESSES } from "./words.js";
 
 const MOST = 4; // programs that are compared at once
 const SECONDS = 900;
@@ -100,36 +101,26 @@ function show() {
   const at = from + ((to - from) * moment.value) / 100;
   const top = points.reduce((most, { used }) => Math.max(most, used), 1);
   controls.hidden = !histories.length;
-  put(says, histories.length ? `All charts have the scale from 0 to ${human(top)}. Now is compared with ${clock(at)}.` : "Mark rows of processes (x) to compare them.");
+  put(says, histories.length ? `All charts have the scale from 0 to ${human(top)}. Now is compared with ${clock(at)}.` : "Mark up to four processes in the overview, with ✓ in their rows or the key x, to see their memory side by side.");
   sync(
     charts,
     histories,
     ({ row }) => keyOf(row),
     ({ row }) => {
-      const label = `Memory of ${programOf(row)} in the last 15 min`;
-      const drawing = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": label });
-      return make("div", make("h3", named(programOf(row), 80)), make("div.plot", drawing, make("span.top"), make("div.cursor")));
+      const plot = createPlot(`Memory of ${programOf(row)} in the last 15 min`);
+      plot.tabIndex = -1; // it has no keys
+      return make("div", make("h3", named(programOf(row), 80)), plot);
     },
-    (node, { past }) => draw(node.querySelector(".plot"), past, { from, to, top, at }),
+    ({ lastChild: plot }, { past }) => {
+      const columns = intervals(past.points, past.seconds, from, to).map((column) => ({ ...column, layers: layersOf(column) }));
+      const view = { from, to, columns, blocks: past.seconds !== null, size: null, marks: [], spans: [], bound: null, top };
+      drawPlot(plot, { ...view, summary: plot.ariaLabel });
+      drawCursor(plot, view, at);
+    },
   );
   const entries = histories.flatMap(({ row, past }) => differences(row, past, at));
   table.hidden = !entries.length;
   showTable(table, entries, ({ share, key }) => `${key} ${share}`);
-}
-
-function draw(plot, past, { from, to, top, at }) {
-  const columns = intervals(past.points, past.seconds, from, to).map((column) => ({ ...column, layers: layersOf(column) }));
-  const x = (when) => ((1000 * (when - from)) / (to - from)).toFixed(2);
-  const y = (bytes) => (100 - (100 * bytes) / top).toFixed(2);
-  const area = (run) => {
-    const along = (edge, all) => all.map((part) => `L${x(part.at)} ${y(part[edge])}L${x(part.end)} ${y(part[edge])}`).join("");
-    const back = [...run].reverse().map((part) => ({ ...part, at: part.end, end: part.at }));
-    return `M${along("high", run).slice(1)}${along("low", back)}Z`;
-  };
-  const paths = SHARES.map((share) => svg("path", { class: `layer ${share}`, d: runsOf(columns, share).map(area).join("") }));
-  plot.querySelector("svg").replaceChildren(...paths);
-  put(plot.querySelector(".top"), human(top));
-  plot.querySelector(".cursor").style.left = `${(100 * (at - from)) / (to - from)}%`;
 }
 
 /** Bytes of each share of a process at a time and now. */

@@ -1,8 +1,9 @@
 // Events: what happened, the newest first.
 
 import * as address from "./address.js";
+import { causesOf } from "./causes.js";
 import { showMinuteBefore } from "./chart.js";
-import { $, button, make, named, sync } from "./elements.js";
+import { $, button, make, name, put, sync } from "./elements.js";
 import { clean, clock, words } from "./format.js";
 import { showDevice } from "./hero.js";
 import { state } from "./store.js";
@@ -19,11 +20,13 @@ const CHOICES = {
 
 const choice = () => CHOICES[$("events-of").value];
 
-/** The events that are listed, the newest first. */
-export function newestEvents() {
-  const own = [...state.events.values()].filter(({ kind }) => choice()(kind));
-  return own.sort((one, other) => other.id - one.id).slice(0, SHOWN);
+/** What is listed, the newest first: groups of events that have one cause. */
+function newestGroups() {
+  return causesOf([...state.events.values()].filter(({ kind }) => choice()(kind))).slice(0, SHOWN);
 }
+
+/** The most telling event of each group that is listed. */
+export const newestEvents = () => newestGroups().map(([event]) => event);
 
 /** Shows the minute before an event in the chart of its device. */
 export function showMinute({ at, device_uuid: uuid }) {
@@ -33,26 +36,30 @@ export function showMinute({ at, device_uuid: uuid }) {
   showMinuteBefore(at);
 }
 
-function createEvent(event) {
-  const time = button(clock(event.at), () => showMinute(event), "button.plain");
+function createGroup() {
+  const node = make("li");
+  const time = button("", () => showMinute(node.event), "button.plain");
   time.title = "Show the minute before it";
   time.tabIndex = -1; // the palette lists events, too
-  return make("li", time, make("b", clean(words(event.kind))), named(event.summary, 400));
+  node.append(time, make("b"), make("bdi"));
+  return node;
+}
+
+function updateGroup(node, [event, ...more]) {
+  node.event = event;
+  node.className = clean(event.kind);
+  const [time, kind, summary] = node.children;
+  put(time, clock(event.at));
+  put(kind, words(event.kind));
+  name(summary, [event.summary, ...new Set(more.map((each) => words(each.kind)))].join(" · "), 400);
 }
 
 export function showEvents() {
-  const newest = newestEvents();
-  sync(
-    $("events"),
-    newest,
-    (event) => event.id,
-    createEvent,
-    (node, event) => {
-      node.className = clean(event.kind);
-    },
-  );
-  $("no-events").hidden = newest.length > 0;
-  $("events").hidden = !newest.length;
+  const groups = newestGroups();
+  const oldest = (group) => Math.min(...group.map(({ id }) => id));
+  sync($("events"), groups, oldest, createGroup, updateGroup);
+  $("no-events").hidden = groups.length > 0;
+  $("events").hidden = !groups.length;
 }
 
 $("events-of").append(...Object.keys(CHOICES).map((name) => Object.assign(make("option", name), { value: name })));

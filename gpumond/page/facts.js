@@ -6,9 +6,10 @@ import { OF_PROCESSES } from "./words.js";
 
 const FLUSH_POLICIES = { allow: "allowed", step: "at its next step", never: "not allowed" };
 
-/** Pairs of a term and its value. */
-export function* facts(row) {
+/** Pairs of a term and its value at the time `now` of the frame. */
+export function* facts(row, now) {
   yield ["PID", String(row.pid)];
+  if (row.started_at !== null) yield ["started", `${duration(Math.max(0, now - row.started_at))} ago`];
   const engine = engineOf(row);
   const kvCache = kvCacheOf(row, engine);
   for (const share of OF_PROCESSES) {

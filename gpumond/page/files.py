@@ -101,20 +101,20 @@ def _tag(body: bytes) -> str:
 
 
 MARKS: dict[Kind, str] = {
-    "flush": "▼",
     "oom": "✕",
     "xid": "✕",
-    "alert-fired": "▲",
-    "alert-resolved": "△",
-    "verdict-began": "◆",
-    "verdict-ended": "◇",
-    "agent-connected": "●",
-    "agent-disconnected": "○",
-    "process-ended": "○",
     "device-lost": "○",
     "device-back": "●",
+    "flush": "▼",
+    "process-ended": "○",
+    "alert-fired": "▲",
+    "verdict-began": "◆",
+    "agent-connected": "●",
+    "agent-disconnected": "○",
+    "verdict-ended": "◇",
+    "alert-resolved": "△",
 }
-"""Signs of events on the time axis of a chart."""
+"""Signs of events on the time axis of a chart. Of several events with one cause, the first kind tells most."""
 
 
 def words() -> str:
@@ -124,9 +124,11 @@ def words() -> str:
         "OF_PROCESSES": [share for share in SHARES if share != "unattributed"],
         "ORDINARY": sorted(SHAPES),
         "UNDECIDED": sorted(kind.name for kind in KINDS if not kind.is_shape and not kind.remedy),
+        "VERDICTS": {kind.name: kind.meaning.replace("`", "") for kind in KINDS},
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,
         "MARKS": MARKS,
+        "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())

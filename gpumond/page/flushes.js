@@ -26,6 +26,7 @@ const COLUMNS = [
 ];
 
 const keyOf = (receipt) => [receipt.started_at, receipt.pid, receipt.allocator, receipt.device_uuid].join();
+const NONE = "Nothing has been flushed yet. A receipt compares what a flush was expected to release with what it has released.";
 let section;
 
 async function load() {
@@ -33,4 +34,4 @@ async function load() {
   if (answer.ok) section.show((await answer.json()).filter(({ outcome }) => outcome !== "planned").reverse());
 }
 
-addView("receipts", () => (section = createListing("Receipts", COLUMNS, keyOf, record)), load);
+addView("receipts", () => (section = createListing("Receipts", COLUMNS, keyOf, record, NONE)), load);

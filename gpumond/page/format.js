@@ -1,5 +1,7 @@
 // Numbers, times and names as text.
 
+import { NAMES } from "./words.js";
+
 /** The text without characters that change how other text reads: controls, escapes and direction marks. */
 export function clean(text, most = 300) {
   const safe = String(text ?? "")
@@ -56,18 +58,17 @@ const parts = (large, unit, small, subunit) => (small ? `${large} ${unit} ${smal
 
 export const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
 
-const TIME = { hour: "numeric", minute: "numeric", second: "numeric", hour12: false };
-const ofToday = new Intl.DateTimeFormat([], TIME);
-const ofAnotherDay = new Intl.DateTimeFormat([], { ...TIME, weekday: "short" });
+const two = (number) => String(number).padStart(2, "0");
 
 /** The time of day of a unix time, with the weekday if it is not the day of `now`. */
 export function clock(at, now = at) {
   const date = new Date(at * 1000);
+  const time = [date.getHours(), date.getMinutes(), date.getSeconds()].map(two).join(":");
   const today = at === now || date.toDateString() === new Date(now * 1000).toDateString();
-  return (today ? ofToday : ofAnotherDay).format(date);
+  return today ? time : `${date.toLocaleDateString([], { weekday: "short" })} ${time}`;
 }
 
 export const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
 /** A kind such as `alert-fired` or `coherent_memory` in words. */
-export const words = (kind) => String(kind).replace(/[-_]/g, " ");
+export const words = (kind) => NAMES[kind] ?? String(kind).replace(/[-_]/g, " ");
 export const sum = (values) => values.reduce((total, value) => total + value, 0);

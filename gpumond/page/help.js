@@ -1,9 +1,9 @@
-// The help dialog: what each share is, and the keys.
+// The help dialog: what each share and verdict is, and the keys.
 
 import { $, make, put } from "./elements.js";
 import { words } from "./format.js";
 import { FLUSH, MEANINGS } from "./meanings.js";
-import { MARKS } from "./words.js";
+import { MARKS, VERDICTS } from "./words.js";
 
 const KEYS = {
   "Ctrl K, :": "Search devices, programs, views and actions.",
@@ -33,6 +33,7 @@ function showHelp() {
   if ($("help").open) return;
   $("help-shares").replaceChildren(...entries(MEANINGS, (share) => [make(`i.${share}`), share]));
   put($("help-flush"), FLUSH, 600);
+  $("help-verdicts").replaceChildren(...entries(VERDICTS, (kind) => [kind]));
   $("help-marks").replaceChildren(...entries(kindsBySign(), (sign) => [sign]));
   $("help-keys").replaceChildren(...entries(KEYS, (key) => [make("kbd", key)]));
   $("help").showModal();

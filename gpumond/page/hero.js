@@ -131,7 +131,7 @@ function showChoice(devices) {
 
 /** Requests for memory of these devices that wait. */
 function showQueue(devices) {
-  const of = new Map(devices.map((device) => [device.uuid, devices.length > 1 ? `${label(device)}: ` : ""]));
+  const of = new Map(devices.map((device) => [device.uuid, label(device)]));
   const now = state.frame.snapshot.taken_at;
   sync(
     $("hero-queue"),
@@ -139,7 +139,7 @@ function showQueue(devices) {
     (each) => each.id,
     () => make("li", make("b"), " ", make("bdi")),
     (entry, { device_uuid: uuid, need_bytes: need, missing_bytes: missing, ahead, user, pid, since }) => {
-      put(entry.firstChild, `${of.get(uuid)}waiting: ${human(need)}`);
+      put(entry.firstChild, `Waiting for ${human(need)} of ${of.get(uuid)}:`);
       const parts = [
         pid === null ? user : `pid ${pid} (${user})`,
         missing ? `${human(missing)} missing` : "",

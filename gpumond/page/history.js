@@ -35,9 +35,9 @@ function chartOf(alert) {
 
 const COLUMNS = [
   { title: "Alert", text: ({ rule }) => rule },
-  { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
+  { title: "Subject", text: subjectOf },
   { title: "State", text: ({ phase, silenced_by: silences }) => (silences?.length ? `${phase}, silenced` : phase) },
-  { title: "Subject", text: subjectOf, wide: true },
+  { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
   { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
   { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },
   { title: "Summary", text: ({ notes }) => notes.summary ?? "", wide: true },
@@ -68,6 +68,7 @@ const record = ({ notes, ...alert }) => ({
 });
 
 const keyOf = (alert) => JSON.stringify([alert.rule, alert.active_at, alert.pid, alert.labels]);
+const NONE = "No alert has fired yet. Rules state when one does.";
 let section;
 
 async function load() {
@@ -82,4 +83,4 @@ async function load() {
   section.show(entries.sort((one, other) => beginOf(other) - beginOf(one)));
 }
 
-addView("alerts", () => (section = createListing("Alert history", COLUMNS, keyOf, record)), load);
+addView("alerts", () => (section = createListing("Alert history", COLUMNS, keyOf, record, NONE)), load);

@@ -49,8 +49,9 @@ export function showTable(table, items, key) {
   );
 }
 
-/** A section with a table, a filter and downloads of what the filter finds. `record` makes the downloaded record. */
-export function createListing(title, columns, key, record) {
+/** A section with a table, a filter and downloads of what the filter finds. `record` makes the downloaded record,
+`none` says what the table would list. */
+export function createListing(title, columns, key, record, none) {
   const named = title.toLowerCase().replace(/ /g, "-");
   const table = createTable(title, columns);
   const count = control("p", { role: "status" });
@@ -72,7 +73,8 @@ export function createListing(title, columns, key, record) {
   const draw = () => {
     const items = found();
     const more = items.length > MOST ? `, the latest ${MOST} are shown` : "";
-    put(count, all.length ? `${items.length} of ${all.length}${more}` : "None yet.");
+    put(count, all.length ? `${items.length} of ${all.length}${more}` : none);
+    controls.hidden = !all.length;
     table.hidden = !items.length;
     showTable(table, items.slice(0, MOST), key);
   };

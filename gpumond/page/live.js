@@ -2,13 +2,15 @@
 
 /** Calls `receive(kind, content)` with each message, and `receive()` with each comment, until the stream ends. */
 export async function readMessages(body, receive) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = body.getReader();
+  const decoder = new TextDecoder(); // a stream of texts would add a task for each part
   let parts = []; // of the next message: a complete frame arrives in a hundred
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    parts.push(value);
-    if (!value.includes("\n")) continue;
+    const text = decoder.decode(value, { stream: true });
+    parts.push(text);
+    if (!text.includes("\n")) continue;
     const messages = parts.join("").split("\n\n");
     parts = [messages.pop()];
     for (const message of messages) {
@@ -16,6 +18,30 @@ export async function readMessages(body, receive) {
       receive(kind, kind && JSON.parse(message.slice(head.length)));
     }
   }
+}
+
+/** A complete frame with the rows of its tables, which the daemon sends by column; `/docs` describes the format. */
+export function complete({ tables = {}, ...frame }) {
+  for (const [path, table] of Object.entries(tables)) {
+    const [owner, name] = place(frame, path);
+    owner[name] = unpacked(table);
+  }
+  return frame;
+}
+
+function unpacked({ count, same, columns, objects, lists }) {
+  const varying = Object.entries(columns);
+  for (const [name, table] of Object.entries(objects)) varying.push([name, unpacked(table)]);
+  for (const [name, [lengths, table]] of Object.entries(lists)) {
+    const items = unpacked(table);
+    let end = 0;
+    varying.push([name, lengths.map((length) => items.slice(end, (end += length)))]);
+  }
+  return Array.from({ length: count }, (_, at) => {
+    const row = { ...same };
+    for (const [name, values] of varying) row[name] = values[at];
+    return row;
+  });
 }
 
 /** Changes a frame into the next one; `/docs` describes the format. */

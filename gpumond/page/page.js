@@ -1,5 +1,8 @@
 // The web UI: draws the latest frame. Each number is from that frame, except in charts, events and receipts.
 
+// The stream is first: the browser answers while the other modules are evaluated.
+import { setPaused } from "./stream.js";
+
 import "./baselines.js";
 import { showDevices } from "./devices.js";
 import { $, name, put } from "./elements.js";
@@ -17,7 +20,7 @@ import "./quotas.js";
 import "./rules.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./store.js";
-import { setPaused, start } from "./stream.js";
+import { captionAt, captionsOf } from "./story.js";
 import { showProcesses } from "./table.js";
 import "./tools.js";
 import { showViews } from "./views.js";
@@ -46,7 +49,18 @@ function show() {
   document.documentElement.dataset.seq = String(seq);
 }
 
+const told = new Map(); // kinds of the demo's captions
+let caption = "";
+
+function showStory() {
+  const found = captionsOf(state.frame, [...state.events.values()]);
+  caption = captionAt(found, caption, told, performance.now() / 1000);
+  $("story").hidden = !caption;
+  put($("story").lastElementChild, found.get(caption) ?? "");
+}
+
 function showPresent() {
+  showStory();
   showHero();
   showDevices();
   showEngines();
@@ -68,4 +82,3 @@ addEventListener("keydown", (event) => {
   pause();
 });
 drawing.addEventListener("change", show);
-start();

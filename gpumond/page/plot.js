@@ -17,13 +17,13 @@ const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no t
 const EDGE = 0.08; // of the range: lines closer to its ends have no text, which would not fit
 
 /** Draws `view` into the plot: its range, columns, used memory with its limits, size, marks and summary. Returns the bytes
-at the upper edge. */
+at the upper edge, which `view.top` may state. */
 export function drawPlot(plot, view) {
   const { from, to, columns, blocks, size } = view;
   const data = topOf(columns);
   const wide = plot.wide ?? plot.clientWidth; // to ask for the width again would compute the layout
   const sized = size !== null && (view.whole || size <= 1.5 * data);
-  const top = sized ? Math.max(size, data) : 1.05 * data;
+  const top = view.top ?? (sized ? Math.max(size, data) : 1.05 * data);
   const x = (at) => ((1000 * (at - from)) / (to - from)).toFixed(2);
   const y = (bytes) => (100 - (100 * bytes) / top).toFixed(2);
   const along = (run, key) => run.map((range) => `L${x(range.at)} ${y(range[key])}L${x(range.end)} ${y(range[key])}`).join("");
@@ -49,7 +49,7 @@ export function drawPlot(plot, view) {
   plot.querySelectorAll("svg, .unknown, .axis, .span").forEach((old) => old.remove());
   plot.prepend(
     drawing,
-    ...unknown(columns, from, to).map((part) => hatching(part, view)),
+    ...unknown(columns, from, to).map((part) => hatching(part, view, wide)),
     ...view.spans.filter((span) => span.to >= from && span.from <= to).map((span) => marking(span, view)),
     ...levels.filter((bytes) => !sized || Math.abs(bytes - size) > NEAR_SIZE * top).map((bytes) => tick("axis.level", human(bytes), { top: `${y(bytes)}%` })),
     ...inner.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
@@ -93,10 +93,11 @@ function drawMarks(list, { marks, from, to }, width) {
 }
 
 /** Marks an unknown part. It ends with the daemon's start if the daemon started a moment before the first value. */
-function hatching(part, { from, to, started }) {
+function hatching(part, { from, to, started }, wide) {
   const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from));
   const label = near ? `daemon started ${clock(started)}` : "no data";
-  const node = make("div.unknown", make("span", label));
+  const fits = (wide * (part.to - part.from)) / (to - from) > SPACE;
+  const node = make("div.unknown", make("span", fits ? label : ""));
   node.style.left = `${(100 * (part.from - from)) / (to - from)}%`;
   node.style.width = `${(100 * (part.to - part.from)) / (to - from)}%`;
   node.title = label;

@@ -107,7 +107,9 @@ function update(node, card) {
 export const cardCommands = () =>
   [...$("alerts").children].flatMap((node) => {
     const own = Object.entries(ACTIONS).filter(([, { of }]) => of(node));
-    return own.map(([word, { act }]) => [`${word} ${node.card.kind} (${node.subject})`, () => act(node)]);
+    const { card, subject } = node;
+    const text = (word) => (["Flush", "Why"].includes(word) ? `${word} ${subject} (${card.kind})` : `${word} ${card.kind} (${subject})`);
+    return own.map(([word, { act }]) => [text(word), () => act(node)]);
   });
 
 function drawTrend(drawing, fit) {

@@ -27,6 +27,7 @@ const COLUMNS = [
 ];
 
 const record = ({ name, origin, quota }) => ({ name, origin, ...quota, match: JSON.stringify(quota.match ?? {}) });
+const NONE = "No quota is set. A quota limits the memory of the processes that match it, or reserves some for them.";
 let section;
 
 async function load() {
@@ -34,4 +35,4 @@ async function load() {
   if (answer.ok) section.show(await answer.json());
 }
 
-addView("quotas", () => (section = createListing("Quotas", COLUMNS, ({ name }) => name, record)), load);
+addView("quotas", () => (section = createListing("Quotas", COLUMNS, ({ name }) => name, record, NONE)), load);

@@ -8,10 +8,10 @@ import { facts } from "./facts.js";
 import { flush } from "./flush.js";
 import { clean, human, many } from "./format.js";
 import { COLUMNS, kindOf } from "./rows.js";
-import { ordinary } from "./store.js";
+import { ordinary, state } from "./store.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
 import { why } from "./why.js";
-import { OF_PROCESSES } from "./words.js";
+import { OF_PROCESSES, VERDICTS } from "./words.js";
 
 export const classesOf = ({ id, number, wide }) => [`of-${id}`, number && "number", wide && "wide"].filter(Boolean).join(" ");
 
@@ -81,6 +81,7 @@ function updateProcess(body, cells, opener, row, active) {
   const named = (id) => cells[COLUMNS.findIndex((column) => column.id === id)];
   name(named("user"), row.owner, 40);
   const verdict = named("verdict");
+  if (verdict.given !== row.verdict) verdict.title = VERDICTS[row.verdict] ?? "";
   put(verdict, row.verdict, 40);
   verdict.classList.toggle("notable", row.verdict !== "" && !ordinary({ kind: row.verdict }));
   const remarks = [
@@ -110,7 +111,7 @@ function showDetails(body, row, open) {
   asks.setAttribute("aria-label", `Memory of ${clean(row.program, 80)}…`);
   sync(
     body.querySelector(".facts"),
-    [...facts(row)],
+    [...facts(row, state.frame.snapshot.taken_at)],
     ([term]) => term,
     ([term]) => make("div", make("dt", term), make("dd", make("bdi"))),
     (entry, [, value]) => name(entry.lastChild.firstChild, value, 200),

@@ -5,12 +5,12 @@ import { label, ordinary, processKey } from "./store.js";
 import { OF_PROCESSES } from "./words.js";
 
 const title = (word) => word[0].toUpperCase() + word.slice(1);
-const size = (id) => ({
+const size = (id, bytes = `${id}_bytes`) => ({
   id,
   title: title(id),
-  bytes: `${id}_bytes`,
-  of: (row) => row[`${id}_bytes`] ?? -1,
-  text: (row) => (row.partial?.has(id) ? "≥ " : "") + human(row[`${id}_bytes`]),
+  bytes,
+  of: (row) => row[bytes] ?? -1,
+  text: (row) => (row.partial?.has(id) ? "≥ " : "") + human(row[bytes]),
   number: true,
 });
 
@@ -45,40 +45,37 @@ export const GROUPS = {
 };
 
 /** The state of a suspended program, such as `suspended for 2 h, 60.0 GiB on the host, resume needs 61.2 GiB`. */
-function suspensionSentence({ snapshot }, { state, since, host_bytes, memory, reason }) {
+function suspensionSentence(snapshot, { state, since, host_bytes, memory, reason }) {
   const parts = [`${state} for ${duration(Math.max(0, snapshot.taken_at - since))}`];
   if (host_bytes !== null) parts.push(`${human(host_bytes)} on the host`);
   parts.push(`resume needs ${human(sum(memory.map((each) => each.used_bytes)))}`);
   return [...parts, reason].filter(Boolean).join(", ");
 }
 
-/** The processes of a frame on its devices, with what the table adds to them. */
-export function rowsOf(frame) {
+/** The processes of a frame on its devices, to which this adds what the table shows: in place, as there may be
+thousands. */
+export function rowsOf({ snapshot, processes, verdicts: all }) {
   const verdicts = new Map();
-  for (const verdict of frame.verdicts) {
+  for (const verdict of all) {
     const key = `${verdict.device_uuid},${processKey(verdict)}`;
     if (!verdicts.has(key) || !ordinary(verdict)) verdicts.set(key, verdict.kind);
   }
-  const devices = new Map(frame.snapshot.devices.map((device) => [device.uuid, device]));
-  const suspensions = new Map(frame.snapshot.suspended_programs.map((each) => [processKey(each), suspensionSentence(frame, each)]));
-  const agents = new Map(frame.snapshot.reports.map((report) => [processKey(report), report]));
-  return frame.processes.map((process) => {
-    const own = processKey(process);
-    const key = `${process.device_uuid},${own}`;
-    return {
-      ...process,
-      key,
-      rank: null, // by which rows are ordered
-      device: devices.get(process.device_uuid),
-      program: process.workload || process.comm || "?",
-      owner: process.user ?? (process.uid === null ? "" : String(process.uid)),
-      verdict: verdicts.get(key) ?? "",
-      agent: agents.get(own),
-      suspension: suspensions.get(own) ?? "",
-      change_bytes: null,
-      waste_bytes: process.cached_bytes === null ? null : process.cached_bytes + (process.stranded_bytes ?? 0),
-    };
-  });
+  const devices = new Map(snapshot.devices.map((device) => [device.uuid, device]));
+  const suspensions = new Map(snapshot.suspended_programs.map((each) => [processKey(each), suspensionSentence(snapshot, each)]));
+  const agents = new Map(snapshot.reports.map((report) => [(report.key ??= processKey(report)), report]));
+  for (const row of processes) {
+    row.own ??= processKey(row);
+    row.key ??= `${row.device_uuid},${row.own}`;
+    row.device = devices.get(row.device_uuid);
+    row.program = row.workload || row.comm || "?";
+    row.owner = row.user ?? (row.uid === null ? "" : String(row.uid));
+    row.verdict = verdicts.get(row.key) ?? "";
+    row.agent = agents.get(row.own);
+    row.suspension = suspensions.get(row.own) ?? "";
+    row.change_bytes = null;
+    row.waste_bytes = row.cached_bytes === null ? null : row.cached_bytes + (row.stranded_bytes ?? 0);
+  }
+  return processes;
 }
 
 /** A row in an address: by its workload, which outlives a restart, unless another row of the device has the same. */
@@ -95,8 +92,9 @@ const MAY_BE_EMPTY = ["gpu", "user", "waste", ...OF_PROCESSES, "verdict"];
 
 /** The columns in which some row has a value other than nothing or 0, of those that may be hidden. */
 export function filled(rows, devices) {
-  const has = (id) => (row) => (id === "gpu" ? devices > 1 : id === "user" ? row.owner : id === "verdict" ? row.verdict : row[`${id}_bytes`]);
-  return MAY_BE_EMPTY.filter((id) => rows.some(has(id)));
+  const fields = { user: "owner", verdict: "verdict" };
+  const has = (id, field) => (id === "gpu" ? devices > 1 : rows.some((row) => row[field]));
+  return MAY_BE_EMPTY.filter((id) => has(id, fields[id] ?? `${id}_bytes`));
 }
 
 /** What the table lists an item as: a `group` or a `process`. */
@@ -122,7 +120,7 @@ export function find(rows, filter, gpu = "") {
 export function ordered(rows, { id, up }) {
   const column = COLUMNS.find((each) => each.id === id);
   const sign = up ? 1 : -1;
-  for (const row of rows) row.rank = column.of(row);
+  for (const row of rows) row.rank = column.of(row); // by which rows are ordered
   return [...rows].sort((a, b) => (a.rank < b.rank ? -sign : a.rank > b.rank ? sign : a.pid - b.pid));
 }
 

@@ -5,7 +5,8 @@ import { ORDINARY, UNDECIDED } from "./words.js";
 
 const EVENTS_SHOWN = 200;
 const MANY = 1000; // processes
-const REST = 1500; // milliseconds
+const REST = 900; // milliseconds between two drawings
+const LONG_REST = 1900; // the same with many processes
 
 export const state = {
   frame: null,
@@ -24,17 +25,20 @@ export const state = {
 /** Calls of the functions that draw; page.js adds its own. */
 export const drawing = new EventTarget();
 export const changed = () => drawing.dispatchEvent(new Event("change"));
-let scheduled = 0;
+let scheduled = false;
 let drawnAt = -Infinity; // performance.now()
-/** Draws with the next frame of the browser: what a message contains is read in a task of its own. Of a machine with many
-processes, every second frame is drawn, unless the daemon does not answer. */
+/** Draws all of the newest frame soon, in a task of its own: within a second, or two if it has many processes; at once if
+the daemon does not answer. */
 export function drawSoon() {
-  const many = state.frame?.processes.length > MANY && !state.failures;
-  if (many && performance.now() - drawnAt < REST) return;
-  scheduled ||= requestAnimationFrame(() => {
-    [scheduled, drawnAt] = [0, performance.now()];
-    changed();
-  });
+  if (scheduled) return;
+  scheduled = true;
+  const rest = state.failures ? 0 : state.frame?.processes.length > MANY ? LONG_REST : REST;
+  setTimeout(() => requestAnimationFrame(draw), rest - (performance.now() - drawnAt));
+}
+
+function draw() {
+  [scheduled, drawnAt] = [false, performance.now()];
+  changed();
 }
 
 export function setFrame(frame) {

@@ -2,7 +2,7 @@
 // its messages to the others, because a browser opens at most six connections to an address. Windows that share nothing
 // request frames instead.
 
-import { applyChanges, readMessages } from "./live.js";
+import { applyChanges, complete, readMessages } from "./live.js";
 import { currentToken, setToken } from "./session.js";
 import { addEvents, drawSoon, setFrame, state } from "./store.js";
 
@@ -63,9 +63,10 @@ async function readStream(signal) {
       alive();
       if (!kind) return send();
       number += 1;
-      show({ [kind]: content });
+      const message = kind === "frame" ? { frame: complete(content) } : { changes: content };
+      show(message);
       Object.assign(state, { failures: 0, cause: null, problem: null });
-      send({ [kind]: content });
+      send(message);
       drawSoon();
     });
   } finally {
@@ -240,9 +241,7 @@ export function refresh() {
   if (!state.paused && (state.closed || !navigator.locks)) poll();
 }
 
-export function start() {
-  document.addEventListener("visibilitychange", join);
-  addEventListener("pagehide", disconnect);
-  addEventListener("pageshow", (event) => event.persisted && join());
-  join();
-}
+document.addEventListener("visibilitychange", join);
+addEventListener("pagehide", disconnect);
+addEventListener("pageshow", (event) => event.persisted && join());
+join();

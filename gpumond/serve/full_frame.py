@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 from gpumond import __version__, revision
 from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.facts.errors import remedy
-from gpumond.facts.frame import Frame, FullFrame, Line, ProcessHolding, StatedCondition, StatedFault
+from gpumond.facts.frame import Frame, FullFrame, ProcessHolding, StatedCondition, StatedFault
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
-from gpumond.host.machine import MACHINE_NAME
+from gpumond.host.machine import MACHINE_NAME, started_at
 from gpumond.tick.claims import unmapped_by_device
 from gpumond.tick.conditions import conditions
 from gpumond.tick.ledger import parts
 
 REVISION = revision() or None
-OF_PROCESS = {field.name for field in fields(ProcessHolding)} & {field.name for field in fields(ProcessUsage)}
+OF_PROCESS = sorted({field.name for field in fields(ProcessHolding)} & {field.name for field in fields(ProcessUsage)})
 """The fields that are the driver's values."""
+VALUES_OF_PROCESS: Callable[[ProcessUsage], tuple[Any, ...]] = attrgetter(*OF_PROCESS)
 
 
 def full_frame(frame: Frame) -> FullFrame:
@@ -54,46 +55,50 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
     """Yield every process of every device, and every agent's process that the driver does not list, with those that
     are suspended.
     """
-    reports = frame.snapshot.reports_by_process
-    lines: dict[tuple[str, ProcessKey | None], list[Line]] = {}
+    snapshot, reports = frame.snapshot, frame.snapshot.reports_by_process
+    sums: dict[tuple[str, tuple[int | None, int | None]], dict[str, int]] = {}
     for line in frame.ledger.lines:
-        lines.setdefault((line.device_uuid, line.process), []).append(line)
-    for device in frame.snapshot.devices:
+        shares = sums.setdefault((line.device_uuid, (line.pid, line.start_ticks)), {})  # equal to a ProcessKey
+        shares[line.share] = shares.get(line.share, 0) + line.used_bytes
+    for device in snapshot.devices:
         for key, process in device.processes_by_key.items():
-            own = lines.pop((device.uuid, key), [])
-            yield _holding(device.uuid, process, idle_seconds(device, process), reports.get(key), own, frame.snapshot)
-    for each in frame.snapshot.suspensions:
+            own = sums.pop((device.uuid, key), {})
+            yield _holding(device.uuid, key, process, idle_seconds(device, process), reports.get(key), own, snapshot)
+    for each in snapshot.suspensions:
         if each.confirmed:
             usage = replace(each.usage, used_bytes=0, state="suspended", utilization_ratio=None, idle_seconds=None)
-            own = lines.pop((each.device_uuid, each.process), [])
-            yield _holding(each.device_uuid, usage, None, reports.get(each.process), own, frame.snapshot)
-    for (uuid, unlisted), own in lines.items():
-        if unlisted is not None:
-            process = ProcessUsage(pid=unlisted.pid, start_ticks=unlisted.start_ticks, used_bytes=None)
-            yield _holding(uuid, process, None, reports.get(unlisted), own, frame.snapshot)
+            own = sums.pop((each.device_uuid, each.process), {})
+            yield _holding(each.device_uuid, usage.key, usage, None, reports.get(each.process), own, snapshot)
+    for (uuid, (pid, start_ticks)), own in sums.items():
+        if pid is not None:
+            process = ProcessUsage(pid=pid, start_ticks=start_ticks, used_bytes=None)
+            yield _holding(uuid, process.key, process, None, reports.get(process.key), own, snapshot)
 
 
 def _holding(
     device_uuid: str,
+    key: ProcessKey,
     process: ProcessUsage,
     idle: float | None,
     report: AgentReport | None,
-    lines: Iterable[Line],
+    shares: Mapping[str, int],
     snapshot: Snapshot,
 ) -> ProcessHolding:
-    shares: Counter[str] = Counter()
-    for line in lines:
-        shares[line.share] += line.used_bytes
-    stated: dict[str, Any] = {name: getattr(process, name) for name in OF_PROCESS}
-    stated |= {f"{share}_bytes": shares.get(share) for share in ("live", "cached", "stranded", "overhead", "opaque")}
+    stated: dict[str, Any] = dict(zip(OF_PROCESS, VALUES_OF_PROCESS(process), strict=True))
     stated["idle_seconds"] = idle
     return ProcessHolding(
         device_uuid=device_uuid,
+        started_at=started_at(key),
         **stated,
         workload=report.workload if report else "",
-        overhead_parts=parts(snapshot.overheads_by_process.get((device_uuid, process.key)), shares.get("overhead")),
+        live_bytes=shares.get("live"),
+        cached_bytes=shares.get("cached"),
+        stranded_bytes=shares.get("stranded"),
+        overhead_bytes=shares.get("overhead"),
+        opaque_bytes=shares.get("opaque"),
+        overhead_parts=parts(snapshot.overheads_by_process.get((device_uuid, key)), shares.get("overhead")),
         unmapped_bytes=unmapped_by_device(report.pools).get(device_uuid) if report else None,
-        limit_bytes=snapshot.limits.get((device_uuid, process.key)),
-        quota=snapshot.quotas_by_process.get(process.key),
-        reserve_shortage_bytes=snapshot.reserve_shortages.get((device_uuid, process.key)),
+        limit_bytes=snapshot.limits.get((device_uuid, key)),
+        quota=snapshot.quotas_by_process.get(key),
+        reserve_shortage_bytes=snapshot.reserve_shortages.get((device_uuid, key)),
     )

@@ -6,8 +6,9 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypedDict
 
@@ -83,6 +84,8 @@ class EventStream(StreamingResponse):
 
 HEARTBEAT_SECONDS = 2.0
 """Longest time between two messages. A reader that receives none for longer knows that the daemon does not answer."""
+EXPECTED_SECONDS = 1.0
+"""Time for which a frame is kept for a reader that is expected."""
 KEPT = 32
 """Messages that a slow reader can still receive. One that needs older ones receives a complete frame."""
 EVENTS_SENT = 200
@@ -106,8 +109,14 @@ class LiveMessage:
 class LiveFrames:
     """The messages of all streams. Nothing is computed or kept while there is no reader."""
 
-    def __init__(self, kernel: Kernel, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
-        self._kernel, self._heartbeat_seconds = kernel, heartbeat_seconds
+    def __init__(
+        self,
+        kernel: Kernel,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        expected_seconds: float = EXPECTED_SECONDS,
+    ) -> None:
+        self._kernel, self._heartbeat_seconds, self._expected_seconds = kernel, heartbeat_seconds, expected_seconds
+        self._expecting: asyncio.Future[None] | None = None
         self._readers = 0
         self._wanted, self._published = asyncio.Event(), Signal()
         self._encoding = asyncio.Lock()
@@ -131,6 +140,19 @@ class LiveFrames:
                 self._publish(_packed(self.number + 1, b": alive\n\n"))
             else:
                 await self._advance()
+
+    def expect(self) -> None:
+        """Encode the complete frame soon, for a browser that evaluates the script of the web UI at the moment."""
+        expecting = self._expecting is not None and not self._expecting.done()
+        if not (expecting or self._readers) and self._kernel.frame is not None:
+            self._expecting = asyncio.ensure_future(self._prepare())
+
+    async def _prepare(self) -> None:
+        async with aclosing(self.messages(compressed=True)) as messages:
+            await asyncio.sleep(0.01)  # the script is sent first
+            await anext(messages)
+            await anext(messages)
+            await asyncio.sleep(self._expected_seconds)
 
     async def messages(self, compressed: bool) -> AsyncGenerator[bytes, None]:
         """Yield the parts of one stream."""
@@ -161,7 +183,7 @@ class LiveFrames:
             if self._first is None and self._whole is not None:
                 newest = self._kernel.events.newest()[-EVENTS_SENT:]
                 events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
-                self._first = encoded(self.number, "frame", WHOLE.dump_json(self._whole), events)
+                self._first = encoded(self.number, "frame", complete(self._whole), events)
             return [replace(self._first, number=self.number)] if self._first else []
 
     async def _advance(self) -> None:
@@ -243,6 +265,47 @@ def live_frame(whole: FullFrame) -> FullFrame:
     return replace(whole, snapshot=replace(whole.snapshot, devices=tuple(devices)))
 
 
+class Table(TypedDict):
+    """Rows by column: ``same`` has the fields that are equal in all rows, ``columns`` the values of the others.
+
+    ``objects`` has the fields whose values are objects, ``lists`` those whose values are lists of objects: the number
+    of each row's items, and all items as one table.
+    """
+
+    count: int
+    same: dict[str, Any]
+    columns: dict[str, list[Any]]
+    objects: dict[str, Table]
+    lists: dict[str, tuple[list[int], Table]]
+
+
+def complete(whole: FullFrame) -> bytes:
+    """Return the JSON of a frame whose tables are empty, and ``tables`` by path: a tenth of the bytes."""
+    tables = {path: by_column(attrgetter(path)(whole)) for path in TABLES}
+    snapshot = replace(whole.snapshot, devices=(), reports=())
+    rest = replace(
+        whole, snapshot=snapshot, ledger=replace(whole.ledger, lines=()), processes=(), verdicts=(), alerts=()
+    )
+    return b"".join((WHOLE.dump_json(rest)[:-1], b',"tables":', to_json(tables, inf_nan_mode="null"), b"}"))
+
+
+def by_column(rows: Sequence[Any]) -> Table:
+    """Return dataclasses of one type as a table."""
+    table = Table(count=len(rows), same={}, columns={}, objects={}, lists={})
+    for name in (field.name for field in fields(rows[0])) if rows else ():
+        values = [getattr(row, name) for row in rows]
+        first = values[0]
+        if values.count(first) == len(values):
+            table["same"][name] = first
+        elif is_dataclass(first) and all(type(value) is type(first) for value in values):
+            table["objects"][name] = by_column(values)
+        elif all(type(value) is tuple for value in values) and all(map(is_dataclass, items := [*chain(*values)])):
+            table["lists"][name] = [len(value) for value in values], by_column(items)
+        else:
+            table["columns"][name] = values
+    return table
+
+
 def changes(before: FullFrame, after: FullFrame) -> FrameChanges:
     """Return what makes ``after`` of ``before``."""
     values: dict[str, Any] = {}
@@ -299,7 +362,7 @@ _LIVE_OK: dict[int | str, dict[str, Any]] = {
         "description": "Messages `frame` and `changes`",
         "content": {
             "text/event-stream": {
-                "example": f"event: frame\ndata: {WHOLE.dump_json(EXAMPLE_FRAME).decode()[:-1]},"
+                "example": f"event: frame\ndata: {complete(EXAMPLE_FRAME).decode()[:-1]},"
                 f'"events":{EVENTS.dump_json([examples.EVENT]).decode()}}}\n\n'
             }
         },
@@ -312,9 +375,13 @@ async def live(request: Request) -> Response:
     """Sends the current frame as the message `frame`, then one message `changes` for each later frame.
 
     `frame` is the response of `/frame`, with the newest `events`; `processes` of its devices are empty where they are
-    known. `changes` contain: `values`, by path in the frame, which replace the previous ones; `tables`, by path;
-    `events`, the new ones. A table's `rows` state for each row its place in the previous table, or -1 for one of
-    `added`; without `rows` they are unchanged. Its `cells` contain, by field, places of rows and their new values.
+    known. The rows of its tables are in `tables`, by path: their `count`, the fields that are the `same` in all rows,
+    and the `columns` of the others; `objects` are tables of values that are objects, `lists` the lengths of lists, and
+    the table of all their items.
+
+    `changes` contain: `values`, by path in the frame, which replace the previous ones; `tables`, by path; `events`, the
+    new ones. A table's `rows` state for each row its place in the previous table, or -1 for one of `added`; without
+    `rows` they are unchanged. Its `cells` contain, by field, places of rows and their new values.
 
     A reader that is too slow receives a `frame` again. Above 256 streams, the oldest stream of the user with the most
     streams ends.

@@ -210,7 +210,11 @@ def file_response(scope: Scope, file: File) -> Response:
 
 
 async def page(request: Request) -> Response:
-    return file_response(request.scope, FILES[request.scope["route"].path])
+    path = request.scope["route"].path
+    response = file_response(request.scope, FILES[path])
+    if path.endswith(".js") or response.status_code == 304:  # a browser that keeps the document keeps the script
+        request.app.state.live.expect()
+    return response
 
 
 for path in FILES:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpumond.facts.program import ProcessKey
-from gpumond.host.machine import find_process, process_start, read_head, start_of, stat_fields
+from gpumond.host.machine import TICKS_PER_SECOND, find_process, process_start, read_head, start_of, stat_fields
 from gpumond.view.rows import HOLDINGS, HostFacts, ProcessLife, ProcessRow, plain
 from gpumond.view.text import Line, Span, fitted, size
 
@@ -418,7 +418,7 @@ PROC = "/proc"
 MAX_DEPTH = 20
 VITAL_SECONDS = 1.0
 COMMAND_BYTES = 1024
-TICKS, PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGSTOP", "SIGCONT")
 
 
@@ -467,8 +467,8 @@ def _vitals(
         resident = int(read_head(f"{PROC}/{key.pid}/statm").split()[1]) * PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return None
-    cpu = (spent - before[1]) / TICKS / (now - before[0]) if before else None
-    age = uptime - start_of(fields).start_ticks / TICKS
+    cpu = (spent - before[1]) / TICKS_PER_SECOND / (now - before[0]) if before else None
+    age = uptime - start_of(fields).start_ticks / TICKS_PER_SECOND
     return now, spent, HostFacts(command, max(0.0, age), resident, cpu)
 
 

@@ -24,7 +24,7 @@ CLASSES = Why(classes=(LIVE_CLASSES,))
 
 
 def shown(why: Why) -> list[str]:
-    return [" ".join(line.split()) for line in lines(WHY.dump_python(why, mode="json"))]
+    return [" ".join(line.split()) for line in lines(WHY.dump_python(why, mode="json"), {})]
 
 
 def gpumond(fake: FakeDaemon, *arguments: str) -> subprocess.CompletedProcess[str]:

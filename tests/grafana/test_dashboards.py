@@ -105,6 +105,7 @@ def test_rows_that_not_all_machines_fill_are_collapsed():
         ("device", "Unmapped memory"),
         ("device", "Sensors"),
         ("device", "Health"),
+        ("workload", "Steps, utilization and host memory"),
         ("workload", "Details"),
     ]
     assert all(bool(row["panels"]) == row["collapsed"] for _, row in rows)

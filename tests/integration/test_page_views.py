@@ -37,7 +37,7 @@ def test_alerts_of_the_past_have_links_to_chart_and_runbook(browser: Browser, de
         page = session.page
         page.get_by_role("button", name="Alerts", exact=True).click()
         page.get_by_role("searchbox", name="Filter").fill("past resolved")
-        row = page.get_by_role("row", name="past critical resolved")
+        row = page.get_by_role("row", name="past GPU 0 resolved critical")
         row.wait_for()
         check_access(session)
         with page.expect_download() as saved:

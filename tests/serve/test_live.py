@@ -15,7 +15,7 @@ import pytest
 
 from gpumond.facts.frame import Frame, FullFrame
 from gpumond.serve.full_frame import full_frame
-from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
+from gpumond.serve.live import EXPECTED_SECONDS, HEARTBEAT_SECONDS, KEPT, LiveFrames, complete, live_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_report, make_snapshot
 from tests.serve.application import View, ask, serving
@@ -23,24 +23,47 @@ from tests.serve.event_reader import Reader
 from tests.serve.live_frames import as_json, changes_as_json, random_frame, random_wholes
 
 
+def owner(frame: Any, path: str) -> tuple[Any, str]:
+    *part, name = path.split(".")
+    return (frame[part[0]] if part else frame), name
+
+
+def rows_of(table: Any) -> list[Any]:
+    """Return the rows of a table as the documentation of the route describes."""
+    columns = table["columns"] | {name: rows_of(inner) for name, inner in table["objects"].items()}
+    for name, (lengths, inner) in table["lists"].items():
+        items = iter(rows_of(inner))
+        columns[name] = [[next(items) for _ in range(length)] for length in lengths]
+    return [table["same"] | {name: column[row] for name, column in columns.items()} for row in range(table["count"])]
+
+
+def filled(frame: Any) -> Any:
+    """Return a complete frame with the rows of its tables."""
+    for path, table in frame.pop("tables").items():
+        part, name = owner(frame, path)
+        part[name] = rows_of(table)
+    return frame
+
+
 def apply(frame: Any, found: Any) -> None:
     """Apply changes as the documentation of the route describes."""
-
-    def owner(path: str) -> tuple[Any, str]:
-        *part, name = path.split(".")
-        return (frame[part[0]] if part else frame), name
-
     for path, value in found["values"].items():
-        table, name = owner(path)
+        table, name = owner(frame, path)
         table[name] = value
     for path, table_changes in found["tables"].items():
-        table, name = owner(path)
+        table, name = owner(frame, path)
         if "rows" in table_changes:
             added = iter(table_changes["added"])
             table[name] = [next(added) if row < 0 else table[name][row] for row in table_changes["rows"]]
         for field, (places, values) in table_changes.get("cells", {}).items():
             for place, value in zip(places, values, strict=True):
                 table[name][place][field] = value
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_complete_frame_has_its_tables_by_column(seed: int):
+    for whole in random_wholes(seed, count=3):
+        assert filled(json.loads(complete(whole))) == as_json(whole)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -106,7 +129,7 @@ def shown_frame(received: bytes) -> Any:
     for kind, content in messages(received):
         content.pop("events")
         if kind == "frame":
-            frame = content
+            frame = filled(content)
         else:
             apply(frame, content)
     return frame
@@ -123,11 +146,13 @@ async def until(found: Callable[[], object]) -> None:
 Scene = Callable[[LiveView, Callable[..., Reader], LiveFrames], Coroutine[Any, Any, None]]
 
 
-def with_readers(scene: Scene, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+def with_readers(
+    scene: Scene, heartbeat_seconds: float = HEARTBEAT_SECONDS, expected_seconds: float = EXPECTED_SECONDS
+) -> None:
     async def run() -> None:
         view = LiveView()
         app = serving(view)
-        app.state.live = LiveFrames(view, heartbeat_seconds)
+        app.state.live = LiveFrames(view, heartbeat_seconds, expected_seconds)
         task = asyncio.create_task(app.state.live.run())
         readers: list[Reader] = []
 
@@ -194,6 +219,38 @@ def test_changes_are_computed_once_and_only_for_readers():
         assert frames.number == number + 3
 
     with_readers(scene)
+
+
+def test_frame_is_prepared_for_a_browser_that_evaluates_the_script():
+    async def scene(view: LiveView, connect: Callable[..., Reader], frames: LiveFrames) -> None:
+        frames.expect()
+        await asyncio.sleep(0.05)
+        view.take(random_frame(random.Random(2), 2))
+        reader = connect()
+        await until(lambda: len(messages(reader.received)) == 2 or shown_seq(reader.received) == 2)
+        assert view.frame is not None
+        assert shown_frame(reader.received) == as_json(live_frame(full_frame(view.frame)))
+
+    with_readers(scene)
+
+
+def test_expected_reader_that_does_not_come_costs_nothing():
+    async def scene(view: LiveView, connect: Callable[..., Reader], frames: LiveFrames) -> None:
+        frames.expect()
+        await asyncio.sleep(0.1)
+        number = frames.number
+        view.take(random_frame(random.Random(2), 2))
+        await asyncio.sleep(0.05)
+        assert frames.number == number
+        reader = connect()
+        await until(lambda: messages(reader.received))
+        assert shown_seq(reader.received) == 2
+
+    with_readers(scene, expected_seconds=0.01)
+
+
+def shown_seq(received: bytes) -> int:
+    return int(shown_frame(received)["snapshot"]["seq"]) if messages(received) else 0
 
 
 def test_slow_reader_receives_a_frame_in_place_of_changes_that_are_no_longer_kept():

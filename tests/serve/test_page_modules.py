@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.pools import Receipt
 from gpumond.serve.examples import RECEIPT
+from gpumond.serve.live import complete
 from gpumond.view.text import size
 from tests.helpers.agents import GIB
 from tests.serve.live_frames import as_json, changes_as_json, random_wholes
@@ -67,9 +68,10 @@ def test_durations_are_rounded_to_the_nearest():
 def test_page_applies_changes_to_a_frame(seed: int):
     wholes = random_wholes(seed, count=40)
     found = [changes_as_json(before, after) for before, after in pairwise(wholes)]
-    expression = "given[1].map((changes) => (m.applyChanges(given[0], changes), JSON.stringify(given[0])))"
-    shown = run_module("live", expression, as_json(wholes[0]), found)
-    assert [json.loads(each) for each in shown] == [as_json(whole) for whole in wholes[1:]]
+    expression = """((frame) => [JSON.stringify(frame), ...given[1].map(
+        (changes) => (m.applyChanges(frame, changes), JSON.stringify(frame)))])(m.complete(given[0]))"""
+    shown = run_module("live", expression, json.loads(complete(wholes[0])), found)
+    assert [json.loads(each) for each in shown] == [as_json(whole) for whole in wholes]
 
 
 def flushed(expected: int, released: int, driver: int | None, raced: bool = False) -> dict[str, Any]:
@@ -160,3 +162,58 @@ def test_crossing_with_the_size_is_drawn_where_it_is_near():
         assert limits["to"] == (fit["full_at_latest"] if drawn else 1600)
         assert limits["low"] == 0
         assert limits["high"] >= max(level for _, level in fit["points"])
+
+
+def test_events_with_one_cause_are_one():
+    ended = [
+        {"id": 1, "at": 10.0, "pid": 7, "kind": "agent-connected"},
+        {"id": 2, "at": 50.0, "pid": 7, "kind": "agent-disconnected"},
+        {"id": 3, "at": 50.2, "pid": 8, "kind": "flush"},
+        {"id": 4, "at": 51.0, "pid": 7, "kind": "process-ended"},
+        {"id": 5, "at": 51.0, "pid": 7, "kind": "alert-resolved"},
+        {"id": 6, "at": 51.0, "pid": None, "kind": "alert-fired"},
+        {"id": 7, "at": 51.0, "pid": None, "kind": "alert-fired"},
+    ]
+    found = run_module("causes", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *ended)
+    assert found == [[7], [6], [4, 2, 5], [3], [1]]
+
+
+CAPTIONS = """given.map(([frame, told, now]) => {
+    const known = new Map(told);
+    const found = m.captionsOf(frame, frame.events);
+    return [[...found.keys()], m.captionAt(found, told.at(-1)?.[0], known, now)];
+})"""
+
+
+def test_captions_of_the_demo_are_true_and_each_is_told():
+    def frame(cached: int = 0, flushed_at: float = 0.0, name: str = "sim", **more: Any) -> dict[str, Any]:
+        snapshot = {"source": {"name": name}, "taken_at": 100.0, "devices": []}
+        event = {"kind": "flush", "at": flushed_at, "workload": "training", "details": [["released_bytes", GIB]]}
+        processes = [
+            {"workload": "leak", "pid": 1},
+            {"workload": "training", "pid": 2, "live_bytes": GIB, "cached_bytes": cached},
+        ]
+        empty: dict[str, Any] = {"verdicts": [], "queue": []}
+        return {"snapshot": snapshot, "processes": processes, "events": [event]} | empty | more
+
+    leak = [{"kind": "leak", "pid": 1}]
+    scenes = [
+        (frame(name="nvml"), [], 0.0),
+        (frame(), [], 0.0),
+        (frame(cached=3 * GIB), [["start", 0.0]], 5.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0]], 10.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 19.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 20.0),
+        (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 20.0]], 21.0),
+        (frame(flushed_at=99.0), [["start", 0.0]], 21.0),
+    ]
+    assert run_module("story", CAPTIONS, *scenes) == [
+        [[], None],
+        [["start"], "start"],
+        [["cache", "start"], "start"],
+        [["leak", "cache", "start"], "leak"],
+        [["leak", "cache", "start"], "leak"],
+        [["leak", "cache", "start"], "cache"],
+        [["leak", "start"], "leak"],
+        [["flush", "start"], "flush"],
+    ]

@@ -29,7 +29,7 @@ from gpumond.devices.process.procfs import DeviceHolders, OpenDeviceNodes
 from gpumond.facts.messages import clean
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
-from gpumond.host.machine import ProcessStart, in_private_pid_namespace, process_start
+from gpumond.host.machine import TICKS_PER_SECOND, ProcessStart, in_private_pid_namespace, process_start
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 
@@ -190,8 +190,6 @@ OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 5000),
 )
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-
 
 class Pod(NamedTuple):
     name: str
@@ -233,7 +231,7 @@ class Kubelet:
         """
         self._take()
         self._ask()
-        if start_ticks / _TICKS >= self._answer.asked_at:
+        if start_ticks / TICKS_PER_SECOND >= self._answer.asked_at:
             return None
         pods = set[Pod]().union(*(self._answer.pods.get(name.lower(), ()) for name in ids))
         return pods.pop() if len(pods) == 1 else None

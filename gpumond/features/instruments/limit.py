@@ -37,13 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
     answers, status = client.ask_programs(arguments, "limit", body, SECONDS)
     if not answers:
         return status
-    header = (">PID", "PROGRAM", "ALLOCATOR", "DEVICE", ">LIMIT", "APPLIED", "REASON")
+    gpus = client.gpu_names(arguments.url)
+    header = (">PID", "PROGRAM", "ALLOCATOR", "GPU", ">LIMIT", "APPLIED", "REASON")
     rows = [
         [
             str(program.pid),
             program.workload or "-",
             each["allocator"],
-            each["device_uuid"] or "-",
+            gpus.get(each["device_uuid"], each["device_uuid"] or "-").removeprefix("GPU "),
             "none" if each["limit_bytes"] is None else size(each["limit_bytes"]),
             "yes" if each["applied"] else "no",
             each["reason"],

@@ -39,21 +39,23 @@ def run(arguments: argparse.Namespace) -> int:
     body = recording(arguments.record)
     one_for = None if arguments.folded is None else "--folded"
     answers, status = client.ask_programs(arguments, "why", body, duration(body) + ANSWER_SECONDS, one_for)
+    gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
     for program, found in answers:
         if arguments.folded is not None and found["folded"] is not None:
             fetch(arguments.url, program.pid, found["folded"], arguments.folded)
         if not arguments.json:
             subject = [] if arguments.pid is not None else [f"{program}:"]
-            print("\n".join([*subject, *lines(found)]))
+            print("\n".join([*subject, *lines(found, gpus)]))
     if arguments.json and answers:
         print(client.as_json(arguments, answers))
     return status
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the text for people."""
+def lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of the text for people. ``gpus``: names of devices by UUID."""
     for one in found["classes"]:
-        yield f"{one['allocator']} on {one['device_uuid']}: {human(one['live_bytes'])} live{_age(found)}"
+        device = gpus.get(one["device_uuid"], one["device_uuid"])
+        yield f"{one['allocator']} on {device}: {human(one['live_bytes'])} live{_age(found)}"
         known = {text: size for name, text in CLASSES.items() if (size := one[f"{name}_bytes"]) is not None}
         rest = one["live_bytes"] - sum(known.values())
         if len(known) < len(CLASSES):

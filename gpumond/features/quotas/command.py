@@ -68,7 +68,7 @@ class Queue:
 def queue_table(frame: Mapping[str, Any]) -> str:
     """Return a table of the requests; empty without one."""
     indexes = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
-    header = ("GPU", ">NEED", ">AVAILABLE", ">MISSING", ">AHEAD", ">PID", "USER", ">WAITING")
+    header = ("GPU", ">NEED", ">AVAILABLE", ">MISSING", ">AHEAD", ">PID", "CALLER", ">WAITING")
     now = frame["snapshot"]["taken_at"]
     rows = [
         [

@@ -1,0 +1,37 @@
+// The demo's captions: what is true of it now, and what to try. No element of the document.
+
+import { human } from "./format.js";
+
+const LARGE = 2 * 2 ** 30; // bytes of a cache that is worth a caption
+const FRESH = 30; // seconds for which the result of a flush is news
+const LASTS = 10; // seconds for which a caption that stays true is shown, at least
+
+/** The captions that are true of a frame, by kind; none if it is not the demo's. */
+export function captionsOf({ snapshot, processes, queue, verdicts }, events) {
+  const found = new Map();
+  const leak = processes.find(({ workload }) => workload === "leak");
+  if (snapshot.source.name !== "sim" || !leak) return found;
+  const flush = events.findLast(({ kind, at }) => kind === "flush" && snapshot.taken_at - at < FRESH);
+  const released = flush && Object.fromEntries(flush.details).released_bytes;
+  if (released) found.set("flush", `A flush of ${flush.workload} has released ${human(released)}. Receipts compares it with its plan.`);
+  if (verdicts.some(({ kind, pid }) => kind === "leak" && pid === leak.pid))
+    found.set("leak", "The program leak keeps more memory with each step. Its problem states when the GPU will be full; Why lists what it keeps.");
+  for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === "training" && bytes >= LARGE))
+    found.set("cache", `training uses ${human(row.live_bytes)} and keeps ${human(row.cached_bytes)} in its cache, which a flush returns while the program runs.`);
+  for (const { need_bytes: need, device_uuid: uuid } of queue) {
+    const device = snapshot.devices.find((each) => each.uuid === uuid);
+    found.set("queue", `A program waits for ${human(need)} of GPU ${device?.index ?? "?"}, and starts when they are free.`);
+  }
+  found.set("start", "The GPUs are simulated, the agents are real. Click a program for its history, or press ? for help.");
+  return found;
+}
+
+/** The kind of caption to show at a time: the one that is `shown` while it is true, unless a new one waits. `told`: when
+each kind was shown first, which this keeps. */
+export function captionAt(found, shown, told, now) {
+  const waiting = [...found.keys()].filter((kind) => !told.has(kind));
+  const stays = found.has(shown) && (!waiting.length || now - told.get(shown) < LASTS);
+  const kind = stays ? shown : (waiting[0] ?? found.keys().next().value);
+  if (kind && !told.has(kind)) told.set(kind, now);
+  return kind;
+}
