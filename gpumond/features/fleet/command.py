@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO
-from gpumond.features.fleet import audit, discovery, doctor, flush, report, status, top
+from gpumond.features.fleet import advise, audit, discovery, doctor, flush, report, status, top
 from gpumond.view.text import table
 
 FLUSHES = {
@@ -34,7 +34,7 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = (*READS, *FLUSHES, "report")
+    names = (*READS, *FLUSHES, "report", "advise")
     what = parser.add_subparsers(dest="what", metavar="|".join(names), required=True)
     for name, summary in READS.items():
         read = what.add_parser(name, help=summary)
@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flush.add_arguments(what.add_parser(name, help=summary), name)
     report.add_arguments(
         what.add_parser("report", help="show how much memory was held without being used, from Prometheus")
+    )
+    advise.add_arguments(
+        what.add_parser("advise", help="propose limits, reserves and MIG profiles for programs, from Prometheus")
     )
 
 
@@ -57,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         "doctor": doctor.run,
         "audit": audit.run,
         "report": report.run,
+        "advise": advise.run,
         **dict.fromkeys(FLUSHES, flush.run),
     }
     return asyncio.run(actions[arguments.what](arguments))
