@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpumond.config.web_file import Web
+from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve.answers import LIVENESS, READINESS, problem
 from gpumond.serve.auth import SESSIONS, Passwords, Tokens, admit, authenticate, failed, header, user
 from gpumond.serve.http import SendBuffers, in_pieces, without_body
@@ -32,6 +33,7 @@ from gpumond.serve.limits import (
     plain_address,
     too_large,
 )
+from gpumond.store.audit import OPERATION
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ALWAYS_OPEN = (*LIVENESS, *READINESS)
@@ -42,6 +44,8 @@ RESERVED = ("/metrics", *ALWAYS_OPEN)
 
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
+OPERATION_HEADER = b"gpumond-operation"
+"""Header with the id of the operation on several machines that a request belongs to."""
 STRICT_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -102,6 +106,7 @@ class Guard:
             release_slot()  # sending takes no slot
             await send(message)
 
+        OPERATION.set(header(scope["headers"], OPERATION_HEADER))  # a request has a context of its own
         try:
             await self._app(scope, limited(receive), send_and_release)
         finally:
@@ -162,6 +167,8 @@ class Guard:
         host = _host(scope)
         if host not in self._hosts and host != _local(scope):
             raise HTTPException(421, f"{host} is not a name of this daemon; add it to `hosts` in the configuration")
+        if (operation := header(scope["headers"], OPERATION_HEADER)) and not re.match(OPERATION_ID, operation):
+            raise HTTPException(400, "Gpumond-Operation: expected 1 to 64 characters from A-Za-z0-9._-")
         if scope["method"] not in SAFE_METHODS:
             _check_origin(scope)
             _check_body(scope)

@@ -129,7 +129,19 @@ WORDS = {
     "baseline": [f"baseline {word}" for word in ("record", "compare", "list")],
     "fleet": [
         f"fleet {word}"
-        for word in ("targets", "status", "top", "doctor", "audit", "flush", "sleep", "wake", "report", "advise")
+        for word in (
+            "targets",
+            "status",
+            "top",
+            "doctor",
+            "audit",
+            "flush",
+            "sleep",
+            "wake",
+            "undo",
+            "report",
+            "advise",
+        )
     ],
 }
 

@@ -24,6 +24,7 @@ FEATURE = Feature(
                 "gpumond fleet sleep --targets gpus.json --engine 'chat-*'",
                 "gpumond fleet wake --targets gpus.json --engine 'chat-*'",
                 "gpumond fleet audit --targets gpus.json --operation 20261126-091246-3fa9c1",
+                "gpumond fleet undo --targets gpus.json 20261126-091246-3fa9c1 --dry-run",
                 "gpumond fleet report --prometheus http://127.0.0.1:9090 --from 2026-11-01 --html report.html",
                 "gpumond fleet advise --prometheus http://127.0.0.1:9090 --for 14d --by user,workload",
             ),

@@ -214,10 +214,13 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """``timeout_seconds`` limits each request that does not state another limit."""
+    """``timeout_seconds`` limits each request that does not state another limit. ``operation``: the id that changes
+    state for the audit; empty without one.
+    """
 
     access: Access
     timeout_seconds: float = 5.0
+    operation: str = ""
 
     async def frame(self, machine: Machine) -> CheckedFrame:
         """Return the frame of a daemon. Raises DaemonError."""
@@ -233,6 +236,10 @@ class Client:
         A request that requires a token which must not be sent is not sent.
         """
         return await self._call(machine, "POST", path, json.dumps(body).encode(), timeout_seconds)
+
+    async def delete(self, machine: Machine, path: str) -> None:
+        """Send DELETE to a daemon, like POST. Raises DaemonError."""
+        await self._call(machine, "DELETE", path, None, self.timeout_seconds)
 
     async def get_list(self, url: str) -> tuple[Any, bool]:
         """Return the decoded answer of another service, to which no token is sent, and whether it is verified.
@@ -257,6 +264,8 @@ class Client:
     ) -> T:
         token, fields = self.access.token_of(machine), {"Content-Type": "application/json"}
         withheld = "" if token else self.access.reason_without_token(machine)
+        if self.operation and method != "GET":
+            fields["Gpumond-Operation"] = self.operation
         if token and may_receive_token(machine.url):
             fields["Authorization"] = f"Bearer {token}"
         elif token:

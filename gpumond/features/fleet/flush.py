@@ -463,16 +463,16 @@ def _options(arguments: argparse.Namespace) -> FlushOptions:
         wake=arguments.what == "wake",
         parallel=arguments.parallel,
         canary=arguments.canary,
-        operation=Operation(_new_id(), arguments.reason, _own_name()),
+        operation=Operation(new_id(), arguments.reason, own_name()),
     )
 
 
-def _new_id() -> str:
+def new_id() -> str:
     """Return the id of a new operation, which begins with the time (UTC)."""
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def _own_name() -> str:
+def own_name() -> str:
     """Return the name of the user and the machine that this command runs on; the daemons cannot verify it."""
     try:
         user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
