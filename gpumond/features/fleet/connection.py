@@ -87,17 +87,20 @@ class Machines:
             for host in {each.host, _parts(each.name)[0]}:
                 self._by_host.setdefault(host, []).append(each)
 
-    def address_of(self, instance: str) -> Machine:
+    def address_of(self, instance: str, cluster: str = "") -> Machine:
         """Return the machine of a label ``instance``: by its name, its address or, if one of the two has no port, its
-        host.
+        host. With a cluster, those with another label ``cluster`` are left out.
 
         Raises DiscoveryError for none, and for several with different addresses.
         """
         host, port = _parts(instance)
         same_host = [each for each in self._by_host.get(host, ()) if port is None or _parts(each.name)[1] is None]
         found = self._by_name.get(instance) or self._by_address.get(instance) or same_host
+        found = [each for each in found if not cluster or dict(each.labels).get("cluster", cluster) == cluster]
         if len({each.url for each in found}) > 1:
-            raise DiscoveryError(f"several addresses have the name {instance}: {', '.join(each.url for each in found)}")
+            urls = ", ".join(each.url for each in found)
+            hint = "" if cluster else "; if they have the label cluster, keep it in the query"
+            raise DiscoveryError(f"several addresses have the name {instance}: {urls}{hint}")
         if not found:
             raise DiscoveryError(f"no address of {instance} is known")
         return found[0]
