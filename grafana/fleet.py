@@ -32,8 +32,7 @@ OF_PROMETHEUS = (
 )
 """Alerts that only Prometheus has: a daemon that does not respond has no alerts of its own."""
 ALERTS = (
-    f'gpumond_alerts{{{FLEET}, phase="firing"}} or '
-    f'ALERTS{{{FLEET}, alertname=~"{OF_PROMETHEUS}", alertstate="firing"}}'
+    f'gpumond_alerts{{{FLEET}, phase="firing"}} or ALERTS{{{FLEET}, alertname=~"{OF_PROMETHEUS}", alertstate="firing"}}'
 )
 
 TO_DEVICE = leads_to("device", machine="__field.labels.instance", device="__field.labels.uuid")
