@@ -114,7 +114,7 @@ class Fleet:
 def fleet(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Fleet]:
     with ExitStack() as stack:
         running = Fleet(tmp_path_factory.mktemp("fleet"), nvml_library, stack)
-        until(lambda: len(running.prometheus.instant("gpumond:up == 1")) == len(NAMES), 120)
+        until(lambda: len(running.prometheus.instant("gpumond:up == 1")) == len(NAMES), 300)
         yield running
 
 
