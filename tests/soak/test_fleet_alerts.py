@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -91,7 +92,7 @@ class Fleet:
     def discover(self, names: list[str]) -> None:
         addresses = {name: self.machines[name].daemon.url.removeprefix("http://") for name in names}
         targets = [{"targets": [each], "labels": {"instance": f"{name}:9917"}} for name, each in addresses.items()]
-        self.targets.write_text(yaml.safe_dump(targets))
+        self.targets.write_text(json.dumps(targets))
 
     def notifications(self, rule: str, status: str = "firing") -> list[tuple[str, str]]:
         """Return receiver and machine (empty for several) of each notification of a rule."""
@@ -114,7 +115,7 @@ class Fleet:
 def fleet(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Fleet]:
     with ExitStack() as stack:
         running = Fleet(tmp_path_factory.mktemp("fleet"), nvml_library, stack)
-        until(lambda: len(running.prometheus.instant("gpumond:up == 1")) == len(NAMES), 300)
+        until(lambda: len(running.prometheus.instant("gpumond:up == 1")) == len(NAMES), 120)
         yield running
 
 
