@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tests.fakenvml import FakeDriver, machine as devices_of
+from tests.fakenvml import GIB, Device, FakeDriver, Process
 from tests.helpers.alert_listener import Listener
 from tests.helpers.prometheus import Prometheus
 from tests.helpers.running import RunningDaemon, until
@@ -47,6 +47,11 @@ class Machine(NamedTuple):
     daemon: RunningDaemon
 
 
+def healthy(uuid: str) -> Device:
+    """Return a device without an error, which a process of this test uses."""
+    return Device(uuid, used_bytes=2 * GIB, processes=[Process(os.getpid(), 2 * GIB, utilization=50)])
+
+
 class Fleet:
     """``targets`` is the file of Prometheus' service discovery."""
 
@@ -67,7 +72,7 @@ class Fleet:
         for name in NAMES:
             place = directory / f"{name}-driver"
             place.mkdir()
-            driver = FakeDriver(place, library, devices=devices_of(8))
+            driver = FakeDriver(place, library, devices=[healthy(f"GPU-{name}-{number}") for number in range(8)])
             options = ["--source", "nvml", "--interval", "2"]
             if name in (FULL, UNLOADED):  # these send their own alerts in addition
                 options += ["--config", str(settings)]
@@ -121,7 +126,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Itera
 
 def use(machine: Machine, ratio: float) -> None:
     for device in machine.driver.devices:
-        device.used_bytes = int((device.total_bytes or 0) * ratio)
+        device.used_bytes = device.processes[0].used_bytes = int((device.total_bytes or 0) * ratio)
     machine.driver.write()
 
 
@@ -130,6 +135,8 @@ def test_each_cause_gives_one_notification(fleet: Fleet):
     use(fleet.machines[FULL], 0.99)
     fleet.machines[HUNG].driver.hang()
     fleet.machines[UNLOADED].driver.fail("*", code=DRIVER_NOT_LOADED)
+    for name in (HUNG, UNLOADED):
+        fleet.machines[name].driver.write()
     fleet.machines[KILLED].daemon.process.kill()
     fleet.discover([name for name in NAMES if name != DROPPED])
     once = {
@@ -154,6 +161,7 @@ def test_each_cause_gives_one_notification(fleet: Fleet):
 
     use(fleet.machines[FULL], 0.1)
     fleet.machines[UNLOADED].driver.heal()
+    fleet.machines[UNLOADED].driver.write()
     until(lambda: fleet.notifications("device-nearly-full", "resolved"), 900, 1)
     until(lambda: fleet.notifications("driver-down", "resolved"), 900, 1)
     assert fleet.notifications("device-nearly-full", "resolved") == [("slack", FULL)]
