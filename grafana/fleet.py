@@ -27,6 +27,14 @@ SIZE = f"instance:gpumond_device_memory_size_bytes:sum{{{FLEET}}}"
 VERDICTS = f"gpumond_owner_verdicts{{{FLEET}}}"
 LEAKS = f'gpumond_owner_verdicts{{{FLEET}, kind="leak"}}'
 
+OF_PROMETHEUS = (
+    "Gpumond(ConfigurationNotLoaded|DaemonAbsent|DaemonDown|MachinesMissing|ManyDaemonsDown|ReadingsStale|RulesMissed)"
+)
+"""Alerts that only Prometheus has: a daemon that does not respond has no alerts of its own."""
+ALERTS = (
+    f'gpumond_alerts{{{FLEET}, phase="firing"}} or ALERTS{{{FLEET}, alertname=~"{OF_PROMETHEUS}", alertstate="firing"}}'
+)
+
 TO_DEVICE = leads_to("device", machine="__field.labels.instance", device="__field.labels.uuid")
 TO_MACHINE = leads_to("device", machine="__field.labels.instance")
 TO_WORKLOAD = leads_to("workload", workload="__field.labels.workload")
@@ -108,9 +116,9 @@ GLANCE = [
     ),
     figure(
         "Alerts firing",
-        "Firing alerts of the daemons' rules.",
+        "Firing alerts of the daemons, and those about daemons that only Prometheus has.",
         "short",
-        or_none(f'sum(gpumond_alerts{{{FLEET}, phase="firing"}})', FLEET),
+        or_none(f"sum({ALERTS})", FLEET),
         levels=((1, WARNING), (10, BAD)),
     ),
 ]
@@ -125,9 +133,9 @@ OVER_TIME = [
     ),
     series(
         "Alerts firing, by rule",
-        "Firing alerts of the daemons' rules over time.",
+        "Firing alerts of the daemons, and those about daemons that only Prometheus has, over time.",
         "short",
-        Query(f'sum by (rule) (gpumond_alerts{{{FLEET}, phase="firing"}})', "{{rule}}"),
+        Query(f"sum by (rule) ({ALERTS})", "{{rule}}"),
         height=11,
         stacked=True,
     ),

@@ -66,8 +66,10 @@ class Route(NamedTuple):
     token_source: str
 
     def request(self, method: str, path: str, headers: Mapping[str, str] = {}, body: bytes | None = None) -> Request:
-        authorization = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        return Request(method, self.prefix + path, {**headers, **authorization}, body)
+        own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        if operation := os.environ.get("GPUMOND_OPERATION"):
+            own["Gpumond-Operation"] = operation
+        return Request(method, self.prefix + path, {**headers, **own}, body)
 
 
 class Program(NamedTuple):

@@ -26,7 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     web = settings.web()
     if settings.tokens_file is not None:
         tokens = read_tokens(settings.tokens_file)
-        check_subjects(tokens, web.client_certificates, settings.token_review_audience is not None)
+        reviews, proxy = settings.token_review_audience is not None, settings.identity_proxy is not None
+        check_subjects(tokens, web.client_certificates, reviews, proxy)
     if arguments.json:
         print(json.dumps(config.model_dump(mode="json", by_alias=True), indent=2))
     else:

@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from gpumond.config.identity_proxy import IdentityProxy
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import LOOPBACK, Settings, host_of
 from gpumond.devices import SOURCES
@@ -26,7 +27,7 @@ from gpumond.metrics.dcgm import Compat
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 
-ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engines", "quotas")
+ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engines", "quotas", "identity_proxy")
 """Settings that have neither a flag nor an environment variable."""
 
 
@@ -98,6 +99,9 @@ class SettingsConfig(Strict):
     token_review_directory: Path = Field(
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),
         description="directory with `token` and `ca.crt`, with which the daemon connects to the API server",
+    )
+    identity_proxy: IdentityProxy | None = Field(
+        None, description="the [proxy](../how-to/single-sign-on.md) that signs users in, and whose headers count"
     )
     log_format: LogFormat = Field("text", description="log format on standard error")
     log_level: LogLevel = Field("info", description="lowest level that is logged")

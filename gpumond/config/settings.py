@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from gpumond.config.identity_proxy import IdentityProxy
 from gpumond.config.web_file import Web, read_web
 from gpumond.facts.alerts import Overrides, Rule, overridden
 from gpumond.facts.errors import ConfigError
@@ -66,6 +67,7 @@ class Settings:
     tokens_file: Path | None = None
     token_review_audience: str | None = None
     token_review_directory: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    identity_proxy: IdentityProxy | None = None
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
     compat: Compat | None = None

@@ -2,7 +2,8 @@
 
 A token is 256 random bits after the prefix ``gpm_``. A plain SHA-256 of it is therefore not reversible, and secret
 scanners can detect it. Instead of a hash, a line may contain ``certificate:NAME``, a subject alternative name of client
-certificates, or ``service-account:NAMESPACE/NAME``, a service account of Kubernetes.
+certificates, ``service-account:NAMESPACE/NAME``, a service account of Kubernetes, or what the declared proxy states
+about who sends a request: ``user:NAME``, ``email:ADDRESS`` or ``group:NAME``.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ _EMPTY = hashlib.sha256(b"").digest()
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _CERTIFICATE, _ACCOUNT = "certificate:", "service-account:"
-_SUBJECT = re.compile(rf"{_CERTIFICATE}[!-~]{{1,512}}|{_ACCOUNT}[a-z0-9-]{{1,63}}/[a-z0-9.-]{{1,253}}")
+_IDENTITIES = ("user:", "email:", "group:")
+_SUBJECT = re.compile(
+    rf"{_CERTIFICATE}[!-~]{{1,512}}|{_ACCOUNT}[a-z0-9-]{{1,63}}/[a-z0-9.-]{{1,253}}|"
+    rf"({'|'.join(_IDENTITIES)})[!-~]{{1,256}}"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
     """Entry of the file. ``scopes``: read, rules, flush, admin (includes all others).
 
-    It has the ``digest`` of a token, or a ``subject``: ``certificate:NAME`` or ``service-account:NAMESPACE/NAME``.
+    It has the ``digest`` of a token, or a ``subject``, such as ``certificate:NAME``.
     """
 
     name: str
@@ -76,7 +81,9 @@ def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
     return tuple(tokens.values())
 
 
-def check_subjects(tokens: Iterable[Token], client_certificates: bool, token_reviews: bool) -> None:
+def check_subjects(
+    tokens: Iterable[Token], client_certificates: bool, token_reviews: bool, identities: bool = False
+) -> None:
     """Raise ConfigError for an entry that no caller can have, because the daemon does not verify its kind."""
     for token in tokens:
         if token.subject.startswith(_CERTIFICATE) and not client_certificates:
@@ -88,6 +95,10 @@ def check_subjects(tokens: Iterable[Token], client_certificates: bool, token_rev
             raise ConfigError(
                 f"tokens_file: {token.name} is a service account, but the daemon does not verify its tokens; set "
                 "token_review_audience"
+            )
+        if token.subject.startswith(_IDENTITIES) and not identities:
+            raise ConfigError(
+                f"tokens_file: {token.name} is a user of a proxy, but the daemon trusts none; set identity_proxy"
             )
 
 
@@ -109,8 +120,8 @@ def _token(words: list[str], place: str) -> Token:
         return Token(name, frozenset(scopes.split(",")), subject=hashed)
     if not _DIGEST.fullmatch(hashed):
         raise ConfigError(
-            f"{place}: {name}: expected a SHA-256 of 64 hexadecimal digits, certificate:NAME or "
-            "service-account:NAMESPACE/NAME"
+            f"{place}: {name}: expected a SHA-256 of 64 hexadecimal digits, certificate:NAME, "
+            "service-account:NAMESPACE/NAME, user:NAME, email:ADDRESS or group:NAME"
         )
     hash_bytes = bytes.fromhex(hashed)
     if hash_bytes == _EMPTY:

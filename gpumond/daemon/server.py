@@ -32,6 +32,7 @@ from gpumond.serve.api import Api
 from gpumond.serve.auth import Tokens
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.http import HttpProtocol
+from gpumond.serve.identity import IdentityHeaders
 from gpumond.serve.listener import HttpListener, HttpPeer
 from gpumond.serve.token_reviews import make_token_reviews
 
@@ -70,7 +71,7 @@ async def serve(
     """
     raise_limit()
     web, reviews = _web(settings), make_token_reviews(settings)
-    others = _others(settings, web)
+    others, identities = _others(settings, web), _identities(settings)
     async with AsyncExitStack() as stack:
         try:
             listener, problem = stack.enter_context(_listen(settings)), ""
@@ -90,7 +91,7 @@ async def serve(
             Guard(
                 Api(daemon.kernel, tokens, daemon.running, routers),
                 tokens,
-                _policy(settings, web, daemon.kernel.telemetry.http_rejected),
+                _policy(settings, web, identities, daemon.kernel.telemetry.http_rejected),
             ),
             lifespan="on",
             log_config=None,
@@ -226,18 +227,26 @@ def _others(settings: Settings, web: Callable[[], Web]) -> Callable[[], tuple[To
 
     def read() -> tuple[Token, ...]:
         tokens = read_tokens(path)
-        check_subjects(tokens, web().client_certificates, settings.token_review_audience is not None)
+        reviews, proxy = settings.token_review_audience is not None, settings.identity_proxy is not None
+        check_subjects(tokens, web().client_certificates, reviews, proxy)
         return tokens
 
     reloading = ReloadingFile(read, lambda tokens: (path,))
     return lambda: reloading.value
 
 
-def _policy(settings: Settings, web: Callable[[], Web], rejected: Callable[[str], None]) -> Policy:
+def _identities(settings: Settings) -> IdentityHeaders | None:
+    proxy = settings.identity_proxy
+    return None if proxy is None else IdentityHeaders(proxy, proxy.uid())
+
+
+def _policy(
+    settings: Settings, web: Callable[[], Web], identities: IdentityHeaders | None, rejected: Callable[[str], None]
+) -> Policy:
     names = {*LOOPBACK, *(host.lower() for host in settings.hosts)}
     if not settings.loopback:
         names |= {settings.host.lower(), socket.gethostname().lower()}
-    return Policy(frozenset(names), settings.loopback or settings.insecure, web, rejected)
+    return Policy(frozenset(names), settings.loopback or settings.insecure, web, identities, rejected)
 
 
 def _listen(settings: Settings) -> socket.socket:

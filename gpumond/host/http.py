@@ -109,7 +109,11 @@ class Connection(HTTPConnection):
 
     def _prove_listener(self, opened: socket.socket, trusted: frozenset[int]) -> None:
         longest = ACCEPTED_SECONDS if self._seconds is None else min(self._seconds, ACCEPTED_SECONDS)
-        uid = peer_uid(opened) if self._path else listener_uid(opened, longest)
+        try:
+            uid = peer_uid(opened) if self._path else listener_uid(opened, longest)
+        except TimeoutError:
+            self.close()
+            raise HttpError("timeout", f"no answer: the server has accepted no connection for {longest:g} s") from None
         if uid not in trusted:
             self.close()
             who = "the kernel does not name the user who listens" if uid is None else f"uid {uid} listens"

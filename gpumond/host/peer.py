@@ -68,15 +68,17 @@ def peer_uid(peer: socket.socket) -> int:
 def listener_uid(connection: socket.socket, seconds: float) -> int | None:
     """Return the uid of the server of a local TCP connection, or None if the kernel does not report it.
 
-    The connection has no owner before the server has accepted it, which may take ``seconds``.
+    The connection has no owner before the server has accepted it. Raises TimeoutError after ``seconds`` without one.
     """
     until, known_until = time.monotonic() + seconds, time.monotonic() + min(seconds, UNKNOWN_SECONDS)
     while True:
         owner, now = _owner(connection), time.monotonic()
         if owner is not None and owner[1]:
             return owner[0]
-        if now > until or (owner is None and now > known_until):
+        if owner is None and now > known_until:
             return None
+        if now > until:
+            raise TimeoutError
         time.sleep(0.005)
 
 

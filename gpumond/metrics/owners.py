@@ -24,6 +24,8 @@ class OwnerUsage:
     """Bytes of an owner's programs on the devices of one model; None if no program's bytes are known."""
 
     used: int = 0
+    needed: int = 0
+    allotments: int = 0
     idle_held: int = 0
     live: int | None = None
     cached: int | None = None
@@ -37,6 +39,8 @@ class OwnerUsage:
         """Add one program on one device. ``shares``: its lines of the ledger."""
         used, cached, stranded = sum(shares.values()), shares.get("cached", 0), shares.get("stranded", 0)
         self.used += used
+        self.needed = max(self.needed, used - cached)
+        self.allotments += 1
         self.programs.add(process)
         if has_agent:
             self.agents.add(process)
@@ -108,6 +112,19 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         "Memory of idle programs, and cached and stranded memory of the others. Of programs without an agent, only "
         "idle ones are included; absent if that leaves none.",
         attrgetter("wasted"),
+    ),
+    Quantity(
+        "needed_bytes",
+        "bytes",
+        "Memory of the owner's largest program on one device of a model, without its cached part.",
+        attrgetter("needed"),
+        note=" Of a program without an agent, all of its memory.",
+    ),
+    Quantity(
+        "allotments",
+        "count",
+        "Number of the owner's programs on each device of a model, added up: a program on two devices counts twice.",
+        attrgetter("allotments"),
     ),
     Quantity(
         "programs",

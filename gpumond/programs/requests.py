@@ -121,13 +121,23 @@ class AgentRequests:
     async def _send(self, report: AgentReport, ask: AgentRequest, requested_by: str) -> AgentResponse | None:
         asked: dict[str, Any] = {"pid": report.pid, "workload": report.workload}
         if ask.kind == "limit":
-            asked |= {"limit_bytes": ask.limit_bytes, "device": ask.device_uuid}
+            asked |= {"start_ticks": report.start_ticks, "limit_bytes": ask.limit_bytes, "device": ask.device_uuid}
+            asked["before"] = lowest_limits(report, ask.device_uuid)
         if ask.record_seconds is not None:
             asked |= {"record_seconds": ask.record_seconds}
         await self._audit(requested_by, f"agent.{ask.kind}", asked)
         answer = await self._agents.ask(_identity(report), ask, ASK_SECONDS + (ask.record_seconds or 0.0))
         await self._note(requested_by, f"agent.{ask.kind}.answer", {"pid": report.pid, **_recorded(answer)})
         return answer
+
+
+def lowest_limits(report: AgentReport, device_uuid: str | None) -> dict[str, int]:
+    """Return the lowest limit in bytes on each device, or on one, except those of quotas."""
+    found: dict[str, int] = {}
+    for each in report.limits:
+        if not each.quota and device_uuid in (None, each.device_uuid):
+            found[each.device_uuid] = min(each.limit_bytes, found.get(each.device_uuid, each.limit_bytes))
+    return found
 
 
 def _identity(report: AgentReport) -> Identity:

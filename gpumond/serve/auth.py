@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
@@ -232,7 +232,7 @@ class Tokens:
 
 async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | None:
     """Return the caller of an ASGI request, by its token, else by the kernel's peer credentials on a Unix socket or the
-    certificate of the client.
+    certificate of the client, or the identity that a declared proxy states.
 
     A wrong token is a 401, and a 429 after ten within a minute by one user. Valid tokens are not rate-limited.
     """
@@ -240,7 +240,11 @@ async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | Non
     state = scope.get("state") or {}
     uid: int | None = state.get("uid")
     if token is None:
-        return tokens.caller_of(state.get("subjects", ())) if uid is None else caller_of_uid(uid)
+        if uid is not None:
+            return caller_of_uid(uid)
+        found = tokens.caller_of(state.get("subjects", ()))
+        identity = state.get("identity")
+        return found if found is None or identity is None else replace(found, name=f"proxy:{identity.name}")
     caller = tokens.caller(token)
     if caller is None and tokens.reviews is not None and JWT.fullmatch(token):
         caller = await _caller_of_account(tokens, tokens.reviews, token, user(scope))

@@ -18,9 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpumond.config.web_file import Web
+from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve.answers import LIVENESS, READINESS, problem
 from gpumond.serve.auth import SESSIONS, Passwords, Tokens, admit, authenticate, failed, header, user
 from gpumond.serve.http import SendBuffers, in_pieces, without_body
+from gpumond.serve.identity import PARTS, IdentityHeaders
 from gpumond.serve.limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
@@ -31,6 +33,7 @@ from gpumond.serve.limits import (
     plain_address,
     too_large,
 )
+from gpumond.store.audit import OPERATION
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ALWAYS_OPEN = (*LIVENESS, *READINESS)
@@ -41,6 +44,8 @@ RESERVED = ("/metrics", *ALWAYS_OPEN)
 
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
+OPERATION_HEADER = b"gpumond-operation"
+"""Header with the id of the operation on several machines that a request belongs to."""
 STRICT_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -56,11 +61,13 @@ class Policy:
 
     ``hosts``: names in lower case, without port; the address of the connection is always accepted. ``open_reads``:
     reading requires no token, unless ``web`` defines users. ``web``: returns the current web configuration.
+    ``identities``: the proxy whose headers state who sends a request; None: headers of all peers are ignored.
     """
 
     hosts: frozenset[str] = frozenset(("localhost", "127.0.0.1", "::1"))
     open_reads: bool = True
     web: Callable[[], Web] = Web
+    identities: IdentityHeaders | None = None
     rejected: Callable[[str], None] = field(default=lambda reason: None)
 
 
@@ -87,6 +94,7 @@ class Guard:
         else:
             send = in_pieces(scope, send, self._unsent)
         try:
+            scope = await self._identified(scope)
             await self._check(scope)
             release_slot = await self._slot(scope)
         except HTTPException as error:
@@ -98,10 +106,40 @@ class Guard:
             release_slot()  # sending takes no slot
             await send(message)
 
+        OPERATION.set(header(scope["headers"], OPERATION_HEADER))  # a request has a context of its own
         try:
             await self._app(scope, limited(receive), send_and_release)
         finally:
             release_slot()
+
+    async def _identified(self, scope: Scope) -> Scope:
+        """Return the scope with the identity that the declared proxy states, if it sends the request.
+
+        ``subjects`` are those of the identity. ``tenant``: it has no scope, and sees its own programs only. Raises 403
+        for what is not for tenants.
+        """
+        identities = self._policy.identities
+        if identities is None or scope["path"] in ALWAYS_OPEN:
+            return scope
+        identity = identities.identity(scope)
+        if identity is None:
+            return scope
+        state = {
+            **scope["state"],
+            "user": f"proxy:{identity.name}",
+            "subjects": identity.subjects,
+            "identity": identity,
+        }
+        scope = {**scope, "state": state}
+        if await authenticate(self._tokens, scope) is None:
+            if scope["method"] not in SAFE_METHODS or not _is_for_tenants(scope["path"]):
+                raise HTTPException(
+                    403,
+                    f"{identity.name} sees its own programs only, and may change nothing; for more, add a line with "
+                    f"one of its subjects to tokens_file, such as user:{identity.name}",
+                )
+            state["tenant"] = identities.tenant(identity)
+        return scope
 
     def _reads_are_open(self, web: Web) -> bool:
         return (self._policy.open_reads or web.mutual) and not web.users
@@ -129,6 +167,8 @@ class Guard:
         host = _host(scope)
         if host not in self._hosts and host != _local(scope):
             raise HTTPException(421, f"{host} is not a name of this daemon; add it to `hosts` in the configuration")
+        if (operation := header(scope["headers"], OPERATION_HEADER)) and not re.match(OPERATION_ID, operation):
+            raise HTTPException(400, "Gpumond-Operation: expected 1 to 64 characters from A-Za-z0-9._-")
         if scope["method"] not in SAFE_METHODS:
             _check_origin(scope)
             _check_body(scope)
@@ -139,6 +179,8 @@ class Guard:
             await self._check_reader(scope, web)
 
     async def _check_reader(self, scope: Scope, web: Web) -> None:
+        if "identity" in (scope.get("state") or {}):
+            return  # the proxy has authenticated it
         basic = header(scope["headers"], b"authorization")
         if basic[:6].lower() == "basic " and web.users:
             if await self._passwords.verify(web.users, basic[6:], user(scope)):
@@ -202,6 +244,16 @@ def _is_open(path: str, web: Web) -> bool:
     return path in PAGE or path == SESSIONS
 
 
+def _is_for_tenants(path: str) -> bool:
+    """Return True for the web UI, the documents, and the routes that contain nothing but a frame."""
+    from gpumond.page.files import PAGE
+
+    return path in PAGE or path.startswith("/docs") or path == "/openapi.json" or path in TENANT_ROUTES
+
+
+TENANT_ROUTES = frozenset(f"/api/v1/{name}" for name in PARTS)
+
+
 def _host(scope: Mapping[str, Any]) -> str:
     """Return the host of the Host header, without port. The request target is ignored."""
     hosts = [value.decode("latin-1").strip().lower() for name, value in scope["headers"] if name == b"host"]
@@ -223,7 +275,10 @@ def _normal(host: str) -> str:
 
 def _check_origin(scope: Mapping[str, Any]) -> None:
     origins = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"origin"]
-    own = f"{scope['scheme']}://{header(scope['headers'], b'host').strip().lower()}"
+    scheme = scope["scheme"]
+    if "identity" in (scope.get("state") or {}):  # the proxy may terminate TLS
+        scheme = header(scope["headers"], b"x-forwarded-proto").lower() or scheme
+    own = f"{scheme}://{header(scope['headers'], b'host').strip().lower()}"
     if origins not in ([], [own]):
         raise HTTPException(403, "requests from other origins may not modify state")
 

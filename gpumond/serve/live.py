@@ -28,9 +28,10 @@ from gpumond.serve import examples
 from gpumond.serve.auth import user
 from gpumond.serve.dependencies import kernel_of, present
 from gpumond.serve.full_frame import full_frame
+from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.limits import Shares
 from gpumond.serve.problems import responses
-from gpumond.serve.resources import EXAMPLE_FRAME
+from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -386,11 +387,29 @@ async def live(request: Request) -> Response:
     A reader that is too slow receives a `frame` again. Above 256 streams, the oldest stream of the user with the most
     streams ends.
     """
-    state = request.app.state
+    state, tenant = request.app.state, tenant_of(request)
     present(state.kernel.frame)
     compressed = accepts(request.headers.get("accept-encoding", ""), "gzip")
     headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
-    return EventStream(request.scope, state, state.live.messages(compressed), headers)
+    whole = None if tenant is None else own_frames(state.kernel, tenant, compressed)
+    return EventStream(request.scope, state, whole or state.live.messages(compressed), headers)
+
+
+async def own_frames(kernel: Kernel, tenant: Tenant, compressed: bool) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a tenant's stream: its part of each frame as a complete frame, without events."""
+    yield GZIP_HEADER + START.packed if compressed else START.plain
+    shown, name = None, f"live {tenant} {compressed}"
+    while True:
+        if kernel.frame is not None and kernel.frame is not shown:
+            shown = kernel.frame
+            if name not in kernel.answers:
+                whole = live_frame(full_frame(own_part(shown, tenant)))
+                message = encoded(0, "frame", WHOLE.dump_json(whole), b"[]")
+                kernel.answers[name] = message.packed if compressed else message.plain
+            yield kernel.answers[name]
+        elif not await kernel.await_frame(HEARTBEAT_SECONDS):
+            alive = _packed(0, b": alive\n\n")
+            yield alive.packed if compressed else alive.plain
 
 
 EVENT_HEARTBEAT_SECONDS = 15.0

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from math import ceil, inf
 from typing import Annotated, Any, TypeVar
 
@@ -36,6 +37,7 @@ from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
 from gpumond.serve.dependencies import kernel_of, present
 from gpumond.serve.full_frame import REVISION, full_frame, holdings, stated_conditions, stated_faults
+from gpumond.serve.identity import Tenant, own_part
 from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, History, Shares, Signal
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
@@ -134,18 +136,23 @@ def answer_list(request: Request, kind: Any, values: Sequence[Any]) -> Response:
 
 def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
     """Return a part of the current frame as JSON. It is serialized and compressed once per frame and route."""
-    frame, answers = current_frame(request), kernel_of(request).answers
-    name = request.scope["route"].path
+    answers, name = kernel_of(request).answers, _name(request)
     if name not in answers:
-        answers[name] = _adapter(kind).dump_json(make(frame))
+        answers[name] = _adapter(kind).dump_json(make(current_frame(request)))
     return _json(request, answers[name], answers)
+
+
+def _name(request: Request) -> str:
+    """Return the name of an answer: its route, and the tenant who sees a part of the frame."""
+    tenant = tenant_of(request)
+    return str(request.scope["route"].path) + ("" if tenant is None else f" {tenant}")
 
 
 def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Response:
     """Return a response. ``compressed``: bodies that are compressed already, by route."""
     headers = {"Vary": "Accept-Encoding"}
     if len(body) >= COMPRESSED_FROM_BYTES and accepts(request.headers.get("accept-encoding", ""), "gzip"):
-        name = f"{request.scope['route'].path} gzip"
+        name = f"{_name(request)} gzip"
         if name not in compressed:
             compressed[name] = gzip.compress(body, GZIP_LEVEL, mtime=0)
         body, headers["Content-Encoding"] = compressed[name], "gzip"
@@ -153,7 +160,15 @@ def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Respon
 
 
 def current_frame(request: Request) -> Frame:
-    return present(kernel_of(request).frame)
+    """Return the current frame, of a tenant its own part. Raises 503 before the first one."""
+    frame, tenant = present(kernel_of(request).frame), tenant_of(request)
+    return frame if tenant is None else own_part(frame, tenant)
+
+
+def tenant_of(request: Request) -> Tenant | None:
+    """Return the tenant that a proxied request is limited to."""
+    tenant: Tenant | None = (request.scope.get("state") or {}).get("tenant")
+    return tenant
 
 
 @router.get(
@@ -163,9 +178,10 @@ def current_frame(request: Request) -> Frame:
 )
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
-    frame = current_frame(request)
-    etag = f'"{kernel_of(request).started_at:.3f}-{frame.snapshot.seq}"'
-    headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+    frame, tenant = present(kernel_of(request).frame), tenant_of(request)
+    part = "" if tenant is None else "-" + sha256(repr((tenant.user, sorted(tenant.namespaces))).encode()).hexdigest()
+    etag = f'"{kernel_of(request).started_at:.3f}-{frame.snapshot.seq}{part}"'
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
     if if_none_match is not None and if_none_match.removeprefix("W/") == etag:
         return Response(status_code=304, headers=headers)
     whole = answer_once(request, FullFrame, full_frame)

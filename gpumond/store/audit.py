@@ -14,6 +14,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import sha256
 from heapq import merge
@@ -34,6 +35,8 @@ MAX_ENDS_BYTES = 1 << 20
 GENESIS = "0" * 64
 TRIM = "trim"
 MISSING = "audit.missing"
+OPERATION: ContextVar[str] = ContextVar("OPERATION", default="")
+"""Id of the operation on several machines that the present request belongs to, for its entries; empty without one."""
 """Action of the entry that a daemon adds if the newest entries of a chain are missing at its start"""
 
 

@@ -14,6 +14,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -326,7 +327,8 @@ class Store:
         return await self._settle(self._submit(work))
 
     def _submit(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[tuple[T, bool]]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._database.transaction, work)
+        run = copy_context().run
+        return asyncio.get_running_loop().run_in_executor(self._thread, run, self._database.transaction, work)
 
     async def _settle(self, submitted: asyncio.Future[tuple[T, bool]]) -> T:
         try:
@@ -385,6 +387,8 @@ class Store:
             pass  # the store has logged it
 
     def record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
+        if (operation := audit_table.OPERATION.get()) and isinstance(detail, dict):
+            detail = {"operation": operation, **detail}
         chain = audit_table.append(db, actor, action, detail)
         remove_excess(db, self.bounds, chain)
 

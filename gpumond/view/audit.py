@@ -19,7 +19,9 @@ def sentence(action: str, detail: Any) -> str:
     """Describe an entry. One of an unknown action, or whose detail was shortened, is its action with pairs."""
     try:
         made = SENTENCES[action]
-        return made.format(**detail) if isinstance(made, str) else made(detail)
+        text = made.format(**detail) if isinstance(made, str) else made(detail)
+        operation = "" if action.startswith("flush.") else detail.get("operation")
+        return f"{text} (operation {operation})" if operation else text
     except (KeyError, TypeError, ValueError, AttributeError):
         return f"{action}: {described(detail)}"
 

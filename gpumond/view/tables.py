@@ -339,11 +339,11 @@ def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:
     return "\n".join(word + remark.title + (f": {remark.text}" if remark.text else "") for remark in remarks)
 
 
-def page(content: View) -> str:
-    """Return devices, processes and notices as text."""
+def page(content: View, one_line: bool = False) -> str:
+    """Return devices, processes and notices as text. ``one_line``: several devices have one line each."""
     colors = colors_of(os.environ) if sys.stdout.isatty() else "none"
     width = output_width() or 80
-    lines = device_lines(content, width, sys.maxsize, monochrome=colors == "none")
+    lines = device_lines(content, width, 0 if one_line else sys.maxsize, monochrome=colors == "none")
     devices = "\n".join(plain_text(line) if colors == "none" else ansi(line, colors) for line in lines)
     paragraphs = (broken(note, output_width()) for note in notes(content))
     return "\n\n".join(section for section in (devices, process_table(content, output_width()), *paragraphs) if section)

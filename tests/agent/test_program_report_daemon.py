@@ -19,6 +19,7 @@ from tests.helpers.agent_daemon import environment, finished, host, run_in_progr
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.scoped_program import WORKLOAD, attempt, program
 from tests.helpers.simulated import UUID
+from tests.helpers.stubs import fleet, write_targets
 
 MIB = 1 << 20
 
@@ -113,6 +114,34 @@ def test_limit_is_set_through_the_api_and_in_the_audit(daemon: RunningDaemon, tm
         entries = [entry for entry in daemon.get("audit") if entry["action"].startswith("agent.limit")]
         assert [entry["action"] for entry in entries] == ["agent.limit", "agent.limit.answer"]
         assert entries[0]["detail"]["limit_bytes"] == 300 * MIB
+        finished(process)
+
+
+def test_limit_of_an_operation_is_undone(daemon: RunningDaemon, tmp_path: Path):
+    token = (daemon.directory / "token").read_text().strip()
+    environ = {**os.environ, "GPUMOND_URL": daemon.url, "GPUMOND_TOKEN": token}
+    given = ["--targets", str(write_targets(tmp_path / "one.json", {"gpu-1": daemon.url.removeprefix("http://")}))]
+
+    def limited(size: str, operation: str) -> None:
+        command = [sys.executable, "-m", "gpumond", "limit", "--pid", str(process.pid), size]
+        subprocess.run(command, env={**environ, "GPUMOND_OPERATION": operation}, check=True, capture_output=True)
+
+    def undone(operation: str) -> Any:
+        done = fleet("undo", *given, operation, "--yes", "--json", GPUMOND_TOKEN=token)
+        return [(each["undo"], each["result"], each["reason"]) for each in json.loads(done.stdout)["results"]]
+
+    with running(daemon, tmp_path, allow_limit=True) as process:
+        limited("300MiB", "OPS-1")
+        until(lambda: daemon.value("gpumond_process_limit_bytes", pid=str(process.pid)) == 300 * MIB)
+        limited("200MiB", "OPS-2")
+        until(lambda: daemon.value("gpumond_process_limit_bytes", pid=str(process.pid)) == 200 * MIB)
+        assert undone("OPS-1") == [
+            (f"remove the limit of pid {process.pid}", "refused", "its limit has been changed since")
+        ]
+        assert undone("OPS-2") == [(f"limit pid {process.pid} to 300.0 MiB on {UUID}", "undone", "")]
+        until(lambda: daemon.value("gpumond_process_limit_bytes", pid=str(process.pid)) == 300 * MIB)
+        assert undone("OPS-1")[0][1] == "undone"
+        run_in_program(process, "assert allocator.limit_bytes is None")
         finished(process)
 
 

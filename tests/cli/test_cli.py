@@ -128,7 +128,20 @@ WORDS = {
     "silence": [f"silence {word}" for word in ("add", "list", "delete")],
     "baseline": [f"baseline {word}" for word in ("record", "compare", "list")],
     "fleet": [
-        f"fleet {word}" for word in ("targets", "status", "top", "doctor", "audit", "flush", "sleep", "wake", "report")
+        f"fleet {word}"
+        for word in (
+            "targets",
+            "status",
+            "top",
+            "doctor",
+            "audit",
+            "flush",
+            "sleep",
+            "wake",
+            "undo",
+            "report",
+            "advise",
+        )
     ],
 }
 

@@ -212,6 +212,8 @@ def test_top_shows_several_machines_in_one_table(tmp_path: Path):
         shown = fleet("top", "--targets", str(file), "--once")
         assert shown.returncode == 0, shown.stderr
         assert all(shown.stdout.count(f"{name}:0") >= 1 for name in addresses), shown.stdout
+        legend = shown.stdout.splitlines()[2]  # after one line for each of the two devices
+        assert "live" in legend
         file = write_targets(tmp_path / "targets.json", {**addresses, "other": other.address})
         failed = fleet("top", "--targets", str(file), "--once")
         assert failed.returncode == 1

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.errors import ConfigError
+from gpumond.features.fleet.connection import Machine, Machines
 from gpumond.features.fleet.discovery import LOOKBACK_SECONDS, Named, Sample, data_seconds, named
+from gpumond.features.fleet.flush import located
 
 
 @pytest.mark.parametrize(
@@ -47,8 +49,31 @@ def test_series_of_one_process_are_combined():
     )
     scrapes = [Sample({"instance": "a"}, 1000.0, 990.0), Sample({"instance": "a", "job": "dcgm"}, 1000.0, 985.0)]
     assert named(samples, scrapes, 60.0) == {
-        "a": {10: Named(10, 985.0 - 60.0, frozenset(("GPU-0", "GPU-1")), frozenset(("train",)))},
-        "b": {10: Named(10, 1000.0 - LOOKBACK_SECONDS - 60.0)},
+        ("", "a"): {10: Named(10, 985.0 - 60.0, frozenset(("GPU-0", "GPU-1")), frozenset(("train",)))},
+        ("", "b"): {10: Named(10, 1000.0 - LOOKBACK_SECONDS - 60.0)},
+    }
+
+
+def test_machines_of_two_clusters_with_one_name_are_apart():
+    samples = (sample("a", "10", cluster="x"), sample("a", "10", cluster="y"))
+    scrapes = [
+        Sample({"instance": "a", "cluster": "x"}, 1000.0, 990.0),
+        Sample({"instance": "a", "cluster": "y"}, 1000.0, 980.0),
+    ]
+    processes = named(samples, scrapes, 0.0)
+    assert processes == {("x", "a"): {10: Named(10, 990.0)}, ("y", "a"): {10: Named(10, 980.0)}}
+    in_x, in_y = (Machine("a", f"http://a.{name}:9917", (("cluster", name),)) for name in ("x", "y"))
+    found, missing = located(Machines([in_x, in_y]), processes)
+    assert (dict(found), missing) == ({in_x: processes["x", "a"], in_y: processes["y", "a"]}, [])
+    found, missing = located(Machines([in_x]), processes)
+    assert (dict(found), [each.machine for each in missing]) == ({in_x: processes["x", "a"]}, ["y/a"])
+    found, missing = located(Machines([in_x, in_y]), named([sample("a", "10")], scrapes, 0.0))
+    assert (found, len(missing)) == ([], 1)
+    assert "keep it in the query" in missing[0].problem
+    found, missing = located(Machines([Machine("a", "http://a:9917")]), processes)
+    assert found == []
+    assert {each.problem for each in missing} == {
+        "machines of several clusters have this name; give those of the list the label cluster"
     }
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.fleet.accounting import GIB, Period, Price, TeamRule, accounts, price_of, total, usages
+from gpumond.facts.units import GIB
+from gpumond.features.fleet.accounting import Period, Price, TeamRule, accounts, price_of, total, usages
 from gpumond.features.fleet.discovery import Sample
 from gpumond.features.fleet.report import Report, read_teams
 from tests.helpers.html_document import checked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tests.fakenvml import FakeDriver, machine as devices_of
+from tests.fakenvml import GIB, Device, FakeDriver, Process
 from tests.helpers.alert_listener import Listener
 from tests.helpers.prometheus import Prometheus
 from tests.helpers.running import RunningDaemon, until
@@ -46,6 +47,11 @@ class Machine(NamedTuple):
     daemon: RunningDaemon
 
 
+def healthy(uuid: str) -> Device:
+    """Return a device without an error, which a process of this test uses."""
+    return Device(uuid, used_bytes=2 * GIB, processes=[Process(os.getpid(), 2 * GIB, utilization=50)])
+
+
 class Fleet:
     """``targets`` is the file of Prometheus' service discovery."""
 
@@ -66,7 +72,7 @@ class Fleet:
         for name in NAMES:
             place = directory / f"{name}-driver"
             place.mkdir()
-            driver = FakeDriver(place, library, devices=devices_of(8))
+            driver = FakeDriver(place, library, devices=[healthy(f"GPU-{name}-{number}") for number in range(8)])
             options = ["--source", "nvml", "--interval", "2"]
             if name in (FULL, UNLOADED):  # these send their own alerts in addition
                 options += ["--config", str(settings)]
@@ -91,7 +97,7 @@ class Fleet:
     def discover(self, names: list[str]) -> None:
         addresses = {name: self.machines[name].daemon.url.removeprefix("http://") for name in names}
         targets = [{"targets": [each], "labels": {"instance": f"{name}:9917"}} for name, each in addresses.items()]
-        self.targets.write_text(yaml.safe_dump(targets))
+        self.targets.write_text(json.dumps(targets))
 
     def notifications(self, rule: str, status: str = "firing") -> list[tuple[str, str]]:
         """Return receiver and machine (empty for several) of each notification of a rule."""
@@ -120,7 +126,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Itera
 
 def use(machine: Machine, ratio: float) -> None:
     for device in machine.driver.devices:
-        device.used_bytes = int((device.total_bytes or 0) * ratio)
+        device.used_bytes = device.processes[0].used_bytes = int((device.total_bytes or 0) * ratio)
     machine.driver.write()
 
 
@@ -129,6 +135,8 @@ def test_each_cause_gives_one_notification(fleet: Fleet):
     use(fleet.machines[FULL], 0.99)
     fleet.machines[HUNG].driver.hang()
     fleet.machines[UNLOADED].driver.fail("*", code=DRIVER_NOT_LOADED)
+    for name in (HUNG, UNLOADED):
+        fleet.machines[name].driver.write()
     fleet.machines[KILLED].daemon.process.kill()
     fleet.discover([name for name in NAMES if name != DROPPED])
     once = {
@@ -153,6 +161,7 @@ def test_each_cause_gives_one_notification(fleet: Fleet):
 
     use(fleet.machines[FULL], 0.1)
     fleet.machines[UNLOADED].driver.heal()
+    fleet.machines[UNLOADED].driver.write()
     until(lambda: fleet.notifications("device-nearly-full", "resolved"), 900, 1)
     until(lambda: fleet.notifications("driver-down", "resolved"), 900, 1)
     assert fleet.notifications("device-nearly-full", "resolved") == [("slack", FULL)]

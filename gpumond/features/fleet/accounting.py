@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from gpumond.facts.units import GIB
 from gpumond.features.fleet.discovery import Point, Prometheus, Sample
 
 TARGET = ("cluster", "job", "instance")
@@ -34,7 +35,6 @@ LABELS: Mapping[str, str] = {
 TEAM, JOB = "team", "job"
 COLUMNS = (*LABELS, TEAM, JOB)
 MEASURES = ("used", "idle_held", "idle_and_reclaimable", "wasted")
-GIB = 2**30
 FINE_SECONDS, COARSE_SECONDS = 60, 300
 """Steps of a period of at most ``FINE_DAYS``, and of a longer one."""
 FINE_DAYS = 7
@@ -115,6 +115,16 @@ def selected(metric: str, job: str | None, *matchers: str) -> str:
     return metric + (f"{{{', '.join(own)}}}" if own else "")
 
 
+def of_devices(job: str | None, metric: str, *matchers: str) -> str:
+    """Return the expression of a metric of whole devices, with their model."""
+    target = ", ".join(TARGET)
+    whole = selected("gpumond_device_info", job, 'parent_uuid=""')
+    return (
+        f"max by ({target}, uuid) ({selected(metric, job, *matchers)}) * on ({target}, uuid) group_left (model) "
+        f'label_replace(max by ({target}, uuid, name) ({whole}), "model", "$1", "name", "(.*)")'
+    )
+
+
 def expressions(job: str | None, of_programs: bool = False) -> Mapping[str, str]:
     """Return the PromQL expression of each value of ``collect``, at one time.
 
@@ -122,21 +132,14 @@ def expressions(job: str | None, of_programs: bool = False) -> Mapping[str, str]
     """
     target, owner = ", ".join(TARGET), ", ".join(OWNER)
 
-    def of_devices(metric: str, *matchers: str) -> str:
-        whole = selected("gpumond_device_info", job, 'parent_uuid=""')
-        return (
-            f"max by ({target}, uuid) ({selected(metric, job, *matchers)}) * on ({target}, uuid) group_left (model) "
-            f'label_replace(max by ({target}, uuid, name) ({whole}), "model", "$1", "name", "(.*)")'
-        )
-
-    size = of_devices("gpumond_device_memory_size_bytes")
+    size = of_devices(job, "gpumond_device_memory_size_bytes")
     read = f"count by ({target}) (max by ({target}, uuid) ({selected('gpumond_device_memory_used_bytes', job)}))"
     all_devices = f"sum by ({target}) (max by ({target}, state) ({selected('gpumond_devices', job)}))"
     down = f"max by ({target}) ({selected('gpumond_driver_up', job)}) < 1"
-    unattributed = of_devices("gpumond_device_memory_share_bytes", 'share="unattributed"')
+    unattributed = of_devices(job, "gpumond_device_memory_share_bytes", 'share="unattributed"')
     if of_programs:
         names = ", ".join(name for name in OWNER if name not in ("model", "slurm_account"))
-        processes = of_devices("gpumond_process_memory_used_bytes").replace(", uuid)", ", uuid, pid)", 1)
+        processes = of_devices(job, "gpumond_process_memory_used_bytes").replace(", uuid)", ", uuid, pid)", 1)
         infos = f"max by ({target}, pid, {names}) ({selected('gpumond_process_info', job)})"
         joined = f"{processes} * on ({target}, pid) group_left ({names}) {infos}"
         measures = {"used": f"sum by ({target}, {owner}) ({joined})"}

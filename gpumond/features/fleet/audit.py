@@ -49,7 +49,7 @@ async def run(arguments: argparse.Namespace) -> int:
     query = {"limit": str(arguments.limit)} | ({"operation": arguments.operation} if arguments.operation else {})
 
     async def read(machine: Machine) -> list[dict[str, Any]]:
-        return _entries(machine, await client.get(machine, f"{AUDIT}?{urlencode(query)}"))
+        return entries_of(machine, await client.get(machine, f"{AUDIT}?{urlencode(query)}"))
 
     with progress(len(machines), "machines read") as done:
         answers = await read_each(machines, read, arguments.parallel, done)
@@ -68,7 +68,7 @@ async def run(arguments: argparse.Namespace) -> int:
     return DONE if entries else NOTHING_TO_DO
 
 
-def _entries(machine: Machine, answer: object) -> list[dict[str, Any]]:
+def entries_of(machine: Machine, answer: object) -> list[dict[str, Any]]:
     """Return the entries of a machine with its name. Raises DaemonError if the answer is of another form."""
     checked = checked_as(tuple[_Entry, ...], answer, "audit")
     details = [each.get("detail") for each in answer] if isinstance(answer, list) else []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO
-from gpumond.features.fleet import audit, discovery, doctor, flush, report, status, top
+from gpumond.features.fleet import advise, audit, discovery, doctor, flush, report, status, top, undo
 from gpumond.view.text import table
 
 FLUSHES = {
@@ -34,7 +34,7 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = (*READS, *FLUSHES, "report")
+    names = (*READS, *FLUSHES, "undo", "report", "advise")
     what = parser.add_subparsers(dest="what", metavar="|".join(names), required=True)
     for name, summary in READS.items():
         read = what.add_parser(name, help=summary)
@@ -43,8 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             OPTIONS[name](read)
     for name, summary in FLUSHES.items():
         flush.add_arguments(what.add_parser(name, help=summary), name)
+    undone = what.add_parser("undo", help="undo what an operation has changed, as far as possible")
+    discovery.add_arguments(undone)
+    undo.add_arguments(undone)
     report.add_arguments(
         what.add_parser("report", help="report how much memory was held but not used, from Prometheus")
+    )
+    advise.add_arguments(
+        what.add_parser("advise", help="propose limits, reserves and MIG profiles for programs, from Prometheus")
     )
 
 
@@ -56,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         "status": status.run,
         "doctor": doctor.run,
         "audit": audit.run,
+        "undo": undo.run,
         "report": report.run,
+        "advise": advise.run,
         **dict.fromkeys(FLUSHES, flush.run),
     }
     return asyncio.run(actions[arguments.what](arguments))

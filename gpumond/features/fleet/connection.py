@@ -87,17 +87,20 @@ class Machines:
             for host in {each.host, _parts(each.name)[0]}:
                 self._by_host.setdefault(host, []).append(each)
 
-    def address_of(self, instance: str) -> Machine:
+    def address_of(self, instance: str, cluster: str = "") -> Machine:
         """Return the machine of a label ``instance``: by its name, its address or, if one of the two has no port, its
-        host.
+        host. With a cluster, those with another label ``cluster`` are left out.
 
         Raises DiscoveryError for none, and for several with different addresses.
         """
         host, port = _parts(instance)
         same_host = [each for each in self._by_host.get(host, ()) if port is None or _parts(each.name)[1] is None]
         found = self._by_name.get(instance) or self._by_address.get(instance) or same_host
+        found = [each for each in found if not cluster or dict(each.labels).get("cluster", cluster) == cluster]
         if len({each.url for each in found}) > 1:
-            raise DiscoveryError(f"several addresses have the name {instance}: {', '.join(each.url for each in found)}")
+            urls = ", ".join(each.url for each in found)
+            hint = "" if cluster else "; if they have the label cluster, keep it in the query"
+            raise DiscoveryError(f"several addresses have the name {instance}: {urls}{hint}")
         if not found:
             raise DiscoveryError(f"no address of {instance} is known")
         return found[0]
@@ -214,10 +217,13 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """``timeout_seconds`` limits each request that does not state another limit."""
+    """``timeout_seconds`` limits each request that does not state another limit. ``operation``: the id that changes
+    state for the audit; empty without one.
+    """
 
     access: Access
     timeout_seconds: float = 5.0
+    operation: str = ""
 
     async def frame(self, machine: Machine) -> CheckedFrame:
         """Return the frame of a daemon. Raises DaemonError."""
@@ -233,6 +239,10 @@ class Client:
         A request that requires a token which must not be sent is not sent.
         """
         return await self._call(machine, "POST", path, json.dumps(body).encode(), timeout_seconds)
+
+    async def delete(self, machine: Machine, path: str) -> None:
+        """Send DELETE to a daemon, like POST. Raises DaemonError."""
+        await self._call(machine, "DELETE", path, None, self.timeout_seconds)
 
     async def get_list(self, url: str) -> tuple[Any, bool]:
         """Return the decoded answer of another service, to which no token is sent, and whether it is verified.
@@ -257,6 +267,8 @@ class Client:
     ) -> T:
         token, fields = self.access.token_of(machine), {"Content-Type": "application/json"}
         withheld = "" if token else self.access.reason_without_token(machine)
+        if self.operation and method != "GET":
+            fields["Gpumond-Operation"] = self.operation
         if token and may_receive_token(machine.url):
             fields["Authorization"] = f"Bearer {token}"
         elif token:

@@ -153,19 +153,24 @@ def data_seconds(expression: str) -> float:
     return total + (LOOKBACK_SECONDS if _RECORDED.search(names) else 0.0)
 
 
+Instance = tuple[str, str]
+"""Labels ``cluster``, empty without one, and ``instance``."""
+
+
 def named(
     samples: Iterable[Sample], scrapes: Sequence[Sample], age_seconds: float
-) -> Mapping[str, Mapping[int, Named]]:
-    """Return the processes that the series of a result name, by instance and pid.
+) -> Mapping[Instance, Mapping[int, Named]]:
+    """Return the processes that the series of a result name, by cluster and instance, and by pid.
 
     ``scrapes``: the result of the query SCRAPES at the same time. Raises ConfigError for a series without the labels
     instance and pid.
     """
-    scraped_at: dict[str, float] = {}
+    scraped_at: dict[Instance, float] = {}
     for sample in scrapes:
         name = sample.labels.get("instance", "")
-        scraped_at[name] = min(sample.value, scraped_at.get(name, sample.value))
-    found: dict[str, dict[int, Named]] = {}
+        for key in {(sample.labels.get("cluster", ""), name), ("", name)}:
+            scraped_at[key] = min(sample.value, scraped_at.get(key, sample.value))
+    found: dict[Instance, dict[int, Named]] = {}
     for sample in samples:
         instance, pid = sample.labels.get("instance"), sample.labels.get("pid")
         if not instance or not pid:
@@ -174,8 +179,9 @@ def named(
             )
         if not pid.isdecimal():
             continue  # "other": the sum of several processes
-        latest = scraped_at.get(instance, sample.at - LOOKBACK_SECONDS)
-        own = found.setdefault(instance, {})
+        key = sample.labels.get("cluster", ""), instance
+        latest = scraped_at.get(key, sample.at - LOOKBACK_SECONDS)
+        own = found.setdefault(key, {})
         before = own.get(int(pid), Named(int(pid), latest - age_seconds))
         own[int(pid)] = Named(
             before.pid,

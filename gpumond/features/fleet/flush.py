@@ -30,6 +30,7 @@ from gpumond.features.fleet.connection import Client, Machine, Machines
 from gpumond.features.fleet.discovery import (
     PARALLEL,
     SCRAPES,
+    Instance,
     Named,
     Prometheus,
     chosen,
@@ -85,8 +86,8 @@ class Missing(NamedTuple):
     problem: str
 
 
-async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[str, Mapping[int, Named]]:
-    """Return the processes that a query names, by instance and pid. Raises DiscoveryError, ConfigError."""
+async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[Instance, Mapping[int, Named]]:
+    """Return the processes that a query names, as `named` does. Raises DiscoveryError, ConfigError."""
     age = data_seconds(expression)
     samples = await prometheus.query(expression)
     scrapes = await prometheus.query(SCRAPES, samples[0].at) if samples else ()
@@ -94,16 +95,22 @@ async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[st
 
 
 def located(
-    machines: Machines, processes: Mapping[str, Mapping[int, Named]]
+    machines: Machines, processes: Mapping[Instance, Mapping[int, Named]]
 ) -> tuple[Sequence[tuple[Machine, Mapping[int, Named]]], list[Missing]]:
     """Return the machines of a query's instances, and the instances without an address."""
     found: dict[Machine, dict[int, Named]] = {}  # several instances may be names of one machine
     missing: list[Missing] = []
-    for instance, own in processes.items():
+    clusters = Counter(instance for _, instance in processes)
+    for (cluster, instance), own in processes.items():
         try:
-            found.setdefault(machines.address_of(instance), {}).update(own)
+            machine = machines.address_of(instance, cluster)
+            if clusters[instance] > 1 and "cluster" not in dict(machine.labels):
+                raise DiscoveryError(
+                    "machines of several clusters have this name; give those of the list the label cluster"
+                )
+            found.setdefault(machine, {}).update(own)
         except DiscoveryError as error:
-            missing.append(Missing(instance, None, str(error)))
+            missing.append(Missing(f"{cluster}/{instance}" if cluster else instance, None, str(error)))
     return [*found.items()], missing
 
 
@@ -461,16 +468,16 @@ def _options(arguments: argparse.Namespace) -> FlushOptions:
         wake=arguments.what == "wake",
         parallel=arguments.parallel,
         canary=arguments.canary,
-        operation=Operation(_new_id(), arguments.reason, _own_name()),
+        operation=Operation(new_id(), arguments.reason, own_name()),
     )
 
 
-def _new_id() -> str:
+def new_id() -> str:
     """Return the id of a new operation, which begins with the time (UTC)."""
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def _own_name() -> str:
+def own_name() -> str:
     """Return the name of the user and the machine that this command runs on; the daemons cannot verify it."""
     try:
         user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name

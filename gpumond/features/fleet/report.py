@@ -20,10 +20,9 @@ import yaml
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, print_error, value
 from gpumond.config.expectations import yaml_problem
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import duration as readable
+from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import (
     COLUMNS,
-    GIB,
     JOB,
     LABELS,
     MEASURES,

@@ -82,7 +82,7 @@ async def _print_once(arguments: argparse.Namespace, client: Client, machines: S
     else:
         views = [(plain(each.name, NAME_WIDTH), answer[1]) for each, answer in read_each if isinstance(answer, tuple)]
         lines = [safe(f"missing {machine.name} ({machine.url}): {problem}") for machine, problem in missing]
-        print("\n\n".join(filter(None, (page(merged(views)) if views else "", "\n".join(lines)))))
+        print("\n\n".join(filter(None, (page(merged(views), one_line=True) if views else "", "\n".join(lines)))))
     return FAILED if missing else DONE
 
 

@@ -1,0 +1,73 @@
+"""Limits of ``gpumond fleet advise`` from the first half of recorded curves, compared with the second half.
+
+    python -m bench.advise TRACE [--save]
+
+TRACE is a CSV file (or .csv.gz) with time, uuid, used_bytes and size_bytes of GPUs. Each GPU is a workload that has its
+GPU for itself. The trace has used and no live bytes: the need of a program is at most this.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from bench.result import publish
+from gpumond.facts.units import GIB
+from gpumond.features.fleet.sizing import HEADROOM, size
+
+HEADROOMS = (0.0, 0.05, HEADROOM, 0.2)
+
+
+def read(path: Path) -> dict[str, list[tuple[float, float, float]]]:
+    """Return time, used and size bytes of each GPU."""
+    curves: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        for row in csv.DictReader(file):
+            curves[row["uuid"]].append((float(row["time"]), float(row["used_bytes"]), float(row["size_bytes"])))
+    return curves
+
+
+def main() -> None:
+    curves = read(Path(sys.argv[1]))
+    halfway = {uuid: points[0][0] + (points[-1][0] - points[0][0]) / 2 for uuid, points in curves.items()}
+    figures: dict[str, object] = {"workloads": len(curves), "headroom": HEADROOM}
+    for headroom in HEADROOMS:
+        exceeded, limited, saved, foreseen = 0, 0, 0.0, 0.0
+        allocated, hours_above, hours_of_all = 0.0, 0.0, 0.0
+        for uuid, points in sorted(curves.items()):
+            first = [used for at, used, _ in points if at < halfway[uuid]]
+            second = [(at, used) for at, used, _ in points if at >= halfway[uuid]]
+            whole = points[0][2]
+            hours = (second[-1][0] - second[0][0]) / 3600
+            middle = points[0][0] + (halfway[uuid] - points[0][0]) / 2
+            earlier = max(used for at, used, _ in points if at < middle)
+            known = {"needed": max(first), "earlier": earlier, "usual": statistics.median(first)}
+            advice = size((uuid,), "", hours=hours, device=whole, headroom=headroom, **known)
+            limited += advice.limit_bytes is not None
+            limit = whole if advice.limit_bytes is None else advice.limit_bytes
+            above = [used for _, used in second if used > limit]
+            exceeded += bool(above)
+            hours_above += hours * len(above) / len(second)
+            hours_of_all += hours
+            allocated += whole * hours / GIB
+            saved += (whole - limit) * hours / GIB
+            foreseen += (whole - max(used for _, used in second)) * hours / GIB
+        figures[f"{headroom:.0%}"] = {
+            "limited": limited,
+            "exceeded": exceeded,
+            "exceeded_ratio": round(exceeded / len(curves), 4),
+            "time_above_ratio": round(hours_above / hours_of_all, 6),
+            "allocated_gibibyte_hours": round(allocated, 1),
+            "saved_gibibyte_hours": round(saved, 1),
+            "saved_ratio": round(saved / allocated, 4),
+            "saved_if_the_peak_were_known_ratio": round(foreseen / allocated, 4),
+        }
+    publish("advise", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""``gpumond fleet undo``: undo what an operation has changed on several machines, as their audit logs record it, where
+the state that it set is still the present one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from urllib.parse import quote, urlencode
+
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
+from gpumond.facts.errors import ConfigError, DaemonError
+from gpumond.facts.flush import OPERATION_ID
+from gpumond.facts.pools import ENGINE_STEP
+from gpumond.facts.units import counted, human
+from gpumond.features.fleet import discovery
+from gpumond.features.fleet.audit import AUDIT, entries_of
+from gpumond.features.fleet.connection import Client, Machine, run_each
+from gpumond.features.fleet.discovery import progress, read_each
+from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, new_id, own_name
+from gpumond.view.audit import sentence
+from gpumond.view.frame import CheckedFrame, receipts_of
+from gpumond.view.text import moment, safe, table
+
+AGENTS, SILENCES, RESUMPTIONS = "/api/v1/agents", "/api/v1/silences", "/api/v1/resumptions"
+MOST_ENTRIES = 10_000
+RESUME_SECONDS = 600.0
+_ENGINE = re.compile(r"workload (.+?)(?: of uid \d+)?")
+_RESULTS = ("flush.receipts", "flush.refused", "flush.interrupted", "silence.expire", "resume.receipt")
+"""Actions of entries that state the result of another one, or that undo one."""
+
+Kind = Literal["wake", "limit", "silence", "resume"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What undoes one entry. ``subject``: the name of an engine, the id of a silence or the pid of a program.
+
+    ``before``: the limits in bytes by device that the program had, ``limit_bytes`` the limit that it was given, None if
+    it was removed, on ``device``, None for all. ``problem``: why it cannot be undone; the other fields are then empty.
+    """
+
+    entry: Mapping[str, Any]
+    kind: Kind | None = None
+    subject: str = ""
+    start_ticks: int | None = None
+    device: str | None = None
+    limit_bytes: int | None = None
+    before: Mapping[str, int] | None = None
+    problem: str = ""
+
+    @property
+    def text(self) -> str:
+        if self.kind == "wake":
+            return f"wake the engine {self.subject}"
+        if self.kind == "silence":
+            return f"end the silence {self.subject}"
+        if self.kind == "resume":
+            return f"resume pid {self.subject}"
+        if self.kind == "limit":
+            before = ", ".join(f"{human(size)} on {uuid}" for uuid, size in (self.before or {}).items())
+            return f"limit pid {self.subject} to {before}" if before else f"remove the limit of pid {self.subject}"
+        return ""
+
+
+def steps(entries: Iterable[Mapping[str, Any]], operation: str) -> list[Step]:
+    """Return what undoes the entries of an operation on one machine, the newest first."""
+    found = []
+    for entry in sorted(entries, key=lambda each: -each["at"]):
+        detail = entry["detail"]
+        if not isinstance(detail, Mapping) or detail.get("operation") != operation:
+            continue
+        try:
+            step = _step(entry, detail)
+        except KeyError:
+            step = Step(entry=entry, problem="its entry in the audit log was shortened")
+        if step is not None:
+            found.append(step)
+    return found
+
+
+def _step(entry: Mapping[str, Any], detail: Mapping[str, Any]) -> Step | None:
+    """Return what undoes an entry, None for one that states a result only."""
+    action = str(entry["action"])
+    if action == "flush.request":
+        engine = _ENGINE.fullmatch(str(detail.get("target", "")))
+        if detail.get("steps") != [ENGINE_STEP] or engine is None:
+            return Step(entry=entry, problem="a flush has released caches, which programs fill again as they need them")
+        if detail.get("wake"):
+            return Step(entry=entry, problem="an engine that was woken serves requests; use gpumond fleet sleep")
+        return Step(entry=entry, kind="wake", subject=engine[1])
+    if action == "agent.limit" and "before" in detail:
+        return Step(
+            entry=entry,
+            kind="limit",
+            subject=str(detail["pid"]),
+            start_ticks=detail["start_ticks"],
+            device=detail["device"],
+            limit_bytes=detail["limit_bytes"],
+            before=detail["before"],
+        )
+    if action == "silence.create":
+        return Step(entry=entry, kind="silence", subject=str(detail["id"]))
+    if action == "suspend.receipt":
+        if detail.get("outcome") != "suspended":
+            return None
+        return Step(entry=entry, kind="resume", subject=str(detail["pid"]), start_ticks=detail["start_ticks"])
+    if action in _RESULTS or action.endswith(".answer"):
+        return None
+    return Step(entry=entry, problem="gpumond fleet undo can't undo such a change")
+
+
+def outdated(step: Step, frame: CheckedFrame) -> str:
+    """Return why the state that a limit has set is not the present one, or an empty string."""
+    key = (int(step.subject), step.start_ticks)
+    own = [each for each in frame["snapshot"]["reports"] if (each["pid"], each["start_ticks"]) == key]
+    if not own:
+        return "the program has ended"
+    present = [each for each in own[0]["limits"] if step.device in (None, each["device_uuid"]) and not each["quota"]]
+    same = {each["limit_bytes"] for each in present} == ({step.limit_bytes} if step.limit_bytes else set())
+    return "" if same else "its limit has been changed since"
+
+
+async def undo(client: Client, machine: Machine, step: Step) -> str:
+    """Undo one step, and return why it was not done, or an empty string. Raises DaemonError."""
+    if step.kind == "limit":
+        if reason := outdated(step, await client.frame(machine)):
+            return reason
+        path = f"{AGENTS}/{step.subject}/limit"
+        await client.post(machine, path, {"limit_bytes": None, "device": step.device}, client.timeout_seconds)
+        for uuid, size in (step.before or {}).items():
+            await client.post(machine, path, {"limit_bytes": size, "device": uuid}, client.timeout_seconds)
+        return ""
+    if step.kind == "silence":
+        await client.delete(machine, f"{SILENCES}/{quote(step.subject, safe='')}")
+        return ""
+    if step.kind == "resume":
+        suspended = await client.get(machine, "/api/v1/suspensions")
+        if not any((str(each["pid"]), each["start_ticks"]) == (step.subject, step.start_ticks) for each in suspended):
+            return "it isn't suspended any more"
+        answer = await client.post(machine, RESUMPTIONS, {"target": {"pid": int(step.subject)}}, RESUME_SECONDS)
+        refused = [each for each in answer["receipts"] if each["outcome"] != "resumed"]
+        return str(refused[0]["reason"] or refused[0]["outcome"]) if refused else ""
+    body = {"target": {"workload": step.subject}, "steps": [ENGINE_STEP], "wake": True}
+    receipts = receipts_of(await client.post(machine, FLUSHES, body, ENGINE_SECONDS))
+    return "; ".join(str(each["reason"] or each["outcome"]) for each in receipts if each["outcome"] != "woken")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("operation", metavar="OPERATION", help="id of the operation, which it printed")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be undone, and change nothing")
+    parser.add_argument("--yes", action="store_true", help="undo without asking for confirmation")
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    if not re.match(OPERATION_ID, arguments.operation):
+        raise ConfigError("OPERATION: expected 1 to 64 characters from A-Za-z0-9._-; gpumond fleet audit lists the ids")
+    if arguments.json and not (arguments.yes or arguments.dry_run):
+        raise ConfigError("--json requires --yes or --dry-run")
+    client, machines = await discovery.selected(arguments)
+    query = urlencode({"limit": MOST_ENTRIES, "operation": arguments.operation})
+
+    async def read(machine: Machine) -> list[Step]:
+        return steps(entries_of(machine, await client.get(machine, f"{AUDIT}?{query}")), arguments.operation)
+
+    with progress(len(machines), "machines read") as done:
+        answers = await read_each(machines, read, arguments.parallel, done)
+    pairs = [*zip(machines, answers, strict=True)]
+    missing = {machine: str(answer) for machine, answer in pairs if isinstance(answer, DaemonError)}
+    found = {machine: own for machine, own in pairs if isinstance(own, list) and own}
+    due = [(machine, step) for machine, own in found.items() for step in own if step.kind]
+    if not arguments.json:
+        print("\n\n".join(filter(None, (_plan(found), _missing(missing), _total(due)))), flush=True)
+    results: dict[Machine, list[tuple[Step, str, str]]] = {}
+    if due and not arguments.dry_run:
+        if not arguments.yes and not _confirmed():
+            print("gpumond: nothing was undone; pass --yes to skip the confirmation", file=sys.stderr)
+            return WRONG_USE
+        own = replace(client, operation=new_id())
+        if not arguments.json:
+            print(f"\noperation {own.operation} by {own_name()}", flush=True)
+        with progress(len(found), "machines answered") as done:
+            carried = await run_each(found, lambda each: _undone(own, each, found[each]), arguments.parallel, done)
+        results = dict(zip(found, carried, strict=True))
+        if not arguments.json:
+            print(f"\n{_result_table(results)}")
+    if arguments.json:
+        print(json.dumps(_document(found, missing, results), indent=2))
+    failed = any(result == "failed" for own in results.values() for _, result, _ in own)
+    if missing or failed:
+        return FAILED
+    undone = any(result == "undone" for own in results.values() for _, result, _ in own)
+    return DONE if undone or (due and arguments.dry_run) else NOTHING_TO_DO
+
+
+async def _undone(client: Client, machine: Machine, own: Sequence[Step]) -> list[tuple[Step, str, str]]:
+    """Undo the steps of one machine one after the other. Return each with its result and the reason."""
+    results = []
+    for step in own:
+        if step.kind is None:
+            continue
+        try:
+            reason = await undo(client, machine, step)
+            results.append((step, "refused" if reason else "undone", reason))
+        except (KeyError, TypeError, ValueError):
+            results.append((step, "failed", "its answer is not that of a gpumond daemon of a compatible version"))
+        except DaemonError as error:
+            gone = error.status in (404, 409)
+            results.append((step, "refused" if gone else "failed", str(error)))
+    return results
+
+
+def _confirmed() -> bool:
+    print("\nUndo these changes? [y/N] ", end="", flush=True)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        print()
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
+    rows = [
+        (
+            machine.name,
+            moment(step.entry["at"]),
+            str(step.entry["actor"]),
+            sentence(str(step.entry["action"]), step.entry["detail"]),
+            step.text or "-",
+            step.problem,
+        )
+        for machine, own in found.items()
+        for step in own
+    ]
+    return table(("MACHINE", "AT", "BY", "ENTRY", "UNDO", "REASON"), rows) if rows else "no entry of this operation"
+
+
+def _missing(missing: Mapping[Machine, str]) -> str:
+    return "\n".join(safe(f"missing {each.name} ({each.url}): {why}") for each, why in missing.items())
+
+
+def _total(due: Sequence[tuple[Machine, Step]]) -> str:
+    machines = counted(len({machine for machine, _ in due}), "machine")
+    return f"{counted(len(due), 'change')} on {machines} can be undone" if due else "nothing can be undone"
+
+
+def _result_table(results: Mapping[Machine, Sequence[tuple[Step, str, str]]]) -> str:
+    rows = [(machine.name, step.text, result, why) for machine, own in results.items() for step, result, why in own]
+    return table(("MACHINE", "UNDO", "RESULT", "REASON"), rows)
+
+
+def _document(
+    found: Mapping[Machine, Sequence[Step]],
+    missing: Mapping[Machine, str],
+    results: Mapping[Machine, Sequence[tuple[Step, str, str]]],
+) -> dict[str, Any]:
+    return {
+        "plan": [
+            {"machine": machine.name, "entry": step.entry, "undo": step.text or None, "reason": step.problem}
+            for machine, own in found.items()
+            for step in own
+        ],
+        "missing": [{"machine": each.name, "url": each.url, "problem": why} for each, why in missing.items()],
+        "results": [
+            {"machine": machine.name, "undo": step.text, "result": result, "reason": why}
+            for machine, own in results.items()
+            for step, result, why in own
+        ],
+    }

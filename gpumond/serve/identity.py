@@ -1,0 +1,166 @@
+"""Identities of users whom a declared proxy has signed in, and what they see: their own programs. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+
+from gpumond.config.identity_proxy import IdentityProxy, network_of
+from gpumond.facts.frame import Alert, Frame, Ledger, Line
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.serve.limits import plain_address
+from gpumond.tick.owners import owners_of
+
+USER, EMAIL, GROUPS = b"x-forwarded-user", b"x-forwarded-email", b"x-forwarded-groups"
+MAX_TEXT, MAX_GROUPS = 256, 256
+OTHERS = "(others)"
+"""Workload of the line that contains the memory of all programs which a user does not see."""
+PARTS = ("frame", "snapshot", "devices", "processes", "agents", "engines", "ledger", "verdicts", "alerts", "live")
+"""Routes below /api/v1 that contain nothing but a frame, which is limited to the user's programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who sends a request, as the proxy states it. Empty: not stated."""
+
+    user: str
+    email: str = ""
+    groups: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.user or self.email
+
+    @property
+    def subjects(self) -> frozenset[str]:
+        """Its subjects in ``tokens_file``."""
+        stated = [("user", self.user), ("email", self.email), *(("group", group) for group in self.groups)]
+        return frozenset(f"{kind}:{text}" for kind, text in stated if text)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A user who sees the programs that run as ``user``, and those in Kubernetes namespaces that a pattern matches."""
+
+    user: str
+    namespaces: frozenset[str]
+
+    def owns(self, user: str, namespace: str) -> bool:
+        own = bool(self.user) and user == self.user
+        return own or (bool(namespace) and any(fnmatchcase(namespace, each) for each in self.namespaces))
+
+
+class IdentityHeaders:
+    """Reads the identity of a request from the declared proxy. ``uid``: that of its user on this machine."""
+
+    def __init__(self, proxy: IdentityProxy, uid: int | None) -> None:
+        self._uid, self._namespaces = uid, proxy.namespaces
+        self._networks = [network_of(text) for text in proxy.addresses]
+
+    def _is_proxy(self, scope: Mapping[str, Any]) -> bool:
+        state, client = scope.get("state") or {}, scope.get("client")
+        if state.get("uid") is not None:
+            return False  # a Unix socket, whose peer the kernel identifies
+        address = plain_address(str(client[0])) if client else None
+        if address is None or address.is_loopback:
+            return self._uid is not None and state.get("user") == f"uid:{self._uid}"
+        return any(address in network for network in self._networks)
+
+    def identity(self, scope: Mapping[str, Any]) -> Identity | None:
+        """Return who sends a request; None if it does not come from the proxy.
+
+        Raises 400 for a header that is repeated or no plain text, and 401 without a user and an e-mail address.
+        """
+        if not self._is_proxy(scope):
+            return None
+        headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+        user, email, groups = (_only(headers, name) for name in (USER, EMAIL, GROUPS))
+        if not user and not email:
+            raise HTTPException(401, "the proxy states no user: X-Forwarded-User and X-Forwarded-Email are missing")
+        names = tuple(dict.fromkeys(filter(None, (each.strip() for each in groups.split(",")))))
+        if len(names) > MAX_GROUPS:
+            raise HTTPException(400, f"X-Forwarded-Groups has more than {MAX_GROUPS} groups")
+        return Identity(user, email, names)
+
+    def tenant(self, identity: Identity) -> Tenant:
+        """Return what an identity without scopes sees."""
+        found = (pattern for group in identity.groups for pattern in self._namespaces.get(group, ()))
+        return Tenant(identity.user, frozenset(found))
+
+
+def _only(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
+    """Return the value of a header, empty without one. Raises 400."""
+    values = [value.decode("latin-1").strip() for key, value in headers if key == name]
+    text = values[0] if values else ""
+    longest = MAX_TEXT if name != GROUPS else MAX_TEXT * MAX_GROUPS
+    if len(values) > 1 or len(text) > longest or not (text.isascii() and text.isprintable()):
+        raise HTTPException(400, f"expected at most one header {name.decode()} of printable ASCII characters")
+    return text
+
+
+Each = TypeVar("Each")
+
+
+def own_part(frame: Frame, tenant: Tenant) -> Frame:
+    """Return the frame with a tenant's programs only.
+
+    Devices and totals are complete: on each device, the memory of all other programs is one line, ``OTHERS``. Alerts on
+    a device remain without their texts, which may name programs.
+    """
+    snapshot = frame.snapshot
+    own = {key for key, owner in owners_of(snapshot).items() if tenant.owns(owner.user, owner.pod_namespace)}
+
+    def mine(values: Iterable[Each], key: Callable[[Each], ProcessKey | None]) -> tuple[Each, ...]:
+        return tuple(each for each in values if key(each) in own)
+
+    kept = replace(
+        snapshot,
+        devices=tuple(_device(device, own) for device in snapshot.devices),
+        reports=mine(snapshot.reports, lambda each: each.key),
+        faults=tuple(replace(fault, detail="") for fault in snapshot.faults),
+        ends=mine(snapshot.ends, lambda each: each.key),
+        excesses=mine(snapshot.excesses, lambda each: each.key),
+        engines=tuple(
+            engine for engine in snapshot.engines if engine.processes and {each.key for each in engine.processes} <= own
+        ),
+        quotas=mine(snapshot.quotas, lambda each: each.key),
+        suspensions=mine(snapshot.suspensions, lambda each: each.process),
+        overheads=mine(snapshot.overheads, lambda each: each.process),
+        suspended_programs=mine(snapshot.suspended_programs, lambda each: each.key),
+    )
+    return Frame(
+        snapshot=kept,
+        ledger=Ledger(tuple(_lines(frame.ledger, own, snapshot)), frame.ledger.overcounts),
+        verdicts=mine(frame.verdicts, lambda each: each.process),
+        alerts=tuple(_alerts(frame.alerts, own)),
+    )
+
+
+def _device(device: DeviceReading, own: Collection[ProcessKey]) -> DeviceReading:
+    if device.processes is None:
+        return device
+    return replace(device, processes=tuple(each for each in device.processes if each.key in own))
+
+
+def _lines(ledger: Ledger, own: Collection[ProcessKey], snapshot: Snapshot) -> Iterable[Line]:
+    others: dict[str, int] = {}
+    for line in ledger.lines:
+        if line.process in own or line.share == "unattributed":
+            yield line
+        else:
+            others[line.device_uuid] = others.get(line.device_uuid, 0) + line.used_bytes
+    for uuid, used in others.items():
+        yield Line(device_uuid=uuid, share="opaque", used_bytes=used, workload=OTHERS)
+
+
+def _alerts(alerts: Iterable[Alert], own: Collection[ProcessKey]) -> Iterable[Alert]:
+    for alert in alerts:
+        if alert.process in own:
+            yield alert
+        elif alert.process is None and not {"pid", "workload", "uid", "engine"} & {name for name, _ in alert.labels}:
+            yield replace(alert, annotations=(), silenced_by=())
