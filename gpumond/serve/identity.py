@@ -13,8 +13,8 @@ from gpumond.config.identity_proxy import IdentityProxy, network_of
 from gpumond.facts.frame import Alert, Frame, Ledger, Line
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.metrics.owners import owners_of
 from gpumond.serve.limits import plain_address
-from gpumond.tick.owners import owners_of
 
 USER, EMAIL, GROUPS = b"x-forwarded-user", b"x-forwarded-email", b"x-forwarded-groups"
 MAX_TEXT, MAX_GROUPS = 256, 256
