@@ -104,6 +104,10 @@ ALIKE_RATIO = 0.25
 """Maximum difference of a rise from another, as a share of it."""
 CREEP_RATIO = (0.4, 2.5)
 """Limits of this rise, as shares of the slope of the window."""
+NEAR_RATIO, LASTING_RATIO = (0.25, 2.5), 0.75
+"""Minimum median of the last half of the small rises, as a share of that of the first half, and limits of these as
+shares of the rise that is alike: a cache that fills creeps ever more slowly.
+"""
 LONGEST_CHANGE = 100.0
 """Maximum seconds between two minutes that are compared: a longer time has a gap."""
 
@@ -228,7 +232,8 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
 
 def _creeps(case: LeakCase, test: ServingTest, slope: float) -> bool:
     """Return True if the curve creeps: between the jumps of the load, most small changes from minute to minute are the
-    same rise, few are rests or falls, and few fell as much before. The window has about the same slope.
+    same rise and do not become smaller, few are rests or falls, and few fell as much before. The window has about the
+    same slope.
     """
     minutes = curve_of(case.series, MINUTE, case.what)
     changes = [
@@ -236,13 +241,16 @@ def _creeps(case: LeakCase, test: ServingTest, slope: float) -> bool:
         for (since, before), (at, value) in pairwise(zip(minutes.times, minutes.values, strict=True))
         if since >= case.born and at - since < LONGEST_CHANGE
     ]
-    window = sorted(changes[-test.blocks * TIERS[FIVE_MINUTES].seconds // TIERS[MINUTE].seconds :])
+    recent = changes[-test.blocks * TIERS[FIVE_MINUTES].seconds // TIERS[MINUTE].seconds :]
+    window = sorted(recent)
     falls = sorted(-change for change in changes)
     low, high = 1 - ALIKE_RATIO, 1 + ALIKE_RATIO
     for rise in window[bisect_left(window, CREEP_RATIO[0] * slope) : bisect_right(window, CREEP_RATIO[1] * slope)]:
         others = _between(window, -1.5 * rise, 0.5 * rise), _between(falls, low * rise, high * rise)
         if _between(window, low * rise, high * rise) >= max(test.min_creeps, OTHERS_MULTIPLE * max(others)):
-            return True
+            near = [change for change in recent if NEAR_RATIO[0] * rise <= change <= NEAR_RATIO[1] * rise]
+            half = len(near) // 2
+            return median(near[half:]) >= LASTING_RATIO * median(near[:half])
     return False
 
 

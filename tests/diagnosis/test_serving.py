@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf, nan
+from math import exp, inf, nan
 from random import Random
 
 import pytest
@@ -101,6 +101,15 @@ def jumping(rate: float, onset: int, until: int, rests: float = 0.2, falls: bool
     return observed
 
 
+def slowing(minutes: float) -> Observed:
+    """A cache that fills under load that jumps, with this time constant."""
+    observed, dice, load = Observed(()), Random(5), 20.0 * GIB
+    for minute in range(270):
+        load = load if dice.random() < 0.5 else dice.uniform(12, 24) * GIB
+        observed.add(minute * MINUTE, load + 10 * GIB * (1 - exp(-max(0, minute - 180) / minutes)))
+    return observed
+
+
 def test_serving_test_finds_growth_between_the_jumps_of_the_load_within_the_hour():
     assert jumping(64 * MIB, 240, 300).leak() is not None
     assert jumping(64 * MIB, 240, 300, rests=0.0).leak() is None
@@ -115,6 +124,7 @@ def test_serving_test_finds_growth_between_the_jumps_of_the_load_within_the_hour
             Observed(FLAT + [20 * GIB + dice * GIB for dice in (0, 2, 1, 3, 0, 4, 3, 5, 2, 6)]),
         ),
         ("fell as much before", jumping(64 * MIB, 180, 240, falls=True)),
+        ("ever slower growth", slowing(60.0)),
     ],
 )
 def test_serving_test_ignores_jumps_alone_and_waves(name: str, curve: Observed):
