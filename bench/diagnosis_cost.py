@@ -1,24 +1,29 @@
-"""Processor time of diagnosis in a tick with 64 devices and 500 processes.
+"""Processor time of diagnosis in a tick, and its memory, with 8 devices, 64 programs on each, and 24 hours of history.
 
-tests/tick/test_history.py measures its memory.
+The history consists of a sample in five minutes, then of one in a second for a quarter of an hour.
 """
 
 from __future__ import annotations
 
 import gc
+import resource
 import time
+from pathlib import Path
 
 from bench.result import publish, spread
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.snapshot import Sensors, Snapshot
+from gpumond.facts.units import MIB
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
-DEVICES, PROCESSES, TICKS, WARM = 64, 500, 900, 400
+DEVICES, PROCESSES = 8, 512
+BLOCKS, BLOCK_SECONDS = 288, 300
+SECONDS, TIMED = 1000, 500
 COLLECT_EVERY = 10
 
 
-def one_snapshot(tick: int, every: float = 1.0) -> Snapshot:
+def one_snapshot(tick: int, now: float) -> Snapshot:
     moved = (tick * 37 % 64) << 20
     pids = range(1000, 1000 + PROCESSES)
     devices = tuple(
@@ -35,26 +40,36 @@ def one_snapshot(tick: int, every: float = 1.0) -> Snapshot:
         make_report(pid, (make_pool(f"GPU-{pid % DEVICES}", live=6 * GIB + moved, cached=GIB),), workload=f"w{pid % 8}")
         for pid in pids
     )
-    now = tick * every
     return make_snapshot(*devices, seq=tick + 1, elapsed_seconds=1.0 + now, taken_at=now, reports=reports)
 
 
 def main() -> None:
     gc.freeze()
     gc.disable()  # as the daemon does, which collects between ticks
-    diagnosis, seconds = Diagnosis(), []
-    for tick in range(TICKS):
-        snapshot = one_snapshot(tick)
+    diagnosis, seconds = Diagnosis(), list[float]()
+    snapshot = one_snapshot(0, 0.0)
+    empty = resident_bytes()
+    begin = BLOCKS * BLOCK_SECONDS
+    times = [*range(0, begin, BLOCK_SECONDS), *range(begin, begin + SECONDS)]
+    for tick, now in enumerate(times):
+        snapshot = one_snapshot(tick, now)
         began = time.thread_time()
         diagnosis = diagnose(diagnosis, snapshot)
         seconds.append(time.thread_time() - began)
         if tick % COLLECT_EVERY == 0:
             gc.collect()
-    kept = {"verdicts": len(diagnosis.verdicts)}
-    publish(
-        "diagnosis_cost",
-        {"devices": DEVICES, "processes": PROCESSES, **kept, **spread(seconds[WARM:])},
-    )
+    figures: dict[str, object] = {
+        "devices": DEVICES,
+        "processes": PROCESSES,
+        "history_hours": BLOCKS * BLOCK_SECONDS / 3600,
+        "memory_mib": round((resident_bytes() - empty) / MIB, 1),
+        "verdicts": len(diagnosis.verdicts),
+    }
+    publish("diagnosis_cost", figures | spread(seconds[-TIMED:]))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -56,13 +56,10 @@ def varied(**factors: float) -> Tests:
 
 VARIANTS: Mapping[str, Tests] = {
     "as it is": SERVING,
-    "consistent ratio x 0.7": varied(consistent_ratio=0.7),
-    "consistent ratio x 1.4": varied(consistent_ratio=1.4),
-    "margin x 0.5": varied(margin_bytes=0.5, margin_ratio=0.5),
+    "without creeping": varied(min_creeps=inf),
+    "creeping alone": varied(consistent_ratio=inf),
+    "creeping of 8 minutes": varied(min_creeps=1.6),
     "margin x 2": varied(margin_bytes=2.0, margin_ratio=2.0),
-    "two steps ratio x 1.5": varied(max_two_steps_ratio=1.5),
-    "between steps x 0.7": varied(between_steps_ratio=0.7),
-    "between steps x 1.4": varied(between_steps_ratio=1.4),
     "no condition on two steps or more": tuple(
         replace(test, max_two_steps_ratio=inf, between_steps_ratio=-inf) for test in SERVING
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from math import inf
@@ -88,8 +89,8 @@ class PoolPeak(NamedTuple):
     """Peak of the minute from ``at`` on. *Kept* bytes are those that no flush returns."""
 
     at: float
-    live: int
-    kept: int
+    live: float
+    kept: float
 
 
 class Peaks:
@@ -103,6 +104,7 @@ class Peaks:
         "_begun",
         "_failed",
         "_last",
+        "_minutes",
         "_never",
         "_ooms",
         "_reported",
@@ -110,16 +112,15 @@ class Peaks:
         "_retries",
         "failed_at",
         "lowest",
-        "minutes",
         "retried_at",
     )
 
     def __init__(self, never: float) -> None:
-        self.minutes: list[PoolPeak] = []  # an empty deque has 700 bytes, and few processes have an agent
+        self._minutes = array("d")
         self.failed_at = self.retried_at = self._never = never
         self._last = PoolPeak(never, 0, 0)
         self._begun = 0
-        self.lowest: int | None = None
+        self.lowest: float | None = None
         """Smallest kept bytes of a minute since the program has allocated its initial memory."""
         self._failed = (0, 0)
         """Steps and live bytes at the last failed allocation."""
@@ -161,10 +162,17 @@ class Peaks:
             if self._begun > START_MINUTES and last.kept:
                 self.lowest = last.kept if self.lowest is None else min(self.lowest, last.kept)
             self._last = PoolPeak(now, live, kept)
-            self.minutes.append(self._last)
-            del self.minutes[:-MINUTES]
+            self._minutes.extend(self._last)
+            del self._minutes[: -3 * MINUTES]
         elif live > last.live or kept > last.kept:
-            self._last = self.minutes[-1] = PoolPeak(last.at, max(last.live, live), max(last.kept, kept))
+            self._last = PoolPeak(last.at, max(last.live, live), max(last.kept, kept))
+            self._minutes[-3:] = array("d", self._last)
+
+    @property
+    def minutes(self) -> list[PoolPeak]:
+        """Peaks of the last hour, the oldest first."""
+        own = self._minutes
+        return [PoolPeak(*own[place : place + 3]) for place in range(0, len(own), 3)]
 
 
 def kept_bytes(pool: PoolUsage) -> int:

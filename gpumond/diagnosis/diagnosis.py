@@ -17,7 +17,16 @@ from math import inf, isfinite, nan
 from gpumond.diagnosis import detectors, messages
 from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak, form as form_of
-from gpumond.diagnosis.leak_search import allocation_growth, filling, fit, follow, held_growth, search, watch_growth
+from gpumond.diagnosis.leak_search import (
+    SKIPPED_SECONDS,
+    allocation_growth,
+    filling,
+    fit,
+    follow,
+    held_growth,
+    search,
+    watch_growth,
+)
 from gpumond.diagnosis.past import HELD_MINUTES, Pasts
 from gpumond.diagnosis.shapes import REST_MINUTES, Shape, shape
 from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker
@@ -157,7 +166,7 @@ class Diagnosis:
         if medians and size and highs[-1] == highs[-1]:
             tracked.levels.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
         (at,) = series.times(MINUTE, 1)
-        if medians and at >= tracked.born:
+        if medians and at >= tracked.born + SKIPPED_SECONDS:
             tracked.life.add(at, series.column(MINUTE, what, count=HELD_MINUTES), bool(tracked.leak))
         if closed > QUARTER:
             tracked.floors.add(self.history.now, series.column(QUARTER, what, count=1)[-1])

@@ -124,9 +124,7 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> 
 
     ``known``: bytes up to which the program's earlier lives have grown.
     """
-    # The record of the serving test compares with what this life returned.
-    limit = known if found.by_quartiles else max(known, tracked.life.limit)
-    if found.what != OUTSIDE and found.top <= limit:
+    if found.what != OUTSIDE and found.top <= max(known, tracked.life.limit):
         return None
     if found.pause:
         return found

@@ -24,6 +24,8 @@ RETURNED_RATIO = 0.5
 """Share of a growth whose return makes it a tooth."""
 TOOTH_BYTES, TOOTH_SECONDS = 256 * MIB, 600.0
 """Minimum height and duration of a tooth: a shorter one is not mistaken for a leak."""
+JUMP_RATIO = 0.25
+"""Maximum rise of one minute, as a share of the height: more is load that comes and goes."""
 LOW_RATIO = 0.05
 """A tooth begins where the level was last at most this share of its height above the lowest."""
 TOLERANCE_RATIO, TOLERANCE_BYTES = 1.1, 256 * MIB
@@ -94,12 +96,12 @@ class Life:
     a long one, was returned; 0 while there is none.
     """
 
-    __slots__ = ("_begin", "_high", "_high_at", "_low", "_low_at", "fell_from", "held", "returned")
+    __slots__ = ("_begin", "_high", "_high_at", "_jump", "_last", "_low", "_low_at", "fell_from", "held", "returned")
 
     def __init__(self) -> None:
         self.held = self.returned = self.fell_from = 0.0
         self._begin: tuple[float, float] | None = None
-        self._low = self._high = self._low_at = self._high_at = 0.0
+        self._low = self._high = self._low_at = self._high_at = self._last = self._jump = 0.0
 
     @property
     def limit(self) -> float:
@@ -119,16 +121,17 @@ class Life:
         if self._begin is None:
             self._begin = (at, level)
             self._restart(at, level)
+        self._jump, self._last = max(self._jump, level - self._last), level
         if level > self._high:
             self._high, self._high_at = level, at
         height = self._high - self._low
         if height >= TOOTH_BYTES and level < self._high - RETURNED_RATIO * height:
             self.fell_from = max(self.fell_from, self._high)
-            if self._high_at - self._low_at >= TOOTH_SECONDS:
+            if self._high_at - self._low_at >= TOOTH_SECONDS and self._jump <= JUMP_RATIO * height:
                 self.returned = max(self.returned, self._high)
             self._restart(at, level)
         elif level <= self._low + LOW_RATIO * height:
-            self._low, self._low_at = min(self._low, level), at
+            self._low, self._low_at, self._jump = min(self._low, level), at, 0.0
         last = [value for value in medians[-HELD_MINUTES:] if value == value]
         if len(last) == HELD_MINUTES and not rises:
             third = HELD_MINUTES // 3
@@ -138,8 +141,9 @@ class Life:
                 self.held = max(self.held, median(last))
 
     def _restart(self, at: float, level: float) -> None:
-        self._low = self._high = level
+        self._low = self._high = self._last = level
         self._low_at = self._high_at = at
+        self._jump = 0.0
 
 
 FLOOR_QUARTERS = 16

@@ -4,11 +4,14 @@ Between idle and busy, a serving program moves by gigabytes within minutes, and 
 all that a slow leak reaches for hours. The test therefore compares like with like: the median of the last 40 minutes
 with the median of every earlier 40 minutes, and the slopes of all pairs of blocks with each other. It uses the *upper
 quartile* of the minute medians in each block of five minutes: a serving curve has a ceiling and dips below it, so the
-upper quartile is quieter than the median. docs/explanation/leak-detection.md states how the constants were chosen.
+upper quartile is quieter than the median. A curve that *creeps* between its jumps shows a leak sooner: load comes back
+to the levels of before, a leak adds its rate to all of them. docs/explanation/leak-detection.md states how the
+constants were chosen.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,10 +23,11 @@ from gpumond.diagnosis.leak import (
     UNKNOWN_BLOCKS,
     Leak,
     LeakCase,
+    curve as curve_of,
     has_stopped,
     load_rises,
 )
-from gpumond.diagnosis.trend import deviation, mann_kendall, median, quantile, sen, slopes, spread
+from gpumond.diagnosis.trend import deviation, mann_kendall, median, quantile, sen, slopes
 from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import FIVE_MINUTES, MEDIAN, MINUTE, QUARTER, TIERS, Rows, Series, highest
 
@@ -55,8 +59,10 @@ class ServingTest:
     quarter of the pairs does not rise. It also makes the trend significant: of 16 blocks with a quarter of falling
     pairs the Mann-Kendall statistic is 2.7. Smaller shares increase false alarms, larger ones the delay.
     """
-    min_scatter_multiple: float = 2.0
-    """Minimum growth, as a multiple of the scatter around the line."""
+    min_creeps: float = 5
+    """Minimum number of minutes with the same rise between the jumps of the load. Such a curve needs no record, and may
+    have steps.
+    """
     full_within_seconds: float = 48 * HOUR_SECONDS
     """Seconds within which the device would be full: load that changes over days resembles slower growth."""
     margin_bytes: float = 512 * MIB
@@ -68,11 +74,9 @@ class ServingTest:
     """Minimum growth over the window as a ratio of the device's size, if it is more than the margin."""
     past_quantile: float = 0.9
     """Quantile of the past blocks that the last ones exceed: a tenth of the past may be excursions."""
-    max_step_ratio: float = 1.6
-    """Maximum deviation from the line, as a multiple of that from the best single step: a model load is a step."""
     max_two_steps_ratio: float = 2.0
-    """Maximum deviation from the line, as a multiple of that from the best two steps. Two steps follow load as well, so
-    that they describe a leak better than a line does.
+    """Maximum deviation from the line, as a multiple of that from the best two steps: a model load is a step. Two steps
+    follow load as well, and describe a leak better than a line does.
     """
     steps: int = 3
     between_steps_ratio: float = 0.21
@@ -92,6 +96,20 @@ SERVING = (
 """The windows: in 50 minutes a fast leak is found before it has filled the device, in two hours a slow one exceeds the
 margin.
 """
+
+
+OTHERS_MULTIPLE = 2
+"""Minimum number of minutes with the same rise, as a multiple of the number of those that rest or fall as much."""
+ALIKE_RATIO = 0.25
+"""Maximum difference of a rise from another, as a share of it."""
+CREEP_RATIO = (0.4, 2.5)
+"""Limits of this rise, as shares of the slope of the window."""
+NEAR_RATIO, LASTING_RATIO = (0.25, 2.5), 0.75
+"""Minimum median of the last half of the small rises, as a share of that of the first half, and limits of these as
+shares of the rise that is alike: a cache that fills creeps ever more slowly.
+"""
+LONGEST_CHANGE = 100.0
+"""Maximum seconds between two minutes that are compared: a longer time has a gap."""
 
 
 class _Steps(NamedTuple):
@@ -171,7 +189,7 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
     ):
         return None
     late = median(window[-recent:])
-    if late <= window[0] or late <= _forgotten(case, times[0]):
+    if late <= window[0]:
         return None
     pairs = sorted(slopes(at, window))
     slope = median(pairs)
@@ -179,14 +197,19 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
     margin = max(test.margin_bytes, test.margin_ratio * (case.size or 0.0))
     if growth <= max(0.0, margin, test.growth_ratio * (case.size or 0.0)):
         return None
-    if quantile(pairs, test.consistent_quantile) < test.consistent_ratio * slope:
-        return None
-    if growth < test.min_scatter_multiple * spread(at, window, slope) or sen(at[-recent:], window[-recent:]) <= 0:
+    if sen(at[-recent:], window[-recent:]) <= 0:
         return None
     if case.room is not None and case.room > slope * test.full_within_seconds:
         return None
-    if not _exceeds(late - margin, values[:-recent], test) or not _is_line(case, at, window, slope, test):
-        return None
+    if not _creeps(case, test, slope):
+        if quantile(pairs, test.consistent_quantile) < test.consistent_ratio * slope:
+            return None
+        if len(values) < test.skipped_blocks + count + recent or late <= _forgotten(case, times[0]):
+            return None
+        if not _exceeds(late - margin, values[:-recent], test):
+            return None
+        if not _is_line(case, at, window, slope, test):
+            return None
     if load_rises(case.device, FIVE_MINUTES, count):
         return None
     base = min(median(values[test.skipped_blocks : -count][-count:]), window[0])
@@ -205,6 +228,34 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
         window=span + seconds,
         by_quartiles=True,
     )
+
+
+def _creeps(case: LeakCase, test: ServingTest, slope: float) -> bool:
+    """Return True if the curve creeps: between the jumps of the load, most small changes from minute to minute are the
+    same rise and do not become smaller, few are rests or falls, and few fell as much before. The window has about the
+    same slope.
+    """
+    minutes = curve_of(case.series, MINUTE, case.what)
+    changes = [
+        (value - before) / (at - since)
+        for (since, before), (at, value) in pairwise(zip(minutes.times, minutes.values, strict=True))
+        if since >= case.born and at - since < LONGEST_CHANGE
+    ]
+    recent = changes[-test.blocks * TIERS[FIVE_MINUTES].seconds // TIERS[MINUTE].seconds :]
+    window = sorted(recent)
+    falls = sorted(-change for change in changes)
+    low, high = 1 - ALIKE_RATIO, 1 + ALIKE_RATIO
+    for rise in window[bisect_left(window, CREEP_RATIO[0] * slope) : bisect_right(window, CREEP_RATIO[1] * slope)]:
+        others = _between(window, -1.5 * rise, 0.5 * rise), _between(falls, low * rise, high * rise)
+        if _between(window, low * rise, high * rise) >= max(test.min_creeps, OTHERS_MULTIPLE * max(others)):
+            near = [change for change in recent if NEAR_RATIO[0] * rise <= change <= NEAR_RATIO[1] * rise]
+            half = len(near) // 2
+            return median(near[half:]) >= LASTING_RATIO * median(near[:half])
+    return False
+
+
+def _between(ordered: Sequence[float], low: float, high: float) -> int:
+    return bisect_right(ordered, high) - bisect_left(ordered, low)
 
 
 def _forgotten(case: LeakCase, since: float) -> float:
@@ -227,12 +278,12 @@ def _exceeds(level: float, past: Sequence[float], test: ServingTest) -> bool:
 
 
 def _is_line(case: LeakCase, at: Sequence[float], window: Sequence[float], slope: float, test: ServingTest) -> bool:
-    """Return True if a line describes the window hardly worse than one or two steps, and the curve also rises between
+    """Return True if a line describes the window hardly worse than two steps, and the curve also rises between
     more of them.
     """
     line = deviation([value - slope * time for time, value in zip(at, window, strict=True)])
     best = _best_steps(window, max(2, test.steps))
-    if line > test.max_step_ratio * best[1].deviation or line > test.max_two_steps_ratio * best[2].deviation:
+    if line > test.max_two_steps_ratio * best[2].deviation:
         return False
     between = [
         rise for begin, end in pairwise(best[test.steps].limits) for rise in slopes(at[begin:end], window[begin:end])

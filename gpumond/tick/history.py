@@ -376,6 +376,8 @@ class Rows:
         if len(self._times) < self._capacity:
             self._times.append(at)
             self._data.extend(row)
+            if len(self._times) == self._capacity:  # drop the spare capacity of arrays that grow
+                self._times, self._data = array("d", self._times), array("f", self._data)
             return None
         begin = self._head * self.width
         gone = self._data[begin : begin + self.width]
