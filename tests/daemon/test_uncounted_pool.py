@@ -34,7 +34,7 @@ def test_uncounted_pool_has_a_share_and_a_remedy_everywhere(serve: Callable[...,
         assert daemon.value("gpumond_pool_held_bytes", **labels) == 4 * GIB
         assert daemon.value("gpumond_pool_live_bytes", **labels) is None
         assert daemon.value("gpumond_device_condition", uuid="GPU-0", gpu="0", condition="live_unknown") == 1
-        detail = f"pid {os.getpid()} (etl): 4.0 GiB of rmm can't be split into live and free bytes"
+        detail = f"pid {os.getpid()} (etl): 4.0 GiB in rmm can't be split into live and free bytes"
         for command in ("status", "doctor"):
             output = daemon.run(command).stdout
             assert detail in output

@@ -17,11 +17,10 @@ from tests.helpers.stubs import fleet
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
 HOUR, SCRAPE_SECONDS = 3600, 60
-END = int(time.time()) // 60 * 60
 H100_BYTES, H200_BYTES = 81559 * MIB, 143771 * MIB
 
 
-def truth() -> str:
+def truth(last: int) -> str:
     """Two hours of two machines, each in two replicas. On ``a``, ada's train needs 20 GiB, and twice 28 for five
     minutes; on ``b`` it needs 10 GiB on two devices, carol's short job runs for ten minutes, and leak begins with 5 GiB
     and needs 9 in the second hour.
@@ -33,7 +32,7 @@ def truth() -> str:
             own = {"job": "gpumond", "replica": replica, **labels}
             series = name + "{" + ",".join(f'{key}="{text}"' for key, text in own.items()) + "}"
             for at in range(begin, end, SCRAPE_SECONDS):
-                families.setdefault(name, []).append(f"{series} {number} {END - 2 * HOUR + at}")
+                families.setdefault(name, []).append(f"{series} {number} {last - 2 * HOUR + at}")
 
     for instance, uuids, model, bytes_ in (("a", ("0",), H100, H100_BYTES), ("b", ("0", "1", "2"), A100, 40 * GIB)):
         for number in uuids:
@@ -67,7 +66,7 @@ def truth() -> str:
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     directory = tmp_path_factory.mktemp("advice")
-    (directory / "truth.txt").write_text(truth())
+    (directory / "truth.txt").write_text(truth(int(time.time()) // 60 * 60))
     command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(directory / "truth.txt")]
     subprocess.run([*command, str(directory / "blocks")], check=True, capture_output=True)
     flags = (f"--query.lookback-delta={SCRAPE_SECONDS // 2}s", "--storage.tsdb.retention.time=100y")

@@ -85,10 +85,10 @@ class RunningDaemon:
             self.process = subprocess.Popen(argv, env=self.environ, stdout=log, stderr=log)
         try:
             until(lambda: self.process.poll() is not None or self.healthy(), START_SECONDS)
-        except AssertionError:
+        except AssertionError as error:
             self.process.kill()
             self.process.wait()
-            raise
+            raise AssertionError(f"{error}: {self.log.read_text()}") from None
         assert self.process.poll() is None, self.log.read_text()
 
     def healthy(self) -> bool:

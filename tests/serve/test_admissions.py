@@ -51,7 +51,7 @@ def test_request_before_the_first_reading_is_tried_again_later(before: Frame | N
     [
         ((DEVICE,), {"need_bytes": 2**60}, 409, "less than the"),
         ((DEVICE,), {"device": "7"}, 404, "no device '7'"),
-        ((DEVICE, replace(DEVICE, uuid="GPU-b", index=1)), {}, 422, "one of the 2 devices"),
+        ((DEVICE, replace(DEVICE, uuid="GPU-b", index=1)), {}, 422, "one of the 2 GPUs"),
         ((DEVICE,), {"need_bytes": 0}, 422, "need_bytes"),
         ((DEVICE,), {"pid": "1"}, 422, "pid"),
     ],
