@@ -77,6 +77,7 @@ def test_a_program_with_mixed_precision_is_traced(tmp_path: Path):
     [
         ("raise ValueError('no data')", "ValueError: no data"),
         ("print('nothing')", "the program allocated nothing on a CUDA device"),
+        ("import torch; torch.optim.SGD([torch.ones(1)]).step()", "the program allocated nothing on a CUDA device"),
         ("import sys; sys.exit(3)", "the program ended with status 3"),
         ("import torch; torch.nonzero(torch.ones(4).to('cuda')).tolist()", "DynamicOutputShapeException: "),
     ],
@@ -172,6 +173,12 @@ del x
 def test_autocast_normalizes_in_32_bits(tmp_path: Path):
     plain, cast = (need(trace(tmp_path, NORMALIZED.replace("AMP", str(amp)))).live_bytes for amp in (False, True))
     assert cast - plain >= 16 * MIB
+
+
+@pytest.mark.parametrize("name", ["'cuda'", "'cuda', 0", "'cuda:0'"])
+def test_device_objects_name_the_device(tmp_path: Path, name: str):
+    program = f"import torch\nx = torch.zeros(1 << 20, device=torch.device({name}))\nassert x.is_cuda is True"
+    assert need(trace(tmp_path, program)).live_bytes == 4 * MIB
 
 
 def test_inference_runs_to_its_end(tmp_path: Path):

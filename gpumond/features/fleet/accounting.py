@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -43,6 +43,18 @@ PARTS, MOST_STEPS = 48, 360
 AT_ONCE = 4
 
 Target = tuple[str, str, str]
+
+
+def group_of(columns: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return the function that reads ``--by``; it raises ValueError for other columns than these."""
+
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if not set(names) <= set(columns) or len(set(names)) != len(names):
+            raise ValueError(f"expected one or several, with commas, of {', '.join(columns)}")
+        return names
+
+    return read
 
 
 class Period(NamedTuple):

@@ -14,21 +14,13 @@ from dataclasses import asdict
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, print_error, value
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
-from gpumond.features.fleet.accounting import LABELS
+from gpumond.features.fleet.accounting import LABELS, group_of
 from gpumond.features.fleet.discovery import add_prometheus, make_prometheus
 from gpumond.features.fleet.sizing import HEADROOM, Size, by_model, expressions, sizes
 from gpumond.view.text import moment, safe, size, table
 
 COLUMNS = tuple(name for name in LABELS if name not in ("model", "machine"))
 WEEK_SECONDS = 7 * 86_400.0
-
-
-def group_of(text: str) -> tuple[str, ...]:
-    """Return the columns of ``--by``. Raises ValueError."""
-    names = tuple(text.split(","))
-    if not set(names) <= set(COLUMNS) or len(set(names)) != len(names):
-        raise ValueError(f"expected one or several, with commas, of {', '.join(COLUMNS)}")
-    return names
 
 
 def headroom(text: str) -> float:
@@ -46,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prometheus(parser)
     parser.add_argument(
         "--by",
-        type=value(group_of),
+        type=value(group_of(COLUMNS)),
         default="workload",
         metavar="COLUMN[,COLUMN]",
         help=f"programs with the same values get one size: {', '.join(COLUMNS)} (default: workload)",

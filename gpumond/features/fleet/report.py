@@ -34,6 +34,7 @@ from gpumond.features.fleet.accounting import (
     Usage,
     collect,
     gaps,
+    group_of,
     total,
     unpriced,
     usages,
@@ -62,14 +63,6 @@ def moment_of(text: str) -> float:
         raise ValueError("expected a date or a time such as 2026-11-01 or 2026-11-01T08:00") from None
 
 
-def group_of(text: str) -> tuple[str, ...]:
-    """Return the columns of ``--by``. Raises ValueError."""
-    names = tuple(text.split(","))
-    if not set(names) <= set(COLUMNS) or len(set(names)) != len(names):
-        raise ValueError(f"expected one or several, with commas, of {', '.join(COLUMNS)}")
-    return names
-
-
 def price(text: str) -> Price:
     """Return the price of ``MODEL=AMOUNT`` or ``AMOUNT``. Raises ValueError."""
     pattern, _, amount = text.rpartition("=")
@@ -86,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prometheus(parser)
     parser.add_argument(
         "--by",
-        type=value(group_of),
+        type=value(group_of(COLUMNS)),
         default="user",
         metavar="COLUMN[,COLUMN]",
         help=f"group by these columns: {', '.join(COLUMNS)} (default: user)",
