@@ -41,7 +41,7 @@ def healthy() -> Response:
 
 def ready(frame: Frame | None) -> Response:
     if frame is None:
-        return problem(503, "the first reading is in progress")
+        return problem(503, "the first reading is in progress", {"Retry-After": "1"})
     source = frame.snapshot.source
     if not source.up:
         return problem(503, f"cannot read devices: {source.reason}: {source.detail}")

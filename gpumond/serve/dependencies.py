@@ -21,8 +21,13 @@ def kernel_of(request: Request) -> Kernel:
 def present(frame: Frame | None) -> Frame:
     """Return the frame. Raises 503 before the first one."""
     if frame is None:
-        raise HTTPException(503, "the first reading is in progress; retry in a second")
+        raise starting()
     return frame
+
+
+def starting() -> HTTPException:
+    """Return the error of a request before the first reading."""
+    return HTTPException(503, "the first reading is in progress; retry in a second", {"Retry-After": "1"})
 
 
 bearer = HTTPBearer(

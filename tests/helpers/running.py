@@ -111,7 +111,13 @@ class RunningDaemon:
                 return error.code, error.read(), error.headers
 
     def get(self, route: str) -> Any:
-        status, body, _ = self.request(f"/api/v1/{route}")
+        """Return the answer of a route. A daemon that has not read its devices yet is asked again, as it says."""
+
+        def answer() -> tuple[int, bytes] | None:
+            status, body, headers = self.request(f"/api/v1/{route}")
+            return None if status == 503 and "Retry-After" in headers else (status, body)
+
+        status, body = until(answer)
         assert status == 200, body
         return json.loads(body)
 

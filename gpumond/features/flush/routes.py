@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -21,7 +21,7 @@ from gpumond.kernel import Flushes
 from gpumond.serve import examples
 from gpumond.serve.answers import problem
 from gpumond.serve.auth import Caller, Tokens, admit
-from gpumond.serve.dependencies import CHANGES, bearer, kernel_of, require_flush
+from gpumond.serve.dependencies import CHANGES, bearer, kernel_of, require_flush, starting
 from gpumond.serve.problems import responses
 from gpumond.serve.resources import answer_list
 
@@ -253,7 +253,7 @@ async def alertmanager(
     """
     kernel = kernel_of(request)
     if kernel.frame is None:
-        raise HTTPException(503, "the first reading is in progress; retry in a second", {"Retry-After": "1"})
+        raise starting()
     alerts = [each.alert() for each in body.alerts]
     plan = dry_run == "true"
     if not plan and any(alert.firing for alert in alerts):

@@ -18,7 +18,7 @@ from gpumond.features.quotas.quotas import QuotaEntry, QuotaRegistry
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve import examples
 from gpumond.serve.auth import Caller
-from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, require_flush, require_rules
+from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, require_flush, require_rules, starting
 from gpumond.serve.problems import responses
 
 admissions_router = APIRouter(prefix="/api/v1", tags=["admissions"])
@@ -126,7 +126,7 @@ async def withdraw(request: Request, id: Id, caller: Caller = Depends(require_fl
 
 def _frame(frame: Frame | None) -> Frame:
     if frame is None or (not frame.snapshot.devices and frame.snapshot.source.reason == STARTING):
-        raise HTTPException(503, "the first reading is in progress; retry in a second")
+        raise starting()
     return frame
 
 
