@@ -181,6 +181,17 @@ def test_device_objects_name_the_device(tmp_path: Path, name: str):
     assert need(trace(tmp_path, program)).live_bytes == 4 * MIB
 
 
+def test_a_tensor_names_its_device(tmp_path: Path):
+    program = """
+import torch
+x = torch.zeros(1 << 20, device="cuda")
+y = torch.zeros(1 << 20, device=x.device)
+assert x.device == y.device == (x + y).device == torch.device("cuda", 0)
+assert torch.zeros(1).device == (x + y).cpu().device == torch.device("cpu")
+"""
+    assert need(trace(tmp_path, program)).live_bytes == 12 * MIB
+
+
 def test_inference_runs_to_its_end(tmp_path: Path):
     program = "import torch\nx = torch.zeros(1 << 20, device='cuda')\ny = (x + 1).cpu()\nassert x.numel()"
     result = need(trace(tmp_path, program))

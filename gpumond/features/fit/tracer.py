@@ -35,6 +35,7 @@ class Trace:
     Without a CUDA device, PyTorch cannot differentiate fake tensors on one. Tensors are then on the CPU, and the trace
     knows those that would be on the device: ``placing`` is True during a call that creates such ones, False during one
     that moves a tensor to the CPU, and None during others, whose results are where their arguments are.
+    ``dispatching``: an operator is computed, for which all tensors are on the CPU.
     """
 
     def __init__(self, emulated: bool = False) -> None:
@@ -44,6 +45,7 @@ class Trace:
         self.matmul = False
         self.emulated = emulated
         self.placing: bool | None = None
+        self.dispatching = False
         self.assumptions: set[str] = set()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -123,7 +125,11 @@ def tracked(torch: Any, trace: Trace) -> Any:
                 trace.assumptions.add("a value read from a tensor (item) is 1")
                 kind = args[0].dtype
                 return True if kind is torch.bool else 1.0 if kind.is_floating_point else 1
-            result = func(*args, **(kwargs or {}))
+            outer, trace.dispatching = trace.dispatching, True
+            try:
+                result = func(*args, **(kwargs or {}))
+            finally:
+                trace.dispatching = outer
             trace.matmul |= func.overloadpacket in products
             tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
             placed = trace.emulated and any(map(trace.on_device, tensors))
@@ -159,7 +165,10 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
     from torch.overrides import TorchFunctionMode
 
     cpu, first = torch.device("cpu"), torch.device("cuda", 0)
-    device_of, is_cuda = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__
+    is_cuda = torch.Tensor.is_cuda.__get__
+    fake = torch._subclasses.FakeTensor
+    device_of = fake.device.fget
+    fake.device = property(lambda self: device_of(self) if trace.dispatching or not trace.on_device(self) else first)
     float32 = frozenset(FLOAT32_OPERATORS.split())
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
 
@@ -177,9 +186,8 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
             kwargs = dict(kwargs or {})
             if func is torch.device:
                 return func(*args, **kwargs)
-            if func in (device_of, is_cuda):
-                on_device = trace.on_device(args[0])
-                return on_device if func == is_cuda else first if on_device else func(*args)
+            if func == is_cuda:
+                return trace.on_device(args[0])
             if func is torch.Tensor.backward:
                 gradient = kwargs.pop("gradient", None)
                 with self:  # checkpointed functions run again in the backward pass
