@@ -167,14 +167,23 @@ def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
 
 
-def gpumond_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+def gpumond_here(*arguments: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, without the start of one. An exception of the command is one of the test."""
     from gpumond.commands.main import main
 
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
+    given, out, err = (io.TextIOWrapper(io.BytesIO(content), "utf-8") for content in (stdin, b"", b""))
+    before, own = dict(os.environ), sys.stdin
+    os.environ.update(environ)
+    sys.stdin = given
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
             status = main(arguments)
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1
-    return subprocess.CompletedProcess(("gpumond", *arguments), status, out.getvalue(), err.getvalue())
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdin = own
+        os.environ.clear()
+        os.environ.update(before)
+    for stream in (out, err):
+        stream.seek(0)
+    return subprocess.CompletedProcess(("gpumond", *arguments), status, out.read(), err.read())
