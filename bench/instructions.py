@@ -2,9 +2,10 @@
 
 python -m bench.instructions [--save | --check]
 
-Each path runs under valgrind (cachegrind) a few times, then more often; the difference is the cost of one run without
-that of the start. ``--check`` compares with ``bench/results/instructions.json`` and exits with 1 if a path needs over
-5 % more; fewer are reported, so that the record can be renewed with ``--save``.
+Each path runs under valgrind (cachegrind) a few times in one process and more often in another, both forks of one that
+has prepared it; the difference is the cost of one run without that of the start. ``--check`` compares with
+``bench/results/instructions.json`` and exits with 1 if a path needs over 5 % more; fewer are reported, so that the
+record can be renewed with ``--save``.
 """
 
 from __future__ import annotations
@@ -118,38 +119,40 @@ PATHS = {path.__name__: path for path in (tick, render, decode, report, reading)
 RUNS = {"tick": 8, "render": 12, "decode": 24, "report": 24, "reading": 24}
 
 
-def repeat(path: str, runs: int) -> None:
-    """Run a path; this is what valgrind observes."""
-    run = PATHS[path]()
+def repeat(path: str) -> None:
+    """Run a path a few times in one child and more often in another, and print their pids. Valgrind observes this."""
+    run, children = PATHS[path](), []
+    run()  # imports and writes bytecode, which is part of no measurement
     gc.collect()
     gc.freeze()
     gc.disable()
-    for _ in range(runs):
-        run()
+    for runs in (FEW, RUNS[path]):
+        if child := os.fork():
+            children.append(child)
+            continue
+        for _ in range(runs):
+            run()
+        os._exit(0)
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    print(*children)
 
 
-def run(path: str, runs: int, environ: dict[str, str], *observer: str) -> str:
-    """Repeat a path in a process of its own, and return what the observer reports."""
-    code = f"from bench.instructions import repeat; repeat({path!r}, {runs})"
-    command = [*observer, sys.executable, "-c", code]
+def measure(path: str, environ: dict[str, str], directory: str) -> int:
+    """Return the instructions of one run."""
+    command = [*VALGRIND, f"--log-file={directory}/%p", sys.executable, "-c"]
+    command.append(f"from bench.instructions import repeat; repeat({path!r})")
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-    return done.stderr
-
-
-def instructions(path: str, runs: int, environ: dict[str, str]) -> int:
-    observed = run(path, runs, environ, *VALGRIND)
-    found = re.search(r"I +refs: +([\d,]+)", observed)
-    assert found, observed
-    return int(found[1].replace(",", ""))
-
-
-def measure(path: str, environ: dict[str, str]) -> int:
-    """Return the instructions of one run."""
-    run(path, 1, environ)  # writes the bytecode, which would be part of the first measurement
-    few, many = (instructions(path, runs, environ) for runs in (FEW, RUNS[path]))
+    few, many = (instructions(Path(directory, pid).read_text()) for pid in done.stdout.split())
     return round((many - few) / (RUNS[path] - FEW))
+
+
+def instructions(log: str) -> int:
+    found = re.search(r"I +refs: +([\d,]+)", log)
+    assert found, log
+    return int(found[1].replace(",", ""))
 
 
 def main() -> None:
@@ -161,7 +164,7 @@ def main() -> None:
         environ = {**os.environ, **driver.env, "PYTHONHASHSEED": "0", "GPUMOND_SOCKET": f"{directory}/none"}
         environ["PYTHONDONTWRITEBYTECODE"] = ""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            figures = dict(zip(PATHS, pool.map(lambda path: measure(path, environ), PATHS), strict=True))
+            figures = dict(zip(PATHS, pool.map(lambda path: measure(path, environ, directory), PATHS), strict=True))
     if "--check" in sys.argv:
         raise SystemExit(check(figures))
     publish("instructions", {"instructions": figures})

@@ -62,7 +62,6 @@ LIBRARIES = {
     "uvicorn": ("serve", "daemon"),
     "httptools": ("serve",),
     "bcrypt": ("config", "serve"),
-    "matplotlib": ("features.baselines",),
     "yaml": ("config", "features.rules", "features.fleet"),
     "cupy": ("features.loadgen.backends",),
     "torch": ("features.loadgen.backends", "features.fit.tracer"),

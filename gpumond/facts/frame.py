@@ -11,12 +11,9 @@ from typing import Literal, NamedTuple, get_args
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.quota import EffectiveQuota, QueuedRequest
+from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
-
-Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unattributed"]
-
-SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque", "unattributed")
 
 Phase = Literal["pending", "firing", "resolved"]
 

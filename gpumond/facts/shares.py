@@ -7,6 +7,11 @@ sentences.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
+
+Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unattributed"]
+
+SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque", "unattributed")
 
 MEANINGS: Mapping[str, str] = {
     "live": "Memory that the program has allocated and not freed, such as tensors (PyTorch: memory_allocated).",

@@ -14,10 +14,10 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.frame import SHARES, Frame
+from gpumond.facts.frame import Frame
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
-from gpumond.facts.shares import MEANINGS
+from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, SHAPES
 from gpumond.metrics import owners

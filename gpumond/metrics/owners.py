@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
 
-from gpumond.facts.frame import Frame, Owner, Share, Verdict
+from gpumond.facts.frame import Frame, Owner, Verdict
 from gpumond.facts.program import ProcessKey
+from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import SHAPES
 from gpumond.quantities.table import Quantity

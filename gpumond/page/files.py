@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpumond.events import Kind
 from gpumond.facts.engines import NOT_READ
-from gpumond.facts.frame import SHARES
+from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import KINDS, SHAPES
 from gpumond.page.runbooks import RUNBOOKS

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cache, partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.datastructures import State
 
 from gpumond import __version__
@@ -14,6 +16,7 @@ from gpumond.host.event_loop import background
 from gpumond.kernel import Kernel
 from gpumond.serve import live, operations, pages, problems, resources, sessions
 from gpumond.serve.auth import Tokens
+from gpumond.serve.examples import KIND
 from gpumond.serve.limits import MAX_PREVIEWS, Shares
 from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames
 from gpumond.serve.problems import responses
@@ -38,13 +41,12 @@ def create_app(
         async with lifespan(), background(app.state.live.run()):
             yield
 
-    app = FastAPI(
-        title="gpumond", version=__version__, description=DESCRIPTION, lifespan=running, docs_url=None, redoc_url=None
-    )
+    served = (*CORE, *routers)
+    app = FastAPI(lifespan=running, docs_url=None, redoc_url=None)
     app.state = state or state_of(kernel, tokens)
     problems.install(app)
-    complete_openapi(app)
-    for router in (*CORE, *routers):
+    app.openapi = cache(partial(openapi, served))  # type: ignore[method-assign]
+    for router in served:
         app.include_router(router)
     return app
 
@@ -64,22 +66,22 @@ UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 """Schemas that FastAPI documents for 422 and that are not used in responses."""
 
 
-def complete_openapi(app: FastAPI) -> None:
-    """Add the problems that apply to all routes with a body, a token or parameters."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = generate()
-            for methods in document["paths"].values():
-                for operation in methods.values():
-                    _complete(operation)
-            for name in UNUSED_SCHEMAS:
-                document["components"]["schemas"].pop(name, None)
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+def openapi(routers: Iterable[APIRouter]) -> dict[str, Any]:
+    """Return the OpenAPI document, with the problems that apply to all routes with a body, a token or parameters."""
+    documented = FastAPI(title="gpumond", version=__version__, description=DESCRIPTION)
+    for router in routers:
+        for route in router.routes:
+            for response in route.responses.values() if isinstance(route, APIRoute) else ():
+                if KIND in response:
+                    response["model"] = response.pop(KIND)
+        documented.include_router(router)
+    document = documented.openapi()
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            _complete(operation)
+    for name in UNUSED_SCHEMAS:
+        document["components"]["schemas"].pop(name, None)
+    return document
 
 
 def _complete(operation: dict[str, Any]) -> None:

@@ -227,11 +227,15 @@ LIVE_CLASSES = LiveClasses(
 SITE = Site(12 * GIB, 96, (Call("/home/research/train.py", 31, "step"), Call("/home/research/train.py", 50, "main")))
 
 
+KIND = "kind"
+"""Key of a response for the type of its body. FastAPI would make its schema from ``model`` at each start."""
+
+
 def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dict[str, Any]:
-    """Return the keyword arguments of a route: schema and example of its answer, and its problems, for OpenAPI."""
+    """Return the keyword arguments of a route: type and example of its answer, and its problems, for OpenAPI."""
     content = {"application/json": {"example": to_jsonable_python(example)}}
     return {
         "response_model": None,
         "status_code": status,
-        "responses": {status: {"model": kind, "content": content}, **responses(*problems)},
+        "responses": {status: {KIND: kind, "content": content}, **responses(*problems)},
     }

@@ -418,7 +418,7 @@ EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 _EVENTS_OK: dict[int | str, dict[str, Any]] = {
     200: {
-        "model": list[Event],
+        examples.KIND: list[Event],
         "content": {
             "application/json": {"example": EVENTS.dump_python([examples.EVENT], mode="json")},
             "text/event-stream": {

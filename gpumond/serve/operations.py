@@ -15,6 +15,7 @@ from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve import answers
 from gpumond.serve.answers import problem
 from gpumond.serve.dependencies import bearer, kernel_of, require_token
+from gpumond.serve.examples import KIND
 from gpumond.serve.problems import responses
 
 router = APIRouter(tags=["operation"])
@@ -79,7 +80,7 @@ class ReleaseAnswer(BaseModel):
     dependencies=[Depends(bearer)],
     responses={
         200: {
-            "model": ReleaseAnswer,
+            KIND: ReleaseAnswer,
             "content": {"application/json": {"example": {"released_until": 1_790_000_120.0}}},
         },
         **responses(401, 403, 422, 503, 504, 507),

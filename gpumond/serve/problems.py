@@ -64,12 +64,15 @@ class Problem(BaseModel):
     detail: str
 
 
+PROBLEM = Problem.model_json_schema()
+
+
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI responses for the problems of a route."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,
-            "content": {"application/problem+json": {"schema": Problem.model_json_schema()}},
+            "content": {"application/problem+json": {"schema": PROBLEM}},
         }
         for status in statuses
     }

@@ -19,9 +19,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from gpumond.facts.frame import Ledger, Line, Overcount, Share
+from gpumond.facts.frame import Ledger, Line, Overcount
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey
+from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Overhead, Snapshot, Suspension
 from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, limit, outermost, resident, slack
 

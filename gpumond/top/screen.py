@@ -9,8 +9,7 @@ from itertools import groupby
 from urllib.parse import urlencode
 
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.frame import SHARES
-from gpumond.facts.shares import FLUSH, MEANINGS
+from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
 from gpumond.facts.units import duration, human
 from gpumond.top.connection import Connection, DaemonClient
 from gpumond.top.processes import SIGNALS, refusal, send

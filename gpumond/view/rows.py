@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpumond.facts.frame import SHARES
 from gpumond.facts.program import ProcessKey, process_key
+from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import SHAPES

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeVar
 
-from gpumond.facts.frame import SHARES
+from gpumond.facts.shares import SHARES
 from gpumond.facts.units import human
 
 FILLS: Mapping[str, str] = {

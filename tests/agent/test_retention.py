@@ -1,4 +1,7 @@
-"""Lines that keep memory: five programs with the real PyTorch that leak tensors in host memory, in a process each."""
+"""Lines that keep memory: five programs with the real PyTorch that leak tensors in host memory, in a process each.
+
+They are forks of one process that has imported PyTorch, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -25,35 +28,37 @@ from gpumond.sim.allocator import CachingAllocator
 from tests.helpers.agent_daemon import environment
 
 LEAKS = Path(__file__).with_name("leaks")
+VARIABLES = {
+    "losses": "losses",
+    "hook": "saved",
+    "cache": "Embeddings.entries",
+    "traceback": "batch",
+    "native": "state",
+}
+RUN = """
+import os, runpy, sys, torch
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+for file in sys.argv[1:]:
+    if not os.fork():
+        runpy.run_path(file, run_name="__main__")
+        sys.exit()
+    assert os.wait()[1] == 0
+"""
 
 
-@pytest.mark.parametrize(
-    ("name", "variable"),
-    [
-        ("losses", "losses"),
-        ("hook", "saved"),
-        ("cache", "Embeddings.entries"),
-        ("traceback", "batch"),
-        ("native", "state"),
-    ],
-)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
-def test_line_that_leaks_is_named(name: str, variable: str):
-    file = LEAKS / f"leak_{name}.py"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", file],
-        env=environment("/nowhere"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def test_line_that_leaks_is_named():
+    files = [LEAKS / f"leak_{name}.py" for name in VARIABLES]
+    command = [sys.executable, "-W", "ignore", "-c", RUN, *map(str, files)]
+    done = subprocess.run(command, env=environment("/nowhere"), capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
-    found, *_ = json.loads(done.stdout)
-    lines = [number for number, line in enumerate(file.read_text().splitlines(), 1) if "# leak" in line]
-    assert (found["file"], found["name"]) == (str(file), variable)
-    assert found["line"] in lines
-    assert found["size_bytes"] >= 10 * 64 * 256 * 4
-    assert found["tensors"] >= 10
+    for file, variable, line in zip(files, VARIABLES.values(), done.stdout.splitlines(), strict=True):
+        found, *_ = json.loads(line)
+        lines = [number for number, text in enumerate(file.read_text().splitlines(), 1) if "# leak" in text]
+        assert (found["file"], found["name"]) == (str(file), variable)
+        assert found["line"] in lines
+        assert found["size_bytes"] >= 10 * 64 * 256 * 4
+        assert found["tensors"] >= 10
 
 
 class Tensor:

@@ -47,67 +47,9 @@ def run(code: str, environ: dict[str, str] | None = None) -> list[str]:
 
 @needs_torch
 def test_program_that_starts_with_the_agent_has_its_classes_at_once():
+    """Its child knows these and its own."""
     code = "kept = model(); print(measured())"
     assert run(code, run_environment(environment("/nowhere"), None, None)) == [str([*TRAINED, None])]
-    start = "import gpumond.agent; gpumond.agent.start()\n"
-    assert run(start + code) == [str([*TRAINED, None])]
-
-
-@needs_torch
-def test_agent_that_starts_later_shows_no_class_before_its_search():
-    code = """
-kept = model()
-from gpumond.agent.torch_objects import TORCH_OBJECTS
-TORCH_OBJECTS.install()
-newer = model()
-print(measured())
-import torch
-from gpumond.agent.allocators import torch_classes
-torch_classes.search(torch, 0.0)
-print(measured())
-torch_classes.search(torch)
-print(measured())
-del newer
-gc.collect()
-print(measured())
-"""
-    both = [2 * size for size in TRAINED]
-    assert run(code) == [str(line) for line in ([None] * 5, [None] * 5, [*both, None], [*TRAINED, None])]
-
-
-@needs_torch
-def test_search_of_someone_who_asks_distinguishes_other_tensors():
-    code = """
-import torch
-kept, other = model(), torch.ones(1000)
-from gpumond.agent.allocators import torch_classes
-print(measured(600.0))
-"""
-    (line,) = run(code)
-    *registered, tensors = map(int, line.strip("[]").split(","))
-    assert registered == TRAINED
-    assert tensors >= 4000
-
-
-@needs_torch
-def test_agent_searches_the_objects_of_a_build_for_devices_only():
-    code = """
-kept = model()
-import torch
-from gpumond.agent.allocators.torch import TorchAdapter
-from gpumond.agent.torch_objects import TORCH_OBJECTS
-adapter = TorchAdapter(torch)
-adapter.find_older_objects()
-print(TORCH_OBJECTS.needs_search, TORCH_OBJECTS.complete)
-torch.version.cuda = "13.0"
-adapter.find_older_objects()
-print(TORCH_OBJECTS.needs_search, TORCH_OBJECTS.complete)
-"""
-    assert run(code) == ["True False", "False True"]
-
-
-@needs_torch
-def test_child_of_a_fork_knows_the_modules_of_its_parent_and_its_own():
     code = """
 import gpumond.agent, os
 gpumond.agent.start()
@@ -122,6 +64,53 @@ os.waitpid(child, 0)
 print(measured())
 """
     assert run(code) == [str([SIZE + 440, *TRAINED[1:], None]), str([*TRAINED, None])]
+
+
+@needs_torch
+def test_agent_that_starts_after_the_model_shows_no_class_before_a_search():
+    """Each case is a fork of a program that has imported PyTorch: the agent's own search, that of someone who asks,
+    which distinguishes other tensors, and that of a build for devices only.
+    """
+    code = """
+import os, torch, torch._dynamo
+if not os.fork():
+    kept = model()
+    from gpumond.agent.torch_objects import TORCH_OBJECTS
+    TORCH_OBJECTS.install()
+    newer = model()
+    print(measured())
+    from gpumond.agent.allocators import torch_classes
+    torch_classes.search(torch, 0.0)
+    print(measured())
+    torch_classes.search(torch)
+    print(measured())
+    del newer
+    gc.collect()
+    print(measured())
+    sys.exit()
+os.wait()
+if not os.fork():
+    kept, other = model(), torch.ones(1000)
+    print(measured(600.0))
+    sys.exit()
+os.wait()
+kept = model()
+from gpumond.agent.allocators.torch import TorchAdapter
+from gpumond.agent.torch_objects import TORCH_OBJECTS
+adapter = TorchAdapter(torch)
+adapter.find_older_objects()
+print(TORCH_OBJECTS.needs_search, TORCH_OBJECTS.complete)
+torch.version.cuda = "13.0"
+adapter.find_older_objects()
+print(TORCH_OBJECTS.needs_search, TORCH_OBJECTS.complete)
+"""
+    both = [2 * size for size in TRAINED]
+    *own, asked, before, after = run(code)
+    assert own == [str(line) for line in ([None] * 5, [None] * 5, [*both, None], [*TRAINED, None])]
+    *registered, tensors = map(int, asked.strip("[]").split(","))
+    assert registered == TRAINED
+    assert tensors >= 4000
+    assert (before, after) == ("True False", "False True")
 
 
 @needs_torch

@@ -53,6 +53,7 @@ def demo(serve: Serve, tmp_path: Path, listener: Listener, more: str = "") -> Ru
 
 
 def test_rule_flush_is_in_receipts_alert_history_and_audit(serve: Serve, tmp_path: Path, listener: Listener):
+    """The receipts survive a restart."""
     daemon = demo(serve, tmp_path, listener)
     receipts = [each for each in daemon.get("receipts") if each["requested_by"] == "rule:give-back"]
     assert {each["workload"] for each in receipts} == {"training"}
@@ -66,6 +67,12 @@ def test_rule_flush_is_in_receipts_alert_history_and_audit(serve: Serve, tmp_pat
     assert [entry["action"] for entry in entries] == ["action", "flush.request", "flush.receipts"]
     assert entries[-1]["detail"]["released_bytes"] == released
     assert verify_audit(tmp_path / "daemon0" / "state" / "gpumond.db") == []
+    before = daemon.get("receipts")
+    assert daemon.stop() == 0
+    with RunningDaemon(
+        daemon.directory, "--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "none")}
+    ) as after:
+        assert after.get("receipts")[: len(before)] == before
 
 
 def test_dry_run_of_a_rule_flushes_nothing(serve: Serve, tmp_path: Path, listener: Listener):
@@ -74,16 +81,6 @@ def test_dry_run_of_a_rule_flushes_nothing(serve: Serve, tmp_path: Path, listene
         "dry run: a flush of training would return "
     )
     assert [each["outcome"] for each in daemon.get("receipts")] == ["planned"] * len(daemon.get("receipts"))
-
-
-def test_receipts_survive_a_restart(serve: Serve, tmp_path: Path, listener: Listener):
-    daemon = demo(serve, tmp_path, listener)
-    before = daemon.get("receipts")
-    assert daemon.stop() == 0
-    with RunningDaemon(
-        daemon.directory, "--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "none")}
-    ) as after:
-        assert after.get("receipts")[: len(before)] == before
 
 
 @pytest.fixture

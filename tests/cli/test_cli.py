@@ -15,7 +15,7 @@ import pytest
 
 from gpumond.cli.arguments import address
 from gpumond.commands.main import commands, main, make_parser
-from tests.helpers.running import free_port, gpumond
+from tests.helpers.running import free_port, gpumond, gpumond_here
 
 
 @pytest.mark.parametrize("command", commands())
@@ -27,9 +27,9 @@ def test_commands_have_help(command: str, capsys: pytest.CaptureFixture[str]):
 
 
 def test_overview_shows_each_command_once():
-    shown = gpumond()
+    shown = gpumond_here()
     assert (shown.returncode, shown.stderr) == (2, "")
-    assert shown.stdout == gpumond("--help").stdout
+    assert shown.stdout == gpumond_here("--help").stdout
     listed = [line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ")]
     assert sorted(listed) == sorted(commands())
 
@@ -53,7 +53,7 @@ def test_examples_are_valid(name: str, example: str):
     ],
 )
 def test_misspelt_word_is_named_with_the_most_similar_one(arguments: tuple[str, ...], message: str):
-    refused = gpumond(*arguments)
+    refused = gpumond_here(*arguments)
     assert refused.returncode == 2
     assert refused.stderr.splitlines()[-1 if arguments[0] != "stats" else 0].endswith(message)
 
@@ -64,7 +64,7 @@ def test_options_of_another_command_are_not_checked():
 
 @pytest.mark.parametrize("arguments", [(), ("dance",), ("flush",), ("flush", "--pid", "x"), ("serve", "--sauce", "x")])
 def test_wrong_use_exits_with_2(arguments: tuple[str, ...]):
-    refused = gpumond(*arguments)
+    refused = gpumond_here(*arguments)
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
 
@@ -81,7 +81,7 @@ def test_invalid_configuration_exits_with_2_and_names_the_place(tmp_path: Path):
 def test_valid_configuration_exits_with_0(tmp_path: Path):
     file = tmp_path / "gpumond.yaml"
     file.write_text("interval: 2s\n")
-    assert gpumond("check-config", str(file)).returncode == 0
+    assert gpumond_here("check-config", str(file)).returncode == 0
 
 
 def one_line(refused: subprocess.CompletedProcess[str]) -> str:
@@ -118,7 +118,7 @@ def test_missing_driver_is_one_line_that_names_the_demo():
 
 @pytest.mark.parametrize("command", [("status",), ("flush", "--all")])
 def test_missing_daemon_is_one_line_with_the_remedy(command: tuple[str, ...]):
-    refused = gpumond(*command, GPUMOND_URL=f"http://127.0.0.1:{free_port()}")
+    refused = gpumond_here(*command, GPUMOND_URL=f"http://127.0.0.1:{free_port()}")
     assert refused.returncode == 1
     assert "gpumond serve" in one_line(refused)
 
@@ -179,7 +179,7 @@ def test_invalid_address_is_named(text: str):
 
 @pytest.mark.parametrize("command", [("status",), ("run", "--need", "1GiB")])
 def test_address_with_another_scheme_is_wrong_use(command: tuple[str, ...]):
-    refused = gpumond(*command, "--url", "ftp://gpu", *(("true",) if "run" in command else ()))
+    refused = gpumond_here(*command, "--url", "ftp://gpu", *(("true",) if "run" in command else ()))
     assert refused.returncode == 2
     assert "expected HOST:PORT, an http:// or https:// address" in refused.stderr
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
-import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.running import gpumond_here
 
 SHELLS = ("bash", "zsh", "fish")
 SHOW = {
@@ -29,11 +31,15 @@ autoload -U compinit; compinit -D -u; source {script}; PS1=; clear
 """What is typed into zsh: the line is completed and then printed."""
 
 
+@cache
+def script_of(shell: str) -> str:
+    return gpumond_here("completion", shell).stdout
+
+
 def completed(shell: str, line: str, directory: Path) -> str:
     """Return the only word that a shell offers for the last word of a line."""
-    command = [sys.executable, "-m", "gpumond", "completion", shell]
     script = directory / f"gpumond.{shell}"
-    script.write_text(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    script.write_text(script_of(shell))
     if shell == "zsh":
         printed = typed(KEYS.format(script=script, line=line)).partition("\nready ")[2]
         return printed.splitlines()[0].split()[-1]

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.running import gpumond_here
+
 MIB = 1024**2
 HEADER = "timestamp, index, uuid, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB]"
 START = datetime(2024, 5, 1, 12)
@@ -41,13 +43,11 @@ def log(*lines: str) -> str:
 LEAK = log(*rows(3000, leaking))
 
 
-def diagnose(*arguments: str, stdin: str | bytes = "", **environ: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "gpumond", "diagnose", *arguments]
-    given = stdin.encode() if isinstance(stdin, str) else stdin
-    return subprocess.run(command, input=given, env={**os.environ, **environ}, capture_output=True, timeout=60)
+def diagnose(*arguments: str, stdin: str | bytes = "") -> subprocess.CompletedProcess[str]:
+    return gpumond_here("diagnose", *arguments, stdin=stdin.encode() if isinstance(stdin, str) else stdin)
 
 
-def changes(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
+def changes(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -75,23 +75,23 @@ def test_constant_memory_is_no_leak():
 def test_output_does_not_depend_on_the_source_of_the_log(data: bytes, tmp_path: Path):
     file = tmp_path / "log"
     file.write_text(LEAK)
-    assert diagnose("-", "--json", stdin=data).stdout == diagnose(str(file), "--json").stdout != b""
+    assert diagnose("-", "--json", stdin=data).stdout == diagnose(str(file), "--json").stdout != ""
 
 
 def test_log_without_the_capacity_has_no_time_to_full_and_a_note():
     log_without = "\n".join(line.rsplit(",", 1)[0] for line in LEAK.splitlines()) + "\n"
     blind = diagnose("-", "--json", stdin=log_without)
-    assert b"has no device capacity" in blind.stderr
-    assert b"--size BYTES" in blind.stderr
+    assert "has no device capacity" in blind.stderr
+    assert "--size BYTES" in blind.stderr
     assert {change["time_to_oom_seconds"] for change in changes(blind)} == {None}
     sized = diagnose("-", "--json", "--size", "40GiB", stdin=log_without)
-    assert b"capacity" not in sized.stderr
+    assert "capacity" not in sized.stderr
     assert sized.stdout == diagnose("-", "--json", stdin=LEAK).stdout
 
 
 def test_report_has_a_chart_the_verdicts_and_a_conclusion():
-    done = diagnose("-", stdin=LEAK, PYTHONIOENCODING="utf-8")
-    report = done.stdout.decode()
+    done = diagnose("-", stdin=LEAK)
+    report = done.stdout
     lines = report.splitlines()
     assert lines[0].startswith("GPU-a  gpu 0 NVIDIA A100  peak 21.9 GiB")
     assert max(len(line) for line in lines[1:6]) <= 72
@@ -99,11 +99,14 @@ def test_report_has_a_chart_the_verdicts_and_a_conclusion():
     assert [line for line in lines if line.startswith("  2024-05-01 12:") and " leak: " in line]
     assert lines[-2] == "3000 readings over 50 min: 1 device, 0 processes"
     assert lines[-1].startswith("found: 1 leak")
-    assert done.stderr == b""
+    assert done.stderr == ""
 
 
 def test_terminal_without_unicode_gets_ascii():
-    assert diagnose("-", stdin=LEAK, PYTHONIOENCODING="ascii", PYTHONUTF8="0").stdout.isascii()
+    command = [sys.executable, "-m", "gpumond", "diagnose", "-"]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, input=LEAK.encode(), env=environ, capture_output=True, timeout=60)
+    assert done.stdout.isascii()
 
 
 def test_lines_are_printed_as_verdicts_occur():
@@ -135,16 +138,16 @@ def test_lines_are_printed_as_verdicts_occur():
 def test_unusable_log_exits_with_2_and_a_reason(data: str | bytes, arguments: tuple[str, ...], complaint: str):
     refused = diagnose("-", *arguments, stdin=data)
     assert refused.returncode == 2
-    assert complaint in refused.stderr.decode()
-    assert b"Traceback" not in refused.stderr
+    assert complaint in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_missing_file_exits_with_2():
     refused = diagnose("/nowhere/log.csv")
-    assert (refused.returncode, refused.stderr) == (2, b"gpumond: /nowhere/log.csv: No such file or directory\n")
+    assert (refused.returncode, refused.stderr) == (2, "gpumond: /nowhere/log.csv: No such file or directory\n")
 
 
 def test_truncated_compressed_log_is_read_up_to_its_end():
     done = diagnose("-", "--json", stdin=gzip.compress(LEAK.encode())[:-1000])
     assert done.returncode == 0
-    assert b"truncated" in done.stderr
+    assert "truncated" in done.stderr

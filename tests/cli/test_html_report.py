@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,13 @@ from gpumond.features.baselines.statistics import Comparison, Difference
 from gpumond.view import html_report
 from tests.helpers.agents import GIB
 from tests.helpers.html_document import checked
+from tests.helpers.running import gpumond_here
 
 HOSTILE = '<script>alert("x")</script>\x1b[31m'
 
 
 def diagnose(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpumond", "diagnose", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return gpumond_here("diagnose", *arguments)
 
 
 def leak() -> str:

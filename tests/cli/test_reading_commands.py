@@ -15,7 +15,7 @@ import pytest
 
 from gpumond.commands.main import main
 from tests.fakenvml import FakeDriver, Process, machine
-from tests.helpers.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, gpumond_here, until
 
 GIB = 1 << 30
 CONFIG = """
@@ -52,8 +52,7 @@ def daemon(module_driver: FakeDriver, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def shown(daemon: RunningDaemon, *arguments: str, code: int = 0) -> list[str]:
-    command = [sys.executable, "-m", "gpumond", *arguments]
-    done = subprocess.run(command, env=daemon.environ, capture_output=True, text=True, timeout=60)
+    done = gpumond_here(*arguments, **daemon.environ)
     assert done.returncode == code, done.stderr
     return (done.stdout or done.stderr).splitlines()
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpumond.facts.errors import ConfigError
 from gpumond.features.rules.command import GONE, parse_series, run_file
-from tests.helpers.running import gpumond
+from tests.helpers.running import gpumond_here
 
 RULES = """
 rules:
@@ -92,10 +92,11 @@ def test_invalid_file_is_named(files: Path, before: str, after: str, says: str):
 
 
 def test_command_line_checks_and_tests_rules(files: Path):
-    assert "process used_bytes above 40.0 GiB for 60 s" in gpumond("rules", "check", str(files / "rules.yaml")).stdout
-    assert gpumond("rules", "test", str(files / "tests.yaml")).returncode == 0
+    shown = gpumond_here("rules", "check", str(files / "rules.yaml")).stdout
+    assert "process used_bytes above 40.0 GiB for 60 s" in shown
+    assert gpumond_here("rules", "test", str(files / "tests.yaml")).returncode == 0
     (files / "tests.yaml").write_text(TESTS % 11)
-    failed = gpumond("rules", "test", str(files / "tests.yaml"))
+    failed = gpumond_here("rules", "test", str(files / "tests.yaml"))
     assert (failed.returncode, "hog at 120 s" in failed.stderr) == (1, True)
     (files / "rules.yaml").write_text("rules: [{name: hog}]")
-    assert gpumond("rules", "check", str(files / "rules.yaml")).returncode == 2
+    assert gpumond_here("rules", "check", str(files / "rules.yaml")).returncode == 2

@@ -16,6 +16,7 @@ from gpumond.view.frame import view
 from gpumond.view.tables import device_table, notes, process_table
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, fake_daemon, make_frame
+from tests.helpers.running import gpumond_here
 from tests.helpers.screens import terminal
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
@@ -81,7 +82,7 @@ def test_status_fits_the_terminal_and_is_complete_elsewhere():
         with terminal([*command, "--wide"], (80, 40)) as session:
             assert session.ends() == 0
             assert "w" * 60 in session.written
-        plain = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        plain = gpumond_here("status", "--url", fake.url).stdout
         assert "w" * 60 in plain
         assert "#####" not in plain
 
@@ -94,8 +95,7 @@ def test_status_fits_the_terminal_and_is_complete_elsewhere():
     ],
 )
 def test_durations_have_one_syntax(arguments: list[str], message: str):
-    command = [sys.executable, "-m", "gpumond", *arguments]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    refused = gpumond_here(*arguments)
     assert refused.returncode == 2
     assert message in " ".join(refused.stderr.split())
 
@@ -103,18 +103,16 @@ def test_durations_have_one_syntax(arguments: list[str], message: str):
 def test_timeout_of_a_flush_accepts_a_unit():
     with fake_daemon(busy_frame()) as fake:
         fake.answers["/api/v1/flushes"] = (404, {"detail": "no agent matches"})
-        command = [sys.executable, "-m", "gpumond", "flush", "--all", "--timeout", "2m", "--url", fake.url]
-        assert subprocess.run(command, capture_output=True, timeout=60).returncode == 3
+        assert gpumond_here("flush", "--all", "--timeout", "2m", "--url", fake.url).returncode == 3
         assert [body["timeout_seconds"] for _, body in fake.requests] == [120.0]
 
 
 def test_address_may_be_a_host_and_a_port():
     with fake_daemon(busy_frame()) as fake:
-        command = [sys.executable, "-m", "gpumond", "status", "--url"]
-        shown = subprocess.run([*command, fake.url.removeprefix("http://")], capture_output=True, text=True, timeout=60)
+        shown = gpumond_here("status", "--url", fake.url.removeprefix("http://"))
         assert (shown.returncode, shown.stderr) == (0, "")
         assert "train" in shown.stdout
-        refused = subprocess.run([*command, "ftp://127.0.0.1"], capture_output=True, text=True, timeout=60)
+        refused = gpumond_here("status", "--url", "ftp://127.0.0.1")
         assert refused.returncode == 2
         assert "expected HOST:PORT" in refused.stderr
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpumond.features.instruments.routes import WHY, WHY_EXAMPLE, Why
 from gpumond.features.instruments.why import lines
 from gpumond.serve.examples import LIVE_CLASSES
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
+from tests.helpers.running import gpumond_here
 
 PATH = "/api/v1/agents/4242"
 CLASSES = Why(classes=(LIVE_CLASSES,))
@@ -28,9 +28,7 @@ def shown(why: Why) -> list[str]:
 
 
 def gpumond(fake: FakeDaemon, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "GPUMOND_TOKEN": "secret"}
-    line = [sys.executable, "-m", "gpumond", *arguments, "--url", fake.url]
-    return subprocess.run(line, env=environ, capture_output=True, text=True, timeout=60)
+    return gpumond_here(*arguments, "--url", fake.url, GPUMOND_TOKEN="secret")
 
 
 def run(fake: FakeDaemon, *options: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,17 +20,20 @@ Serve = Callable[..., RunningDaemon]
 Xid = 8
 
 
-def start(serve: Serve, driver: FakeDriver) -> RunningDaemon:
+@pytest.fixture(scope="module")
+def two(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningDaemon, FakeDriver]]:
+    """A daemon on two devices, the second of which is lost in the last test that uses it."""
+    directory = tmp_path_factory.mktemp("two")
+    driver = FakeDriver(directory, nvml_library, machine(2))
     driver.write()
-    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
-    until(lambda: daemon.value("gpumond_device_power_limit_watts", gpu="0"))
-    return daemon
+    with RunningDaemon(directory / "d", "--source", "nvml", "--interval", "0.2", environ=driver.env) as daemon:
+        until(lambda: daemon.value("gpumond_device_power_limit_watts", gpu="0"))
+        yield daemon, driver
 
 
-def test_sensors_each_have_a_series(serve: Serve, driver: FakeDriver):
-    driver.devices = machine(1)
+def test_sensors_each_have_a_series(two: tuple[RunningDaemon, FakeDriver]):
+    daemon, driver = two
     device = driver.devices[0]
-    daemon = start(serve, driver)
     expected = {
         ("bar1_used_bytes", ""): device.bar1_used,
         ("temperature_celsius", "memory"): device.memory_temperature,
@@ -51,21 +54,23 @@ def test_sensors_each_have_a_series(serve: Serve, driver: FakeDriver):
     found = {
         (name.removeprefix("gpumond_device_"), " ".join(v for k, v in sorted(labels) if k not in own)): value
         for (name, labels), value in series.items()
+        if dict(labels).get("gpu") == "0"
     }
     assert {key: found.get(key) for key in expected} == expected
     info = {"source": "nvml", "driver_version": "580.65.06", "library_version": "13.580.65.06", "cuda_version": "13.0"}
     assert daemon.value("gpumond_driver_info", **info) == 1
 
 
-def test_unreadable_sensor_is_a_counted_fault_until_it_is_readable(serve: Serve, driver: FakeDriver):
-    driver.devices = machine(2)
-    daemon = start(serve, driver)
+def test_unreadable_sensor_is_a_fault_that_counts_once_until_it_is_readable(two: tuple[RunningDaemon, FakeDriver]):
+    daemon, driver = two
     uuid = driver.devices[1].uuid
     driver.fail("nvmlDeviceGetPowerUsage", 1, code=10)
     driver.write()
     until(lambda: daemon.value("gpumond_device_fault", uuid=uuid, kind="timeout"))
-    assert daemon.value("gpumond_faults_total", source="nvml", kind="timeout")
     assert daemon.value("gpumond_device_power_watts", uuid=uuid) is None
+    seq = daemon.get("status")["snapshot_seq"]
+    until(lambda: daemon.get("status")["snapshot_seq"] > seq + 3)
+    assert daemon.value("gpumond_faults_total", source="nvml", kind="timeout") == 1
     (fault,) = daemon.get("status")["faults"]
     assert (fault["device_uuid"], fault["kind"], fault["remedy"]) == (uuid, "timeout", FAULTS["timeout"])
     driver.heal()
@@ -81,17 +86,6 @@ def test_source_that_is_down_is_a_fault_with_its_reason(serve: Serve, driver: Fa
     reason = "lib_rm_version_mismatch"
     until(lambda: daemon.value("gpumond_faults_total", source="nvml", kind=reason))
     assert [(fault["device_uuid"], fault["kind"]) for fault in daemon.get("status")["faults"]] == [(None, reason)]
-
-
-def test_lasting_fault_counts_once(serve: Serve, driver: FakeDriver):
-    driver.devices = machine(1)
-    daemon = start(serve, driver)
-    driver.fail("nvmlDeviceGetPowerUsage", 0, code=10)
-    driver.write()
-    until(lambda: daemon.value("gpumond_faults_total", source="nvml", kind="timeout"))
-    seq = daemon.get("status")["snapshot_seq"]
-    until(lambda: daemon.get("status")["snapshot_seq"] > seq + 3)
-    assert daemon.value("gpumond_faults_total", source="nvml", kind="timeout") == 1
 
 
 CONDITIONS_OF = {
@@ -194,9 +188,8 @@ def test_private_pid_namespace_is_in_metrics_and_status(
         daemon.process.wait(timeout=20)
 
 
-def test_xid_error_of_a_lost_device_is_shown(serve: Serve, driver: FakeDriver):
-    driver.devices = machine(2)
-    daemon = start(serve, driver)
+def test_xid_error_of_a_lost_device_is_shown(two: tuple[RunningDaemon, FakeDriver]):
+    daemon, driver = two
     own = {"uuid": driver.devices[1].uuid, "gpu": "1", "xid": "79"}
     driver.lose(1)
     driver.devices[1].events = [(Xid, 79)]

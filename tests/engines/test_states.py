@@ -197,7 +197,7 @@ def test_llama_router_without_a_loaded_model_holds_nothing(tmp_path: Path):
 
 def test_engine_on_a_unix_socket_is_read_and_owned(tmp_path: Path):
     card, path = device(tmp_path), tmp_path / "engine.sock"
-    with fake_engine("ollama", card, socket=path) as engine:
+    with fake_engine("ollama", card, path=path) as engine:
         engines = Engines()
         engines.configure([engine.declaration()])
         assert asyncio.run(engines.read("e")).models[0].name == "llama3:8b"

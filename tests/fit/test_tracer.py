@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,38 @@ LAYER = 4 * MIB
 """Parameters of one of the two layers."""
 
 
-def trace(tmp_path: Path, program: str, *arguments: str) -> Any:
-    script, out = tmp_path / "program.py", tmp_path / "trace"
-    script.write_text(program)
-    command = [sys.executable, "-m", "gpumond.features.fit.tracer", str(out), str(80 * GIB), str(script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text())
+FORKS = """
+import os, runpy, sys, torch._dynamo, torch._subclasses.fake_tensor, torch.utils.data
+for line in sys.stdin:
+    if not os.fork():
+        sys.argv[1:], sys.stdin = line.split(), open(os.devnull)
+        runpy.run_module("gpumond.features.fit.tracer", run_name="__main__", alter_sys=True)
+        sys.exit()
+    print("status", os.wait()[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def tracer() -> Iterator[subprocess.Popen[str]]:
+    """Process that has imported PyTorch, which takes seconds, and runs each trace in a fork."""
+    command = [sys.executable, "-c", FORKS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.communicate()
+
+
+@pytest.fixture
+def trace(tracer: subprocess.Popen[str], tmp_path: Path) -> Callable[[str], Any]:
+    def traced(program: str) -> Any:
+        script, out = tmp_path / "program.py", tmp_path / "trace"
+        script.write_text(program)
+        assert tracer.stdin
+        assert tracer.stdout
+        print(out, 80 * GIB, script, file=tracer.stdin, flush=True)
+        assert next(line for line in tracer.stdout if line.startswith("status")) == "status 0\n"
+        return json.loads(out.read_text())
+
+    return traced
 
 
 def need(found: Any) -> Need:
@@ -57,8 +83,8 @@ def train(optimizer: str, amp: bool = False) -> str:
     return TRAIN.replace("OPTIMIZER", optimizer).replace("AMP", str(amp))
 
 
-def test_parameters_gradients_and_the_state_of_an_optimizer_are_counted_once(tmp_path: Path):
-    found = trace(tmp_path, train("AdamW"))
+def test_parameters_gradients_and_the_state_of_an_optimizer_are_counted_once(trace: Callable[[str], Any]):
+    found = trace(train("AdamW"))
     result = need(found)
     assert found["steps"] == 2
     assert result.classes["parameters"] == result.classes["gradients"] == 2 * LAYER
@@ -67,8 +93,8 @@ def test_parameters_gradients_and_the_state_of_an_optimizer_are_counted_once(tmp
     assert "a value read from a tensor (item) is 1" in found["assumptions"]
 
 
-def test_a_program_with_mixed_precision_is_traced(tmp_path: Path):
-    found = trace(tmp_path, train("AdamW", amp=True))
+def test_a_program_with_mixed_precision_is_traced(trace: Callable[[str], Any]):
+    found = trace(train("AdamW", amp=True))
     assert (found["reason"], found["steps"]) == ("", 2)
 
 
@@ -82,8 +108,8 @@ def test_a_program_with_mixed_precision_is_traced(tmp_path: Path):
         ("import torch; torch.nonzero(torch.ones(4).to('cuda')).tolist()", "DynamicOutputShapeException: "),
     ],
 )
-def test_a_program_that_cannot_be_traced_has_a_reason(tmp_path: Path, program: str, reason: str):
-    assert trace(tmp_path, program)["reason"].startswith(reason)
+def test_a_program_that_cannot_be_traced_has_a_reason(trace: Callable[[str], Any], program: str, reason: str):
+    assert trace(program)["reason"].startswith(reason)
 
 
 CHECKPOINTED = """
@@ -101,9 +127,9 @@ for _ in range(2):
 """
 
 
-def test_checkpointing_needs_less_for_activations(tmp_path: Path):
+def test_checkpointing_needs_less_for_activations(trace: Callable[[str], Any]):
     plain, checkpointed = (
-        need(trace(tmp_path, CHECKPOINTED.replace("CHECKPOINT", str(value)))).live_bytes for value in (False, True)
+        need(trace(CHECKPOINTED.replace("CHECKPOINT", str(value)))).live_bytes for value in (False, True)
     )
     assert checkpointed < 0.6 * plain
 
@@ -122,8 +148,8 @@ for _ in range(2):
 """
 
 
-def test_buckets_of_data_parallel_training_are_counted(tmp_path: Path):
-    plain, view = (need(trace(tmp_path, REPLICATED.replace("VIEW", str(value)))) for value in (False, True))
+def test_buckets_of_data_parallel_training_are_counted(trace: Callable[[str], Any]):
+    plain, view = (need(trace(REPLICATED.replace("VIEW", str(value)))) for value in (False, True))
     assert plain.classes["gradients"] == 2 * LAYER
     assert plain.live_bytes - view.live_bytes == view.classes["gradients"] == LAYER
 
@@ -137,9 +163,9 @@ scaled_dot_product_attention(q, k, v, dropout_p=0.1, enable_gqa=HEADS < 8).sum()
 """
 
 
-def test_attention_has_the_memory_of_the_kernels_of_a_gpu(tmp_path: Path):
+def test_attention_has_the_memory_of_the_kernels_of_a_gpu(trace: Callable[[str], Any]):
     """The weights of each pair of positions take 32 MiB, and are kept only if keys belong to several queries."""
-    fused, shared = (need(trace(tmp_path, ATTENTION.replace("HEADS", heads))).live_bytes for heads in ("8", "2"))
+    fused, shared = (need(trace(ATTENTION.replace("HEADS", heads))).live_bytes for heads in ("8", "2"))
     assert fused < 16 * MIB
     assert shared > 64 * MIB
 
@@ -151,11 +177,10 @@ y = torch.nn.functional.conv2d(x, torch.zeros(64, 64, 3, 3, device="cuda"), padd
 """
 
 
-def test_convolution_needs_copies_of_images_whose_channels_are_not_last(tmp_path: Path):
+def test_convolution_needs_copies_of_images_whose_channels_are_not_last(trace: Callable[[str], Any]):
     """Input and output have 16 MiB each, the weights 144 KiB."""
     copied, plain = (
-        need(trace(tmp_path, CONVOLUTION.replace("FORMAT", name))).live_bytes
-        for name in ("contiguous_format", "channels_last")
+        need(trace(CONVOLUTION.replace("FORMAT", name))).live_bytes for name in ("contiguous_format", "channels_last")
     )
     assert copied == 2 * (32 * MIB + 144 * 1024)
     assert plain < 50 * MIB
@@ -170,18 +195,18 @@ del x
 """
 
 
-def test_autocast_normalizes_in_32_bits(tmp_path: Path):
-    plain, cast = (need(trace(tmp_path, NORMALIZED.replace("AMP", str(amp)))).live_bytes for amp in (False, True))
+def test_autocast_normalizes_in_32_bits(trace: Callable[[str], Any]):
+    plain, cast = (need(trace(NORMALIZED.replace("AMP", str(amp)))).live_bytes for amp in (False, True))
     assert cast - plain >= 16 * MIB
 
 
 @pytest.mark.parametrize("name", ["'cuda'", "'cuda', 0", "'cuda:0'"])
-def test_device_objects_name_the_device(tmp_path: Path, name: str):
+def test_device_objects_name_the_device(trace: Callable[[str], Any], name: str):
     program = f"import torch\nx = torch.zeros(1 << 20, device=torch.device({name}))\nassert x.is_cuda is True"
-    assert need(trace(tmp_path, program)).live_bytes == 4 * MIB
+    assert need(trace(program)).live_bytes == 4 * MIB
 
 
-def test_a_tensor_names_its_device(tmp_path: Path):
+def test_a_tensor_names_its_device(trace: Callable[[str], Any]):
     program = """
 import torch
 x = torch.zeros(1 << 20, device="cuda")
@@ -189,12 +214,12 @@ y = torch.zeros(1 << 20, device=x.device)
 assert x.device == y.device == (x + y).device == torch.device("cuda", 0)
 assert torch.zeros(1).device == (x + y).cpu().device == torch.device("cpu")
 """
-    assert need(trace(tmp_path, program)).live_bytes == 12 * MIB
+    assert need(trace(program)).live_bytes == 12 * MIB
 
 
-def test_inference_runs_to_its_end(tmp_path: Path):
+def test_inference_runs_to_its_end(trace: Callable[[str], Any]):
     program = "import torch\nx = torch.zeros(1 << 20, device='cuda')\ny = (x + 1).cpu()\nassert x.numel()"
-    result = need(trace(tmp_path, program))
+    result = need(trace(program))
     assert result.live_bytes == 8 * MIB
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gpumond.facts.frame import SHARES, Alert, Frame, FullFrame, StatedCondition, StatedFault, Verdict
+from gpumond.facts.frame import Alert, Frame, FullFrame, StatedCondition, StatedFault, Verdict
 from gpumond.facts.quota import QueuedRequest
+from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.serve.full_frame import holdings
 from gpumond.tick.ledger import attribute

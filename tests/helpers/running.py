@@ -140,7 +140,9 @@ class RunningDaemon:
         return found[0] if found else None
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a gpumond command against this daemon."""
+        """Run a gpumond command against this daemon, in a process of its own only if it starts others."""
+        if arguments[0] not in ("run", "serve"):
+            return gpumond_here(*arguments, **self.environ)
         command = [sys.executable, "-m", "gpumond", *arguments]
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60)
 
@@ -167,14 +169,23 @@ def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
 
 
-def gpumond_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+def gpumond_here(*arguments: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, without the start of one. An exception of the command is one of the test."""
     from gpumond.commands.main import main
 
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
+    given, out, err = (io.TextIOWrapper(io.BytesIO(content), "utf-8") for content in (stdin, b"", b""))
+    before, own = dict(os.environ), sys.stdin
+    os.environ.update(environ)
+    sys.stdin = given
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
             status = main(arguments)
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1
-    return subprocess.CompletedProcess(("gpumond", *arguments), status, out.getvalue(), err.getvalue())
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdin = own
+        os.environ.clear()
+        os.environ.update(before)
+    for stream in (out, err):
+        stream.seek(0)
+    return subprocess.CompletedProcess(("gpumond", *arguments), status, out.read(), err.read())

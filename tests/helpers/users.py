@@ -58,6 +58,7 @@ def python_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(ROOT), *packages])}
 
 
+@cache
 def obstacle() -> str:
     """Return the reason why this machine cannot run processes of other users, or an empty string."""
     if os.geteuid() != 0:

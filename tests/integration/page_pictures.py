@@ -8,7 +8,7 @@ import time
 from io import BytesIO
 from pathlib import Path
 
-from PIL import Image  # comes with matplotlib
+from PIL import Image
 
 from tests.helpers.agents import GIB
 from tests.helpers.browser import PROGRAMS, PageSession, chromium, open_page, ready, sign_in

@@ -106,6 +106,11 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
 
     with open_page(browser, demo, rewrite=with_leak) as session:
         page = session.page
+        sentence = page.get_by_text(re.compile("train .+ is leaking")).first
+        sentence.wait_for()
+        assert "train (pid 4242) is leaking" in sentence.inner_text()
+        assert "(since 13:38:20 UTC)" in sentence.inner_text()
+        session.shows("about 65 min left")
         page.get_by_role("button", name=re.compile("Evidence leak")).click()
         page.locator(".fit svg").wait_for()
         paths = dict(

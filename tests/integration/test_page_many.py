@@ -75,6 +75,13 @@ def test_64_devices_are_tiles_and_few_of_3200_rows_are_drawn(session: PageSessio
     page.get_by_label("Filter").fill("user2 w6")
     session.shows("400 of 3200")
     assert set(session.texts("tbody.process .of-user")[0]) == {"user2"}
+    page.get_by_label("Filter").fill("")
+    page.get_by_role("button", name="GPU 37, ").click()
+    session.shows("50 of 3200")
+    used = {each["pid"]: each["used_bytes"] for each in frame["processes"] if each["device_uuid"] == "GPU-37"}
+    first = page.locator("tbody.process").first
+    assert first.locator(".of-gpu").inner_text() == "37"
+    assert used[int(first.locator(".of-pid").inner_text())] == max(used.values())
 
 
 @pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from gpumond.events import Kind
-from gpumond.facts.frame import SHARES
+from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import SHAPES
 from gpumond.features.rules.built_in import BUILT_IN

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.frame import SHARES
-from gpumond.facts.shares import MEANINGS
+from gpumond.facts.shares import MEANINGS, SHARES
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.values import make_device, make_pool, make_process, make_report

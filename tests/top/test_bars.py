@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.facts.frame import SHARES
+from gpumond.facts.shares import SHARES
 from gpumond.view.text import COLOURS, FILLS, GROUNDS, StackCell, bar, block, stack
 
 PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))

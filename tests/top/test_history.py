@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.frame import SHARES
+from gpumond.facts.shares import SHARES
 from gpumond.top.screen import HistoryChart, drawn, extended, read_history
 from gpumond.view.frame import key_of, view
 from gpumond.view.text import plain_text

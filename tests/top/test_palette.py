@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from gpumond.facts.frame import SHARES
+from gpumond.facts.shares import SHARES
 from gpumond.view.text import COLOURS, FREE_ON_DARK
 from tests.helpers.color_vision import COLOR_VISION, MIN_DISTANCE, Matrix, distance
 

@@ -1,7 +1,4 @@
-"""``gpumond baseline``: record the memory use of workloads, and compare it after a change.
-
-The chart of a comparison is drawn with matplotlib (the extra ``plot``).
-"""
+"""``gpumond baseline``: record the memory use of workloads, and compare it after a change."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, duration, print_answer, print_error, value
-from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
+from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.units import GIB, human
+from gpumond.facts.units import human
 from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
 from gpumond.view import html_report
 from gpumond.view.text import table
@@ -59,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'utilization_typical<-10%%'",
         **limit,
     )
-    compare.add_argument("--plot", type=Path, metavar="FILE", help="write a chart to this .svg or .png file")
     compare.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts to this HTML file")
     for each in (record, compare, entries, delete):
         client.add_arguments(each)
@@ -94,8 +90,6 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    if arguments.plot is not None:
-        check_plot(arguments.plot)
     html_report.check(arguments.html)
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
@@ -110,8 +104,6 @@ def _compare(arguments: argparse.Namespace) -> int:
             f"cannot decode the daemon's response ({error}); check that the daemon has the same version as this command"
         ) from None
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(_report(comparison)))
-    if arguments.plot is not None:
-        draw_plot(comparison, arguments.plot)
     if arguments.html is not None:
         html_report.write(arguments.html, _page(comparison))
     failures = list(_failures(comparison.differences, arguments.thresholds))
@@ -256,45 +248,3 @@ def _entry(entry: Any) -> list[str]:
     started = datetime.fromtimestamp(entry["started_at"]).strftime(TIME) if entry["started_at"] else "-"
     state = "kept" if entry["complete"] else "being measured"
     return [entry["name"], started, f"{entry['seconds']:.0f}", state, ", ".join(entry["workloads"])]
-
-
-FORMATS = (".svg", ".png")
-COLOURS = ("#8da0cb", "#fc8d62")
-
-
-def check_plot(path: Path) -> None:
-    """Check before a measurement that a chart can be written to ``path``. Raises ConfigError."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--plot {path}: expected a name that ends in {' or '.join(FORMATS)}")
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'gpumond[plot]'") from None
-    matplotlib.use("Agg")
-
-
-def draw_plot(comparison: Comparison, path: Path) -> None:
-    """Draw before and after for each workload: bars for typical values, marks for peaks. Raises ConfigError."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams["svg.hashsalt"] = "gpumond"  # equal comparisons give equal files
-    matplotlib.rcParams["text.parse_math"] = False  # the name of a program may contain a $
-    charts = list(_charts(comparison))
-    figure = Figure(figsize=(8, 1 + 3 * max(1, len(charts))), layout="constrained")
-    figure.suptitle(f"{comparison.name}: before and after")
-    for place, (workload, measures) in enumerate(charts, 1):
-        axes = figure.add_subplot(len(charts), 1, place)
-        for side, label in enumerate(("before", "after")):
-            at = [number + (side - 0.5) * 0.4 for number in range(len(measures))]
-            levels = [[(getattr(each, label) or 0.0) / GIB for each in stats] for _, *stats in measures]
-            axes.bar(at, [typical for typical, _ in levels], 0.38, label=label, color=COLOURS[side])
-            axes.plot(at, [peak for _, peak in levels], "k_", markersize=14)
-        axes.set_title(workload, loc="left")
-        axes.set_ylabel("GiB (bar: typical, line: peak)")
-        axes.set_xticks(range(len(measures)), [measure for measure, *_ in measures])
-        axes.legend()
-    try:
-        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-    except OSError as error:
-        raise ConfigError(f"--plot {path}: {error.strerror or error}") from None

@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         sized = _diagnose(read, findings, arguments.json)
     finally:
+        lines.close()
         for remark in remarks:
             print_error(f"gpumond: {lines.name}: {remark}")
     if not sized:

@@ -35,6 +35,7 @@ class Lines:
         self.whole = True
         self.cut_short = False
         self._held: list[str] = []
+        self.close = stream.close
         buffered = _buffered(stream)
         if buffered.peek(2)[:2] == GZIP:
             buffered = _buffered(cast("BinaryIO", gzip.GzipFile(fileobj=buffered)))
