@@ -21,7 +21,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, print_error
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import GIB, MIB, human
-from gpumond.features.fit.tracer import ALLOCATE, FREE
+from gpumond.features.fit.tracer import ALLOCATE, STEP
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import OutOfMemory, Spec, create
 from gpumond.view.text import table
@@ -248,15 +248,17 @@ def _replayed(allocator: CachingAllocator, entries: Sequence[tuple[str, int, int
     peak, held, step, step_of_peak = 0, 0, 1, 1
     for kind, number, size in entries:
         name = classes.get(str(number), REST)
-        if kind == ALLOCATE:
+        if kind == STEP:
+            step = number + 1
+        elif not size:
+            continue  # PyTorch allocates nothing
+        elif kind == ALLOCATE:
             addresses[number] = allocator.malloc(size)
             totals[name] += size
             held = max(held, allocator.held_bytes)
             if allocator.live_bytes > peak:
                 peak, at_peak, step_of_peak = allocator.live_bytes, dict(totals), step
-        elif kind == FREE:
+        else:
             allocator.free(addresses.pop(number))
             totals[name] -= size
-        else:
-            step = number + 1
     return Need(live_bytes=peak, held_bytes=held, classes=at_peak, step=step_of_peak)

@@ -5,7 +5,7 @@
 
 It executes the program until its optimizer has made ``STEPS`` steps, or to its end, and writes a JSON object to OUT:
 the trace, the class of each storage, and what was assumed. It uses only the standard library and the program's own
-PyTorch. A value that the program reads from a tensor (``item()``) is 1.
+PyTorch. Data and small tensors on the host have values. Others have none: one that the program reads (``item()``) is 1.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import os
 import runpy
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 STEPS = 2
 ALLOCATE, FREE, STEP = "a", "f", "s"
 """Kinds of entries of a trace: ``[kind, storage, bytes]``; of a step, its number and 0."""
+KNOWN_VALUES = 1 << 16
+"""Size of a tensor on the host up to which it has its values: programs decide by indices, lengths, and orders."""
+READ_VALUES = "a value read from a tensor (item, numpy) is 1"
 
 
 class Done(BaseException):
@@ -47,6 +51,7 @@ class Trace:
         self.placing: bool | None = None
         self.dispatching = False
         self.assumptions: set[str] = set()
+        self.samples: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def on_device(self, tensor: Any) -> bool:
@@ -67,6 +72,10 @@ class Trace:
         size = storage.nbytes()
         self.entries.append((ALLOCATE, number, size))
         weakref.finalize(storage, self.entries.append, (FREE, number, size))
+
+    def sample(self, tensor: Any) -> Any:
+        """Return the value that the program reads from a tensor whose values are unknown."""
+        return 1.0 if tensor.dtype.is_floating_point else self.samples.get(tensor.untyped_storage(), 1)
 
     def borrow(self, size_bytes: int) -> None:
         """Note memory that a kernel uses for itself."""
@@ -108,34 +117,124 @@ class Trace:
         }
 
 
+def value_of(tensor: Any) -> Any:
+    """Return a tensor with the values of this one, None if they are unknown."""
+    return tensor if not hasattr(tensor, "fake_mode") else getattr(tensor, "known_value", None)
+
+
 def tracked(torch: Any, trace: Trace) -> Any:
     """Return the dispatch mode that notes the results of all operators."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
+    from torch.utils._pytree import tree_leaves, tree_map_only
 
-    scalar = torch.ops.aten._local_scalar_dense.default
-    products = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm}
+    aten = torch.ops.aten
+    reads = {aten._local_scalar_dense.default, aten.item.default}
+    comparisons = {aten.equal.default, aten.allclose.default}
+    products = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+    convolution = aten.convolution
+    convolutions = {convolution, aten.convolution_backward}
 
-    convolution = torch.ops.aten.convolution
-    convolutions = {convolution, torch.ops.aten.convolution_backward}
+    def is_fake(tensor: Any) -> bool:
+        return isinstance(tensor, torch._subclasses.FakeTensor)
+
+    def on_host(tensors: Sequence[Any], device: Any) -> bool:
+        """Return whether a call is one of the host alone: all its tensors have values, and its result is there."""
+        return not (trace.placing or (device is not None and device.type != "cpu") or any(map(is_fake, tensors)))
+
+    def map_values(function: Callable[[Any], Any], args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        on_cpu = {**kwargs, "device": torch.device("cpu")} if kwargs.get("device") is not None else kwargs
+        return tree_map_only(torch.Tensor, function, args), tree_map_only(torch.Tensor, function, on_cpu)
+
+    def computed(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the results of an operator whose tensors have known values; none where it needs the device."""
+        args, kwargs = map_values(value_of, args, kwargs)
+        try:
+            with unset_fake_temporarily():
+                return [each for each in tree_leaves(func(*args, **kwargs)) if isinstance(each, torch.Tensor)]
+        except Exception:
+            return []
+
+    def sample(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return an element of a result whose values are unknown. With it a program decides: whether a loss is finite,
+        whether a sequence has ended.
+        """
+
+        def element(each: Any) -> Any:
+            value = value_of(each)
+            return torch.tensor(trace.sample(each), dtype=each.dtype) if value is None else value.flatten()[0]
+
+        try:
+            with unset_fake_temporarily():
+                args, kwargs = map_values(element, args, kwargs)
+                return func(*args, **kwargs).item()
+        except Exception:  # the operator needs the shape: it selects or arranges
+            return next((trace.sample(each) for each in tree_leaves(args) if isinstance(each, torch.Tensor)), 1)
+
+    def is_mask(index: Any) -> bool:
+        return index is not None and index.dtype is torch.bool
+
+    def all_of(mask: Any) -> list[Any]:
+        """Return the indices of a mask's elements."""
+        trace.assumptions.add("a selection by values takes all of them")
+        return list(mask.new_empty((mask.dim(), mask.numel()), dtype=torch.int64).unbind())
 
     class Tracked(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is scalar:
-                trace.assumptions.add("a value read from a tensor (item) is 1")
-                kind = args[0].dtype
-                return True if kind is torch.bool else 1.0 if kind.is_floating_point else 1
+            kwargs = kwargs or {}
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            host = on_host(tensors, kwargs.get("device"))
+            if host and tensors:
+                with unset_fake_temporarily():
+                    return func(*args, **kwargs)
+            if func in reads:
+                value = value_of(args[0])
+                if value is not None:
+                    with unset_fake_temporarily():
+                        return value.item()
+                trace.assumptions.add(READ_VALUES)
+                return trace.sample(args[0])
+            if func in comparisons:
+                return True
+            if func is aten.masked_select.default:
+                func, args = aten.index.Tensor, (args[0], [args[1].expand_as(args[0])])
+            if func is aten.index.Tensor and any(map(is_mask, args[1])):
+                indices: list[Any] = []
+                with self:
+                    for each in args[1]:
+                        indices += all_of(each) if is_mask(each) else [each]
+                    return func(args[0], indices)
+            if func is aten.nonzero.default:
+                with self:
+                    return torch.stack(all_of(args[0]), 1)
+            whole = torch.is_inference_mode_enabled() and func is not torch.ops.prim.device.default
+            if whole:  # otherwise autograd has decomposed it
+                with self:
+                    result = func.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+            known = all(value_of(each) is not None for each in tensors)
             outer, trace.dispatching = trace.dispatching, True
             try:
-                result = func(*args, **(kwargs or {}))
+                result = func(*args, **kwargs)
             finally:
                 trace.dispatching = outer
+            found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            values: list[Any] = []
+            if known and (found or tensors) and sum(each.numel() for each in found) <= KNOWN_VALUES:
+                values = computed(func, args, kwargs)
+                if host and values:
+                    return values[0] if isinstance(result, torch.Tensor) else type(result)(values)
+            elif func._schema.is_mutable:
+                for each in tensors:
+                    each.known_value = None
             trace.matmul |= func.overloadpacket in products
-            tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
             placed = trace.emulated and any(map(trace.on_device, tensors))
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, torch.Tensor):
-                    trace.add(leaf, placed)
+            for each, value in zip_longest(found, values):
+                trace.add(each, placed)
+                each.known_value = value
+                if not each.dtype.is_floating_point:
+                    trace.samples[each.untyped_storage()] = sample(func, args, kwargs)
             if func.overloadpacket in convolutions:
                 trace.borrow(convolution_workspace(torch, func.overloadpacket is convolution, result, args))
             return result
@@ -163,6 +262,8 @@ def convolution_workspace(torch: Any, forward: bool, result: Any, args: Sequence
 def emulated_device(torch: Any, trace: Trace) -> Any:
     """Return the function mode that keeps tensors on the CPU, and tells the trace and the program where they are."""
     from torch.overrides import TorchFunctionMode
+    from torch.utils._device import _device_constructors
+    from torch.utils._pytree import tree_map_only
 
     cpu, first = torch.device("cpu"), torch.device("cuda", 0)
     is_cuda = torch.Tensor.is_cuda.__get__
@@ -171,6 +272,24 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
     fake.device = property(lambda self: device_of(self) if trace.dispatching or not trace.on_device(self) else first)
     float32 = frozenset(FLOAT32_OPERATORS.split())
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
+    constructors = _device_constructors()
+    default: Any = None
+
+    def set_default_device(device: Any) -> None:
+        nonlocal default
+        default = None if device is None else torch.device(device)
+
+    torch.set_default_device, torch.get_default_device = set_default_device, lambda: default or cpu
+    generator, load = torch.Generator, torch.load
+    torch.Generator = type("Generator", (generator,), {"__new__": lambda cls, device="cpu": generator.__new__(cls)})
+
+    def load_from_file(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        result = load(file, "cpu", *args, **kwargs)
+        places = map_location.values() if isinstance(map_location, dict) else [map_location]
+        placed = any(type(place) is int or named(place) == "cuda" for place in places)
+        return tree_map_only(torch.Tensor, lambda each: each.to(first), result) if placed else result
+
+    torch.load = load_from_file
 
     def is_half(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
@@ -185,9 +304,24 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
             if func is torch.device:
-                return func(*args, **kwargs)
+                return func("cuda", *args) if args and isinstance(args[0], int) else func(*args, **kwargs)
             if func == is_cuda:
                 return trace.on_device(args[0])
+            if func is torch.Tensor.get_device:
+                return 0 if trace.on_device(args[0]) else -1
+            if func is torch.Tensor.pin_memory:
+                return args[0]
+            if func is torch.Tensor.record_stream:
+                return None
+            if isinstance(kwargs.get("device"), int):
+                kwargs["device"] = first
+            elif default is not None and func in constructors and kwargs.get("device") is None:
+                kwargs["device"] = default
+            if func is torch.Tensor.to and len(args) > 1:
+                target, *rest = args[1:]
+                if isinstance(target, torch.Tensor):
+                    target, rest = first if trace.on_device(target) else cpu, [target.dtype, *rest]
+                args = (args[0], first if isinstance(target, int) else target, *rest)
             if func is torch.Tensor.backward:
                 gradient = kwargs.pop("gradient", None)
                 with self:  # checkpointed functions run again in the backward pass
@@ -199,7 +333,9 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
                 kinds, func, args = {"cuda"}, torch.Tensor.to, (args[0], cpu)
             elif func is torch.Tensor.cpu:
                 kinds = {"cpu"}
-            if not kinds or func is torch._C._nn._parse_to:  # it only reads the arguments of Module.to
+            if func is torch._C._nn._parse_to:  # it only reads the arguments of Module.to
+                return func(*(first if type(value) is int else value for value in args), **kwargs)
+            if not kinds:
                 return func(*args, **kwargs)
             before, trace.placing = trace.placing, "cuda" in kinds
             try:
@@ -291,9 +427,30 @@ DEFAULT_KERNELS = "_default_to_fused_or_foreach"
 """The function of torch.optim that chooses between an optimizer's implementations."""
 
 
+class Stream:
+    """A stream or an event on which nothing waits."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: 1.0
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Stream()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 def pretend_cuda(torch: Any, size_bytes: int) -> None:
     """Let the program find one CUDA device, of which nothing is used."""
-    cuda = torch.cuda
     properties = type("Properties", (), {"total_memory": size_bytes, "major": 9, "minor": 0, "name": "fake device"})()
     properties.multi_processor_count = 132
     constants = {
@@ -310,24 +467,49 @@ def pretend_cuda(torch: Any, size_bytes: int) -> None:
         "max_memory_allocated": 0,
         "memory_reserved": 0,
         "max_memory_reserved": 0,
+        "memory_stats": {},
+        "memory_summary": "",
         "mem_get_info": (size_bytes, size_bytes),
+        "get_rng_state": torch.get_rng_state(),
+        "get_rng_state_all": [torch.get_rng_state()],
         "is_current_stream_capturing": False,
     }
-    for name, value in constants.items():
-        setattr(cuda, name, lambda *args, value=value, **kwargs: value)
-    for name in (
-        "_lazy_init",
-        "init",
-        "set_device",
-        "synchronize",
-        "empty_cache",
-        "ipc_collect",
-        "reset_peak_memory_stats",
-        "manual_seed",
-        "manual_seed_all",
-        "set_per_process_memory_fraction",
-    ):
-        setattr(cuda, name, lambda *args, **kwargs: None)
+    without_effect = """_lazy_init init set_device set_stream synchronize empty_cache ipc_collect manual_seed
+    manual_seed_all seed seed_all set_rng_state set_rng_state_all reset_peak_memory_stats
+    reset_accumulated_memory_stats set_per_process_memory_fraction"""
+    replace(torch.cuda, constants | dict.fromkeys(without_effect.split()))
+    replace(torch.cuda.memory, dict.fromkeys(("_record_memory_history", "_dump_snapshot")))
+    replace(torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark")))
+    torch.cuda.Stream = torch.cuda.ExternalStream = torch.cuda.Event = Stream
+    for name in ("stream", "current_stream", "default_stream", "device"):
+        setattr(torch.cuda, name, Stream)
+    if hasattr(torch, "accelerator"):
+        answers = {"is_available": True, "current_accelerator": torch.device("cuda"), "device_count": 1}
+        answers |= dict.fromkeys(("current_device_index", "current_device_idx"), 0)
+        answers |= dict.fromkeys(("synchronize", "set_device_index", "set_device_idx", "set_stream", "empty_cache"))
+        replace(torch.accelerator, answers | {"current_stream": Stream()})
+
+
+def replace(module: Any, answers: Mapping[str, Any]) -> None:
+    """Replace functions by ones that return these values."""
+    for name, value in answers.items():
+        setattr(module, name, lambda *args, value=value, **kwargs: value)
+
+
+def pretend_host(torch: Any, trace: Trace) -> None:
+    """Let the program read values into NumPy, and save none: a checkpoint would hold fake values."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def array(self: Any, *args: Any, **kwargs: Any) -> Any:
+        value = value_of(self)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            if value is not None:
+                return value.detach().numpy()
+            trace.assumptions.add(READ_VALUES)
+            return torch.ones(tuple(self.shape), dtype=self.dtype).numpy()
+
+    torch._subclasses.FakeTensor.numpy = array
+    torch.save = lambda *args, **kwargs: None
 
 
 def replace_parameters(torch: Any) -> None:
@@ -429,6 +611,7 @@ def run(arguments: Sequence[str], size_bytes: int) -> dict[str, Any]:
         return Trace().result(f"the program's Python has no PyTorch with fake tensors: {error}")
     trace = Trace(emulated=not torch.cuda.is_available())
     pretend_cuda(torch, size_bytes)
+    pretend_host(torch, trace)
     if trace.emulated:
         emulate_choices(torch, trace)
     pretend_distributed(torch)
