@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import ssl
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -46,7 +47,9 @@ READ_SECONDS, CHANGE_SECONDS = 10.0, 30.0
 DOWNLOAD_SECONDS = 60.0
 """Longest wait for the next bytes of a download."""
 CHUNK_BYTES = 1 << 20
-UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
+STARTING_SECONDS, AGAIN_SECONDS = 3.0, 0.2
+"""Time during which a read is repeated while the daemon starts, and between two requests."""
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, UNAVAILABLE = 401, 403, 404, 503
 MAX_AT_ONCE = 16
 """Number of programs that are asked at the same time."""
 SERVICE_RUNTIME_DIRECTORY = "/run/gpumond-api"
@@ -244,12 +247,21 @@ def _exchange(
     body: object = None,
     headers: Mapping[str, str] = {},
 ) -> Any:
-    """Return the decoded response. Raises DaemonError. ``secret``: it carries a token, or goes over the socket."""
+    """Return the decoded response. Raises DaemonError. ``secret``: it carries a token, or goes over the socket.
+
+    A read is repeated for some seconds if the daemon asks for it: it has not read its devices yet.
+    """
     encoded = None if body is None else json.dumps(body).encode()
     fields = headers if method == "GET" else {"Content-Type": "application/json"}
-    with _reachable(url, seconds):
-        route = _route(url, seconds, secret)
-        answer = exchange(route.connection, route.request(method, path, fields, encoded), seconds)
+    latest = time.monotonic() + STARTING_SECONDS
+    while True:
+        with _reachable(url, seconds):
+            route = _route(url, seconds, secret)
+            answer = exchange(route.connection, route.request(method, path, fields, encoded), seconds)
+        later = method == "GET" and answer.status == UNAVAILABLE and "Retry-After" in answer.headers
+        if not later or time.monotonic() > latest:
+            break
+        time.sleep(AGAIN_SECONDS)
     global answered
     answered = True
     if 200 <= answer.status < 300 and answer.headers.get("Content-Type", "").startswith("text/plain"):

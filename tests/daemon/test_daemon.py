@@ -87,6 +87,17 @@ def test_lost_device_has_no_values_until_it_is_back_and_others_continue(serve: S
     assert daemon.value("gpumond_device_memory_used_bytes", uuid=lost) == driver.devices[1].used_bytes
 
 
+def test_commands_wait_for_the_first_reading(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(1)
+    driver.hang("nvmlDeviceGetCount_v2", seconds=1.5, times=1)
+    driver.write()
+    daemon = serve("--source", "nvml", "--interval", "10", environ=driver.env)
+    status, _, headers = daemon.request("/api/v1/frame")
+    assert (status, headers.get("Retry-After")) in ((503, "1"), (200, None))  # a slow machine has read them by now
+    done = daemon.run("status")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_hanging_driver_withdraws_values_until_it_is_back(serve: Serve, driver: FakeDriver):
     driver.devices = machine(2)
     daemon = start(serve, driver)

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.helpers.running import until
 
 FAKES = Path(__file__).parent / "fakes"
 ROOT = Path(__file__).parents[2]
@@ -123,7 +124,7 @@ def test_unknown_device_is_refused(tmp_path: Path, backend: str):
 def test_signal_during_the_run_frees_everything(tmp_path: Path, backend: str, by: signal.Signals):
     device = FakeGpu(tmp_path)
     with device.start("steady", "--backend", backend, "--max", "1GiB", "--speed", "50", "--json") as process:
-        time.sleep(1.5)
+        until(device.log.exists)
         process.send_signal(by)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err

@@ -27,6 +27,8 @@ class Device:
         self.used += size
         self.allocations += 1
         self.peak = max(self.peak, self.used)
+        if self.allocations == 1:
+            self.write()
 
     def free(self, size: int) -> None:
         self.used -= size
