@@ -31,7 +31,7 @@ from gpumond.quantities.scope import (
     values_without_verdict,
 )
 from gpumond.quantities.table import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS, Quantity, Unit, readable
-from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, combined
+from gpumond.quantities.window import FILL_SECONDS, WINDOW_SECONDS, RuleWindow, combined
 from gpumond.tick.claims import complete_lists, is_confirmed
 
 LOADED_RATIO = 0.5
@@ -322,6 +322,12 @@ DEVICE = ScopeSpec(
             "ratio",
             "used bytes that no flush would release, over size",
             lambda row: ratio(_unreclaimable(row), row.device.size_bytes),
+        ),
+        Quantity(
+            "fill_seconds",
+            "seconds",
+            f"time until the memory is full at the speed of the last {FILL_SECONDS:.0f} s; infinite if it doesn't fill",
+            lambda row: row.recent.fill_seconds(row.device.uuid),
         ),
         Quantity(
             "wasted_ratio",

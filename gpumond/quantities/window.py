@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from gpumond.facts.program import ProcessKey, Program
 from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Sensors, Snapshot
 from gpumond.quantities.table import DEVICE_COUNTERS, POOL_COUNTERS
 
+FILL_SECONDS = 30.0
+"""Time over which the speed is taken at which a device fills, in seconds."""
 OBSERVED_SECONDS = 60.0
 """Time of observation from which a peak is known, in seconds."""
 
@@ -81,6 +84,19 @@ class RuleWindow:
     """``DEVICE_COUNTERS`` by UUID."""
     programs: Mapping[ProcessKey, CounterHistory] = field(default_factory=dict)
     """``PROGRAM_COUNTERS`` of every process with an agent that reports."""
+    free: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    """Times and free bytes of the last ``FILL_SECONDS``, by device, oldest first."""
+
+    def fill_seconds(self, uuid: str) -> float | None:
+        """Return the time until a device is full if it goes on to fill as it did lately; infinite if it does not fill.
+
+        None until it was read for ``FILL_SECONDS / 3``.
+        """
+        readings = self.free.get(uuid, ())
+        if not readings or readings[-1][0] - readings[0][0] < FILL_SECONDS / 3:
+            return None
+        (since, before), (now, free) = readings[0], readings[-1]
+        return free * (now - since) / (before - free) if free < before else inf
 
     def increase(self, growth: Growth | None, since: float = 0.0) -> float | None:
         """Return the increase within the window; zero is known only after a whole window."""
@@ -154,11 +170,16 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
         for error in snapshot.xids
     }
     devices: dict[str, CounterHistory] = {}
+    free: dict[str, tuple[tuple[float, int], ...]] = {}
     for device in snapshot.devices:
         history = before.devices.get(device.uuid)
         if history is None or history.due(elapsed):
             history = _marked(history, device_counts(device.sensors), elapsed)
         devices[device.uuid] = history
+        if device.free_bytes is not None:
+            recent = before.free.get(device.uuid, ())
+            kept = tuple(each for each in recent if each[0] > elapsed - FILL_SECONDS)
+            free[device.uuid] = (*kept, (elapsed, device.free_bytes))
     return RuleWindow(
         elapsed=elapsed,
         pools=pools,
@@ -168,6 +189,7 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
         silent=silent,
         devices=devices,
         programs=programs,
+        free=free,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -49,6 +51,16 @@ def values_of(snapshots: Sequence[Snapshot], name: str, scope: str = "pool") -> 
         recent = remember(recent, snapshot)
         values.append(value(recent, snapshot, name, scope))
     return values
+
+
+def test_time_until_a_device_is_full():
+    free = [40, 40, 40, 40, 30, 20, 20, 20, 20, 20, 25]
+    readings = [
+        snapshot_at(5.0 * number, device=replace(DEVICE, used_bytes=80 * GIB - each * GIB, free_bytes=each * GIB))
+        for number, each in enumerate(free)
+    ]
+    expected = [None, None, inf, inf, 60, 25, 25, 25, 25, 50, inf]
+    assert values_of(readings, "fill_seconds", "device") == pytest.approx(expected)
 
 
 def test_increase_is_the_count_within_the_window():
