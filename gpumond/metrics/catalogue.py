@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import SHARES, Frame
+from gpumond.facts.messages import clean
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.shares import MEANINGS
@@ -314,6 +315,18 @@ def _process_limit(frame: Frame) -> Iterator[Row]:
         yield (uuid, index.get(uuid, ""), str(key.pid)), limit_bytes
 
 
+def _cgroups(field: str) -> Rows:
+    """Return the rows of one value of all cgroups with a limit."""
+
+    def rows(frame: Frame) -> Iterator[Row]:
+        for device in frame.snapshot.devices:
+            for each in device.cgroup_limits:
+                if each.is_limited:
+                    yield (device.uuid, str(device.index), clean(each.cgroup)), getattr(each, field)
+
+    return rows
+
+
 def _process_soft_limit(frame: Frame) -> Iterator[Row]:
     quotas = frame.snapshot.quotas_by_process
     for labels, process in processes(frame) if quotas else ():
@@ -382,7 +395,8 @@ OF_PROCESSES: tuple[Family, ...] = (
     Family(
         "gpumond_process_limit_bytes",
         "gauge",
-        "Lowest allocator limit of the process on this device, in bytes; absent if none.",
+        "Lowest limit of the process on this device, in bytes: of its allocators, and of its cgroup in the driver. "
+        "Absent if none.",
         PROCESS_LABELS,
         _process_limit,
     ),
@@ -402,6 +416,16 @@ OF_PROCESSES: tuple[Family, ...] = (
         "free memory is unknown.",
         PROCESS_LABELS,
         _process_reserve_shortage,
+    ),
+    *(
+        Family(
+            f"gpumond_cgroup_memory_{name}_bytes", "gauge", text, ("uuid", "gpu", "cgroup"), _cgroups(f"{name}_bytes")
+        )
+        for name, text in (
+            ("limit", "Memory that the driver lets the processes of this cgroup allocate together, in bytes."),
+            ("soft_limit", "Memory that the driver guarantees the processes of this cgroup together, in bytes."),
+            ("used", "Memory that the processes of this cgroup use, as the driver counts it against the limit."),
+        )
     ),
     *families("gpumond_process_", PROCESS_LABELS, processes, (PROCESS_UTILIZATION,)),
     Family(

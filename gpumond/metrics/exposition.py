@@ -115,7 +115,7 @@ def families_of(groups: frozenset[Group]) -> tuple[Family, ...]:
 def group_of(family: Family) -> Group:
     if family.name.startswith("gpumond_owner_"):
         return "owner"
-    if "pid" in family.labels or "workload" in family.labels:
+    if {"pid", "workload", "cgroup"} & set(family.labels):
         return "process"
     return "device" if "uuid" in family.labels else "daemon"
 
