@@ -1,6 +1,6 @@
 """A real Prometheus that scrapes generated metrics of many machines: series, memory, and the cost of each panel.
 
-python -m bench.fleet_series [--machines 2000] [--programs 1 4] [--minutes 4] [--save]
+python -m bench.fleet_series [--machines 2000] [--programs 1 4] [--minutes 4] [--sums] [--save]
 
 Each machine has 8 devices. The pages are those of the daemon's own exposition with the names of the machine, so that
 series and labels are real; values change with each scrape.
@@ -11,6 +11,9 @@ from __future__ import annotations
 import argparse
 import http.server
 import json
+import os
+import re
+import statistics
 import tempfile
 import threading
 import time
@@ -21,6 +24,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bench.result import publish, spread
 from gpumond.facts.snapshot import Sensors
@@ -36,6 +41,7 @@ from tests.helpers.values import TickState, advance, make_device, make_pool, mak
 DEVICES = 8
 REPEATS = 5
 RULES = ROOT / "deploy/prometheus/gpumond.rules.yaml"
+SUMS = "gpumond-sums"
 MARK = "machine-of-this-page"
 """Text in the template that stands for the name of a machine."""
 
@@ -124,6 +130,46 @@ def serving(template: str) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def sums_of(rules: Path, directory: Path) -> tuple[Path, dict[str, Any]]:
+    """Return a file with the group of the sums alone, and the part of a scrape job that keeps what they read."""
+    (group,) = (each for each in yaml.safe_load(rules.read_text())["groups"] if each["name"] == SUMS)
+    file = directory / "sums.yaml"
+    file.write_text(yaml.safe_dump({"groups": [group]}))
+    read = sorted({name for rule in group["rules"] for name in re.findall(r"\bgpumond_\w+", rule["expr"])})
+    keep = {"source_labels": ["__name__"], "regex": "|".join(read), "action": "keep"}
+    return file, {"metric_relabel_configs": [keep], "scrape_interval": "1m", "scrape_timeout": "1m"}
+
+
+def measure_sums(directory: Path, machines: int, programs: int, minutes: float) -> dict[str, object]:
+    """Measure the evaluations of the sums: each minute, without the alerts and the dashboards."""
+    template = page(programs)
+    with serving(template) as address:
+        rules, job = sums_of(RULES, directory)
+        jobs = {"gpumond": scrape_job(address, machines) | job}
+        with Prometheus(directory / "prometheus", jobs, rules, evaluation="1m") as prometheus:
+            until(lambda: count(prometheus, "count(instance:gpumond_wasted_bytes:sum)") == machines, 300, every=1)
+            evaluations: dict[str, dict[str, float]] = {}
+            end = time.monotonic() + 60 * minutes
+            while time.monotonic() < end:
+                (group,) = read(f"{prometheus.url}/api/v1/rules")["data"]["groups"]
+                own = {rule["name"]: rule["evaluationTime"] for rule in group["rules"]}
+                evaluations[group["lastEvaluation"]] = own | {"all": group["evaluationTime"]}
+                time.sleep(5)
+            seconds = [each.pop("all") for each in evaluations.values()]
+            costs = {name: statistics.median(each[name] for each in evaluations.values()) for name in own}
+            series = own_metrics(prometheus)["prometheus_tsdb_head_series"]
+            found = count(prometheus, 'count({__name__=~".+:gpumond_.+"})')
+    return {
+        "machines": machines,
+        "programs_of_a_device": programs,
+        "series": round(series),
+        "recorded_series": round(found),
+        "evaluation": spread(seconds),
+        "load_average": os.getloadavg()[0],
+        "rules_ms": {name: round(each * 1e3, 1) for name, each in sorted(costs.items(), key=lambda pair: -pair[1])},
+    }
 
 
 def scrape_job(address: str, machines: int) -> dict[str, Any]:
@@ -223,14 +269,16 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=2000)
     parser.add_argument("--programs", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--minutes", type=float, default=4.0, help="time between the first sums and the queries")
+    parser.add_argument("--sums", action="store_true", help="measure only the recorded sums, as fleet_sums")
     parser.add_argument("--save", action="store_true", help="store the figures in bench/results")
     chosen = parser.parse_args()
     figures: dict[str, object] = {}
     for programs in chosen.programs:
         with tempfile.TemporaryDirectory() as directory:
-            run = measure(Path(directory), chosen.machines, programs, chosen.minutes)
+            measured = measure_sums if chosen.sums else measure
+            run = measured(Path(directory), chosen.machines, programs, chosen.minutes)
         figures[f"{programs} programs a device"] = run
-    publish("fleet_series", figures)
+    publish("fleet_sums" if chosen.sums else "fleet_series", figures)
 
 
 if __name__ == "__main__":
