@@ -13,14 +13,13 @@ import http.server
 import json
 import os
 import re
-import statistics
 import tempfile
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from tests.helpers.values import TickState, advance, make_device, make_pool, mak
 DEVICES = 8
 REPEATS = 5
 RULES = ROOT / "deploy/prometheus/gpumond.rules.yaml"
-SUMS = "gpumond-sums"
+SUMS = ("gpumond-sums", "gpumond-owners")
 MARK = "machine-of-this-page"
 """Text in the template that stands for the name of a machine."""
 
@@ -133,41 +132,68 @@ def serving(template: str) -> Iterator[str]:
 
 
 def sums_of(rules: Path, directory: Path) -> tuple[Path, dict[str, Any]]:
-    """Return a file with the group of the sums alone, and the part of a scrape job that keeps what they read."""
-    (group,) = (each for each in yaml.safe_load(rules.read_text())["groups"] if each["name"] == SUMS)
+    """Return a file with the groups of the sums alone, and the part of a scrape job that keeps what they read."""
+    groups = [each for each in yaml_groups(rules) if each["name"] in SUMS]
     file = directory / "sums.yaml"
-    file.write_text(yaml.safe_dump({"groups": [group]}))
-    read = sorted({name for rule in group["rules"] for name in re.findall(r"\bgpumond_\w+", rule["expr"])})
+    file.write_text(yaml.safe_dump({"groups": groups}))
+    expressions = [rule["expr"] for group in groups for rule in group["rules"]]
+    read = sorted({name for each in expressions for name in re.findall(r"(?<![:\w])gpumond_\w+", each)})
     keep = {"source_labels": ["__name__"], "regex": "|".join(read), "action": "keep"}
     return file, {"metric_relabel_configs": [keep], "scrape_interval": "1m", "scrape_timeout": "1m"}
 
 
+def yaml_groups(rules: Path) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = yaml.safe_load(rules.read_text())["groups"]
+    return groups
+
+
+def query_cpu(prometheus: Prometheus, rules: Sequence[Mapping[str, str]], at: float) -> float:
+    """Return the processor seconds in which Prometheus evaluates the expressions once."""
+    before = own_metrics(prometheus)["process_cpu_seconds_total"]
+    for _ in range(REPEATS):
+        for rule in rules:
+            prometheus.instant(f"count({rule['expr']})", at)
+    return round((own_metrics(prometheus)["process_cpu_seconds_total"] - before) / REPEATS, 3)
+
+
 def measure_sums(directory: Path, machines: int, programs: int, minutes: float) -> dict[str, object]:
-    """Measure the evaluations of the sums: each minute, without the alerts and the dashboards."""
+    """Measure the evaluations of the sums: each minute, without the alerts and the dashboards.
+
+    ``evaluation`` is the elapsed time of each group while other programs use the machine, ``cpu_seconds`` the processor
+    time of its expressions as queries, after the last scrape.
+    """
     template = page(programs)
-    with serving(template) as address:
-        rules, job = sums_of(RULES, directory)
+    rules, job = sums_of(RULES, directory)
+    with ExitStack() as stack:
+        address = stack.enter_context(serving(template))
         jobs = {"gpumond": scrape_job(address, machines) | job}
         with Prometheus(directory / "prometheus", jobs, rules, evaluation="1m") as prometheus:
             until(lambda: count(prometheus, "count(instance:gpumond_wasted_bytes:sum)") == machines, 300, every=1)
-            evaluations: dict[str, dict[str, float]] = {}
+            before = own_metrics(prometheus)["process_cpu_seconds_total"]
+            evaluations: dict[str, dict[str, float]] = {name: {} for name in SUMS}
+            costs: dict[str, float] = {}
             end = time.monotonic() + 60 * minutes
             while time.monotonic() < end:
-                (group,) = read(f"{prometheus.url}/api/v1/rules")["data"]["groups"]
-                own = {rule["name"]: rule["evaluationTime"] for rule in group["rules"]}
-                evaluations[group["lastEvaluation"]] = own | {"all": group["evaluationTime"]}
+                for group in read(f"{prometheus.url}/api/v1/rules")["data"]["groups"]:
+                    evaluations[group["name"]][group["lastEvaluation"]] = group["evaluationTime"]
+                    costs |= {rule["name"]: rule["evaluationTime"] for rule in group["rules"]}
                 time.sleep(5)
-            seconds = [each.pop("all") for each in evaluations.values()]
-            costs = {name: statistics.median(each[name] for each in evaluations.values()) for name in own}
+            cpu_seconds = own_metrics(prometheus)["process_cpu_seconds_total"] - before
             series = own_metrics(prometheus)["prometheus_tsdb_head_series"]
             found = count(prometheus, 'count({__name__=~".+:gpumond_.+"})')
+            last = time.time()
+            stack.close()
+            time.sleep(90)  # every target has failed once
+            cpu = {group["name"]: query_cpu(prometheus, group["rules"], last) for group in yaml_groups(rules)}
     return {
         "machines": machines,
         "programs_of_a_device": programs,
         "series": round(series),
         "recorded_series": round(found),
-        "evaluation": spread(seconds),
-        "load_average": os.getloadavg()[0],
+        "evaluation": {name: spread(list(each.values())) for name, each in evaluations.items()},
+        "cpu_seconds": cpu,
+        "prometheus_cpu_seconds_per_minute": round(cpu_seconds / minutes, 2),
+        "load_average": round(os.getloadavg()[0], 1),
         "rules_ms": {name: round(each * 1e3, 1) for name, each in sorted(costs.items(), key=lambda pair: -pair[1])},
     }
 

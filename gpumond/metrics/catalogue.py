@@ -21,7 +21,7 @@ from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.shares import MEANINGS
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, SHAPES
-from gpumond.metrics import owners
+from gpumond.metrics import machine, owners
 from gpumond.quantities.table import (
     DEVICE_IDLE,
     DEVICE_UP,
@@ -533,6 +533,18 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
         yield (source.name, *(version or "" for version in versions)), 1
 
 
+OF_THE_MACHINE: tuple[Family, ...] = (
+    *families("gpumond_machine_", (), machine.usage, machine.MACHINE),
+    Family(
+        "gpumond_machine_memory_share_bytes",
+        "gauge",
+        "Used memory of all devices of the machine by share of the ledger.",
+        ("share",),
+        machine.shares,
+    ),
+)
+
+
 OF_OWNERS: tuple[Family, ...] = (
     *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), owners.usages, owners.OWNER),
     Family(
@@ -555,6 +567,7 @@ OF_OWNERS: tuple[Family, ...] = (
 
 FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the series limit drops these first.
     *DEVICE_FAMILIES,
+    *OF_THE_MACHINE,
     Family(
         "gpumond_memory_bytes",
         "gauge",

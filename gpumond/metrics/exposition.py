@@ -117,7 +117,7 @@ def group_of(family: Family) -> Group:
         return "owner"
     if {"pid", "workload", "cgroup"} & set(family.labels):
         return "process"
-    return "device" if "uuid" in family.labels else "daemon"
+    return "device" if "uuid" in family.labels or family.name.startswith("gpumond_machine_") else "daemon"
 
 
 class FrameCollector:
