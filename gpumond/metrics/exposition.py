@@ -35,7 +35,9 @@ families."""
 
 
 Group = Literal["device", "owner", "process", "daemon"]
-"""Families of devices; of owners; of processes and workloads; all others, with the daemon's own counters."""
+"""Families of devices and the machine; of owners; of processes, workloads and cgroups; all others, with the daemon's
+own counters.
+"""
 ALL_GROUPS: frozenset[Group] = frozenset(get_args(Group))
 
 
