@@ -1,6 +1,6 @@
 """A real Prometheus that scrapes generated metrics of many machines: series, memory, and the cost of each panel.
 
-python -m bench.fleet_series [--machines 2000] [--programs 1 4] [--minutes 4] [--sums] [--save]
+python -m bench.fleet_series [--machines 2000] [--programs 1 4] [--minutes 4] [--sums] [--owners 1 8] [--save]
 
 Each machine has 8 devices. The pages are those of the daemon's own exposition with the names of the machine, so that
 series and labels are real; values change with each scrape.
@@ -18,8 +18,8 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,16 @@ SENSORS = Sensors(
 )
 
 
-def page(programs: int) -> str:
-    """Return the metrics of one machine with 8 devices and this number of programs on each."""
+def page(programs: int, owners: int = 40) -> str:
+    """Return the metrics of one machine with 8 devices, this number of programs on each, and at most these owners."""
     devices, reports = [], []
     for index in range(DEVICES):
         uuid = f"GPU-{MARK}-{index}"
         pids = range(1000 + index * programs, 1000 + (index + 1) * programs)
         size = 80 * GIB // programs
         processes = tuple(
-            replace(make_process(pid, used_bytes=size * 3 // 4), user=f"user{pid % 40}", comm="python") for pid in pids
+            replace(make_process(pid, used_bytes=size * 3 // 4), user=f"user{pid % owners}", comm="python")
+            for pid in pids
         )
         devices.append(
             make_device(
@@ -81,7 +82,7 @@ def page(programs: int) -> str:
             make_report(
                 pid,
                 pools=(make_pool(uuid, live=size // 2, cached=size // 8, stranded=size // 64),),
-                workload=f"train-{pid % 20}",
+                workload=f"train-{pid % min(20, owners)}",
             )
             for pid in pids
         ]
@@ -147,25 +148,11 @@ def yaml_groups(rules: Path) -> list[dict[str, Any]]:
     return groups
 
 
-def query_cpu(prometheus: Prometheus, rules: Sequence[Mapping[str, str]], at: float) -> float:
-    """Return the processor seconds in which Prometheus evaluates the expressions once."""
-    before = own_metrics(prometheus)["process_cpu_seconds_total"]
-    for _ in range(REPEATS):
-        for rule in rules:
-            prometheus.instant(f"count({rule['expr']})", at)
-    return round((own_metrics(prometheus)["process_cpu_seconds_total"] - before) / REPEATS, 3)
-
-
-def measure_sums(directory: Path, machines: int, programs: int, minutes: float) -> dict[str, object]:
-    """Measure the evaluations of the sums: each minute, without the alerts and the dashboards.
-
-    ``evaluation`` is the elapsed time of each group while other programs use the machine, ``cpu_seconds`` the processor
-    time of its expressions as queries, after the last scrape.
-    """
-    template = page(programs)
+def measure_sums(directory: Path, machines: int, owners: int, minutes: float) -> dict[str, object]:
+    """Measure the evaluations of the sums: each minute, without the alerts and the dashboards."""
+    template = page(1, owners)
     rules, job = sums_of(RULES, directory)
-    with ExitStack() as stack:
-        address = stack.enter_context(serving(template))
+    with serving(template) as address:
         jobs = {"gpumond": scrape_job(address, machines) | job}
         with Prometheus(directory / "prometheus", jobs, rules, evaluation="1m") as prometheus:
             until(lambda: count(prometheus, "count(instance:gpumond_wasted_bytes:sum)") == machines, 300, every=1)
@@ -181,17 +168,15 @@ def measure_sums(directory: Path, machines: int, programs: int, minutes: float) 
             cpu_seconds = own_metrics(prometheus)["process_cpu_seconds_total"] - before
             series = own_metrics(prometheus)["prometheus_tsdb_head_series"]
             found = count(prometheus, 'count({__name__=~".+:gpumond_.+"})')
-            last = time.time()
-            stack.close()
-            time.sleep(90)  # every target has failed once
-            cpu = {group["name"]: query_cpu(prometheus, group["rules"], last) for group in yaml_groups(rules)}
     return {
         "machines": machines,
-        "programs_of_a_device": programs,
+        "owners_of_a_machine": owners,
         "series": round(series),
         "recorded_series": round(found),
-        "evaluation": {name: spread(list(each.values())) for name, each in evaluations.items()},
-        "cpu_seconds": cpu,
+        "evaluation": {
+            name: spread(list(each.values())) | {"min_ms": round(min(each.values()) * 1e3, 1)}
+            for name, each in evaluations.items()
+        },
         "prometheus_cpu_seconds_per_minute": round(cpu_seconds / minutes, 2),
         "load_average": round(os.getloadavg()[0], 1),
         "rules_ms": {name: round(each * 1e3, 1) for name, each in sorted(costs.items(), key=lambda pair: -pair[1])},
@@ -296,14 +281,14 @@ def main() -> None:
     parser.add_argument("--programs", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--minutes", type=float, default=4.0, help="time between the first sums and the queries")
     parser.add_argument("--sums", action="store_true", help="measure only the recorded sums, as fleet_sums")
+    parser.add_argument("--owners", type=int, nargs="+", default=[1, 8], help="with --sums: owners on each machine")
     parser.add_argument("--save", action="store_true", help="store the figures in bench/results")
     chosen = parser.parse_args()
     figures: dict[str, object] = {}
-    for programs in chosen.programs:
+    measured, unit = (measure_sums, "owners a machine") if chosen.sums else (measure, "programs a device")
+    for number in chosen.owners if chosen.sums else chosen.programs:
         with tempfile.TemporaryDirectory() as directory:
-            measured = measure_sums if chosen.sums else measure
-            run = measured(Path(directory), chosen.machines, programs, chosen.minutes)
-        figures[f"{programs} programs a device"] = run
+            figures[f"{number} {unit}"] = measured(Path(directory), chosen.machines, number, chosen.minutes)
     publish("fleet_sums" if chosen.sums else "fleet_series", figures)
 
 
