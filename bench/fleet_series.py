@@ -41,6 +41,7 @@ DEVICES = 8
 REPEATS = 5
 RULES = ROOT / "deploy/prometheus/gpumond.rules.yaml"
 SUMS = ("gpumond-sums", "gpumond-owners")
+RECORDED = "count(instance:gpumond_wasted_gibibyte_hours:sum1h)"
 MARK = "machine-of-this-page"
 """Text in the template that stands for the name of a machine."""
 
@@ -155,7 +156,7 @@ def measure_sums(directory: Path, machines: int, owners: int, minutes: float) ->
     with serving(template) as address:
         jobs = {"gpumond": scrape_job(address, machines) | job}
         with Prometheus(directory / "prometheus", jobs, rules, evaluation="1m") as prometheus:
-            until(lambda: count(prometheus, "count(instance:gpumond_wasted_bytes:sum)") == machines, 300, every=1)
+            until(lambda: count(prometheus, RECORDED) == machines, 300, every=1)
             before = own_metrics(prometheus)["process_cpu_seconds_total"]
             evaluations: dict[str, dict[str, float]] = {name: {} for name in SUMS}
             costs: dict[str, float] = {}
@@ -229,7 +230,7 @@ def measure(directory: Path, machines: int, programs: int, minutes: float) -> di
         try:
             expected = 'count(up{job="gpumond"} == 1)'
             until(lambda: count(prometheus, expected) == machines, 300, every=1)
-            until(lambda: count(prometheus, "count(instance:gpumond_wasted_bytes:sum)") == machines, 300, every=1)
+            until(lambda: count(prometheus, RECORDED) == machines, 300, every=1)
             before = own_metrics(prometheus)
             time.sleep(minutes * 60)
             own = own_metrics(prometheus)

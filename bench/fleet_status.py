@@ -42,13 +42,13 @@ def frame(programs: int) -> bytes:
         processes = tuple(make_process(pid, size) for pid in pids)
         devices.append(make_device(uuid, index=index, name="H200", used_bytes=60 * GIB, processes=processes))
         reports += [make_report(pid, (make_pool(uuid, live=size // 2, cached=size // 4),)) for pid in pids]
-    return json.dumps(make_frame(*devices, reports=tuple(reports))).encode()
+    return json.dumps(make_frame(*devices, reports=tuple(reports)), separators=(",", ":")).encode()
 
 
 async def serve(programs: int) -> None:
     """Serve until stdin closes, after a line with the port."""
     whole = frame(programs)
-    lie = whole.replace(b'"used_bytes": ', b'"used_bytes": "much", "used": ', 1)
+    lie = whole.replace(b'"used_bytes":', b'"used_bytes":"much","used":', 1)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         path = (await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)[1].decode()
